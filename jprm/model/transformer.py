@@ -1,0 +1,212 @@
+"""The decoder: Linen modules own names and initialisers; the mathematics are einsums in free functions.
+
+Parameters are a plain dict, `{"embed", "layers_0": {...}, ..., "final_norm", "head": {...}}`, with the layers of a
+group stacked on a leading axis and scanned. Letters: B rows, T tokens, S step slots, D width, K key-value heads,
+G query heads a key-value head, H head size, F MLP width, V vocabulary, L layers, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jprm.model.attention import attention
+from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.sharding import sharding
+from jprm.rows import Rows
+
+
+AXES: dict[str, tuple[str | None, ...]] = {
+    "embed": ("vocab", "embed"),
+    "final_norm": (None,),
+    "kernel": ("embed", None),
+    "bias": (None,),
+    # of a group of layers, the first axis being the layer
+    "attention_norm": (None, None),
+    "query": (None, "embed", "kv_heads", None, None),
+    "key": (None, "embed", "kv_heads", None),
+    "value": (None, "embed", "kv_heads", None),
+    "query_bias": (None, "kv_heads", None, None),
+    "key_bias": (None, "kv_heads", None),
+    "value_bias": (None, "kv_heads", None),
+    "query_norm": (None, None),
+    "key_norm": (None, None),
+    "out": (None, "kv_heads", None, None, "embed"),
+    "mlp_norm": (None, None),
+    "gate": (None, "embed", "mlp"),
+    "up": (None, "embed", "mlp"),
+    "down": (None, "mlp", "embed"),
+}
+"""The logical axes of every parameter, by its name: what `jprm.model.sharding` places."""
+
+
+def _param(module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: float = 0.0):
+    """A parameter born sharded: normal with standard deviation `scale`, or constant `value` where that is None."""
+    place = sharding(*AXES[name])
+    if scale is None:
+        return module.param(name, lambda key: jnp.full(shape, value, jnp.float32, out_sharding=place))
+    return module.param(name, lambda key: scale * jax.random.normal(key, shape, jnp.float32, out_sharding=place))
+
+
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
+    """x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang and Sennrich 2019)."""
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale).astype(x.dtype)
+
+
+def rotary(position_BT: Int[Array, "B T"], head_dim: int, theta: float) -> tuple[Array, Array]:
+    """cos and sin of position x theta^(-2i / head_dim), each (B, T, head_dim / 2), in float32 (Su et al. 2021)."""
+    frequency_H = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angle_BTH = position_BT[..., None].astype(jnp.float32) * frequency_H
+    return jnp.cos(angle_BTH), jnp.sin(angle_BTH)
+
+
+def rotate(x: Float[Array, "B T *N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "B T *N H"]:
+    """Rotates the pairs (i, i + H/2), the order of Hugging Face's checkpoints; float32 inside."""
+    between = range(2, x.ndim - 1)
+    cos, sin = jnp.expand_dims(cos_BTH, between), jnp.expand_dims(sin_BTH, between)
+    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
+
+
+def block(x_BTD, layer: Mapping[str, Array], cos_BTH, sin_BTH, until_BT, config: ModelConfig):
+    """One layer: attention and SwiGLU, each after an RMSNorm and added to the stream."""
+    w = {name: value.astype(config.dtype) for name, value in layer.items() if not name.endswith("norm")}
+    stream = sharding("batch", None, None)
+
+    y_BTD = rms_norm(x_BTD, layer["attention_norm"], config.norm_eps)
+    q_BTKGH = jnp.einsum("BTD,DKGH->BTKGH", y_BTD, w["query"])
+    k_BTKH = jnp.einsum("BTD,DKH->BTKH", y_BTD, w["key"])
+    v_BTKH = jnp.einsum("BTD,DKH->BTKH", y_BTD, w["value"])
+    if config.qkv_bias:
+        q_BTKGH, k_BTKH, v_BTKH = q_BTKGH + w["query_bias"], k_BTKH + w["key_bias"], v_BTKH + w["value_bias"]
+    if config.qk_norm:
+        q_BTKGH = rms_norm(q_BTKGH, layer["query_norm"], config.norm_eps)
+        k_BTKH = rms_norm(k_BTKH, layer["key_norm"], config.norm_eps)
+    q_BTKGH, k_BTKH = rotate(q_BTKGH, cos_BTH, sin_BTH), rotate(k_BTKH, cos_BTH, sin_BTH)
+    y_BTKGH = attention(q_BTKGH, k_BTKH, v_BTKH, until_BT, config)
+    x_BTD = x_BTD + jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
+
+    y_BTD = rms_norm(x_BTD, layer["mlp_norm"], config.norm_eps)
+    gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["gate"])
+    up_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["up"])
+    return x_BTD + jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate_BTF) * up_BTF, w["down"], out_sharding=stream)
+
+
+REMAT = {
+    "nothing": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Layers(nn.Module):
+    """A group of layers, their parameters stacked on a leading axis, scanned and rematerialised."""
+
+    config: ModelConfig
+    layers: int
+
+    @nn.compact
+    def __call__(self, x_BTD, cos_BTH, sin_BTH, until_BT):
+        c, L = self.config, self.layers
+        D, K, G, H, F = c.width, c.kv_heads, c.group, c.head_dim, c.mlp_width
+        stack = {
+            "attention_norm": _param(self, "attention_norm", (L, D), value=1.0),
+            "query": _param(self, "query", (L, D, K, G, H), scale=D**-0.5),
+            "key": _param(self, "key", (L, D, K, H), scale=D**-0.5),
+            "value": _param(self, "value", (L, D, K, H), scale=D**-0.5),
+            "out": _param(self, "out", (L, K, G, H, D), scale=(K * G * H) ** -0.5),
+            "mlp_norm": _param(self, "mlp_norm", (L, D), value=1.0),
+            "gate": _param(self, "gate", (L, D, F), scale=D**-0.5),
+            "up": _param(self, "up", (L, D, F), scale=D**-0.5),
+            "down": _param(self, "down", (L, F, D), scale=F**-0.5),
+        }
+        if c.qkv_bias:
+            stack["query_bias"] = _param(self, "query_bias", (L, K, G, H))
+            stack["key_bias"] = _param(self, "key_bias", (L, K, H))
+            stack["value_bias"] = _param(self, "value_bias", (L, K, H))
+        if c.qk_norm:
+            stack["query_norm"] = _param(self, "query_norm", (L, H), value=1.0)
+            stack["key_norm"] = _param(self, "key_norm", (L, H), value=1.0)
+
+        def body(x_BTD, layer):
+            return block(x_BTD, layer, cos_BTH, sin_BTH, until_BT, c), None
+
+        if c.remat != "nothing":
+            body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
+        return jax.lax.scan(body, x_BTD, stack)[0]
+
+
+class Decoder(nn.Module):
+    """Tokens to the hidden states after the final norm, in the computation's dtype."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, tokens_BT, position_BT, until_BT) -> tuple[Float[Array, "B T D"], Float[Array, "V D"]]:
+        """Also returns the embedding table, for a head that is tied to it."""
+        c = self.config
+        embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
+        x_BTD = embed_VD.at[tokens_BT].get(out_sharding=sharding("batch", None, None)).astype(c.dtype)
+        cos_BTH, sin_BTH = rotary(position_BT, c.head_dim, c.rope_theta)
+        for i, layers in enumerate(c.layer_groups):
+            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, cos_BTH, sin_BTH, until_BT)
+        scale_D = _param(self, "final_norm", (c.width,), value=1.0)
+        return rms_norm(x_BTD, scale_D, c.norm_eps), embed_VD
+
+
+class Head(nn.Module):
+    """Linear map from hidden states to logits, in float32; starts at zero, so that a new head says one half."""
+
+    classes: int
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S C"]:
+        kernel_DC = _param(self, "kernel", (x_BSD.shape[-1], self.classes))
+        logit_BSC = jnp.einsum("BSD,DC->BSC", x_BSD, kernel_DC)
+        if self.bias:
+            logit_BSC = logit_BSC + _param(self, "bias", (self.classes,))
+        return logit_BSC
+
+
+class Model(nn.Module):
+    """Decoder and step head: `Rows` to the logits of its steps, in float32."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, rows: Rows) -> Float[Array, "B S C"]:
+        """Hidden states are gathered at the step ends first, so the head costs S, not T."""
+        c = self.config
+        x_BTD, embed_VD = Decoder(c, name="decoder")(rows.tokens, rows.position, rows.until)
+        x_BSD = jnp.take_along_axis(x_BTD, rows.step_end[..., None], axis=1).astype(jnp.float32)
+        if c.head != "language":
+            return Head(HEAD_CLASSES[c.head], bias=True, name="head")(x_BSD)
+        if c.tied_embeddings:
+            return jnp.einsum("BSD,VD->BSV", x_BSD, embed_VD, out_sharding=sharding("batch", None, None))
+        return Head(c.vocab_size, bias=False, name="head")(x_BSD)
+
+
+def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:
+    """Hidden states of every token: for probes and parity tests."""
+    return Decoder(config).apply({"params": params["decoder"]}, rows.tokens, rows.position, rows.until)[0]
+
+
+def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B S C"]:
+    """The model as a pure function of its parameters."""
+    return Model(config).apply({"params": params}, rows)
+
+
+def init(config: ModelConfig, key: Array) -> dict:
+    """Random parameters, each born in its place on the mesh that is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    shape = (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"], 1)
+    one = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
+    rows = Rows(one, one, one + 1, one, one.astype(jnp.float32), one.astype(jnp.float32))
+    return Model(config).init(key, rows)["params"]

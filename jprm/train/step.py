@@ -1,0 +1,108 @@
+"""The training step: one pure, jitted, donated function of (state, rows), the same on one device and on many."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Scalar
+
+from jprm.model.config import ModelConfig
+from jprm.model.transformer import step_logits
+from jprm.rows import Rows
+from jprm.train.losses import LOSSES, probability
+from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule
+from jprm.train.targets import TargetConfig, targets
+
+BINS = 512
+"""Score bins of the training AUROC: two classes' histograms add up over steps, devices and micro-batches."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Parameters are flat dicts {path: array}, in two parts: only the trained one has optimizer state."""
+
+    step: Scalar
+    trained: dict[str, Array]
+    frozen: dict[str, Array]
+    optimizer: optax.OptState
+
+    @property
+    def params(self) -> dict:
+        return join(self.trained, self.frozen)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Sums over labelled steps: they add up, and are divided on the host."""
+
+    loss: Scalar
+    weight: Scalar
+    right: Scalar  # weight of steps on the right side of one half
+    tokens: Scalar  # real tokens, padding left out
+    histogram_CN: Float[Array, "2 N"]  # weight by class (wrong, right) and bin of the score
+    gradient_norm: Scalar
+    learning_rate: Scalar
+
+
+def make_step(
+    model: ModelConfig, target: TargetConfig, loss: str, optimizer: OptimizerConfig, steps: int
+) -> Callable[[State, Rows], tuple[State, Metrics]]:
+    """The step for rows of shape (A, B, ...): A micro-batches of B rows, whose gradients are summed before the update.
+
+    The loss is the mean over all labelled steps of the A x B rows: each step counts alike, wherever it lies.
+    """
+    loss_sum = LOSSES[loss][0]
+    if model.head not in LOSSES[loss][1]:
+        raise ValueError(f"loss {loss!r} does not fit head {model.head!r}; it takes {' or '.join(LOSSES[loss][1])}")
+    if (target.neutral == "third") != (model.head == "ternary"):
+        raise ValueError(f"neutral={target.neutral!r} does not fit head {model.head!r}: 'third' and 'ternary' go together")
+    tx, rate = make_optimizer(optimizer, steps), schedule(optimizer, steps)
+
+    def objective(trained, frozen, rows):
+        logit_BSC = step_logits(join(trained, frozen), model, rows)
+        target_BS, weight_BS = targets(rows, target)
+        total = loss_sum(logit_BSC, target_BS, weight_BS)
+        return total, _metrics(logit_BSC, target_BS / (2.0 if model.head == "ternary" else 1.0), weight_BS, rows, total)
+
+    def step(state: State, rows: Rows) -> tuple[State, Metrics]:
+        def micro(carry, rows):
+            _, metrics = (pair := jax.grad(objective, has_aux=True)(state.trained, state.frozen, rows))
+            return jax.tree.map(jnp.add, carry, pair), None
+
+        first = jax.tree.map(lambda x: x[0], rows)
+        total = jax.grad(objective, has_aux=True)(state.trained, state.frozen, first)
+        if rows.tokens.shape[0] > 1:
+            total, _ = jax.lax.scan(micro, total, jax.tree.map(lambda x: x[1:], rows))
+        gradients, metrics = total
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.weight, 1.0), gradients)
+        updates, opt = tx.update(gradients, state.optimizer, state.trained)
+        metrics = dataclasses.replace(
+            metrics, gradient_norm=optax.global_norm(gradients), learning_rate=jnp.float32(rate(state.step))
+        )
+        return State(state.step + 1, optax.apply_updates(state.trained, updates), state.frozen, opt), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def _metrics(logit_BSC, target_BS, weight_BS, rows: Rows, loss) -> Metrics:
+    score_BS = probability(logit_BSC)
+    right_BS = (score_BS > 0.5) == (target_BS > 0.5)
+    bin_BS = jnp.clip((score_BS * BINS).astype(jnp.int32), 0, BINS - 1)
+    one_BSN = jax.nn.one_hot(bin_BS, BINS)
+    class_CBS = jnp.stack([weight_BS * (target_BS <= 0.5), weight_BS * (target_BS > 0.5)])
+    real_BT = (rows.until > jnp.arange(rows.until.shape[1]) + 1) | (rows.position > 0)
+    return Metrics(
+        loss=loss,
+        weight=jnp.sum(weight_BS),
+        right=jnp.sum(weight_BS * right_BS),
+        tokens=jnp.sum(real_BT.astype(jnp.float32)),
+        histogram_CN=jnp.einsum("CBS,BSN->CN", class_CBS, one_BSN, out_sharding=None),
+        gradient_norm=jnp.float32(0),
+        learning_rate=jnp.float32(0),
+    )

@@ -1,0 +1,73 @@
+"""Labels to targets and weights, by policies that a config must name: inside jit, as array functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jprm.rows import Rows
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class TargetConfig:
+    """What labels mean to the loss. Nothing here has a default that changes what is learned.
+
+    labels: `rating`, a three-way judgement in {-1, 0, 1}; or `probability`, a number in [0, 1].
+    neutral: what a rating of 0 becomes: `positive` (Lightman et al.'s choice), `negative` (TRL's script), `third`
+        (a class of its own, for the ternary head) or `drop` (weight 0). For probabilities it must be `none`.
+    after_error: steps behind an earlier error on their own path: `keep` them, or `mask` them (weight 0).
+    soft: `soft` keeps a probability as the target, `hard` makes it 1 where it is above 0 (Math-Shepherd's estimate).
+    """
+
+    labels: Literal["rating", "probability"]
+    neutral: Literal["positive", "negative", "third", "drop", "none"]
+    after_error: Literal["keep", "mask"]
+    soft: Literal["soft", "hard"] = "soft"
+
+    def __post_init__(self):
+        if (self.labels == "probability") != (self.neutral == "none"):
+            raise ValueError(
+                f"labels={self.labels!r} with neutral={self.neutral!r}: probabilities have no neutral class"
+                " (neutral='none'), ratings need one of positive, negative, third, drop"
+            )
+
+
+def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
+    """Targets and weights of every slot.
+
+    The target is a probability of being right in [0, 1]; with neutral='third' it is the class 0, 1 or 2 (negative,
+    neutral, positive).
+    """
+    label, weight = rows.label, rows.weight
+    if config.labels == "rating":
+        wrong = label < 0
+        neutral = label == 0
+        if config.neutral == "third":
+            target = label + 1.0
+        else:
+            target = jnp.where(wrong | (neutral & (config.neutral == "negative")), 0.0, 1.0)
+        if config.neutral == "drop":
+            weight = jnp.where(neutral, 0.0, weight)
+    else:
+        wrong = label <= 0
+        target = jnp.where(label > 0, 1.0, 0.0) if config.soft == "hard" else label
+    if config.after_error == "mask":
+        weight = jnp.where(after_error(rows, wrong), 0.0, weight)
+    return target, weight
+
+
+def after_error(rows: Rows, wrong_BS: Array) -> Array:
+    """Whether a proper ancestor of the step is wrong.
+
+    Slots lie depth first, so an earlier slot is an ancestor if and only if its subtree reaches past this step's end,
+    and the farthest reach of the wrong slots before this one decides.
+    """
+    until_BS = jnp.take_along_axis(rows.until, rows.step_end, axis=1)
+    reach_BS = jax.lax.cummax(jnp.where(wrong_BS, until_BS, 0), axis=1)
+    before_BS = jnp.pad(reach_BS, ((0, 0), (1, 0)))[:, :-1]
+    return before_BS > rows.step_end
