@@ -8,7 +8,8 @@ prefixes the packer finds by their token ids.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
@@ -37,3 +38,261 @@ class ReasoningTree:
     semantics: str = "correctness"
     kind: str = "tree"  # the record it came from: chain, pool or tree
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class RecordError(ValueError):
+    """A record that breaks the schema: `FILE:LINE: FIELD: reason. remedy`."""
+
+    def __init__(self, where: str, field: str, reason: str, remedy: str):
+        super().__init__(f"{where}: {field}: {reason}. {remedy}")
+        self.where, self.field, self.reason, self.remedy = where, field, reason, remedy
+
+
+def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
+    """The tree of a chain, pool or tree record (schema version 1), or of TRL's stepwise record, read as a chain.
+
+    A chain is one branch; a sample of a pool is a branch of its own, its `correct` on its last node and its other
+    keys in that node's `extra`. `record_of` is the exact inverse: known keys that say nothing (a null, labels that
+    are all null, the default semantics) wait in `extra`. Values of unknown keys are shared, not copied.
+
+    Raises:
+      RecordError: names `where`, the field, the reason and what to do about it.
+    """
+    if not isinstance(record, Mapping):
+        raise RecordError(where, "record", f"is {_type(record)}, not an object", "Write one JSON object a line.")
+    kinds = [kind for kind, key in (("chain", "steps"), ("pool", "samples"), ("tree", "nodes")) if key in record]
+    if len(kinds) > 1:
+        raise RecordError(where, "record", f"is a {' and a '.join(kinds)} at once", "Rename the keys not meant.")
+    if not kinds and "completions" in record:
+        kinds, record = ["chain"], _chain_of_stepwise(record, where)
+    if not kinds:
+        remedy = "A chain has `steps`, a pool `samples`, a tree `nodes`, a stepwise record `completions`."
+        raise RecordError(where, "record", "is neither chain, pool nor tree", remedy)
+
+    extra = dict(record)
+    problem = _text(extra.pop("problem", None), where, "problem")
+    answer = _answer(extra.get("answer"), where, "answer")
+    semantics = SEMANTICS[0] if extra.get("semantics") is None else extra["semantics"]
+    if semantics not in SEMANTICS:
+        raise RecordError(where, "semantics", f"is {semantics!r}", f"Use one of {', '.join(SEMANTICS)}.")
+    for key, absent in (("answer", answer is None), ("semantics", semantics == SEMANTICS[0])):
+        if not absent:
+            del extra[key]
+
+    if kinds == ["chain"]:
+        nodes, extra = _branch(extra, 0, semantics, where, "")
+    elif kinds == ["pool"]:
+        nodes = _samples(extra.pop("samples"), semantics, where)
+    else:
+        nodes = _nodes(extra.pop("nodes"), semantics, where)
+    return ReasoningTree(problem, tuple(nodes), answer, semantics, kinds[0], extra)
+
+
+def record_of(tree: ReasoningTree) -> dict[str, Any]:
+    """The record of a tree, in the kind it came in: `record_of(tree_of(r)) == r`.
+
+    Raises:
+      ValueError: a chain or pool whose nodes branch, or carry what such a record has no place for.
+    """
+    record: dict[str, Any] = {"problem": tree.problem}
+    if tree.kind == "tree":
+        record["nodes"] = [_record_of_node(node) for node in tree.nodes]
+    else:
+        starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
+        if any(node.parent not in (-1, i - 1) for i, node in enumerate(tree.nodes)) or not starts:
+            raise ValueError(f"the steps of a {tree.kind} follow one another; this one branches: use kind='tree'")
+        ends = starts[1:] + [len(tree.nodes)]
+        branches = [_record_of_branch(tree.nodes[start:end]) for start, end in zip(starts, ends, strict=True)]
+        if tree.kind == "pool":
+            record["samples"] = branches
+        elif tree.kind == "chain" and len(branches) == 1:
+            record |= branches[0]
+        else:
+            raise ValueError(
+                f"kind is {tree.kind!r} with {len(branches)} branches: use 'chain' (one), 'pool' or 'tree'"
+            )
+    if tree.answer is not None:
+        record["answer"] = tree.answer
+    if tree.semantics != SEMANTICS[0]:
+        record["semantics"] = tree.semantics
+    return record | {key: value for key, value in tree.extra.items() if key not in record}
+
+
+def chains_of(tree: ReasoningTree) -> list[list[int]]:
+    """Node indices of every path from the problem to a leaf, in the order of the leaves."""
+    inner = {node.parent for node in tree.nodes}
+    chains = []
+    for leaf in range(len(tree.nodes)):
+        if leaf in inner:
+            continue
+        path, index = [], leaf
+        while index >= 0:
+            path.append(index)
+            index = tree.nodes[index].parent
+        chains.append(path[::-1])
+    return chains
+
+
+def _chain_of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    chain = dict(record)
+    for old, new in (("prompt", "problem"), ("completions", "steps")):
+        if new in record or old not in record:
+            reason = f"has {new!r} beside {old!r}" if new in record else f"has no {old!r}"
+            raise RecordError(where, old, f"a stepwise record {reason}", "Write `prompt`, `completions`, `labels`.")
+        chain[new] = chain.pop(old)
+    if isinstance(chain.get("labels"), list):
+        chain["labels"] = [float(label) if isinstance(label, bool) else label for label in chain["labels"]]
+    return chain
+
+
+def _branch(branch: Mapping[str, Any], start: int, semantics: str, where: str, field: str) -> tuple[list[Node], dict]:
+    """The nodes of a chain or of a sample, numbered from `start`, and the keys that they do not hold."""
+    extra = dict(branch)
+    steps = _list(extra.pop("steps", None), where, field + "steps")
+    if not steps:
+        raise RecordError(where, field + "steps", "is empty", "A chain has at least one step.")
+    labels: list[float | None] = [None] * len(steps)
+    for key in ("labels", "scores"):
+        if key not in extra:
+            continue
+        values = _list(extra[key], where, field + key)
+        if len(values) != len(steps):
+            reason = f"has {len(values)} entries for {len(steps)} steps"
+            raise RecordError(where, field + key, reason, "Give one entry a step.")
+        if key == "labels":
+            labels = [_label(value, semantics, where, f"{field}labels[{i}]") for i, value in enumerate(values)]
+        else:
+            for i, value in enumerate(values):
+                _number(value, where, f"{field}scores[{i}]")
+    if any(label is not None for label in labels):
+        del extra["labels"]
+    correct = _correct(extra.get("correct"), where, field + "correct")
+    if correct is not None:
+        del extra["correct"]
+    nodes = [
+        Node(start + i - 1 if i else -1, _text(text, where, f"{field}steps[{i}]"), label)
+        for i, (text, label) in enumerate(zip(steps, labels, strict=True))
+    ]
+    nodes[-1] = dataclasses.replace(nodes[-1], correct=correct)
+    return nodes, extra
+
+
+def _samples(samples: Any, semantics: str, where: str) -> list[Node]:
+    nodes: list[Node] = []
+    for i, sample in enumerate(_list(samples, where, "samples")):
+        field = f"samples[{i}]"
+        if not isinstance(sample, Mapping):
+            raise RecordError(where, field, f"is {_type(sample)}, not an object", 'Write {"steps": [...]}.')
+        _answer(sample.get("answer"), where, field + ".answer")
+        branch, extra = _branch(sample, len(nodes), semantics, where, field + ".")
+        nodes += branch[:-1] + [dataclasses.replace(branch[-1], extra=extra)]
+    if not nodes:
+        raise RecordError(where, "samples", "is empty", "A pool has at least one sample.")
+    return nodes
+
+
+def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
+    nodes = []
+    for i, record in enumerate(_list(records, where, "nodes")):
+        field = f"nodes[{i}]"
+        if not isinstance(record, Mapping):
+            raise RecordError(where, field, f"is {_type(record)}, not an object", 'Write {"parent": -1, "text": ...}.')
+        extra = dict(record)
+        parent = extra.pop("parent", None)
+        if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < i:
+            reason = f"is {parent!r}, neither -1 (the problem) nor the index of an earlier node"
+            raise RecordError(where, field + ".parent", reason, "Put parents before their children.")
+        if "score" in extra:
+            _number(extra["score"], where, field + ".score")
+        text = _text(extra.pop("text", None), where, field + ".text")
+        origin = extra.get("origin")
+        if origin is not None:
+            _text(origin, where, field + ".origin")
+        label = _label(extra.get("label"), semantics, where, field + ".label")
+        correct = _correct(extra.get("correct"), where, field + ".correct")
+        for key, value in (("label", label), ("origin", origin), ("correct", correct)):
+            if value is not None:
+                del extra[key]
+        nodes.append(Node(parent, text, label, origin, correct, extra))
+    if not nodes:
+        raise RecordError(where, "nodes", "is empty", "A tree has at least one node.")
+    return nodes
+
+
+def _record_of_branch(nodes: Sequence[Node]) -> dict[str, Any]:
+    leaf = nodes[-1]
+    if any(node.origin is not None for node in nodes) or any(n.correct is not None or n.extra for n in nodes[:-1]):
+        raise ValueError("a step of a chain or pool has only text and label; this one has more: use kind='tree'")
+    branch: dict[str, Any] = {"steps": [node.text for node in nodes]}
+    labels = [node.label for node in nodes]
+    if any(label is not None for label in labels):
+        branch["labels"] = labels
+    if leaf.correct is not None:
+        branch["correct"] = leaf.correct
+    return branch | {key: value for key, value in leaf.extra.items() if key not in branch}
+
+
+def _record_of_node(node: Node) -> dict[str, Any]:
+    record: dict[str, Any] = {"parent": node.parent, "text": node.text}
+    known = (("label", node.label), ("origin", node.origin), ("correct", node.correct))
+    record |= {key: value for key, value in known if value is not None}
+    return record | {key: value for key, value in node.extra.items() if key not in record}
+
+
+def _type(value: Any) -> str:
+    names = {type(None): "null or absent", bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+
+
+def _list(value: Any, where: str, field: str) -> list:
+    if not isinstance(value, list):
+        raise RecordError(where, field, f"is {_type(value)}, not a list", "Write a JSON list.")
+    return value
+
+
+def _text(value: Any, where: str, field: str) -> str:
+    if not isinstance(value, str):
+        raise RecordError(where, field, f"is {_type(value)}, not text", "Write a JSON string.")
+    if not value or value.isspace():
+        raise RecordError(where, field, "is empty", "Remove it or give it text: nothing can be read from it.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise RecordError(where, field, "holds half a surrogate pair", "Write whole characters.") from None
+    return value
+
+
+def _number(value: Any, where: str, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RecordError(where, field, f"is {_type(value)}, not a number", "Write a finite number.")
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        finite = False
+    if not finite:
+        raise RecordError(where, field, "is not a finite number", "Write a finite number, null where there is none.")
+    return value
+
+
+def _label(value: Any, semantics: str, where: str, field: str) -> float | None:
+    if value is None:
+        return None
+    _number(value, where, field)
+    if semantics == "rating" and value not in (-1, 0, 1):
+        raise RecordError(where, field, f"is {value}, not a rating", "Use -1, 0, 1, or null where there is none.")
+    if semantics in ("correctness", "value") and not 0 <= value <= 1:
+        remedy = "Use [0, 1], null where there is none, or say `semantics`: rating, advantage or implicit."
+        raise RecordError(where, field, f"is {value}, not a {semantics} in [0, 1]", remedy)
+    return value
+
+
+def _correct(value: Any, where: str, field: str) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise RecordError(where, field, f"is {_type(value)}, not true or false", "Write true, false or null.")
+    return value
+
+
+def _answer(value: Any, where: str, field: str) -> str | float | None:
+    if isinstance(value, str) or value is None:
+        return value
+    return _number(value, where, field)

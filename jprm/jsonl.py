@@ -1,0 +1,156 @@
+"""JSON Lines files of records: read with errors that say where, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from jprm.tree import RecordError, tree_of
+
+
+def read_records(
+    path: str | os.PathLike, *, on_error: str = "stop", rejects: Rejects | None = None
+) -> Iterator[dict[str, Any]]:
+    """The valid records of a JSON Lines file, in order. Blank lines are passed over.
+
+    Args:
+      path: a UTF-8 file, one record a line.
+      on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
+      rejects: where bad lines go; required for `skip`, so that none is lost in silence.
+
+    Raises:
+      RecordError: for `stop`: FILE:LINE, field, reason and remedy. Two records with one `id` are an error too.
+    """
+    reject = reject_with(on_error, rejects)
+    first_of: dict[str, int] = {}
+    for number, line in read_lines(path):
+        where = f"{os.fspath(path)}:{number}"
+        try:
+            record = parse(line, where)
+            tree_of(record, where)
+            if isinstance(record.get("id"), str | int):
+                first = first_of.setdefault(json.dumps(record["id"]), number)
+                if first != number:
+                    reason = f"{record['id']!r} is the id of line {first} too"
+                    raise RecordError(where, "id", reason, "Make ids unique, or remove one of the two lines.")
+        except RecordError as error:
+            reject(line, error)
+        else:
+            yield record
+
+
+def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes one record a line, to a temporary name that is renamed when every record is in it."""
+    with atomic_file(path) as file:
+        for record in records:
+            file.write(dump(record).encode() + b"\n")
+
+
+def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, bytes with their line end) of every line that is not blank."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, line
+
+
+def parse(line: bytes, where: str) -> Any:
+    """The JSON value of a line.
+
+    Raises:
+      RecordError: invalid UTF-8, truncated or invalid JSON, NaN and infinite numbers.
+    """
+    remedy = "Write one whole JSON object a line, in UTF-8; null stands for an absent number."
+    try:
+        return json.loads(line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        raise RecordError(where, "line", f"is not UTF-8 at byte {error.start}", remedy) from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(where, "line", f"is not JSON: {error}", remedy) from None
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    """One line of JSON.
+
+    Raises:
+      ValueError: NaN and infinite numbers, which JSON does not have.
+    """
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+
+class Rejects:
+    """A file of the lines that were refused, byte for byte.
+
+    A context manager: when its block ends well, the file takes its name if there are any rejects, and a file left by
+    an earlier run goes if there are none; when it ends with an error, nothing changes.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+        self.errors: list[RecordError] = []
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._file = None
+
+    @property
+    def count(self) -> int:
+        return len(self.errors)
+
+    def add(self, line: bytes, error: RecordError) -> None:
+        """Keeps the line; one that ends its file without a line end gets one, so that the next does not join it."""
+        self.errors.append(error)
+        self._file.write(line if line.endswith(b"\n") else line + b"\n")
+
+    def __enter__(self) -> Rejects:
+        self._file = open(self._partial, "wb")
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._file.close()
+        if kind is None and self.errors:
+            os.replace(self._partial, self.path)
+        else:
+            self._partial.unlink()
+            if kind is None:
+                self.path.unlink(missing_ok=True)
+
+
+def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
+    """What to do with a bad line: raise its error (`stop`) or add it to `rejects` (`skip`)."""
+    if on_error == "skip" and rejects is not None:
+        return rejects.add
+    if on_error != "stop":
+        raise ValueError(f"on_error is {on_error!r}: use 'stop', or 'skip' with `rejects`, where the bad lines go")
+
+    def stop(line: bytes, error: RecordError) -> None:
+        raise error
+
+    return stop
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """A binary file to write, which takes the name `path` when the block ends well and is gone when it does not."""
+    partial = f"{os.fspath(path)}.partial"
+    try:
+        with open(partial, "wb") as file:
+            yield file
+        os.replace(partial, path)
+    except BaseException:
+        pathlib.Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large for a float")
+    return number

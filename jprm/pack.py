@@ -1,0 +1,282 @@
+"""Trees to `Rows`: many trees to a row, and a tree that is too long for one split at its branches.
+
+A part of a split tree repeats the prefix that its chains need. The repeated steps keep their slots and labels, since a
+first-error policy looks at them, but weigh nothing, so that every step counts once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from jprm.rows import Rows
+from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, restrict, token_tree
+
+__all__ = ["PackReport", "Packed", "TokenTree", "pack", "token_tree"]
+
+TooLong = Literal["error", "truncate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PackReport:
+    """Counts of one packing; reports of several add up."""
+
+    trees: int = 0
+    rows: int = 0
+    cells: int = 0  # rows x tokens of a row
+    tokens: int = 0  # laid out, without padding
+    repeated: int = 0  # of these, prefixes repeated because a tree was split
+    leaf_tokens: int = 0  # had every root-to-leaf chain been laid out alone
+    chain_tokens: int = 0  # had the chain of every labelled step been laid out alone, as Lightman et al. trained
+    steps: int = 0
+    labelled: int = 0
+    truncated: int = 0  # steps dropped because they do not fit a row, not in `steps`
+    truncated_labelled: int = 0
+
+    def __add__(self, other: PackReport) -> PackReport:
+        return PackReport(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    @property
+    def padding(self) -> int:
+        return self.cells - self.tokens
+
+    @property
+    def padding_share(self) -> float:
+        return self.padding / max(self.cells, 1)
+
+    @property
+    def saved(self) -> int:
+        """Tokens that sharing prefixes saved over laying out every root-to-leaf chain."""
+        return self.leaf_tokens - self.tokens
+
+    def __str__(self) -> str:
+        share = 100 * self.repeated / max(self.tokens, 1)
+        text = (
+            f"{self.trees:,} trees, {self.steps:,} steps ({self.labelled:,} labelled) in {self.rows:,} rows: "
+            f"{self.tokens:,} tokens, {100 * self.padding_share:.1f} % padding, "
+            f"{self.repeated:,} tokens ({share:.1f} %) repeated by splitting. "
+            f"Sharing saved {self.saved:,} of the {self.leaf_tokens:,} tokens of all chains "
+            f"({self.chain_tokens:,} with one chain per labelled step)"
+        )
+        lost = f"; {self.truncated:,} steps ({self.truncated_labelled:,} labelled) did not fit and were dropped"
+        return text + (lost if self.truncated else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Rows of numpy arrays, and for every slot the tree (index into the sequence given) and node that it scores.
+
+    -1 marks a slot that is unused or repeats a step which another row owns. Every step kept has one slot of its own.
+    """
+
+    rows: Rows
+    tree_BS: Int32[np.ndarray, "B S"]
+    node_BS: Int32[np.ndarray, "B S"]
+    report: PackReport
+
+
+def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong) -> Packed:
+    """Packs trees into rows of exactly `tokens` tokens and `slots` step slots; a function of its arguments alone.
+
+    A tree that fits is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
+
+    Args:
+        too_long: what to do with steps whose own chain exceeds a row: "error", or "truncate", which drops them and
+            counts them in the report.
+
+    Raises:
+        ValueError: a chain that exceeds a row under "error"; a problem that leaves no room for a step under either.
+    """
+    if tokens < 1 or slots < 1:
+        raise ValueError(f"a row of {tokens} tokens and {slots} slots holds no step; both must be positive")
+    if too_long not in ("error", "truncate"):
+        raise ValueError(f"too_long is {too_long!r}; use 'error' or 'truncate'")
+    report = PackReport(trees=len(trees))
+    parts: list[_Part] = []
+    for index, tree in enumerate(trees):
+        fitting, shape = _fit(tree, index, tokens, slots, too_long)
+        split = [_Part(index, part, owned) for part, owned in _split(fitting, shape, tokens, slots)]
+        parts += split
+        report += _count(tree, fitting, shape, sum(len(part.tree.tokens_N) for part in split))
+    bins = _best_fit([(len(part.tree.tokens_N), len(part.tree.run_M)) for part in parts], tokens, slots)
+    rows, tree_BS, node_BS = _lay_out([[parts[i] for i in members] for members in bins], tokens, slots)
+    return Packed(rows, tree_BS, node_BS, report + PackReport(rows=len(bins), cells=len(bins) * tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    index: int  # of its tree, in the sequence given
+    tree: TokenTree
+    owned_M: np.ndarray  # bool; the others are repeated for their labels alone
+
+
+def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong) -> tuple[TokenTree, Geometry]:
+    """The tree without the steps whose own chain exceeds a row, and its geometry."""
+    shape = geometry(tree.length_R, tree.parent_R)
+    if len(tree.run_M) == 0:
+        return tree, shape
+    problem = int(tree.length_R[0])
+    if problem >= tokens:
+        raise ValueError(
+            f"tree {index} ({tree.name!r}): the problem alone takes {problem:,} tokens, which leaves a row of {tokens:,} "
+            "no room for a step. Use longer rows or drop the problem from the data"
+        )
+    depth_M, steps_M = shape.depth_R[tree.run_M], chain_lengths(tree)
+    fits_M = (depth_M <= tokens) & (steps_M <= slots)
+    if fits_M.all():
+        return tree, shape
+    if too_long == "error":
+        raise ValueError(
+            f"tree {index} ({tree.name!r}): its longest chain takes {depth_M.max():,} tokens and {steps_M.max():,} steps, "
+            f"a row holds {tokens:,} tokens and {slots:,} steps. Use longer rows (or more slots), or "
+            "too_long='truncate' to drop the steps that do not fit"
+        )
+    # A chain only grows downwards, so what fits is closed under ancestors. Runs that lead to no kept step go too.
+    ends_R = np.bincount(tree.run_M[fits_M], minlength=len(tree.length_R))
+    before_R = np.concatenate([[0], np.cumsum(ends_R)])
+    needed_R = before_R[shape.last_R + 1] > before_R[:-1]
+    needed_R[0] = True
+    kept = restrict(tree, np.flatnonzero(needed_R), np.flatnonzero(fits_M))
+    return kept, geometry(kept.length_R, kept.parent_R)
+
+
+def _split(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> Iterable[tuple[TokenTree, np.ndarray]]:
+    """Parts of a tree, each no more than a row, and which of their steps they own."""
+    count = len(tree.run_M)
+    if count == 0:
+        return
+    if len(tree.tokens_N) <= tokens and count <= slots:
+        yield tree, np.ones(count, bool)
+        return
+    cuts = _cuts(tree, shape, tokens, slots)
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        first_run = tree.run_M[begin - 1] + 1 if begin else 0  # the earlier part holds all runs before this one
+        prefix, run = [], tree.run_M[begin]
+        while run >= 0:
+            prefix += [run] if run < first_run else []
+            run = tree.parent_R[run]
+        run_K = np.concatenate([np.array(prefix[::-1], np.int64), np.arange(first_run, tree.run_M[end - 1] + 1)])
+        above = set()
+        for step in tree.above_M[begin:end].tolist():
+            while 0 <= step < begin and step not in above:
+                above.add(step)
+                step = int(tree.above_M[step])
+        repeated = np.array(sorted(above), np.int64)
+        yield (
+            restrict(tree, run_K, np.concatenate([repeated, np.arange(begin, end)])),
+            np.concatenate([np.zeros(len(repeated), bool), np.ones(end - begin, bool)]),
+        )
+
+
+def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int]:
+    """Where to cut the M steps so that every part fits a row and the repeated tokens are fewest: 0, ..., M.
+
+    A part of the steps i <= k < j needs the runs up to the last one of step j - 1 that step i - 1 did not need, and
+    before them the part of its first chain that was laid out before: prefix_i + new_j - new_i tokens. The best cuts
+    for the first j steps extend the best cuts for the first i, over all i from which a part reaches j.
+    """
+    count = len(tree.run_M)
+    new_M = shape.stop_R[tree.run_M]
+    new_J = np.concatenate([[0], new_M])
+    prefix_M = shape.depth_R[tree.run_M] - (new_M - new_J[:-1])
+    # Slots, from above: the steps of the part and everything before it that ends on its first chain; or, which is less
+    # where many equal steps end at one token, the lengths of its chains.
+    steps_J = np.concatenate([[0], np.cumsum(chain_lengths(tree))])
+    seen_M = _steps_on_path(tree, shape)
+    earliest_J = np.maximum(np.searchsorted(new_J, new_J - tokens), np.arange(count + 1) - slots)
+    base_M = prefix_M - new_J[:-1]
+    room_M = seen_M - np.arange(count)
+    cost_J = np.zeros(count + 1, np.int64)
+    back_J = np.zeros(count + 1, np.int64)
+    for end in range(1, count + 1):
+        window = slice(earliest_J[end], end)
+        fits = base_M[window] <= tokens - new_J[end]
+        fits &= np.minimum(room_M[window] + end, steps_J[end] - steps_J[window]) <= slots
+        cost = np.where(fits, cost_J[window] + prefix_M[window], np.iinfo(np.int64).max)
+        best = int(cost.argmin())  # the earliest of equals: the longest part
+        cost_J[end], back_J[end] = cost[best], window.start + best
+    cuts = [count]
+    while cuts[-1]:
+        cuts.append(int(back_J[cuts[-1]]))
+    return cuts[::-1]
+
+
+def _steps_on_path(tree: TokenTree, shape: Geometry) -> Int[np.ndarray, "M"]:
+    """How many earlier steps end on the path from the root to each step's last token."""
+    index_M = np.arange(len(tree.run_M))
+    closed_R = np.bincount(shape.last_R[tree.run_M] + 1, minlength=len(tree.length_R) + 1)
+    return index_M - np.cumsum(closed_R)[tree.run_M]
+
+
+def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list[list[int]]:
+    """Best-fit decreasing: every part goes to the fullest row that takes it, longest part first."""
+    bins: list[list[int]] = []
+    slots_left: list[int] = []
+    room: list[tuple[int, int]] = []  # (tokens left, row), ascending
+    for part in sorted(range(len(sizes)), key=lambda i: (-sizes[i][0], -sizes[i][1], i)):
+        need, steps = sizes[part]
+        at = bisect.bisect_left(room, (need, -1))
+        while at < len(room) and slots_left[room[at][1]] < steps:
+            at += 1
+        if at < len(room):
+            left, row = room.pop(at)
+        else:
+            left, row = tokens, len(bins)
+            bins.append([])
+            slots_left.append(slots)
+        bins[row].append(part)
+        slots_left[row] -= steps
+        bisect.insort(room, (left - need, row))
+    return bins
+
+
+def _lay_out(bins: list[list[_Part]], tokens: int, slots: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+    shape_BT, shape_BS = (len(bins), tokens), (len(bins), slots)
+    rows = Rows(
+        tokens=np.zeros(shape_BT, np.int32),
+        position=np.zeros(shape_BT, np.int32),
+        until=np.tile(np.arange(1, tokens + 1, dtype=np.int32), (len(bins), 1)),
+        step_end=np.zeros(shape_BS, np.int32),
+        label=np.ones(shape_BS, np.float32),
+        weight=np.zeros(shape_BS, np.float32),
+    )
+    tree_BS, node_BS = np.full(shape_BS, -1, np.int32), np.full(shape_BS, -1, np.int32)
+    for row, members in enumerate(bins):
+        token, slot = 0, 0
+        for part in members:
+            tree, owned_M = part.tree, part.owned_M
+            shape = geometry(tree.length_R, tree.parent_R)
+            span = slice(token, token + len(tree.tokens_N))
+            rows.tokens[row, span] = tree.tokens_N
+            rows.position[row, span] = shape.position_N
+            rows.until[row, span] = shape.until_N + token
+            steps = slice(slot, slot + len(tree.run_M))
+            rows.step_end[row, steps] = shape.stop_R[tree.run_M] - 1 + token
+            rows.label[row, steps] = tree.label_M
+            rows.weight[row, steps] = tree.weight_M * owned_M
+            tree_BS[row, steps] = np.where(owned_M, part.index, -1)
+            node_BS[row, steps] = np.where(owned_M, tree.node_M, -1)
+            token, slot = span.stop, steps.stop
+    return rows, tree_BS, node_BS
+
+
+def _count(given: TokenTree, kept: TokenTree, shape: Geometry, laid_out: int) -> PackReport:
+    depth_M = shape.depth_R[kept.run_M]
+    leaf_M = np.ones(len(depth_M), bool)
+    leaf_M[kept.above_M[kept.above_M >= 0]] = False
+    labelled = int((kept.weight_M > 0).sum())
+    return PackReport(
+        tokens=laid_out,
+        repeated=laid_out - (len(kept.tokens_N) if len(depth_M) else 0),
+        leaf_tokens=int(depth_M[leaf_M].sum()),
+        chain_tokens=int(depth_M[kept.weight_M > 0].sum()),
+        steps=len(depth_M),
+        labelled=labelled,
+        truncated=len(given.run_M) - len(depth_M),
+        truncated_labelled=int((given.weight_M > 0).sum()) - labelled,
+    )

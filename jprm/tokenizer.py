@@ -1,0 +1,232 @@
+"""Tokenizers behind one protocol: SentencePiece, tokenizer.json, and the one inside a GGUF file.
+
+Text of a problem or a step is data: `encode` adds no special token, and reads a string such as "<|im_start|>" inside
+the text as plain characters, so that data cannot inject control tokens. A layout that wants one asks for its id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+
+class Tokenizer(Protocol):
+    """What the rest of jprm knows about a tokenizer. Every implementation can be pickled (data workers need it)."""
+
+    bos: int | None
+    eos: int | None
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` alone: nothing added, no control token parsed from it."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, control tokens included."""
+
+    def token_id(self, token: str) -> int:
+        """Id of one token by its exact name; KeyError where the vocabulary lacks it."""
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes what `load_tokenizer(folder)` reads back with equal ids."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonTokenizer:
+    """A tokenizer.json of the `tokenizers` library."""
+
+    inner: tokenizers.Tokenizer
+    bos: int | None = None
+    eos: int | None = None
+
+    def __post_init__(self):
+        # Not part of tokenizer.json, so set on every way in, unpickling included.
+        self.inner.encode_special_tokens = True
+        self.inner.no_truncation()
+        self.inner.no_padding()
+
+    def __reduce__(self):
+        return _from_json, (self.inner.to_str(), self.bos, self.eos)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        return self.inner.encode(_checked(text), add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.inner.decode(list(ids), skip_special_tokens=False)
+
+    def token_id(self, token: str) -> int:
+        found = self.inner.token_to_id(token)
+        if found is None:
+            raise KeyError(f"the tokenizer has no token {token!r}")
+        return found
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        names = {"bos_token": self.bos, "eos_token": self.eos}
+        names = {key: None if value is None else self.inner.id_to_token(value) for key, value in names.items()}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        _write(Path(folder) / "tokenizer.json", self.inner.to_str(pretty=True).encode())
+        _write(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2).encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePieceTokenizer:
+    """A tokenizer.model of the `sentencepiece` library (which never parses control pieces from text)."""
+
+    inner: Any  # sentencepiece.SentencePieceProcessor
+
+    @property
+    def bos(self) -> int | None:
+        return self.inner.bos_id() if self.inner.bos_id() >= 0 else None
+
+    @property
+    def eos(self) -> int | None:
+        return self.inner.eos_id() if self.inner.eos_id() >= 0 else None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.get_piece_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self.inner.encode(_checked(text), out_type=int)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.inner.decode([int(i) for i in ids])
+
+    def token_id(self, token: str) -> int:
+        found = self.inner.piece_to_id(token)
+        if self.inner.id_to_piece(found) != token:  # an unknown piece maps to <unk>
+            raise KeyError(f"the tokenizer has no token {token!r}")
+        return found
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        _write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Loads a tokenizer from a folder (tokenizer.json before tokenizer.model), a tokenizer.json, a .model or a .gguf.
+
+    Raises FileNotFoundError where there is none, ValueError where the file cannot be read as what its name says.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
+        if not found:
+            raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor tokenizer.model")
+        path = found[0]
+    loaders = {".json": _load_json, ".model": _load_sentencepiece, ".gguf": _load_gguf}
+    if path.suffix not in loaders:
+        raise ValueError(f"{path}: not a tokenizer. Give a folder, a tokenizer.json, a tokenizer.model or a .gguf file")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    return loaders[path.suffix](path)
+
+
+def _from_json(text: str, bos: int | None, eos: int | None) -> JsonTokenizer:
+    return JsonTokenizer(tokenizers.Tokenizer.from_str(text), bos, eos)
+
+
+def _load_json(path: Path) -> JsonTokenizer:
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{path}: not a tokenizer.json ({error}). Fetch or export it again") from error
+    config_path = path.parent / "tokenizer_config.json"
+    config = json.loads(config_path.read_text()) if config_path.is_file() else {}
+
+    def special(key: str) -> int | None:
+        token = config.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        return None if token is None else inner.token_to_id(token)
+
+    return JsonTokenizer(inner, special("bos_token"), special("eos_token"))
+
+
+def _load_sentencepiece(path: Path) -> SentencePieceTokenizer:
+    import sentencepiece
+
+    try:
+        return SentencePieceTokenizer(sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes()))
+    except RuntimeError as error:
+        raise ValueError(f"{path}: not a SentencePiece model ({error}). Fetch it again") from error
+
+
+# `tokenizer.ggml.pre` names how text is cut before byte-pair merges: (pattern or None for GPT-2's own, individual
+# digits, NFC, whole words before merges), as in the tokenizer.json of the models that the name stands for.
+_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GGUF_PRE: dict[str, tuple[str | None, bool, bool, bool]] = {
+    "gpt-2": (None, False, False, False),
+    "smollm": (None, True, False, False),
+    "qwen2": (_CASE + r"\p{N}" + _REST, False, True, False),
+    "llama-bpe": (_CASE + r"\p{N}{1,3}" + _REST, False, False, True),
+}
+_NORMAL = 1  # gguf token type; the others (control, user-defined) are matched whole, never merged
+
+
+def _load_gguf(path: Path) -> JsonTokenizer:
+    import gguf
+
+    try:
+        fields = gguf.GGUFReader(path).fields
+    except Exception as error:
+        raise ValueError(f"{path}: not a GGUF file ({error}). Fetch it again") from error
+    keys = ("model", "pre", "tokens", "merges", "token_type", "bos_token_id", "eos_token_id")
+    found = {key: fields.get(f"tokenizer.ggml.{key}") for key in keys}
+    meta = {key: None if field is None else field.contents() for key, field in found.items()}
+    if meta["model"] is None:
+        raise ValueError(f"{path}: holds no tokenizer. Use the tokenizer.json of the model that it was made from")
+    if meta["model"] != "gpt2" or meta["pre"] not in _GGUF_PRE:
+        raise ValueError(
+            f"{path}: tokenizer.ggml.model {meta['model']!r} with pre {meta['pre']!r} is not supported (model 'gpt2' with "
+            f"pre {', '.join(map(repr, _GGUF_PRE))} is). Use the tokenizer.json or tokenizer.model of the original model"
+        )
+    pattern, digits, nfc, whole_words = _GGUF_PRE[meta["pre"]]
+    merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
+    vocabulary = {token: i for i, token in enumerate(meta["tokens"])}
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=whole_words))
+    if nfc:
+        inner.normalizer = normalizers.NFC()
+    cuts = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    cuts += [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
+    inner.decoder = decoders.ByteLevel()
+    types = meta["token_type"] or [_NORMAL] * len(vocabulary)
+    user_defined = gguf.TokenType.USER_DEFINED
+    inner.add_tokens(
+        [
+            AddedToken(token, special=kind != user_defined, normalized=False)
+            for token, kind in zip(meta["tokens"], types, strict=True)
+            if kind != _NORMAL
+        ]
+    )
+    return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"])
+
+
+def _checked(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = f"character {error.start} is a lone surrogate, which no tokenizer can encode"
+        raise ValueError(f"text {text[:40]!r}: {where}. Replace it in the data") from error
+    return text
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
