@@ -49,6 +49,11 @@ class Metrics:
     gradient_norm: Scalar
     learning_rate: Scalar
 
+    @staticmethod
+    def zero() -> Metrics:
+        zero = jnp.float32(0)
+        return Metrics(zero, zero, zero, zero, jnp.zeros((2, BINS)), zero, zero)
+
 
 def make_step(
     model: ModelConfig, target: TargetConfig, loss: str, optimizer: OptimizerConfig, steps: int
@@ -68,18 +73,16 @@ def make_step(
         logit_BSC = step_logits(join(trained, frozen), model, rows)
         target_BS, weight_BS = targets(rows, target)
         total = loss_sum(logit_BSC, target_BS, weight_BS)
-        return total, _metrics(logit_BSC, target_BS / (2.0 if model.head == "ternary" else 1.0), weight_BS, rows, total)
+        positive_BS = target_BS > (0.0 if model.head == "ternary" else 0.5)
+        return total, _metrics(logit_BSC, positive_BS, weight_BS, rows, total)
 
     def step(state: State, rows: Rows) -> tuple[State, Metrics]:
         def micro(carry, rows):
-            _, metrics = (pair := jax.grad(objective, has_aux=True)(state.trained, state.frozen, rows))
+            pair = jax.grad(objective, has_aux=True)(state.trained, state.frozen, rows)
             return jax.tree.map(jnp.add, carry, pair), None
 
-        first = jax.tree.map(lambda x: x[0], rows)
-        total = jax.grad(objective, has_aux=True)(state.trained, state.frozen, first)
-        if rows.tokens.shape[0] > 1:
-            total, _ = jax.lax.scan(micro, total, jax.tree.map(lambda x: x[1:], rows))
-        gradients, metrics = total
+        zero = (jax.tree.map(jnp.zeros_like, state.trained), Metrics.zero())
+        (gradients, metrics), _ = jax.lax.scan(micro, zero, rows)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.weight, 1.0), gradients)
         updates, opt = tx.update(gradients, state.optimizer, state.trained)
         metrics = dataclasses.replace(
@@ -90,19 +93,17 @@ def make_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def _metrics(logit_BSC, target_BS, weight_BS, rows: Rows, loss) -> Metrics:
+def _metrics(logit_BSC, positive_BS, weight_BS, rows: Rows, loss) -> Metrics:
     score_BS = probability(logit_BSC)
-    right_BS = (score_BS > 0.5) == (target_BS > 0.5)
-    bin_BS = jnp.clip((score_BS * BINS).astype(jnp.int32), 0, BINS - 1)
-    one_BSN = jax.nn.one_hot(bin_BS, BINS)
-    class_CBS = jnp.stack([weight_BS * (target_BS <= 0.5), weight_BS * (target_BS > 0.5)])
-    real_BT = (rows.until > jnp.arange(rows.until.shape[1]) + 1) | (rows.position > 0)
-    return Metrics(
+    bin_BSN = jax.nn.one_hot(jnp.clip((score_BS * BINS).astype(jnp.int32), 0, BINS - 1), BINS)
+    class_CBS = weight_BS * jnp.stack([~positive_BS, positive_BS])
+    real_BT = (rows.position > 0) | (rows.until > jnp.arange(rows.until.shape[1]) + 1)
+    zero = Metrics.zero()
+    return dataclasses.replace(
+        zero,
         loss=loss,
         weight=jnp.sum(weight_BS),
-        right=jnp.sum(weight_BS * right_BS),
+        right=jnp.sum(weight_BS * ((score_BS > 0.5) == positive_BS)),
         tokens=jnp.sum(real_BT.astype(jnp.float32)),
-        histogram_CN=jnp.einsum("CBS,BSN->CN", class_CBS, one_BSN, out_sharding=None),
-        gradient_norm=jnp.float32(0),
-        learning_rate=jnp.float32(0),
+        histogram_CN=jnp.sum(class_CBS[..., None] * bin_BSN, axis=(1, 2)),
     )

@@ -1,0 +1,140 @@
+"""An experiment is one frozen record, made by one Python file, changed on the command line by `--set a.b=value`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import types
+import typing
+from typing import Any, Literal
+
+import jax
+
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import MeshConfig
+from jprm.train.losses import LOSSES
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where records come from and how they are laid out.
+
+    train, valid: folders that `jprm prepare` wrote, or JSONL files; valid may be empty.
+    rows, micro_rows: rows an update, computed micro_rows at a time (gradient accumulation).
+    window: trees that are packed together; larger windows pad less and take longer to start.
+    supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM).
+    too_long: a chain that exceeds a row is an `error`, or `truncate`d, the steps lost being counted.
+    """
+
+    train: tuple[str, ...]
+    supervise: Literal["step", "outcome"]
+    too_long: Literal["error", "truncate"]
+    valid: tuple[str, ...] = ()
+    tokens: int = 2048
+    slots: int = 512
+    rows: int = 8
+    micro_rows: int = 1
+    window: int = 128
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.rows < 1 or self.micro_rows < 1 or self.rows % self.micro_rows:
+            raise ValueError(f"data.rows={self.rows} is not a positive multiple of data.micro_rows={self.micro_rows}")
+        if not self.train:
+            raise ValueError("data.train names no file; give it what `jprm prepare` wrote, or a JSONL file")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What `jprm train` runs. `base` and `tokenizer` are files; an empty base starts from random parameters."""
+
+    name: str
+    model: ModelConfig
+    tokenizer: str
+    data: DataConfig
+    target: TargetConfig
+    loss: str
+    optimizer: OptimizerConfig
+    steps: int
+    base: str = ""
+    mesh: MeshConfig = MeshConfig()
+    seed: int = 0
+    log_every: int = 10
+    valid_every: int = 0  # 0: at the end only
+    checkpoint_every: int = 100
+    keep: int = 2  # newest checkpoints kept
+
+    def __post_init__(self):
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss={self.loss!r} is not one of {', '.join(LOSSES)}")
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps} must be positive")
+
+
+def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Experiment:
+    """Runs the file's `experiment()` and applies `a.b=value` overrides, each checked against the field's type."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such experiment file")
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    if not hasattr(module, "experiment"):
+        raise ValueError(f"{path}: defines no function experiment() that returns a jprm.train.config.Experiment")
+    return override(module.experiment(), overrides)
+
+
+def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Experiment:
+    """`experiment` with `a.b=value` applied, all at once, so that fields that depend on each other can change together."""
+    tree = to_json(experiment)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        *parents, leaf = key.strip().split(".")
+        place = tree
+        for parent in parents:
+            place = place.get(parent) if isinstance(place, dict) else None
+        if not equals or not isinstance(place, dict) or leaf not in place:
+            known = ", ".join(place) if isinstance(place, dict) else ", ".join(tree)
+            raise ValueError(f"--set {assignment!r}: not of the form a.b=value with a known field; fields: {known}")
+        try:
+            place[leaf] = json.loads(text)
+        except json.JSONDecodeError:
+            place[leaf] = text
+    return from_json(Experiment, tree)
+
+
+def to_json(config: Any) -> Any:
+    """Frozen dataclasses to plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(kind: Any, value: Any, where: str = "") -> Any:
+    """The inverse of `to_json`. Raises ValueError naming the field that is unknown, missing or of the wrong type."""
+    if dataclasses.is_dataclass(kind):
+        fields = typing.get_type_hints(kind)
+        if not isinstance(value, dict) or (unknown := set(value) - set(fields)):
+            raise ValueError(f"{where or kind.__name__}: unknown fields {sorted(unknown) if value else value}")
+        try:
+            return kind(**{name: from_json(fields[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()})
+        except TypeError as error:
+            raise ValueError(f"{where or kind.__name__}: {error}") from error
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and isinstance(value, list | tuple):
+        if args[-1] is Ellipsis:
+            return tuple(from_json(args[0], v, where) for v in value)
+        if len(args) == len(value):
+            return tuple(from_json(a, v, where) for a, v in zip(args, value, strict=True))
+    if origin is Literal and value in args:
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
+        return value
+    raise ValueError(f"{where}: {value!r} is not a {getattr(kind, '__name__', kind)}")
