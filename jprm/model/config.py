@@ -32,8 +32,8 @@ class ModelConfig:
     is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
-    attention: Literal["reference", "blocked"] = "blocked"
-    attention_block: int = 256  # queries a block of the blocked path
+    attention: Literal["reference", "blocked", "paths"] = "blocked"
+    attention_block: int = 256  # queries a block of `blocked` and `paths`
 
     def __post_init__(self):
         if not self.layer_groups:
@@ -59,5 +59,5 @@ _CHOICES = {
     "head": (*HEAD_CLASSES, "language"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "full"),
-    "attention": ("reference", "blocked"),
+    "attention": ("reference", "blocked", "paths"),
 }

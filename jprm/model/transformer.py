@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jprm.model.attention import attention
+from jprm.model.attention import Plan, attention, plan
 from jprm.model.config import HEAD_CLASSES, ModelConfig
 from jprm.model.sharding import sharding
 from jprm.rows import Rows
@@ -74,7 +74,7 @@ def rotate(x: Float[Array, "B T *N H"], cos_BTH: Array, sin_BTH: Array) -> Float
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
 
 
-def block(x_BTD, layer: Mapping[str, Array], cos_BTH, sin_BTH, until_BT, config: ModelConfig):
+def block(x_BTD, layer: Mapping[str, Array], cos_BTH, sin_BTH, seen: Plan, config: ModelConfig):
     """One layer: attention and SwiGLU, each after an RMSNorm and added to the stream."""
     w = {name: value.astype(config.dtype) for name, value in layer.items() if not name.endswith("norm")}
     stream = sharding("batch", None, None)
@@ -89,7 +89,7 @@ def block(x_BTD, layer: Mapping[str, Array], cos_BTH, sin_BTH, until_BT, config:
         q_BTKGH = rms_norm(q_BTKGH, layer["query_norm"], config.norm_eps)
         k_BTKH = rms_norm(k_BTKH, layer["key_norm"], config.norm_eps)
     q_BTKGH, k_BTKH = rotate(q_BTKGH, cos_BTH, sin_BTH), rotate(k_BTKH, cos_BTH, sin_BTH)
-    y_BTKGH = attention(q_BTKGH, k_BTKH, v_BTKH, until_BT, config)
+    y_BTKGH = attention(q_BTKGH, k_BTKH, v_BTKH, seen, config)
     x_BTD = x_BTD + jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
 
     y_BTD = rms_norm(x_BTD, layer["mlp_norm"], config.norm_eps)
@@ -112,7 +112,7 @@ class Layers(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(self, x_BTD, cos_BTH, sin_BTH, until_BT):
+    def __call__(self, x_BTD, cos_BTH, sin_BTH, seen: Plan):
         c, L = self.config, self.layers
         D, K, G, H, F = c.width, c.kv_heads, c.group, c.head_dim, c.mlp_width
         stack = {
@@ -135,7 +135,7 @@ class Layers(nn.Module):
             stack["key_norm"] = _param(self, "key_norm", (L, H), value=1.0)
 
         def body(x_BTD, layer):
-            return block(x_BTD, layer, cos_BTH, sin_BTH, until_BT, c), None
+            return block(x_BTD, layer, cos_BTH, sin_BTH, seen, c), None
 
         if c.remat != "nothing":
             body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
@@ -154,8 +154,9 @@ class Decoder(nn.Module):
         embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
         x_BTD = embed_VD.at[tokens_BT].get(out_sharding=sharding("batch", None, None)).astype(c.dtype)
         cos_BTH, sin_BTH = rotary(position_BT, c.head_dim, c.rope_theta)
+        seen = plan(until_BT, c)
         for i, layers in enumerate(c.layer_groups):
-            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, cos_BTH, sin_BTH, until_BT)
+            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, cos_BTH, sin_BTH, seen)
         scale_D = _param(self, "final_norm", (c.width,), value=1.0)
         return rms_norm(x_BTD, scale_D, c.norm_eps), embed_VD
 
