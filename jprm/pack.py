@@ -136,8 +136,8 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
     problem = int(tree.length_R[0])
     if problem >= tokens:
         raise ValueError(
-            f"tree {index} ({tree.name!r}): the problem alone takes {problem:,} tokens, which leaves a row of {tokens:,} "
-            "no room for a step. Use longer rows or drop the problem from the data"
+            f"tree {index} ({tree.name!r}): the problem alone takes {problem:,} tokens, which leaves a row of "
+            f"{tokens:,} no room for a step. Use longer rows or drop the problem from the data"
         )
     depth_M, steps_M = shape.depth_R[tree.run_M], chain_lengths(tree)
     fits_M = (depth_M <= tokens) & (steps_M <= slots)
@@ -145,8 +145,8 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
         return tree, shape
     if too_long == "error":
         raise ValueError(
-            f"tree {index} ({tree.name!r}): its longest chain takes {depth_M.max():,} tokens and {steps_M.max():,} steps, "
-            f"a row holds {tokens:,} tokens and {slots:,} steps. Use longer rows (or more slots), or "
+            f"tree {index} ({tree.name!r}): its longest chain takes {depth_M.max():,} tokens and {steps_M.max():,} "
+            f"steps, a row holds {tokens:,} tokens and {slots:,} steps. Use longer rows (or more slots), or "
             "too_long='truncate' to drop the steps that do not fit"
         )
     # A chain only grows downwards, so what fits is closed under ancestors. Runs that lead to no kept step go too.

