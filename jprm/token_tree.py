@@ -22,7 +22,7 @@ Supervise = Literal["step", "outcome"]
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:
-    """N tokens in R runs, M steps. Runs lie depth first, the problem is run 0; steps are in order of their last token."""
+    """N tokens in R runs, M steps. Runs lie depth first, the problem is run 0; steps are ordered by last token."""
 
     name: str  # the beginning of the problem, for error messages
     tokens_N: Int32[np.ndarray, " N"]
