@@ -9,7 +9,8 @@ from jprm.score.aggregate import DEFAULT_RULE, LOG_ODDS_CLIP, RULES, aggregate, 
 from jprm.tree import SEMANTICS
 
 SHAPE = (6, 9)  # one shape, one compilation
-PROBABILITY = st.one_of(st.sampled_from([0.0, 1.0, 0.5]), st.floats(0, 1, width=32))
+# XLA flushes subnormal numbers to zero, whose logarithm is another
+PROBABILITY = st.one_of(st.sampled_from([0.0, 1.0, 0.5]), st.floats(0, 1, width=32, allow_subnormal=False))
 
 
 def brute_force(score_P):
@@ -30,7 +31,7 @@ def brute_force(score_P):
 
 
 @given(hnp.arrays(np.float32, SHAPE, elements=PROBABILITY), hnp.arrays(bool, SHAPE))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_every_rule_equals_its_definition(score_BP, mask_BP):
     found = aggregate(
         jnp.asarray(np.where(mask_BP, score_BP, np.nan)), jnp.asarray(mask_BP)

@@ -16,6 +16,7 @@ EXACT = 1e-12  # float64 sums of at most a few thousand small integers, and one 
 
 
 @given(scores, classes, weights)
+@settings(deadline=None)
 def test_auroc_is_the_share_of_pairs_won(score, positive, weight):
     assume((weight[positive].sum() > 0) and (weight[~positive].sum() > 0))
     won = total = 0.0
@@ -39,6 +40,7 @@ def test_auroc_and_average_precision_equal_scikit_learn(score, positive, weight)
 
 
 @given(scores, classes, hnp.arrays(int, 12, elements=st.integers(0, 3)))
+@settings(deadline=None)
 def test_integer_weights_are_copies(score, positive, copies):
     for metric in (auroc, average_precision):
         repeated = metric(np.repeat(score, copies), np.repeat(positive, copies))

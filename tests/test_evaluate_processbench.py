@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -42,6 +42,7 @@ def test_f1_of_the_published_accuracies(error, correct, published):
 
 
 @given(st.lists(CHAIN, min_size=1, max_size=8), st.floats(-0.5, 1.5))
+@settings(deadline=None)
 def test_f1_and_its_curve_equal_the_definition(chains, threshold):
     first_error, scores = split(chains)
     np.testing.assert_allclose(pb.f1(first_error, scores, threshold), brute_force(chains, threshold), atol=1e-12)
@@ -52,6 +53,7 @@ def test_f1_and_its_curve_equal_the_definition(chains, threshold):
 
 
 @given(st.lists(CHAIN, min_size=1, max_size=8))
+@settings(deadline=None)
 def test_no_threshold_beats_the_best(chains):
     first_error, scores = split(chains)
     if min(first_error) >= 0 or max(first_error) < 0:

@@ -56,7 +56,7 @@ def first_error_by_definition(records, neutral, threshold=0.5):
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), st.sampled_from(ev.NEUTRAL))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_figures_equal_their_definitions(records, neutral):
     nodes = [(t, node) for t, record in enumerate(records) for node in record["nodes"]]
     classes = [ev.label_class(node["label"], "rating", neutral) for _, node in nodes]
