@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from jprm.tree import RecordError, tree_of
 
@@ -112,7 +112,7 @@ class Rejects:
         self.errors.append(error)
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 
-    def __enter__(self) -> Rejects:
+    def __enter__(self) -> Self:
         self._file = open(self._partial, "wb")
         return self
 

@@ -57,7 +57,10 @@ def parse(item: Any, where: str, options: Prm800kOptions) -> Iterator[Record]:
         raise Dropped("no step has a completion")
     question, label = dict(take(item, "question", dict, where)), dict(item["label"])
     del label["steps"]
-    record = {"problem": take(question, "problem", str, where), "nodes": _nodes(steps, where, label, options)}
+    record = {
+        "problem": take(question, "problem", str, where, "question."),
+        "nodes": _nodes(steps, where, label, options),
+    }
     del question["problem"]
     if "ground_truth_answer" in question:
         record["answer"] = question.pop("ground_truth_answer")
@@ -80,6 +83,8 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
     parent = -1
     for depth, step in enumerate(steps):
         field = f"label.steps[{depth}]"
+        if not isinstance(step, dict):
+            raise RecordError(where, field, "is not an object", 'A step is {"completions": [...], ...}.')
         if parent is None:
             raise RecordError(where, field, "follows a step that nothing was chosen from", "Remove the steps after it.")
         completions = take(step, "completions", (list, type(None)), where, field + ".") or []
@@ -98,7 +103,7 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
             if goes_on and not human:
                 node["chosen"] = True
             if _ANSWER in node["text"] or (goes_on and last and label.get("finish_reason") == "solution"):
-                node["correct"] = None if state[-1] is None else state[-1] == 1
+                node |= {} if state[-1] is None else {"correct": state[-1] == 1}
             nodes.append(node)
         parent = next_parent
     return nodes
