@@ -38,7 +38,11 @@ def branches(draw, semantics, sample):
     def each(values):
         return st.lists(values, min_size=len(steps), max_size=len(steps))
 
-    keys = {"labels": each(st.none() | label_of[semantics]), "correct": st.none() | st.booleans(), "scores": each(number)}
+    keys = {
+        "labels": each(st.none() | label_of[semantics]),
+        "correct": st.none() | st.booleans(),
+        "scores": each(number),
+    }
     if sample:
         keys["answer"] = st.none() | text | number
     return {"steps": steps} | draw(optional(**keys)) | draw(unknown)

@@ -11,13 +11,14 @@ from jprm import jsonl
 from jprm.data.reader import read_items
 from jprm.tree import RecordError
 
-_IGNORED = re.compile(r"\\?\$|\\[,;:! ]|\\(?:quad|qquad|left|right)(?![a-z])|~|\s+")
+_NOTHING = re.compile(r"\\?\$|\\!|\\(?:left|right)(?![a-z])")
+_SPACE = re.compile(r"\\[,;: ]|\\q?quad(?![a-z])|~")
 _SHEPHERD = re.compile(r"\s*Step 1\s*:")
 
 
 def normalise(text: str) -> str:
-    """The text in lower case, white space collapsed, without LaTeX's spacing commands and dollar signs."""
-    return " ".join(_IGNORED.sub(" ", text.lower()).split())
+    """The text in lower case, white space collapsed, LaTeX's spaces as spaces, no dollar signs, left and right marks."""
+    return " ".join(_SPACE.sub(" ", _NOTHING.sub("", text.lower())).split())
 
 
 def problems_of(item: Any) -> Iterator[str]:

@@ -100,8 +100,9 @@ def prepare(
             raise FileNotFoundError(f"{path}: no such file. Give the path of a source or benchmark file.")
     sums = {path: sha256_of(path) for path in paths if not is_url(path)}
     report = PrepareReport(name, paths[: len(source)], paths[len(source) :], chosen, on_error, sums)
-    if out.exists() and not overwrite:
-        return _there_already(out, report, console)
+    there = _report_of(out) if out.exists() else None
+    if there is not None and not overwrite:
+        return _there_already(out, there, report, console)
 
     files = [_local(path, reader, out, sha256, console) for path in source]
     banned = {os.fspath(path): problems_in(path) for path in exclude}
@@ -122,11 +123,16 @@ def prepare(
     return report
 
 
-def _there_already(out: pathlib.Path, wanted: PrepareReport, console: rich.console.Console) -> PrepareReport:
+def _report_of(out: pathlib.Path) -> PrepareReport:
     try:
-        there = PrepareReport(**json.loads((out / REPORT).read_text()))
-    except (OSError, ValueError, TypeError):
-        raise ValueError(f"{out} exists and is not a prepared folder: choose another name, or overwrite it") from None
+        return PrepareReport(**json.loads((out / REPORT).read_text()))
+    except (OSError, ValueError, TypeError):  # never replaced, not even by `overwrite`: it may be anything
+        raise ValueError(f"{out} exists and is not a prepared folder: choose another name, or remove it") from None
+
+
+def _there_already(
+    out: pathlib.Path, there: PrepareReport, wanted: PrepareReport, console: rich.console.Console
+) -> PrepareReport:
     request = [field.name for field in dataclasses.fields(wanted)[:6]]
     differ = [name for name in request if getattr(there, name) != getattr(wanted, name)]
     if differ:

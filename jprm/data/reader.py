@@ -145,16 +145,17 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     with open(path, "rb") as file:  # surrogateescape keeps bytes that are not UTF-8 as they are
         text = file.read().decode("utf-8", "surrogateescape")
     decoder, number, seen, at = json.JSONDecoder(), 1, 0, _skip(text, text.index("[") + 1, "")
+    broken = False
     while at < len(text) and text[at] != "]":
         number, seen = number + text.count("\n", seen, at), at
         try:
             end = decoder.raw_decode(text, at)[1]
         except (ValueError, RecursionError):
-            end = len(text)
+            end, broken = len(text), True
         yield number, text[at:end].encode("utf-8", "surrogateescape")
         at = _skip(text, end, ",")
-        if at >= len(text) and end < len(text):  # whole elements, but no `]`: the file was cut off between two
-            yield number + text.count("\n", seen), b""
+    if at == len(text) and not broken:  # whole elements, but no `]`: the file was cut off after one
+        yield number + text.count("\n", seen), b""
 
 
 def _skip(text: str, at: int, separator: str) -> int:
