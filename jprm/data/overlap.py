@@ -17,7 +17,7 @@ _SHEPHERD = re.compile(r"\s*Step 1\s*:")
 
 
 def normalise(text: str) -> str:
-    """The text in lower case, white space collapsed, LaTeX's spaces as spaces, no dollar signs, left and right marks."""
+    """Lower case, white space collapsed, LaTeX spaces as spaces, without dollar signs and `left` and `right` marks."""
     return " ".join(_SPACE.sub(" ", _NOTHING.sub("", text.lower())).split())
 
 
