@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from jprm.tree import RecordError, tree_of
 
@@ -66,8 +66,15 @@ def parse(line: bytes, where: str) -> Any:
       RecordError: invalid UTF-8, truncated or invalid JSON, NaN and infinite numbers.
     """
     remedy = "Write one whole JSON object a line, in UTF-8; null stands for an absent number."
+    if not line.strip():
+        raise RecordError(where, "line", "is empty where a record is due: the file was cut off", remedy)
     try:
-        return json.loads(line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite)
+        if b"\\u" in line:  # an escape may stand for half a surrogate pair, which no file can hold
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise RecordError(where, "line", "holds half a surrogate pair", "Write whole characters.") from None
     except UnicodeDecodeError as error:
         raise RecordError(where, "line", f"is not UTF-8 at byte {error.start}", remedy) from None
     except (ValueError, RecursionError) as error:
@@ -105,7 +112,7 @@ class Rejects:
         self.errors.append(error)
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 
-    def __enter__(self) -> Rejects:
+    def __enter__(self) -> Self:
         self._file = open(self._partial, "wb")
         return self
 

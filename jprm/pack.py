@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -17,7 +18,7 @@ from jaxtyping import Int, Int32
 from jprm.rows import Rows
 from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, restrict, token_tree
 
-__all__ = ["PackReport", "Packed", "TokenTree", "pack", "token_tree"]
+__all__ = ["PackReport", "Packed", "TokenTree", "empty_rows", "pack", "token_tree"]
 
 TooLong = Literal["error", "truncate"]
 
@@ -108,6 +109,18 @@ def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLo
     return Packed(rows, tree_BS, node_BS, report + PackReport(rows=len(bins), cells=len(bins) * tokens))
 
 
+def empty_rows(count: int, tokens: int, slots: int) -> Rows:
+    """Rows of padding alone: each token sees itself, no slot is used."""
+    return Rows(
+        tokens=np.zeros((count, tokens), np.int32),
+        position=np.zeros((count, tokens), np.int32),
+        until=np.tile(np.arange(1, tokens + 1, dtype=np.int32), (count, 1)),
+        step_end=np.zeros((count, slots), np.int32),
+        label=np.ones((count, slots), np.float32),
+        weight=np.zeros((count, slots), np.float32),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Part:
     index: int  # of its tree, in the sequence given
@@ -123,8 +136,8 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
     problem = int(tree.length_R[0])
     if problem >= tokens:
         raise ValueError(
-            f"tree {index} ({tree.name!r}): the problem alone takes {problem:,} tokens, which leaves a row of {tokens:,} "
-            "no room for a step. Use longer rows or drop the problem from the data"
+            f"tree {index} ({tree.name!r}): the problem alone takes {problem:,} tokens, which leaves a row of "
+            f"{tokens:,} no room for a step. Use longer rows or drop the problem from the data"
         )
     depth_M, steps_M = shape.depth_R[tree.run_M], chain_lengths(tree)
     fits_M = (depth_M <= tokens) & (steps_M <= slots)
@@ -132,8 +145,8 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
         return tree, shape
     if too_long == "error":
         raise ValueError(
-            f"tree {index} ({tree.name!r}): its longest chain takes {depth_M.max():,} tokens and {steps_M.max():,} steps, "
-            f"a row holds {tokens:,} tokens and {slots:,} steps. Use longer rows (or more slots), or "
+            f"tree {index} ({tree.name!r}): its longest chain takes {depth_M.max():,} tokens and {steps_M.max():,} "
+            f"steps, a row holds {tokens:,} tokens and {slots:,} steps. Use longer rows (or more slots), or "
             "too_long='truncate' to drop the steps that do not fit"
         )
     # A chain only grows downwards, so what fits is closed under ancestors. Runs that lead to no kept step go too.
@@ -154,7 +167,7 @@ def _split(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> Iterabl
         yield tree, np.ones(count, bool)
         return
     cuts = _cuts(tree, shape, tokens, slots)
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         first_run = tree.run_M[begin - 1] + 1 if begin else 0  # the earlier part holds all runs before this one
         prefix, run = [], tree.run_M[begin]
         while run >= 0:
@@ -206,7 +219,7 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int
     return cuts[::-1]
 
 
-def _steps_on_path(tree: TokenTree, shape: Geometry) -> Int[np.ndarray, "M"]:
+def _steps_on_path(tree: TokenTree, shape: Geometry) -> Int[np.ndarray, " M"]:
     """How many earlier steps end on the path from the root to each step's last token."""
     index_M = np.arange(len(tree.run_M))
     closed_R = np.bincount(shape.last_R[tree.run_M] + 1, minlength=len(tree.length_R) + 1)
@@ -236,16 +249,8 @@ def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list
 
 
 def _lay_out(bins: list[list[_Part]], tokens: int, slots: int) -> tuple[Rows, np.ndarray, np.ndarray]:
-    shape_BT, shape_BS = (len(bins), tokens), (len(bins), slots)
-    rows = Rows(
-        tokens=np.zeros(shape_BT, np.int32),
-        position=np.zeros(shape_BT, np.int32),
-        until=np.tile(np.arange(1, tokens + 1, dtype=np.int32), (len(bins), 1)),
-        step_end=np.zeros(shape_BS, np.int32),
-        label=np.ones(shape_BS, np.float32),
-        weight=np.zeros(shape_BS, np.float32),
-    )
-    tree_BS, node_BS = np.full(shape_BS, -1, np.int32), np.full(shape_BS, -1, np.int32)
+    rows = empty_rows(len(bins), tokens, slots)
+    tree_BS, node_BS = (np.full((len(bins), slots), -1, np.int32) for _ in range(2))
     for row, members in enumerate(bins):
         token, slot = 0, 0
         for part in members:

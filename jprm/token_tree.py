@@ -22,31 +22,31 @@ Supervise = Literal["step", "outcome"]
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:
-    """N tokens in R runs, M steps. Runs lie depth first, run 0 is the problem; steps are ordered by their last token."""
+    """N tokens in R runs, M steps. Runs lie depth first, the problem is run 0; steps are ordered by last token."""
 
     name: str  # the beginning of the problem, for error messages
-    tokens_N: Int32[np.ndarray, "N"]
-    length_R: Int[np.ndarray, "R"]
-    parent_R: Int[np.ndarray, "R"]  # -1 for the problem; otherwise less than the run's own index
-    run_M: Int[np.ndarray, "M"]  # the run that ends with the step's last token
-    above_M: Int[np.ndarray, "M"]  # the step before it on its chain, an index into M; -1 for a first step
-    node_M: Int[np.ndarray, "M"]  # index of its node in the ReasoningTree
-    label_M: Float32[np.ndarray, "M"]
-    weight_M: Float32[np.ndarray, "M"]
+    tokens_N: Int32[np.ndarray, " N"]
+    length_R: Int[np.ndarray, " R"]
+    parent_R: Int[np.ndarray, " R"]  # -1 for the problem; otherwise less than the run's own index
+    run_M: Int[np.ndarray, " M"]  # the run that ends with the step's last token
+    above_M: Int[np.ndarray, " M"]  # the step before it on its chain, an index into M; -1 for a first step
+    node_M: Int[np.ndarray, " M"]  # index of its node in the ReasoningTree
+    label_M: Float32[np.ndarray, " M"]
+    weight_M: Float32[np.ndarray, " M"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
     """What follows from the shape of a tree alone; see `geometry`."""
 
-    last_R: Int[np.ndarray, "R"]  # the last run of the subtree of each run
-    stop_R: Int[np.ndarray, "R"]  # one past its last token, as an index into the tree
-    depth_R: Int[np.ndarray, "R"]  # tokens on the path from the root to its end, its own included
-    until_N: Int[np.ndarray, "N"]  # one past the last token of the subtree that each token belongs to
-    position_N: Int[np.ndarray, "N"]  # tokens between the root and each token
+    last_R: Int[np.ndarray, " R"]  # the last run of the subtree of each run
+    stop_R: Int[np.ndarray, " R"]  # one past its last token, as an index into the tree
+    depth_R: Int[np.ndarray, " R"]  # tokens on the path from the root to its end, its own included
+    until_N: Int[np.ndarray, " N"]  # one past the last token of the subtree that each token belongs to
+    position_N: Int[np.ndarray, " N"]  # tokens between the root and each token
 
 
-def geometry(length_R: Int[np.ndarray, "R"], parent_R: Int[np.ndarray, "R"]) -> Geometry:
+def geometry(length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]) -> Geometry:
     """Array function of run lengths and parents in depth-first order, in O(R log R + N) whatever the nesting.
 
     The last run of a subtree is found by following last children, all runs at once and twice as far every round. The
@@ -70,7 +70,7 @@ def geometry(length_R: Int[np.ndarray, "R"], parent_R: Int[np.ndarray, "R"]) -> 
     )
 
 
-def ranges(start_K: Int[np.ndarray, "K"], length_K: Int[np.ndarray, "K"]) -> Int[np.ndarray, "N"]:
+def ranges(start_K: Int[np.ndarray, " K"], length_K: Int[np.ndarray, " K"]) -> Int[np.ndarray, " N"]:
     """The indices start, start + 1, ... of K stretches, one stretch after the other."""
     return np.arange(length_K.sum()) + np.repeat(start_K - (np.cumsum(length_K) - length_K), length_K)
 
@@ -123,7 +123,7 @@ def token_tree(tree: ReasoningTree, layout: Layout, supervise: Supervise = "step
             run, done = below, done + shared
         run_of.append(run)
 
-    order_R = _depth_first(np.array(parent), np.array(start))
+    order_R = _depth_first(np.array(start), np.array(length), np.array(parent))
     rank_R = np.argsort(order_R)
     start_R, length_R, parent_R = (np.array(x, np.int64)[order_R] for x in (start, length, parent))
     parent_R[1:] = rank_R[parent_R[1:]]
@@ -139,7 +139,7 @@ def token_tree(tree: ReasoningTree, layout: Layout, supervise: Supervise = "step
     return TokenTree(name, tokens_N, length_R, parent_R, run_M[node_M], above_M, node_M, label_M, weight_M)
 
 
-def restrict(tree: TokenTree, run_K: Int[np.ndarray, "K"], step_L: Int[np.ndarray, "L"]) -> TokenTree:
+def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarray, " L"]) -> TokenTree:
     """The part of a tree made of the given runs and steps (ascending), which must hold their own ancestors."""
     start_K = (np.cumsum(tree.length_R) - tree.length_R)[run_K]
     length_K = tree.length_R[run_K]
@@ -157,7 +157,7 @@ def restrict(tree: TokenTree, run_K: Int[np.ndarray, "K"], step_L: Int[np.ndarra
     )
 
 
-def chain_lengths(tree: TokenTree) -> Int[np.ndarray, "M"]:
+def chain_lengths(tree: TokenTree) -> Int[np.ndarray, " M"]:
     """Steps on the chain that ends at each step, its own included."""
     length_M = [0] * len(tree.above_M)
     for slot, above in enumerate(tree.above_M.tolist()):  # a parent's run comes before its children's
@@ -165,14 +165,25 @@ def chain_lengths(tree: TokenTree) -> Int[np.ndarray, "M"]:
     return np.array(length_M, np.int64)
 
 
-def _depth_first(parent_R: Int[np.ndarray, "R"], start_R: Int[np.ndarray, "R"]) -> Int[np.ndarray, "R"]:
-    """Depth-first order of runs; siblings in the order in which their first token appeared."""
-    by_parent_R = np.lexsort((start_R, parent_R)).tolist()[1:]  # the root, of parent -1, comes first
-    children: list[list[int]] = [[] for _ in range(len(parent_R))]
-    for run in reversed(by_parent_R):
-        children[parent_R[run]].append(run)
+def _depth_first(
+    start_R: Int[np.ndarray, " R"], length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]
+) -> Int[np.ndarray, " R"]:
+    """Depth-first order of runs, the deepest of siblings last.
+
+    Short branches before the long one that goes on: a part of a split tree then moves down the long one, and little
+    of it is laid out twice. Siblings of equal depth keep the order in which they appeared.
+    """
+    by_start = np.argsort(start_R, kind="stable").tolist()  # a parent's tokens appeared before its children's
+    parent, below = parent_R.tolist(), length_R.tolist()
+    children: list[list[int]] = [[] for _ in parent]
+    for run in reversed(by_start):
+        children[run].reverse()
+        children[run].sort(key=below.__getitem__)
+        below[run] += below[children[run][-1]] if children[run] else 0
+        if parent[run] >= 0:
+            children[parent[run]].append(run)
     order, stack = [], [0]
     while stack:
         order.append(run := stack.pop())
-        stack.extend(children[run])
+        stack.extend(reversed(children[run]))
     return np.array(order)

@@ -190,8 +190,9 @@ def _load_gguf(path: Path) -> JsonTokenizer:
         raise ValueError(f"{path}: holds no tokenizer. Use the tokenizer.json of the model that it was made from")
     if meta["model"] != "gpt2" or meta["pre"] not in _GGUF_PRE:
         raise ValueError(
-            f"{path}: tokenizer.ggml.model {meta['model']!r} with pre {meta['pre']!r} is not supported (model 'gpt2' with "
-            f"pre {', '.join(map(repr, _GGUF_PRE))} is). Use the tokenizer.json or tokenizer.model of the original model"
+            f"{path}: tokenizer.ggml.model {meta['model']!r} with pre {meta['pre']!r} is not supported (model 'gpt2' "
+            f"with pre {', '.join(map(repr, _GGUF_PRE))} is). Use the tokenizer.json or tokenizer.model of the "
+            "original model"
         )
     pattern, digits, nfc, whole_words = _GGUF_PRE[meta["pre"]]
     merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]

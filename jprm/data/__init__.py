@@ -1,0 +1,29 @@
+"""Sources of step labels, prepared folders of records, and the pipeline that feeds training."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jprm import jsonl
+
+REPORT = "report.json"
+"""The file that makes a folder a prepared one: it is written last."""
+
+
+def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
+    """The records of a prepared folder, read as they are asked for, or of a JSON Lines file, all in memory.
+
+    Raises:
+      FileNotFoundError: neither is there, or the folder is not (wholly) prepared.
+      RecordError: a line of the file that is no record.
+    """
+    path = pathlib.Path(path)
+    if path.is_file():
+        return list(jsonl.read_records(path))
+    if not (path / REPORT).is_file():
+        what = f"is not a prepared folder: it has no {REPORT}" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{path}: {what}. Make one with `jprm prepare NAME --source FILE --out {path}`.")
+    from jprm.data.store import PreparedRecords  # a machine that only scores JSON Lines need not have TFDS
+
+    return PreparedRecords(path)

@@ -1,0 +1,55 @@
+"""Downloads of public releases, never without a checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Collection
+
+from jprm.jsonl import atomic_file
+
+_CHUNK = 1 << 20
+
+
+def is_url(source: str | os.PathLike) -> bool:
+    return urllib.parse.urlsplit(os.fspath(source)).scheme in ("http", "https", "file")
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fetch(
+    url: str,
+    folder: str | os.PathLike,
+    allowed: Collection[str],
+    on_bytes: Callable[[int, int | None], None] = lambda done, total: None,
+) -> pathlib.Path:
+    """The file of a URL in `folder`, downloaded unless it is there already with an allowed SHA-256.
+
+    Raises:
+      ValueError: no checksum is known, or the one of the download is another; the folder is left as it was.
+      OSError: the download failed.
+    """
+    if not allowed:
+        raise ValueError(f"{url}: no SHA-256 is known for it. Give the one you trust with --sha256, or a local file.")
+    path = pathlib.Path(folder) / pathlib.PurePosixPath(urllib.parse.urlsplit(url).path).name
+    if path.is_file() and sha256_of(path) in allowed:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest, done = hashlib.sha256(), 0
+    with atomic_file(path) as file, urllib.request.urlopen(url, timeout=60) as response:
+        total = response.headers.get("Content-Length")
+        while chunk := response.read(_CHUNK):
+            file.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
+            on_bytes(done, int(total) if total else None)
+        if digest.hexdigest() not in allowed:
+            reason = f"its SHA-256 is {digest.hexdigest()}, not {' or '.join(sorted(allowed))}"
+            raise ValueError(f"{url}: {reason}. The file changed or broke on its way: check it, then use --sha256.")
+    return path

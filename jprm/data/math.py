@@ -1,0 +1,55 @@
+"""MATH (Hendrycks et al., arXiv 2103.03874) and MATH-500: problems with a worked solution and its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jprm.data.reader import Reader, Record, one_of, take
+
+_URL = "https://github.com/openai/prm800k/raw/main/prm800k/math_splits/"
+_BREAKS = {
+    "none": re.compile(r"(?!)"),
+    "paragraphs": re.compile(r"\n[^\S\n]*\n\s*"),
+    "sentences": re.compile(r"(?<=[.!?])\s+(?=[A-Z\\$])"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MathOptions:
+    """Attributes:
+    steps: the solution as one step (`none`), cut after blank lines (`paragraphs`), or after the white space that
+      follows a sentence (`sentences`). Nothing is removed: the steps joined are the solution.
+    """
+
+    steps: str
+
+    def __post_init__(self) -> None:
+        one_of("steps", self.steps, tuple(_BREAKS))
+
+
+def parse(item: Any, where: str, options: MathOptions) -> Iterator[Record]:
+    """One chain of {"problem", "solution", "answer"?}, a right one, without step labels; all other keys are kept."""
+    solution = take(item, "solution", str, where)
+    ends = [match.end() for match in _BREAKS[options.steps].finditer(solution)]
+    pieces = [solution[start:end] for start, end in zip([0, *ends], [*ends, len(solution)], strict=True)]
+    steps = [""]
+    for piece in pieces:  # a piece of nothing but white space stays with the one before it
+        if piece.strip() and steps[-1].strip():
+            steps.append(piece)
+        else:
+            steps[-1] += piece
+    chain = {"problem": take(item, "problem", str, where), "steps": steps, "correct": True}
+    yield chain | {key: value for key, value in item.items() if key not in ("problem", "solution")}
+
+
+READER = Reader(
+    parse,
+    MathOptions,
+    {  # from the Git LFS pointers of the repository; `test` is MATH-500
+        _URL + "train.jsonl": "90d96daeac3fe343ebb1e22ce93dd99690f75983e957f88de42f87cffe1e8076",
+        _URL + "test.jsonl": "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
+    },
+)

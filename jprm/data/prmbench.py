@@ -1,0 +1,44 @@
+"""PRMBench (Song et al., arXiv 2501.03124): chains of PRM800K with one class of error written into them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jprm.data.reader import Reader, Record, one_of, take
+from jprm.tree import RecordError
+
+
+@dataclasses.dataclass(frozen=True)
+class PrmbenchOptions:
+    """Attributes:
+    process: the `modified` chain, which the benchmark scores, or the `original` one, whose steps are all right.
+    outside: a few records of the release name error steps beyond the chain's end: `error`, or `ignore` those numbers.
+    """
+
+    process: str = "modified"
+    outside: str = "error"
+
+    def __post_init__(self) -> None:
+        one_of("process", self.process, ("modified", "original"))
+        one_of("outside", self.outside, ("error", "ignore"))
+
+
+def parse(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
+    """One chain: 0 at the error steps (1-based in the file), 1 elsewhere. All other keys are kept."""
+    steps = take(item, f"{options.process}_process", list, where)
+    problem = take(item, f"{options.process}_question", str, where)
+    wrong = take(item, "error_steps", list, where) if options.process == "modified" else []
+    for number in wrong:
+        inside = isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= len(steps)
+        if not inside and options.outside == "error":
+            remedy = "Correct it, or ignore such numbers with the option outside=ignore."
+            raise RecordError(where, "error_steps", f"names step {number!r} of {len(steps)}", remedy)
+    labels = [0 if number in wrong else 1 for number in range(1, len(steps) + 1)]
+    yield {"problem": problem, "steps": steps, "labels": labels} | {
+        key: value for key, value in item.items() if key not in ("problem", "steps", "labels")
+    }
+
+
+READER = Reader(parse, PrmbenchOptions)

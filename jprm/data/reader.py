@@ -1,0 +1,164 @@
+"""What every reader shares: a source file is a list of items, and a reader turns one item into records.
+
+A new source is one small file: a frozen dataclass of options, a pure generator function `parse(item, where, options)`,
+and a `Reader` that joins them, listed in `jprm.data.readers`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jprm import jsonl
+from jprm.tree import RecordError, tree_of
+
+Record = dict[str, Any]
+
+
+class Dropped(Exception):
+    """Raised by `parse`: the options say that this item is not wanted. Its text is the reason, to be counted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """A reader with nothing to choose."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """How one source is read.
+
+    Attributes:
+      parse: (item, where, options) -> records. Raises `RecordError` for an item of another form, `Dropped` for one
+        that the options do not want.
+      options: frozen dataclass; a field without a default must be given.
+      releases: URL of each public file -> its SHA-256, None where it is not known.
+    """
+
+    parse: Callable[[Any, str, Any], Iterator[Record]]
+    options: type = NoOptions
+    releases: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+
+    def read(
+        self,
+        path: str | os.PathLike,
+        *,
+        on_error: str = "stop",
+        rejects: jsonl.Rejects | None = None,
+        on_drop: Callable[[str], None] = lambda reason: None,
+        on_bytes: Callable[[int], None] = lambda count: None,
+        **options: Any,
+    ) -> Iterator[tuple[str, Record]]:
+        """(key, valid record) of every item of a JSON Lines file or a JSON list, in order; keys are unique in a file.
+
+        Args:
+          path: the file; a list (`[`) or lines are told apart by the first byte.
+          on_error: `stop` raises at the first bad item; `skip` gives its bytes to `rejects`.
+          rejects: required for `skip`.
+          on_drop: called with the reason for every item that the options drop.
+          on_bytes: called with the size of every item, for progress.
+          options: fields of `self.options`.
+
+        Raises:
+          RecordError: for `stop`: FILE:LINE, field, reason and remedy.
+          ValueError: options that are unknown, missing or not allowed.
+        """
+        chosen = choose(self.options, options)
+        reject = jsonl.reject_with(on_error, rejects)
+        return self._read(path, chosen, reject, on_drop, on_bytes)
+
+    def _read(self, path, options, reject, on_drop, on_bytes) -> Iterator[tuple[str, Record]]:
+        for number, raw in read_items(path):
+            where = f"{os.fspath(path)}:{number}"
+            try:
+                records = list(self.parse(jsonl.parse(raw, where), where, options))
+                for record in records:
+                    tree_of(record, where)
+            except RecordError as error:
+                reject(raw, error)
+            except Dropped as drop:
+                on_drop(str(drop))
+            else:
+                for part, record in enumerate(records):
+                    yield f"{number}.{part}", record
+            on_bytes(len(raw))
+
+
+def choose(kind: type, options: Mapping[str, Any]) -> Any:
+    """The options as an instance of the dataclass `kind`, whose `__post_init__` checks values.
+
+    Raises:
+      ValueError: names the options that are unknown or missing, and those there are.
+    """
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in options]
+    unknown = [name for name in options if name not in fields]
+    if missing or unknown:
+        said = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
+        there = ", ".join(f"{field.name} ({field.type})" for field in fields.values()) or "none"
+        raise ValueError(f"reader options: {'; '.join(said)}. This reader has: {there}")
+    return kind(**options)
+
+
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raises ValueError unless an option has one of the allowed values."""
+    if value not in allowed:
+        raise ValueError(f"reader option {name} is {value!r}: use one of {', '.join(map(repr, allowed))}")
+
+
+def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:
+    """The value at a dotted path of an item, checked for its type (a boolean is no integer).
+
+    `within` says in the error where the item itself stands, such as `steps[3].`.
+
+    Raises:
+      RecordError: the value is absent or of another type.
+    """
+    value = item
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        shown = "absent or null" if value is None else type(value).__name__
+        raise RecordError(
+            where, within + path, f"is {shown}, not {wanted}", "Is this file of the source that was named?"
+        )
+    return value
+
+
+def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+    """(line from 1, bytes) of every line of a JSON Lines file, or of every element of a JSON list.
+
+    What cannot be told apart in a broken list comes as one last item, for `jprm.jsonl.parse` to refuse.
+    """
+    with open(path, "rb") as file:
+        head = file.read(1)
+        while head.isspace():
+            head = file.read(1)
+    if head != b"[":
+        yield from jsonl.read_lines(path)
+        return
+    with open(path, "rb") as file:  # surrogateescape keeps bytes that are not UTF-8 as they are
+        text = file.read().decode("utf-8", "surrogateescape")
+    decoder, number, seen, at = json.JSONDecoder(), 1, 0, _skip(text, text.index("[") + 1, "")
+    broken = False
+    while at < len(text) and text[at] != "]":
+        number, seen = number + text.count("\n", seen, at), at
+        try:
+            end = decoder.raw_decode(text, at)[1]
+        except (ValueError, RecursionError):
+            end, broken = len(text), True
+        yield number, text[at:end].encode("utf-8", "surrogateescape")
+        at = _skip(text, end, ",")
+    if at == len(text) and not broken:  # whole elements, but no `]`: the file was cut off after one
+        yield number + text.count("\n", seen), b""
+
+
+def _skip(text: str, at: int, separator: str) -> int:
+    while at < len(text) and (text[at].isspace() or text[at] == separator):
+        at += 1
+    return at

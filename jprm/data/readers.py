@@ -1,0 +1,17 @@
+"""The sources that jprm reads, by name."""
+
+from jprm.data import gsm8k, math, math_shepherd, prm800k, prmbench, processbench, records
+from jprm.data.reader import Reader
+
+READERS: dict[str, Reader] = {
+    "gsm8k": gsm8k.READER,
+    "gsm8k_solutions": gsm8k.SOLUTIONS,
+    "jsonl": records.JSONL,
+    "math": math.READER,
+    "math_shepherd": math_shepherd.READER,
+    "pools": records.POOLS,
+    "prm800k": prm800k.READER,
+    "prmbench": prmbench.READER,
+    "processbench": processbench.READER,
+    "trl": records.TRL,
+}

@@ -1,0 +1,49 @@
+"""jprm's own records, from JSON Lines: any of them (`jsonl`), pools (`pools`), and TRL's stepwise records (`trl`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jprm.data.reader import NoOptions, Reader, Record, one_of, take
+from jprm.tree import record_of, tree_of
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolOptions:
+    """Attributes:
+    empty_samples: a sample of no steps has nothing to score: `error`, or `drop` it from its pool, which then is
+      smaller, with the number in the key `empty_samples`.
+    """
+
+    empty_samples: str = "error"
+
+    def __post_init__(self) -> None:
+        one_of("empty_samples", self.empty_samples, ("error", "drop"))
+
+
+def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """The record itself; a stepwise record becomes the chain that it is read as."""
+    yield record_of(tree_of(item, where))
+
+
+def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
+    """A pool record, with or without its samples of no steps."""
+    samples = take(item, "samples", list, where)
+    if options.empty_samples == "drop":
+        kept = [sample for sample in samples if not (isinstance(sample, dict) and sample.get("steps") == [])]
+        if len(kept) < len(samples):
+            item = item | {"samples": kept, "empty_samples": len(samples) - len(kept)}
+    yield item
+
+
+def parse_stepwise(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """{"prompt", "completions", "labels"} as a chain: true is 1, false is 0."""
+    take(item, "completions", list, where)
+    yield from parse(item, where, options)
+
+
+JSONL = Reader(parse)
+POOLS = Reader(parse_pool, PoolOptions)
+TRL = Reader(parse_stepwise)

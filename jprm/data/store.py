@@ -1,0 +1,92 @@
+"""Prepared folders: records as ArrayRecord, written and read by TFDS without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from jprm import jsonl
+from jprm.data.reader import Record
+
+
+class Records(tfds.core.GeneratorBasedBuilder):
+    """The one TFDS builder of jprm: whatever a reader yields, in its order, as the split `train`.
+
+    A record is one JSON line in a `Text` feature: trees differ in their keys and depth, which a fixed feature spec
+    could only hold by padding and renaming, and the exact record, unknown keys included, is what must come back.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def __init__(self, records: Iterable[tuple[str, Record]], **kwargs: Any):
+        self._records = records
+        super().__init__(file_format="array_record", **kwargs)  # the default, TFRECORD, needs TensorFlow
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = tfds.features.FeaturesDict({"record": tfds.features.Text()})
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator[tuple[str, dict[str, str]]]:
+        for key, record in self._records:
+            yield key, {"record": jsonl.dump(record)}
+
+
+def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
+    """Writes (unique key, record) pairs into a new folder, in order; returns how many.
+
+    Raises:
+      Whatever the iterable raises, as it was raised.
+    """
+    count, failure = 0, None
+
+    def watched() -> Iterator[tuple[str, Record]]:  # TFDS rewrites the messages of errors that pass through it
+        nonlocal count, failure
+        try:
+            for pair in records:
+                count += 1
+                yield pair
+        except Exception as error:
+            failure = error
+            raise
+
+    tfds.disable_progress_bar()
+    work = folder / "tfds"
+    builder = Records(watched(), data_dir=work)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it announces a download that there is not
+            builder.download_and_prepare()
+    except Exception:
+        if failure is None and count > 0:
+            raise
+    if failure is not None:
+        raise failure
+    if count == 0:
+        return 0
+    for file in pathlib.Path(builder.data_dir).iterdir():
+        file.rename(folder / file.name)
+    shutil.rmtree(work)
+    return count
+
+
+class PreparedRecords(Sequence):
+    """The records of a prepared folder, each read when it is asked for; picklable."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self._source = tfds.builder_from_directory(folder).as_data_source(split="train")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Record:
+        return json.loads(self._source[range(len(self))[index]]["record"])

@@ -1,0 +1,198 @@
+"""Best-of-n over pools of sampled chains: the expected accuracy of choosing by score, for every n at once.
+
+Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`), so no
+trial is simulated. As in the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
+takes one of the n places and cannot be chosen; so does a chain without a step, which has no score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.evaluate.metrics import Interval, bootstrap, jsonable, weighted_mean
+from jprm.evaluate.scored import ScoreError, checked_scores, padded
+from jprm.evaluate.votes import answer_classes, canonical_answer, vote_accuracy
+from jprm.score.aggregate import RULES, aggregate, rank_keys
+
+
+def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
+    """The probability that the best of n drawn from `size` ranked samples is the one of rank r, for n = 1 .. n_max.
+
+    C(N - r - 1, n - 1) / C(N, n), as n / (N - r) times prod_{i<n} (N - r - i) / (N - i): factors at most 1, so nothing
+    overflows at any size.
+    """
+    rank_N1, drawn_n = np.arange(size)[:, None], np.arange(n_max)
+    none_better_Nn = np.cumprod(np.maximum(size - rank_N1 - drawn_n, 0) / (size - drawn_n), axis=1)
+    return none_better_Nn * (drawn_n + 1) / (size - rank_N1)
+
+
+def best_of_n(
+    key_PN: Float[np.ndarray, "P N"],
+    correct_PN: Float[np.ndarray, "P N"],
+    valid_PN: Bool[np.ndarray, "P N"],
+    size_P: Int[np.ndarray, "P"],
+    n_max: int,
+) -> Float[np.ndarray, "P n"]:
+    """Exact expected correctness of the highest key among n of the first `size_P[p]` samples, n = 1 .. n_max.
+
+    Samples that tie are chosen with equal probability, so each counts as the mean correctness of its tie group; then
+    the expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to
+    [C(N - r, n) - C(N - r - t, n)] / C(N, n) for t samples tied behind r better ones. A sample that is not valid ranks
+    last and is wrong: a draw of nothing else has no answer. `n_max` <= min(size_P).
+    """
+    value_Pn = np.zeros((len(key_PN), n_max))
+    for size in np.unique(size_P):
+        of_size = size_P == size
+        key_BN, correct_BN, valid_BN = (x[of_size, :size] for x in (key_PN, correct_PN, valid_PN))
+        order_BN = np.lexsort((-np.where(valid_BN, key_BN, 0.0), ~valid_BN))
+        key_BN, correct_BN, valid_BN = (
+            np.take_along_axis(x, order_BN, -1) for x in (key_BN, np.where(valid_BN, correct_BN, 0.0), valid_BN)
+        )
+        first_BN = np.ones(key_BN.shape, bool)
+        first_BN[:, 1:] = valid_BN[:, 1:] & (key_BN[:, 1:] != key_BN[:, :-1])
+        first_BN[:, 1:] |= valid_BN[:, 1:] != valid_BN[:, :-1]
+        group_M = np.cumsum(first_BN.ravel()) - 1
+        mean_G = np.bincount(group_M, correct_BN.ravel()) / np.bincount(group_M)
+        value_Pn[of_size] = mean_G[group_M].reshape(key_BN.shape) @ best_rank_probability(int(size), n_max)
+    return value_Pn
+
+
+class Pools(NamedTuple):
+    """P problems of up to N samples. Slots past `size_P` are not samples."""
+
+    problem: list[str]
+    size_P: Int[np.ndarray, "P"]
+    correct_PN: Float[np.ndarray, "P N"]
+    answered_PN: Bool[np.ndarray, "P N"]  # the sample has an answer, or the file has none at all
+    class_PN: Int[np.ndarray, "P N"] | None  # equal for equal answers, -1 for none; None if the file has no answers
+    key: dict[str, Float[np.ndarray, "P N"]]  # rule -> what orders the chains; -inf for a chain without a step
+    weight: dict[str, Float[np.ndarray, "P N"]]  # rule -> the chain's weight in a vote, in [0, 1]
+    steps_PN: Int[np.ndarray, "P N"]
+    length_PN: Int[np.ndarray, "P N"]  # characters
+
+
+def pools_of(records: Sequence[Mapping[str, Any]]) -> Pools:
+    """Scored pool records as arrays. Raises ScoreError where scores, or the outcome of a sample, are missing."""
+    if not records:
+        raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
+    for i, record in enumerate(records):
+        if not record.get("samples"):
+            raise ScoreError(f"record {i}: no samples: best-of-n needs pool records")
+    samples = [(i, j, record, sample) for i, record in enumerate(records) for j, sample in enumerate(record["samples"])]
+    scores = checked_scores(
+        ((f"record {i}, sample {j}", len(s["steps"]), s.get("scores")) for i, j, _, s in samples), probability=True
+    )
+    score_BP, mask_BP = padded(scores)
+    size_P = np.array([len(record["samples"]) for record in records], int)
+    in_pool_PN = np.arange(size_P.max()) < size_P[:, None]
+
+    def pooled(flat, fill):
+        x_PN = np.full(in_pool_PN.shape, fill)
+        x_PN[in_pool_PN] = np.asarray(flat)
+        return x_PN
+
+    if any("answer" in sample for _, _, _, sample in samples):
+        classes = [answer_classes([s.get("answer") for s in record["samples"]]) for record in records]
+        class_PN = pooled(np.concatenate(classes), -1)
+        answered_PN = class_PN >= 0
+    else:
+        class_PN, answered_PN = None, in_pool_PN
+    weight = {rule: np.asarray(value_B, float) for rule, value_B in aggregate(score_BP, mask_BP).items()}
+    weight["sum_log_odds"] = 1 / (1 + np.exp(-weight["sum_log_odds"]))  # a vote's weight cannot be negative
+    return Pools(
+        problem=[record["problem"] for record in records],
+        size_P=size_P,
+        correct_PN=pooled([_correct(*where_sample) for where_sample in samples], 0.0),
+        answered_PN=answered_PN,
+        class_PN=class_PN,
+        key={rule: pooled(np.asarray(key_B, float), -np.inf) for rule, key_B in rank_keys(score_BP, mask_BP).items()},
+        weight={rule: pooled(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
+        steps_PN=pooled([len(s["steps"]) for _, _, _, s in samples], 0),
+        length_PN=pooled([sum(map(len, s["steps"])) for _, _, _, s in samples], 0),
+    )
+
+
+def best_of_n_report(records: Sequence[Mapping[str, Any]], seed: int, trials: int = 100) -> dict[str, Any]:
+    """Curves over n = 1 .. `n_max`, the smallest pool's size; larger pools are drawn from as a whole.
+
+    Every curve is `{"value", "low", "high"}`, lists over `n`, with 95 % intervals over problems. Beside `rules`, by
+    rule `best_of_n`, `weighted_vote` and `minus_majority` (the same problems' best-of-n less majority vote, at the
+    largest n): `majority`, `pass_at_n` (the oracle), and under `baselines` `random` (all scores equal), `fewest_steps`
+    and `shortest` (in characters). Votes are sampled over `trials` orders and carry `standard_error`, 0 where exact.
+    Votes are None if the file has no answers.
+    """
+    pools = pools_of(records)
+    n_max = int(pools.size_P.min())
+    has_step_PN = pools.steps_PN > 0
+
+    def chosen_by(key_PN, valid_PN=pools.answered_PN & has_step_PN):
+        return best_of_n(key_PN, pools.correct_PN, valid_PN, pools.size_P, n_max)
+
+    curves = {
+        "pass_at_n": chosen_by(pools.correct_PN),
+        "random": chosen_by(np.zeros(pools.correct_PN.shape)),
+        "fewest_steps": chosen_by(-pools.steps_PN),
+        "shortest": chosen_by(-pools.length_PN),
+        **{f"{rule}.best_of_n": chosen_by(pools.key[rule]) for rule in RULES},
+    }
+    errors = {}
+    if pools.class_PN is not None:
+        # The weights of a majority are ones, chains without a step included: their answers count.
+        weight_PNK = np.stack([np.ones(pools.correct_PN.shape), *(pools.weight[rule] for rule in RULES)], -1)
+        votes = vote_accuracy(
+            pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed
+        )
+        for k, name in enumerate(["majority", *(f"{rule}.weighted_vote" for rule in RULES)]):
+            curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
+        for rule in RULES:
+            curves[f"{rule}.minus_majority"] = curves[f"{rule}.best_of_n"][:, -1:] - curves["majority"][:, -1:]
+    found = _intervals(curves, pools.problem, seed)
+
+    def curve(name):
+        if name not in found:
+            return None
+        return found[name] | ({"standard_error": jsonable(errors[name])} if name in errors else {})
+
+    in_pool_PN = np.arange(pools.correct_PN.shape[1]) < pools.size_P[:, None]
+    return {
+        "n_problems": len(records),
+        "n_samples": int(pools.size_P.sum()),
+        "n_max": n_max,
+        "largest_pool": int(pools.size_P.max()),
+        "without_answer": int((in_pool_PN & ~pools.answered_PN).sum()),
+        "without_steps": int((in_pool_PN & ~has_step_PN).sum()),
+        "mean_accuracy": float(np.mean([row[:n].mean() for row, n in zip(pools.correct_PN, pools.size_P)])),
+        "trials": trials,
+        "n": list(range(1, n_max + 1)),
+        "pass_at_n": curve("pass_at_n"),
+        "majority": curve("majority"),
+        "rules": {
+            rule: {kind: curve(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote", "minus_majority")}
+            for rule in RULES
+        },
+        "baselines": {name: curve(name) for name in ("random", "fewest_steps", "shortest")},
+    }
+
+
+def _intervals(curves: Mapping[str, np.ndarray], groups: Sequence[str], seed: int) -> dict[str, dict[str, Any]]:
+    """Mean and interval of every (problem, n) array from one set of resamples."""
+    all_PM = np.concatenate(list(curves.values()), axis=1)
+    interval = bootstrap(lambda weight_RP: weighted_mean(all_PM, weight_RP), groups, seed=seed)
+    ends = np.cumsum([x.shape[1] for x in curves.values()])[:-1]
+    parts = zip(*(np.split(x, ends) for x in interval), strict=True)
+    return {name: Interval(*part).json() for name, part in zip(curves, parts, strict=True)}
+
+
+def _correct(i: int, j: int, record: Mapping[str, Any], sample: Mapping[str, Any]) -> float:
+    if sample.get("correct") is not None:
+        return float(sample["correct"])
+    truth = canonical_answer(record.get("answer"))
+    if truth is None:
+        raise ScoreError(
+            f"record {i}, sample {j}: outcome unknown. Give the sample `correct`, or the record its `answer`."
+        )
+    return float(canonical_answer(sample.get("answer")) == truth)

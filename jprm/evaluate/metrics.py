@@ -1,0 +1,130 @@
+"""Ranking metrics and bootstrap intervals.
+
+Host code in numpy's float64: the sums run over up to millions of pairs, where float32 loses the last digits, and the
+metrics are no part of a jitted step. Every metric takes weights with leading axes, so that a bootstrap over problems is
+the same metric under R rows of integer weights: the scores are sorted once, nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+DRAWS = 1000
+_CHUNK = 2_000_000  # weights held at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
+
+
+def auroc(
+    score_N: Float[np.ndarray, "N"],
+    positive_N: Bool[np.ndarray, "N"],
+    weight_RN: Float[np.ndarray, "*R N"] | None = None,
+) -> Float[np.ndarray, "*R"]:
+    """The probability that a positive scores above a negative, ties counting half (Mann-Whitney U over its maximum).
+
+    NaN where either class has no weight.
+    """
+    positive_RU, negative_RU = _class_weights(score_N, positive_N, weight_RN)
+    below_RU = np.cumsum(negative_RU, -1) - negative_RU / 2
+    return _ratio((positive_RU * below_RU).sum(-1), positive_RU.sum(-1) * negative_RU.sum(-1))
+
+
+def average_precision(
+    score_N: Float[np.ndarray, "N"],
+    positive_N: Bool[np.ndarray, "N"],
+    weight_RN: Float[np.ndarray, "*R N"] | None = None,
+) -> Float[np.ndarray, "*R"]:
+    """Precision averaged over recall, sum_k (R_k - R_{k-1}) P_k over the distinct scores from the highest down.
+
+    No interpolation, as in scikit-learn's `average_precision_score`. NaN where the positives have no weight.
+    """
+    positive_RU, negative_RU = (x_RU[..., ::-1] for x_RU in _class_weights(score_N, positive_N, weight_RN))
+    hit_RU = np.cumsum(positive_RU, -1)
+    precision_RU = hit_RU / np.maximum(hit_RU + np.cumsum(negative_RU, -1), np.finfo(float).tiny)
+    return _ratio((positive_RU * precision_RU).sum(-1), positive_RU.sum(-1))
+
+
+def weighted_mean(
+    value_N: Float[np.ndarray, "N *C"], weight_RN: Float[np.ndarray, "*R N"]
+) -> Float[np.ndarray, "*R *C"]:
+    """Mean over N under each row of weights; NaN where a row has no weight."""
+    value_N = np.asarray(value_N, float)
+    total_R = weight_RN.sum(-1)
+    return _ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
+
+
+class Interval(NamedTuple):
+    """A statistic and its percentile interval. Scalars, or arrays of one shape for a statistic that is a curve."""
+
+    value: Any
+    low: Any
+    high: Any
+
+    def json(self) -> dict[str, Any]:
+        """`{"value", "low", "high"}` as numbers or lists, None where undefined."""
+        return {key: jsonable(x) for key, x in self._asdict().items()}
+
+
+def bootstrap(
+    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, "R *C"]],
+    groups: Sequence[Any],
+    n: int = DRAWS,
+    *,
+    seed: int,
+    level: float = 0.95,
+) -> Interval:
+    """Percentile interval of `statistic` over `n` resamples of whole groups, with replacement (a cluster bootstrap).
+
+    `groups` names the group of each of the N items: steps of one problem stand or fall together, so problems are drawn,
+    not steps. `statistic` takes R rows of item weights, here how often the item's group was drawn. Draws for which it
+    is undefined (NaN) are left out. The same seed and groups draw the same resamples: two calls can be compared.
+    """
+    group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
+    size = len(group_N)
+    value = statistic(np.ones((1, size)))[0]
+    if not size:
+        return Interval(value, value, value)
+    n_groups = int(group_N.max()) + 1
+    rng = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // size)
+    drawn = []
+    for start in range(0, n, rows):
+        chosen_RG = rng.integers(n_groups, size=(min(rows, n - start), n_groups))
+        chosen_RG += n_groups * np.arange(len(chosen_RG))[:, None]
+        count_RG = np.bincount(chosen_RG.ravel(), minlength=chosen_RG.size).reshape(chosen_RG.shape)
+        drawn.append(statistic(count_RG[:, group_N].astype(float)))
+    drawn_R = np.concatenate(drawn)
+    if np.isnan(drawn_R).all():
+        return Interval(value, np.nan * value, np.nan * value)
+    low, high = np.nanquantile(drawn_R, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Interval(value, low, high)
+
+
+def jsonable(x: Any) -> Any:
+    """A number or array as JSON has it: lists of floats, None for what is not finite."""
+    if isinstance(x, np.ndarray) and x.ndim:
+        return [jsonable(item) for item in x]
+    return float(x) if np.isfinite(x) else None
+
+
+def _class_weights(score_N, positive_N, weight_RN):
+    """Weight of positives and of negatives at each of the U distinct scores, in rising order of score."""
+    score_N, positive_N = np.asarray(score_N), np.asarray(positive_N, bool)
+    if np.isnan(score_N).any():
+        raise ValueError(f"{np.isnan(score_N).sum()} of {score_N.size} scores are NaN")
+    weight_RN = np.ones(score_N.shape) if weight_RN is None else np.asarray(weight_RN, float)
+    order_N = np.argsort(score_N, kind="stable")
+    sorted_N, weight_RN = score_N[order_N], weight_RN[..., order_N]
+    start_U = np.flatnonzero(np.r_[True, sorted_N[1:] != sorted_N[:-1]][: score_N.size])
+    if not score_N.size:
+        return np.zeros(weight_RN.shape), np.zeros(weight_RN.shape)
+    all_RU = np.add.reduceat(weight_RN, start_U, axis=-1)
+    positive_RU = np.add.reduceat(weight_RN * positive_N[order_N], start_U, axis=-1)
+    return positive_RU, all_RU - positive_RU
+
+
+def _ratio(numerator, denominator):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(denominator > 0, numerator / denominator, np.nan)

@@ -1,0 +1,182 @@
+"""ProcessBench (Zheng et al. 2024, arXiv 2412.06559): find the first wrong step of a chain, or say that there is none.
+
+The prediction is the first step whose score is below the threshold, -1 if none is. `error_accuracy` is the share of
+chains with an error whose prediction is exactly the first error; `correct_accuracy` the share of chains without one
+that get -1; F1 is the harmonic mean of the two (not an F1 of precision and recall).
+
+Everything here follows from one remark. A chain is predicted right for the thresholds of one interval (low, high]:
+with first error e, low is the score of step e and high the smallest score before it (infinite for e = 0); without an
+error, low is -inf and high the smallest score of the chain. So F1 at every threshold is two sorts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.evaluate.metrics import bootstrap, jsonable, weighted_mean
+from jprm.evaluate.scored import ScoreError, checked_scores
+
+Scores = Sequence[Float[np.ndarray, "_"]]
+"""One array of step scores a chain."""
+
+
+class F1(NamedTuple):
+    """`f1` and its two parts, as fractions; arrays where thresholds or weights are. NaN where a part has no chains."""
+
+    f1: Any
+    error_accuracy: Any
+    correct_accuracy: Any
+
+
+def harmonic_mean(a: Any, b: Any) -> Any:
+    """2ab / (a + b); 0 where both are 0."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    return 2 * a * b / np.where(a + b == 0, 1.0, a + b)
+
+
+def right_interval(
+    first_error_N: Int[np.ndarray, "N"], scores: Scores
+) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+    """The thresholds (low, high] for which each chain is predicted right; high <= low where there are none."""
+    low_N, high_N = np.full(len(scores), -np.inf), np.full(len(scores), np.inf)
+    for i, (error, score_P) in enumerate(zip(first_error_N, scores, strict=True)):
+        if not -1 <= error < len(score_P):
+            raise ValueError(f"chain {i}: first_error {error} of {len(score_P)} steps")
+        if error >= 0:
+            low_N[i] = score_P[error]
+        high_N[i] = np.min(score_P[:error] if error >= 0 else score_P, initial=np.inf)
+    return low_N, high_N
+
+
+def right_at(first_error_N: Int[np.ndarray, "N"], scores: Scores, threshold: float) -> Bool[np.ndarray, "N"]:
+    """Whether each chain is predicted right at a threshold, which may be infinite."""
+    low_N, high_N = right_interval(first_error_N, scores)
+    return ((low_N < threshold) | (np.asarray(first_error_N) < 0)) & (threshold <= high_N)
+
+
+def f1(first_error_N: Int[np.ndarray, "N"], scores: Scores, threshold: float) -> F1:
+    """F1 at one threshold."""
+    return weighted_f1(right_at(first_error_N, scores, threshold), first_error_N, np.ones(len(scores)))
+
+
+def weighted_f1(
+    right_N: Bool[np.ndarray, "N"], first_error_N: Int[np.ndarray, "N"], weight_RN: Float[np.ndarray, "*R N"]
+) -> F1:
+    """F1 of given predictions under each row of chain weights: what a bootstrap draws."""
+    error_N = np.asarray(first_error_N) >= 0
+    error = weighted_mean(right_N, weight_RN * error_N)
+    correct = weighted_mean(right_N, weight_RN * ~error_N)
+    return F1(harmonic_mean(error, correct), error, correct)
+
+
+def f1_curve(first_error_N: Int[np.ndarray, "N"], scores: Scores) -> tuple[Float[np.ndarray, "K"], F1]:
+    """Every threshold at which F1 can differ, rising, and F1 there: no grid, no threshold missed.
+
+    Predictions are right or wrong in the same way between two neighbouring ends of the chains' intervals, so there is
+    one threshold in the middle of each such gap, one that is below all ends and one above.
+    """
+    first_error_N = np.asarray(first_error_N)
+    low_N, high_N = right_interval(first_error_N, scores)
+    error_N, some_N = first_error_N >= 0, low_N < high_N
+    end_K = np.unique(np.r_[low_N[some_N], high_N[some_N]])
+    end_K = end_K[np.isfinite(end_K)]
+    if not len(end_K):
+        end_K = np.zeros(1)  # every chain is right, or wrong, whatever the threshold
+    middle_K = end_K[:-1] + np.diff(end_K) / 2
+    middle_K = np.where(middle_K > end_K[:-1], middle_K, end_K[1:])  # neighbouring floats have no middle
+    threshold_K = np.r_[end_K[0], middle_K, np.nextafter(end_K[-1], np.inf)]
+
+    def accuracy(of_N):
+        low = np.searchsorted(np.sort(low_N[of_N & some_N]), threshold_K)
+        high = np.searchsorted(np.sort(high_N[of_N & some_N]), threshold_K)
+        return (low - high) / of_N.sum() if of_N.any() else np.full(len(threshold_K), np.nan)
+
+    error_K, correct_K = accuracy(error_N), accuracy(~error_N)
+    return threshold_K, F1(harmonic_mean(error_K, correct_K), error_K, correct_K)
+
+
+def best_threshold(first_error_N: Int[np.ndarray, "N"], scores: Scores) -> float:
+    """The threshold with the highest F1, the lowest such one; for tuning on a calibration split."""
+    threshold_K, curve = f1_curve(first_error_N, scores)
+    if np.isnan(curve.f1).all():
+        raise ScoreError("a threshold needs chains with an error and chains without one to be tuned on")
+    return float(threshold_K[np.argmax(curve.f1)])
+
+
+def processbench_report(
+    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int
+) -> dict[str, dict[str, Any]]:
+    """F1 of scored chain records (`first_error`, `scores`), a key a file; the layout is that of `_file_report`.
+
+    `calibration` names the file whose best threshold is the tuned one of all files, here and for the baselines; on that
+    file itself the tuned numbers are in sample, and say so. Intervals resample problems, with thresholds held fixed.
+    """
+    if calibration not in records_by_file:
+        raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(records_by_file)}")
+    chains = {name: _chains(name, records) for name, records in records_by_file.items()}
+    tuned = {}
+    for scorer in ("scores", *_BASELINES):
+        try:
+            tuned[scorer] = best_threshold(chains[calibration]["first_error"], chains[calibration][scorer])
+        except ScoreError as error:
+            raise ScoreError(f"{calibration}: {error}") from None
+    return {name: _file_report(file, tuned, calibration, name == calibration, seed) for name, file in chains.items()}
+
+
+def _file_report(file: Mapping[str, Any], tuned: Mapping[str, float], calibration: str, in_sample: bool, seed: int):
+    first_error_N = file["first_error"]
+    threshold_K, curve = f1_curve(first_error_N, file["scores"])
+
+    def at(scorer, threshold):
+        right_N = right_at(first_error_N, file[scorer], threshold)
+        point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
+        interval = bootstrap(
+            lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed
+        )
+        return {
+            **{key: jsonable(value) for key, value in point._asdict().items()},
+            "f1_low": jsonable(interval.low),
+            "f1_high": jsonable(interval.high),
+            "threshold": jsonable(threshold),  # None in a baseline that has no threshold
+        }
+
+    def at_tuned(scorer):
+        return {**at(scorer, tuned[scorer]), "calibrated_on": calibration, "in_sample": in_sample}
+
+    top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
+    return {
+        **at("scores", 0.5),
+        "n": len(first_error_N),
+        "n_error": int((first_error_N >= 0).sum()),
+        "n_correct": int((first_error_N < 0).sum()),
+        "tuned": at_tuned("scores"),
+        "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top])},
+        "baselines": {
+            "always_correct": at("position", -np.inf),
+            "always_first_step": at("position", np.inf),
+            **{scorer: at_tuned(scorer) for scorer in _BASELINES},
+        },
+    }
+
+
+_BASELINES = ("position", "step_length")  # the later, or longer in characters, the likelier wrong
+
+
+def _chains(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    for i, record in enumerate(records):
+        error = record.get("first_error")
+        if not isinstance(error, int) or isinstance(error, bool) or not -1 <= error < len(record["steps"]):
+            raise ScoreError(f"{name}: record {i}: first_error is {error!r}, not -1 or the index of a step")
+    return {
+        "problem": [record["problem"] for record in records],
+        "first_error": np.array([record["first_error"] for record in records], int),
+        "scores": checked_scores(
+            (f"{name}: record {i}", len(record["steps"]), record.get("scores")) for i, record in enumerate(records)
+        ),
+        "position": [-np.arange(len(record["steps"]), dtype=float) for record in records],
+        "step_length": [-np.array([len(step) for step in record["steps"]], float) for record in records],
+    }

@@ -1,0 +1,99 @@
+"""Reports on disk and on the screen."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def write_json(path: str | os.PathLike[str], obj: Any) -> None:
+    """Write JSON whole or not at all. Raises ValueError for NaN and infinities, which JSON has not."""
+    path = Path(path)
+    text = json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def print_processbench(report: Mapping[str, Any], console: Console | None = None) -> None:
+    table = _table("ProcessBench", "F1 [95 %]", "error acc.", "correct acc.", "threshold")
+    for name, file in report.items():
+        tuned = file["tuned"]
+        note = " (in sample)" if tuned["in_sample"] else ""
+        rows = {
+            f"{name}, n = {file['n']}": file,
+            f"  tuned on {tuned['calibrated_on']}{note}": tuned,
+            **{f"  {_words(key)}": value for key, value in file["baselines"].items()},
+        }
+        for label, row in rows.items():
+            f1 = _interval(row["f1"], row["f1_low"], row["f1_high"])
+            accuracies = (_percent(row[key]) for key in ("error_accuracy", "correct_accuracy"))
+            table.add_row(label, f1, *accuracies, "" if row["threshold"] is None else f"{row['threshold']:.4g}")
+        table.add_section()
+    (console or Console()).print(table)
+
+
+def print_steps(report: Mapping[str, Any], console: Console | None = None) -> None:
+    title = f"Steps: {report['n_right']} right, {report['n_wrong']} wrong, {report['n_problems']} problems"
+    table = _table(f"{title}; neutral: {report['neutral']}", "scores", *map(_words, report["baselines"]))
+    columns = [report, *report["baselines"].values()]
+    for key in ("auroc", "average_precision_of_errors", "average_precision_of_correct", "accuracy", "alternatives"):
+        table.add_row(_words(key), *(_interval(**_span(column.get(key))) for column in columns))
+    for key in ("accuracy", "f1"):
+        cells = (_interval(**_span(column.get("first_error", {}).get(key))) for column in columns)
+        table.add_row(f"first error, {key}", *cells)
+    (console or Console()).print(table)
+
+
+def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -> None:
+    n_max = report["n_max"]
+    shown = sorted({2**k for k in range(n_max.bit_length() - 1)} | {n_max})
+    title = f"Best of n: {report['n_problems']} problems, mean accuracy {_percent(report['mean_accuracy'])} %"
+    table = _table(title, *(f"n = {n}" for n in shown[:-1]), f"n = {n_max} [95 %]")
+    rows = {
+        "oracle (pass@n)": report["pass_at_n"],
+        "majority vote": report["majority"],
+        **{f"best by {_words(rule)}": curves["best_of_n"] for rule, curves in report["rules"].items()},
+        **{f"vote by {_words(rule)}": curves["weighted_vote"] for rule, curves in report["rules"].items()},
+        **{_words(name): curve for name, curve in report["baselines"].items()},
+    }
+    for label, curve in rows.items():
+        if curve is not None:
+            cells = [_percent(curve["value"][n - 1]) for n in shown[:-1]]
+            table.add_row(label, *cells, _interval(*(curve[key][-1] for key in ("value", "low", "high"))))
+    (console or Console()).print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _span(figure: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: (figure or {}).get(key) for key in ("value", "low", "high")}
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    span = "" if low is None or high is None else f" [{_percent(low)}, {_percent(high)}]"
+    return _percent(value) + span

@@ -1,0 +1,207 @@
+"""How well step scores agree with step labels: ranking, first errors and alternatives, beside trivial baselines.
+
+Works on scored tree records (nodes with `parent`, `text`, `label`, `score`) and scored chain records (`steps`,
+`labels`, `scores`). A label becomes a class: a rating is its sign, with an explicit policy for neutral; a correctness
+or value is positive from 0.5 on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.evaluate.metrics import auroc, average_precision, bootstrap, jsonable, weighted_mean
+from jprm.evaluate.processbench import weighted_f1
+from jprm.evaluate.scored import ScoreError, checked_scores
+
+NEUTRAL = ("positive", "negative", "drop")
+UNLABELLED = -1
+
+
+class Tree(NamedTuple):
+    """One record as arrays over its nodes. `class_N` is 1 (right), 0 (wrong) or `UNLABELLED`."""
+
+    problem: str
+    parent_N: Int[np.ndarray, "N"]
+    class_N: Int[np.ndarray, "N"]
+    depth_N: Int[np.ndarray, "N"]
+    length_N: Int[np.ndarray, "N"]  # characters
+    score_N: Float[np.ndarray, "N"]
+
+
+def label_class(label: float | None, semantics: str, neutral: str, where: str = "label") -> int:
+    """The class of a label: 1, 0, or `UNLABELLED` for None and, under `drop`, for neutral."""
+    if neutral not in NEUTRAL:
+        raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")
+    if label is None:
+        return UNLABELLED
+    if semantics == "rating" and label in (-1, 0, 1):
+        return {1: 1, -1: 0, 0: {"positive": 1, "negative": 0, "drop": UNLABELLED}[neutral]}[int(label)]
+    if semantics in ("correctness", "value") and 0 <= label <= 1:
+        return int(label >= 0.5)
+    raise ScoreError(f"{where}: {label!r} is no label of semantics {semantics!r} that says right or wrong")
+
+
+def judged_chains(
+    parent_N: Int[np.ndarray, "N"], class_N: Int[np.ndarray, "N"]
+) -> tuple[Int[np.ndarray, "M"], Bool[np.ndarray, "M"]]:
+    """The distinct chains of a tree that its labels judge: (the node each ends at, whether that is its first error).
+
+    Every root-to-leaf path is followed as far as its first wrong step, or to its leaf where it has none. It counts if
+    every step so far is labelled. Paths that part only after the first error are one chain: what follows an error
+    cannot change whether the first error was found. A path that meets an unlabelled step before its first error counts
+    for nothing.
+    """
+    leaf_N = np.ones(len(parent_N), bool)
+    leaf_N[parent_N[parent_N >= 0]] = False
+    clean_N = np.zeros(len(parent_N), bool)  # this step and all before it are labelled right
+    wrong_N = np.zeros(len(parent_N), bool)  # the first error of its chain
+    for i, parent in enumerate(parent_N):
+        if parent < 0 or clean_N[parent]:
+            clean_N[i], wrong_N[i] = class_N[i] == 1, class_N[i] == 0
+    end_M = np.flatnonzero(wrong_N | (clean_N & leaf_N))
+    return end_M, wrong_N[end_M]
+
+
+def judged_right(
+    parent_N: Int[np.ndarray, "N"],
+    score_N: Float[np.ndarray, "N"],
+    end_M: Int[np.ndarray, "M"],
+    wrong_M: Bool[np.ndarray, "M"],
+    threshold: float,
+) -> Bool[np.ndarray, "M"]:
+    """Whether the first step of each judged chain that scores below the threshold is its first error, or none is."""
+    before_N = np.full(len(parent_N), np.inf)  # the lowest score before each step
+    for i, parent in enumerate(parent_N):
+        if parent >= 0:
+            before_N[i] = min(before_N[parent], score_N[parent])
+    return (before_N[end_M] >= threshold) & ((score_N[end_M] < threshold) == wrong_M)
+
+
+def alternatives(parent_N: Int[np.ndarray, "N"], class_N: Int[np.ndarray, "N"]) -> Int[np.ndarray, "Q 2"]:
+    """All pairs (right, wrong) of steps with the same parent."""
+    siblings: dict[int, tuple[list[int], list[int]]] = {}
+    for i in np.flatnonzero(class_N != UNLABELLED):
+        siblings.setdefault(int(parent_N[i]), ([], []))[1 - class_N[i]].append(i)
+    pairs = [pair for right, wrong in siblings.values() for pair in itertools.product(right, wrong)]
+    return np.array(pairs, int).reshape(-1, 2)
+
+
+def steps_report(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) -> dict[str, Any]:
+    """The report of scored trees and chains: the scores' figures at the top, the baselines' under `baselines`.
+
+    Each figure is `{"value", "low", "high"}` with a 95 % interval over problems: `auroc`;
+    `average_precision_of_errors` and `_of_correct` (the positives being wrong, or right, steps); `accuracy` at 0.5;
+    `alternatives`, the share of pairs of siblings, one right and one wrong, that the scores rank rightly, ties a half;
+    and `first_error` over `judged_chains` at 0.5, with `f1` of the error and correct accuracies as in ProcessBench.
+    """
+    trees = _trees(records, neutral)
+    class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
+    if not {0, 1} <= set(class_N.tolist()):
+        raise ScoreError("the records hold no step labelled right, or none labelled wrong: there is nothing to rank")
+    baselines = {
+        "constant": lambda tree: np.ones(len(tree.parent_N)),
+        "position": lambda tree: -tree.depth_N.astype(float),
+        "step_length": lambda tree: -tree.length_N.astype(float),
+    }
+    return {
+        "neutral": neutral,
+        "n_problems": len({tree.problem for tree in trees}),
+        "n_records": len(trees),
+        "n_steps": len(class_N),
+        "n_right": int((class_N == 1).sum()),
+        "n_wrong": int((class_N == 0).sum()),
+        **_figures(trees, lambda tree: tree.score_N, seed, threshold=0.5),
+        "baselines": {
+            # Only the constant is a probability, of right steps: depth and length have no place for a threshold.
+            name: _figures(trees, score, seed, threshold=0.5 if name == "constant" else None)
+            for name, score in baselines.items()
+        },
+    }
+
+
+def _figures(trees: Sequence[Tree], score_of, seed: int, threshold: float | None) -> dict[str, Any]:
+    scores = [score_of(tree) for tree in trees]
+    labelled = [tree.class_N != UNLABELLED for tree in trees]
+    score_N = np.concatenate([score_N[some_N] for score_N, some_N in zip(scores, labelled, strict=True)])
+    right_N = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, labelled, strict=True)]) == 1
+    problem_N = [tree.problem for tree, some_N in zip(trees, labelled, strict=True) for _ in range(some_N.sum())]
+
+    won, won_problem = [], []
+    for tree, score in zip(trees, scores, strict=True):
+        right_Q, wrong_Q = alternatives(tree.parent_N, tree.class_N).T
+        won.extend((score[right_Q] > score[wrong_Q]) + 0.5 * (score[right_Q] == score[wrong_Q]))
+        won_problem.extend([tree.problem] * len(right_Q))
+    won_Q = np.array(won, float)
+
+    def interval(statistic, groups):
+        return bootstrap(statistic, groups, seed=seed).json()
+
+    figures = {
+        "auroc": interval(lambda w: auroc(score_N, right_N, w), problem_N),
+        "average_precision_of_errors": interval(lambda w: average_precision(-score_N, ~right_N, w), problem_N),
+        "average_precision_of_correct": interval(lambda w: average_precision(score_N, right_N, w), problem_N),
+        "alternatives": {**interval(lambda w: weighted_mean(won_Q, w), won_problem), "n_pairs": len(won_Q)},
+    }
+    if threshold is not None:
+        agree_N = (score_N >= threshold) == right_N
+        figures["accuracy"] = interval(lambda w: weighted_mean(agree_N, w), problem_N)
+        figures["first_error"] = _first_error(trees, scores, threshold, interval)
+    return figures
+
+
+def _first_error(trees: Sequence[Tree], scores, threshold: float, interval) -> dict[str, Any]:
+    problem_M, first_error_M, right_M = [], [], []
+    for tree, score_N in zip(trees, scores, strict=True):
+        end_M, wrong_M = judged_chains(tree.parent_N, tree.class_N)
+        problem_M += [tree.problem] * len(end_M)
+        first_error_M.extend(np.where(wrong_M, tree.depth_N[end_M], -1))
+        right_M.extend(judged_right(tree.parent_N, score_N, end_M, wrong_M, threshold))
+    first_error_M, right_M = np.array(first_error_M, int), np.array(right_M, bool)
+    point = weighted_f1(right_M, first_error_M, np.ones(len(right_M)))
+    return {
+        "accuracy": interval(lambda w: weighted_mean(right_M, w), problem_M),
+        "f1": interval(lambda w: weighted_f1(right_M, first_error_M, w).f1, problem_M),
+        "error_accuracy": jsonable(point.error_accuracy),
+        "correct_accuracy": jsonable(point.correct_accuracy),
+        "n_error": int((first_error_M >= 0).sum()),
+        "n_correct": int((first_error_M < 0).sum()),
+    }
+
+
+def _trees(records: Sequence[Mapping[str, Any]], neutral: str) -> list[Tree]:
+    nodes = [_nodes(record) for record in records]
+    scores = checked_scores(
+        (f"record {i}", len(record), [node.get("score") for node in record]) for i, record in enumerate(nodes)
+    )
+    trees = []
+    for i, (record, node_list, score_N) in enumerate(zip(records, nodes, scores, strict=True)):
+        semantics = record.get("semantics", "correctness")
+        parent_N = np.array([node["parent"] for node in node_list], int)
+        depth_N = np.zeros(len(node_list), int)
+        for j, parent in enumerate(parent_N):
+            if not -1 <= parent < j:
+                raise ScoreError(f"record {i}, node {j}: parent {parent} is not an earlier node")
+            depth_N[j] = depth_N[parent] + 1 if parent >= 0 else 0
+        classes = [
+            label_class(node.get("label"), semantics, neutral, f"record {i}, node {j}")
+            for j, node in enumerate(node_list)
+        ]
+        length_N = np.array([len(node["text"]) for node in node_list], int)
+        trees.append(Tree(record["problem"], parent_N, np.array(classes, int), depth_N, length_N, score_N))
+    return trees
+
+
+def _nodes(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    if "nodes" in record:
+        return record["nodes"]
+    steps = record["steps"]
+    columns = [record.get(key) or [None] * len(steps) for key in ("labels", "scores")]
+    return [
+        {"parent": i - 1, "text": text, "label": label, "score": score}
+        for i, (text, label, score) in enumerate(zip(steps, *columns, strict=True))
+    ]

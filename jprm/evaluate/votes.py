@@ -1,0 +1,164 @@
+"""Majority and weighted votes over sampled answers: their expected accuracy at every number of samples.
+
+A vote of n samples goes to the answer with the largest sum of weights (of ones, for a majority); answers that tie share
+it, so the result is the mean correctness of the tied answers, whatever the order of the samples. Unlike best-of-n this
+has no closed form: small pools are enumerated, larger ones sampled.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+ENUMERATE = 10
+"""Pools of up to this many samples are enumerated: 2^10 subsets a problem."""
+
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
+
+
+def canonical_answer(answer: Any) -> Hashable | None:
+    """The form under which answers are counted as the same; None where there is no answer.
+
+    Numbers, and strings that are plainly numbers ("1,000", " 18.0 "), are equal by value; other strings by their text
+    without outer space. None, a blank string and NaN are no answer.
+    """
+    if answer is None or (isinstance(answer, float) and math.isnan(answer)):
+        return None
+    if isinstance(answer, bool):
+        return str(answer)
+    if isinstance(answer, int | float):
+        return answer  # 18 == 18.0, with one hash
+    if not isinstance(answer, str):
+        raise ValueError(f"an answer is a number, a string or null, not {answer!r}")
+    text = answer.strip()
+    if any(c.isdigit() for c in text) and _NUMBER.fullmatch(text):
+        plain = text.replace(",", "")
+        return int(plain) if plain.lstrip("+-").isdecimal() and len(plain) < 1000 else float(plain)
+    return text or None
+
+
+def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, "N"]:
+    """An id for each answer's equivalence class, in order of appearance; -1 where there is no answer."""
+    seen: dict[Hashable, int] = {}
+    canonical = [canonical_answer(answer) for answer in answers]
+    return np.array([-1 if x is None else seen.setdefault(x, len(seen)) for x in canonical], int)
+
+
+class Votes(NamedTuple):
+    """Expected accuracy of problem p's vote of n samples under weighting k, for n = 1 .. n_max."""
+
+    value_PnK: Float[np.ndarray, "P n K"]
+    standard_error_nK: Float[np.ndarray, "n K"]  # of the mean over problems, from sampling votes; 0 where exact
+
+
+def vote_accuracy(
+    class_PN: Int[np.ndarray, "P N"],
+    correct_PN: Float[np.ndarray, "P N"],
+    weight_PNK: Float[np.ndarray, "P N K"],
+    size_P: Int[np.ndarray, "P"],
+    n_max: int,
+    *,
+    trials: int,
+    seed: int,
+) -> Votes:
+    """Votes of n of the first `size_P[p]` samples of each problem, n up to `n_max` <= min(size_P).
+
+    A sample of class -1 has no answer: it takes one of the n places and votes for nothing; a vote without any answer is
+    wrong. Weights are at least 0. A class is as correct as its samples are on average. Exact where all pools are of at
+    most `ENUMERATE` samples; else the mean over `trials` random orders of each pool, of which every n takes the first
+    n, all weightings the same (so n = size is exact, and differences between weightings are less noisy than each).
+    """
+    in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
+    class_PN = np.where(in_pool_PN, class_PN, -1)
+    correct_PC = _class_correct(class_PN, correct_PN)
+    if not len(size_P):
+        raise ValueError("no problems to vote on")
+    if size_P.max() <= ENUMERATE:
+        pools = zip(class_PN, correct_PC, weight_PNK, size_P, strict=True)
+        value_PnK = np.stack([_enumerated(c[:n], right, w[:n], n_max) for c, right, w, n in pools])
+        return Votes(value_PnK, np.zeros(value_PnK.shape[1:]))
+    if trials < 2:
+        raise ValueError(f"a standard error needs at least 2 trials, not {trials}")
+    mean_PnK, variance_PnK = _sampled(
+        jax.random.key(seed), class_PN, correct_PC, weight_PNK, in_pool_PN, n_max=n_max, trials=trials
+    )
+    # Orders are drawn independently for each problem, so the variances of the problems' means add.
+    standard_error_nK = np.sqrt(np.asarray(variance_PnK, float).sum(0) / trials) / len(size_P)
+    return Votes(np.asarray(mean_PnK, float), standard_error_nK)
+
+
+def _class_correct(class_PN, correct_PN):
+    """Mean correctness of the samples of each class, (P, C); 0 for a class that a problem has not."""
+    problem_PN = np.arange(len(class_PN))[:, None] + np.zeros_like(class_PN)
+    count_PC = np.zeros((len(class_PN), max(1, class_PN.max(initial=0) + 1)))
+    right_PC = np.zeros_like(count_PC)
+    some = class_PN >= 0
+    np.add.at(count_PC, (problem_PN[some], class_PN[some]), 1)
+    np.add.at(right_PC, (problem_PN[some], class_PN[some]), correct_PN[some])
+    return right_PC / np.maximum(count_PC, 1)
+
+
+def _enumerated(class_N, correct_C, weight_NK, n_max):
+    """The exact expectation for one problem, (n_max, K), over all subsets of its samples."""
+    member_NC = class_N[:, None] == np.arange(len(correct_C))
+    chosen_MN = (np.arange(1, 2 ** len(class_N))[:, None] >> np.arange(len(class_N))) & 1
+    # Equal sums added in different orders must still tie: compare them to 12 decimals.
+    total_MCK = np.round(np.einsum("mn,nc,nk->mck", chosen_MN, member_NC, weight_NK), 12)
+    present_MC = chosen_MN @ member_NC > 0
+    total_MCK = np.where(present_MC[:, :, None], total_MCK, -1.0)
+    winner_MCK = present_MC[:, :, None] & (total_MCK == total_MCK.max(1, keepdims=True))
+    value_MK = np.einsum("mck,c->mk", winner_MCK, correct_C) / np.maximum(winner_MCK.sum(1), 1)
+    size_M = chosen_MN.sum(1)
+    return np.stack([value_MK[size_M == n].mean(0) for n in range(1, n_max + 1)])
+
+
+@functools.partial(jax.jit, static_argnames=("n_max", "trials"))
+def _sampled(
+    key: Key[Array, ""],
+    class_PN: Int[Array, "P N"],
+    correct_PC: Float[Array, "P C"],
+    weight_PNK: Float[Array, "P N K"],
+    in_pool_PN: Bool[Array, "P N"],
+    *,
+    n_max: int,
+    trials: int,
+) -> tuple[Float[Array, "P n K"], Float[Array, "P n K"]]:
+    """Mean and variance over random orders. One sample changes one class, so the leaders need no pass over classes."""
+    trial_T = jnp.arange(trials)
+
+    def problem(inputs):
+        key, class_N, correct_C, weight_NK, in_pool_N = inputs
+        place_TN = jax.random.uniform(key, (trials, len(class_N)))
+        order_TN = jnp.argsort(jnp.where(in_pool_N, place_TN, 2.0), axis=-1)
+
+        def add_sample(carry, index_T):
+            total_TCK, top_TK, tied_TK, right_TK = carry
+            class_T, weight_TK = class_N[index_T], weight_NK[index_T]
+            answered_T1 = (class_T >= 0)[:, None]
+            before_TK = total_TCK[trial_T, class_T]  # -1 until the class has a sample
+            after_TK = jnp.where(answered_T1, jnp.maximum(before_TK, 0.0) + weight_TK, before_TK)
+            correct_T1 = correct_C[class_T][:, None]
+            leads_TK = answered_T1 & (after_TK > top_TK)
+            joins_TK = answered_T1 & (after_TK == top_TK) & (before_TK < top_TK)
+            right_TK = jnp.where(leads_TK, correct_T1, right_TK + jnp.where(joins_TK, correct_T1, 0.0))
+            tied_TK = jnp.where(leads_TK, 1.0, tied_TK + joins_TK)
+            total_TCK = total_TCK.at[trial_T, class_T].set(after_TK)
+            carry = (total_TCK, jnp.maximum(top_TK, jnp.where(leads_TK, after_TK, -1.0)), tied_TK, right_TK)
+            value_TK = right_TK / jnp.maximum(tied_TK, 1.0)
+            return carry, (value_TK.mean(0), value_TK.var(0, ddof=1))
+
+        shape_TK = (trials, weight_NK.shape[1])
+        start = (jnp.full((trials, len(correct_C), shape_TK[1]), -1.0), jnp.full(shape_TK, -1.0))
+        start += (jnp.zeros(shape_TK), jnp.zeros(shape_TK))
+        return jax.lax.scan(add_sample, start, order_TN[:, :n_max].T)[1]
+
+    inputs = (jax.random.split(key, len(class_PN)), class_PN, correct_PC, weight_PNK, in_pool_PN)
+    return jax.lax.map(problem, inputs)

@@ -1,0 +1,73 @@
+"""From one score a step to one score a chain: every rule in one pass.
+
+Which rule fits depends on what a score means. A probability that the step is right wants all steps right, so `prod`
+(Lightman et al. 2023, appendix F.2) or `min` (Math-Shepherd); a value, the chance that the chain ends right from here,
+has the whole chain in its `last` step already (Zhang et al. 2025, arXiv 2501.07301).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+RULES = ("min", "prod", "mean", "last", "max", "sum_log_odds", "mean_log")
+
+DEFAULT_RULE = {
+    "correctness": "prod",
+    "rating": "prod",
+    "value": "last",
+    "advantage": "min",  # one bad step spoils a chain, however many good ones follow (PURE's min-form credit)
+    "implicit": "last",  # the score at step t is already the sum of the log ratios up to t
+}
+"""The rule to use for each label semantics of `jprm.tree.SEMANTICS` when nobody names one."""
+
+LOG_ODDS_CLIP = 1e-6
+"""`sum_log_odds` clips probabilities to [1e-6, 1 - 1e-6], so that one step weighs at most 13.8 nats."""
+
+
+@jax.jit
+def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, "B"]]:
+    """Chain scores of B chains of up to P steps (P >= 1) by each of `RULES`, in float32. Unmasked slots are ignored.
+
+    With p_i the scores of a chain of k steps:
+    `min`, `max`, `mean`, `last` as named; `prod` is exp(sum log p_i); `mean_log` is exp(sum log p_i / k), the
+    length-normalised product; `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped as `LOG_ODDS_CLIP` says.
+    The last three want probabilities; a probability of exactly 0 or 1 keeps its step and gives no NaN.
+
+    A chain without a step has -inf by every rule: no rule has a value for it, and an argmax never chooses it.
+    """
+    value = rank_keys(score_BP, mask_BP)
+    # exp(-inf) is 0, a real product of a step at 0: the empty chain needs its -inf back.
+    some_B = mask_BP.any(-1)
+    for rule in ("prod", "mean_log"):
+        value[rule] = jnp.where(some_B, jnp.exp(value[rule]), -jnp.inf)
+    return value
+
+
+@jax.jit
+def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, "B"]]:
+    """As `aggregate`, but `prod` and `mean_log` stay logarithms: the same order, for sorting and argmax.
+
+    A product of a few hundred steps underflows float32, and chains that are not tied would then look tied.
+    """
+    score_BP = jnp.asarray(score_BP, jnp.float32)
+    some_B = mask_BP.any(-1)
+    steps_B = jnp.maximum(mask_BP.sum(-1), 1)
+    last_B = score_BP.shape[-1] - 1 - jnp.argmax(mask_BP[..., ::-1], axis=-1)
+    inner_BP = jnp.clip(score_BP, LOG_ODDS_CLIP, 1 - LOG_ODDS_CLIP)
+
+    def total(x_BP):
+        return jnp.where(mask_BP, x_BP, 0.0).sum(-1)
+
+    log_B = total(jnp.log(score_BP))
+    value = {
+        "min": jnp.where(mask_BP, score_BP, jnp.inf).min(-1),
+        "prod": log_B,
+        "mean": total(score_BP) / steps_B,
+        "last": jnp.take_along_axis(score_BP, last_B[..., None], axis=-1)[..., 0],
+        "max": jnp.where(mask_BP, score_BP, -jnp.inf).max(-1),
+        "sum_log_odds": total(jnp.log(inner_BP) - jnp.log1p(-inner_BP)),
+        "mean_log": log_B / steps_B,
+    }
+    return {rule: jnp.where(some_B, value[rule], -jnp.inf) for rule in RULES}

@@ -1,0 +1,86 @@
+import hypothesis.extra.numpy as hnp
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jprm.score.aggregate import DEFAULT_RULE, LOG_ODDS_CLIP, RULES, aggregate, rank_keys
+from jprm.tree import SEMANTICS
+
+SHAPE = (6, 9)  # one shape, one compilation
+# XLA flushes subnormal numbers to zero, whose logarithm is another
+PROBABILITY = st.one_of(st.sampled_from([0.0, 1.0, 0.5]), st.floats(0, 1, width=32, allow_subnormal=False))
+
+
+def brute_force(score_P):
+    """All rules for one chain in float64, by their definitions."""
+    p = np.asarray(score_P, np.float64)
+    if not len(p):
+        return dict.fromkeys(RULES, -np.inf)
+    inner = np.clip(p, np.float32(LOG_ODDS_CLIP), np.float32(1 - LOG_ODDS_CLIP)).astype(np.float64)
+    return {
+        "min": p.min(),
+        "prod": np.prod(p),
+        "mean": p.mean(),
+        "last": p[-1],
+        "max": p.max(),
+        "sum_log_odds": np.log(inner / (1 - inner)).sum(),
+        "mean_log": np.prod(p ** (1 / len(p))),
+    }
+
+
+@given(hnp.arrays(np.float32, SHAPE, elements=PROBABILITY), hnp.arrays(bool, SHAPE))
+@settings(deadline=None, max_examples=100)
+def test_every_rule_equals_its_definition(score_BP, mask_BP):
+    found = aggregate(
+        jnp.asarray(np.where(mask_BP, score_BP, np.nan)), jnp.asarray(mask_BP)
+    )  # what is masked is unread
+    assert tuple(sorted(found)) == tuple(sorted(RULES))
+    for b in range(SHAPE[0]):
+        wanted = brute_force(score_BP[b][mask_BP[b]])
+        for rule in RULES:
+            # nine float32 logarithms of up to 88 each round to 1e-5 in the sum, which is relative in the product
+            np.testing.assert_allclose(found[rule][b], wanted[rule], rtol=5e-5, atol=1e-5, err_msg=rule)
+
+
+def test_a_probability_of_zero_or_one_keeps_its_step():
+    score_BP, mask_BP = jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.25], [1.0, 1.0, 1.0]]), jnp.ones((3, 3), bool)
+    found = aggregate(score_BP, mask_BP)
+    np.testing.assert_array_equal(found["prod"], [0, 0.25, 1])
+    np.testing.assert_array_equal(found["mean_log"][jnp.array([0, 2])], [0, 1])
+    np.testing.assert_array_equal(found["mean"], np.float32([2 / 3, 0.75, 1]))  # three steps, not two
+    assert all(bool(jnp.isfinite(value_B).all()) for value_B in found.values())
+
+
+def test_a_chain_without_steps_is_never_chosen_and_changes_nothing_else():
+    score_BP = jnp.array([[0.3, 0.9], [0.7, 0.2], [0.0, 0.0]])
+    mask_BP = jnp.array([[True, True], [False, False], [True, False]])
+    found, alone = aggregate(score_BP, mask_BP), aggregate(score_BP[:1], mask_BP[:1])
+    for rule in RULES:
+        assert found[rule][1] == -jnp.inf
+        assert found[rule][0] == alone[rule][0]
+        assert found[rule].argmax() == 0
+
+
+def test_rank_keys_order_long_chains_whose_products_underflow():
+    score_BP = np.full((2, 400), 0.5, np.float32)
+    score_BP[0, 7] = 0.75
+    mask_BP = np.ones(score_BP.shape, bool)
+    assert (aggregate(score_BP, mask_BP)["prod"] == 0).all()
+    key_B = rank_keys(score_BP, mask_BP)["prod"]
+    assert key_B[0] > key_B[1] > -np.inf
+
+
+def test_every_semantics_has_a_default_rule():
+    assert set(DEFAULT_RULE) == set(SEMANTICS)
+    assert set(DEFAULT_RULE.values()) <= set(RULES)
+    assert (DEFAULT_RULE["rating"], DEFAULT_RULE["value"]) == ("prod", "last")
+
+
+def test_a_nan_score_stays_in_its_row():
+    found = aggregate(jnp.array([[jnp.nan, 0.5], [0.5, 0.5]]), jnp.ones((2, 2), bool))
+    for rule in set(RULES) - {"last", "max", "min"}:
+        assert np.isnan(found[rule][0])
+    for rule in RULES:
+        assert found[rule][1] == pytest.approx(brute_force([0.5, 0.5])[rule], abs=1e-6)

@@ -1,0 +1,246 @@
+import itertools
+import json
+import math
+import os
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from jprm.evaluate import best_of_n as bon
+from jprm.evaluate import votes
+from jprm.evaluate.report import print_best_of_n
+from jprm.evaluate.scored import ScoreError
+from jprm.score.aggregate import RULES
+
+SAMPLE = st.fixed_dictionaries(
+    {
+        "answer": st.sampled_from([None, 1, 2, 3]),
+        "score": st.sampled_from([0.0, 0.25, 0.5, 1.0]),  # dyadic, so that sums are exact and ties are ties
+        "steps": st.sampled_from([0, 1, 1, 1]),
+    }
+)
+POOL = st.lists(SAMPLE, min_size=1, max_size=7)
+TRUTH = 1
+
+
+def record_of(pool):
+    return {
+        "problem": "p",
+        "answer": TRUTH,
+        "samples": [
+            {"steps": ["x"] * s["steps"], "scores": [s["score"]] * s["steps"], "answer": s["answer"]} for s in pool
+        ],
+    }
+
+
+def expected(pool, n, result):
+    """The mean of `result` over all subsets of n samples."""
+    return float(np.mean([result(subset) for subset in itertools.combinations(pool, n)]))
+
+
+def chosen(subset):
+    """The correctness of the best sample that has an answer and a score; those that tie share."""
+    valid = [s for s in subset if s["answer"] is not None and s["steps"]]
+    best = [s["answer"] == TRUTH for s in valid if s["score"] == max(v["score"] for v in valid)]
+    return np.mean(best) if best else 0.0
+
+
+def voted(subset, weighted):
+    totals = Counter()
+    for s in subset:
+        if s["answer"] is not None:
+            totals[s["answer"]] += (s["score"] * s["steps"]) if weighted else 1
+    best = [answer == TRUTH for answer, total in totals.items() if total == max(totals.values())]
+    return np.mean(best) if best else 0.0
+
+
+@given(POOL)
+@settings(deadline=None, max_examples=40)
+def test_curves_equal_brute_force_over_all_subsets(pool):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bon, "bootstrap", lambda statistic, groups, seed: _point(statistic, groups))
+        report = bon.best_of_n_report([record_of(pool)], seed=0)
+    assert report["n"] == list(range(1, len(pool) + 1))
+    for n in report["n"]:
+        wanted = {
+            "best": expected(pool, n, chosen),
+            "majority": expected(pool, n, lambda subset: voted(subset, weighted=False)),
+            "vote": expected(pool, n, lambda subset: voted(subset, weighted=True)),
+            "pass": expected(pool, n, lambda subset: any(s["answer"] == TRUTH and s["steps"] for s in subset)),
+        }
+        # chains of one step have the same score by every rule but the log-odds, which the clip and sigmoid round
+        for rule in ("min", "prod", "mean", "last", "max", "mean_log"):
+            curves = report["rules"][rule]
+            assert curves["best_of_n"]["value"][n - 1] == pytest.approx(wanted["best"], abs=1e-12)
+            assert curves["weighted_vote"]["value"][n - 1] == pytest.approx(wanted["vote"], abs=1e-12)
+        assert report["rules"]["sum_log_odds"]["best_of_n"]["value"][n - 1] == pytest.approx(wanted["best"], abs=1e-12)
+        assert report["majority"]["value"][n - 1] == pytest.approx(wanted["majority"], abs=1e-12)
+        assert report["pass_at_n"]["value"][n - 1] == pytest.approx(wanted["pass"], abs=1e-12)
+
+
+def _point(statistic, groups):
+    """Stands for `bootstrap` where only the value is of interest."""
+    value = statistic(np.ones((1, len(groups))))[0]
+    return bon.Interval(value, value, value)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1860])
+def test_best_rank_probability_is_exact_at_any_size(size):
+    found = bon.best_rank_probability(size, size)
+    np.testing.assert_allclose(found.sum(0), 1, rtol=1e-12)  # 1,860 float64 factors round to about 1e-13
+    rng = np.random.default_rng(size)
+    pairs = [(0, 1), (0, size), (size - 1, 1), *zip(rng.integers(size, size=30), rng.integers(1, size + 1, size=30))]
+    for rank, n in ((int(rank), int(n)) for rank, n in pairs):
+        wanted = Fraction(math.comb(size - rank - 1, n - 1), math.comb(size, n))
+        assert found[rank, n - 1] == pytest.approx(float(wanted), rel=1e-10, abs=1e-300)
+
+
+def test_equal_scores_give_the_mean_accuracy_for_every_n():
+    correct = np.random.default_rng(0).random((50, 19)) < 0.5
+    value = bon.best_of_n(np.zeros((50, 19)), correct * 1.0, np.ones((50, 19), bool), np.full(50, 19), 19)
+    np.testing.assert_allclose(value, np.repeat(correct.mean(1)[:, None], 19, 1), atol=1e-12)
+
+
+def test_pools_of_unequal_size_are_each_drawn_from_as_a_whole():
+    rng = np.random.default_rng(0)
+    pools = [
+        [{"answer": int(rng.integers(3)), "score": rng.integers(9) / 8, "steps": 1} for _ in range(n)]
+        for n in (3, 6, 5)
+    ]
+    report = bon.best_of_n_report([record_of(pool) for pool in pools], seed=0)
+    assert (report["n_max"], report["largest_pool"], report["n_samples"]) == (3, 6, 14)
+    for n in report["n"]:
+        for key, result in (("best_of_n", chosen), ("weighted_vote", lambda subset: voted(subset, weighted=True))):
+            wanted = np.mean([expected(pool, n, result) for pool in pools])
+            assert report["rules"]["prod"][key]["value"][n - 1] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_sampled_votes_agree_with_enumerated_ones(monkeypatch):
+    rng = np.random.default_rng(1)
+    size = np.array([6, 8, 9, 7] * 5)
+    inputs = (
+        rng.integers(-1, 4, (20, 9)),
+        (rng.random((20, 9)) < 0.5) * 1.0,
+        rng.integers(0, 5, (20, 9, 3)) / 4,
+        size,
+        6,
+    )
+    exact = votes.vote_accuracy(*inputs, trials=2, seed=0)
+    assert (exact.standard_error_nK == 0).all()
+    monkeypatch.setattr(votes, "ENUMERATE", 0)
+    sampled = votes.vote_accuracy(*inputs, trials=4000, seed=0)
+    error = np.abs(sampled.value_PnK.mean(0) - exact.value_PnK.mean(0))
+    # 18 estimates with a fixed seed: 4 standard errors; 1e-6 is float32's rounding of the mean where the s.e. is 0
+    assert (error <= 4 * sampled.standard_error_nK + 1e-6).all()
+    assert (sampled.standard_error_nK < 0.005).all()
+    # the stated errors are of the size of the real ones
+    assert np.sqrt((error**2).mean()) == pytest.approx(np.sqrt((sampled.standard_error_nK**2).mean()), rel=0.7)
+    # at n = size there is one subset, whatever the order
+    np.testing.assert_allclose(sampled.value_PnK[size == 6, -1], exact.value_PnK[size == 6, -1], atol=1e-6)
+
+
+def test_canonical_answers():
+    same = [
+        [18, 18.0, "18", " 18.0 ", "+18", "1.8e1"],
+        [1000, "1,000", "1000.00"],
+        ["x = 2", " x = 2\n"],
+        ["-0.5", -0.5],
+    ]
+    classes = [votes.answer_classes(group).tolist() for group in same]
+    assert classes == [[0] * len(group) for group in same]
+    assert votes.answer_classes([None, "", "  ", float("nan")]).tolist() == [-1] * 4
+    different = [
+        "1,2",
+        "12",
+        "1,00",
+        100,
+        "(1, 2)",
+        "1/2",
+        0.5,
+        "e",
+        ".",
+        "-",
+        "nan",
+        "inf",
+        "18%",
+        18,
+        True,
+        1,
+        "1e99999",
+    ]
+    assert votes.answer_classes(different).tolist() == list(range(len(different)))
+    with pytest.raises(ValueError, match="a number, a string or null"):
+        votes.canonical_answer([1])
+
+
+@given(st.one_of(st.text(max_size=8), st.integers(), st.floats()))
+@settings(deadline=None)
+def test_a_canonical_answer_is_its_own_canonical_form(answer):
+    once = votes.canonical_answer(answer)
+    assert votes.canonical_answer(once) == once
+
+
+def test_a_file_without_answers_has_no_votes_but_all_else():
+    samples = [{"steps": ["a"], "scores": [0.9], "correct": True}, {"steps": ["b"], "scores": [0.1], "correct": False}]
+    report = bon.best_of_n_report([{"problem": "p", "samples": samples}], seed=0)
+    assert report["majority"] is None
+    assert report["rules"]["prod"]["weighted_vote"] is None
+    assert report["rules"]["prod"]["best_of_n"]["value"] == [0.5, 1.0]
+    print_best_of_n(report, Console(record=True, quiet=True))
+
+
+def test_bad_records_are_named():
+    good = record_of([{"answer": 1, "score": 0.5, "steps": 2}])
+    sample = good["samples"][0]
+    for bad, message in [
+        (
+            good | {"samples": [sample, sample | {"scores": [0.1, None]}]},
+            "record 1, sample 1, step 1: score nan. 1 of 6",
+        ),
+        (good | {"samples": [sample | {"scores": [0.1, 1.5]}]}, "step 1: score 1.5. 1 of 4 steps lack a probability"),
+        (good | {"samples": [{"steps": ["x"], "answer": 1}]}, "record 1, sample 0: no scores"),
+        (good | {"samples": []}, "record 1: no samples"),
+        (good | {"answer": None}, "record 1, sample 0: outcome unknown"),
+    ]:
+        with pytest.raises(ScoreError, match=message):
+            bon.best_of_n_report([good, bad], seed=0)
+    with pytest.raises(ScoreError, match="no pool records"):
+        bon.best_of_n_report([], seed=0)
+
+
+def test_the_real_pool_with_a_scorer_that_knows_nothing():
+    """1,319 GSM8K problems x 19 chains: published mean 0.519, any-correct 0.883, majority vote 0.657."""
+    path = (
+        Path(os.environ.get("JPRM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+        / "pools/gsm8k_chatgpt_n19.jsonl"
+    )
+    if not path.exists():
+        pytest.skip(f"no {path}: set JPRM_DATA to the folder of the published data")
+    rng = np.random.default_rng(0)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        for sample in record["samples"]:
+            sample["scores"] = rng.random(len(sample["steps"])).tolist()
+    report = bon.best_of_n_report(records, seed=0, trials=20)
+    json.dumps(report, allow_nan=False)
+    assert (report["n_problems"], report["n_max"], report["without_answer"]) == (1319, 19, 206)
+    assert report["mean_accuracy"] == pytest.approx(0.519, abs=5e-4)
+    assert report["pass_at_n"]["value"][-1] == pytest.approx(0.883, abs=5e-4)
+    # Chains without an answer (0.8 %) cannot be chosen, so choosing blindly among the answered gains up to 0.003.
+    random = np.array(report["baselines"]["random"]["value"])
+    assert random[0] == pytest.approx(0.5189, abs=1e-4)
+    assert (random >= random[0]).all()
+    assert (random < random[0] + 0.004).all()
+    for rule in RULES:
+        curve = report["rules"][rule]["best_of_n"]
+        assert (np.array(curve["low"]) < random).all()
+        assert (random < np.array(curve["high"])).all()
+    # The published vote takes the first of tied answers, this one their mean: 0.6528 by hand, 6 % of the problems tie.
+    assert report["majority"]["value"][-1] == pytest.approx(0.652767, abs=1e-6)
+    assert max(report["majority"]["standard_error"]) < 0.003

@@ -1,0 +1,134 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from jprm.evaluate import processbench as pb
+from jprm.evaluate.report import print_processbench
+from jprm.evaluate.scored import ScoreError
+
+# few distinct scores: ties, and thresholds that several chains share
+SCORE = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
+CHAIN = st.lists(SCORE, min_size=1, max_size=5).flatmap(
+    lambda scores: st.tuples(st.integers(-1, len(scores) - 1), st.just(scores))
+)
+
+
+def predicted(scores, threshold):
+    return next((i for i, score in enumerate(scores) if score < threshold), -1)
+
+
+def brute_force(chains, threshold):
+    """As QwenLM/ProcessBench computes it."""
+    right = [[predicted(s, threshold) == e for e, s in chains if (e >= 0) == kind] for kind in (True, False)]
+    error, correct = (np.mean(x) if x else np.nan for x in right)
+    return (2 * error * correct / (error + correct) if error + correct else 0.0), error, correct
+
+
+def split(chains):
+    return np.array([e for e, _ in chains]), [np.array(s) for _, s in chains]
+
+
+@pytest.mark.parametrize(
+    ("error", "correct", "published"), [(53.1, 95.3, 68.2), (48.0, 90.1, 62.6), (35.7, 87.3, 50.7), (29.8, 86.3, 44.3)]
+)
+def test_f1_of_the_published_accuracies(error, correct, published):
+    """Qwen2.5-Math-7B-PRM800K in table 3 of arXiv 2412.06559."""
+    # The accuracies are rounded to 0.05; for 53.1 and 95.3 that moves F1 by at most 0.05 and its rounding by 0.05.
+    assert pb.harmonic_mean(error, correct) == pytest.approx(published, abs=0.1)
+
+
+@given(st.lists(CHAIN, min_size=1, max_size=8), st.floats(-0.5, 1.5))
+@settings(deadline=None)
+def test_f1_and_its_curve_equal_the_definition(chains, threshold):
+    first_error, scores = split(chains)
+    np.testing.assert_allclose(pb.f1(first_error, scores, threshold), brute_force(chains, threshold), atol=1e-12)
+    threshold_K, curve = pb.f1_curve(first_error, scores)
+    assert (np.diff(threshold_K) > 0).all()
+    for k, t in enumerate(threshold_K):
+        np.testing.assert_allclose([x[k] for x in curve], brute_force(chains, t), atol=1e-12)
+
+
+@given(st.lists(CHAIN, min_size=1, max_size=8))
+@settings(deadline=None)
+def test_no_threshold_beats_the_best(chains):
+    first_error, scores = split(chains)
+    if min(first_error) >= 0 or max(first_error) < 0:
+        with pytest.raises(ScoreError, match="chains with an error and chains without"):
+            pb.best_threshold(first_error, scores)
+        return
+    best = brute_force(chains, pb.best_threshold(first_error, scores))[0]
+    every = np.unique(np.concatenate(scores))
+    for t in np.r_[every, (every[:-1] + every[1:]) / 2, np.nextafter(every, 2), -1, 2]:
+        assert brute_force(chains, t)[0] <= best + 1e-12
+
+
+def test_thresholds_of_neighbouring_floats_stay_apart():
+    low, high = 0.5, np.nextafter(0.5, 1)
+    threshold = pb.best_threshold(np.array([0, -1]), [np.array([low]), np.array([high])])
+    assert pb.f1(np.array([0, -1]), [np.array([low]), np.array([high])], threshold).f1 == 1
+
+
+def record(first_error, scores):
+    return {
+        "problem": "p",
+        "steps": ["x" * (i + 1) for i in range(len(scores))],
+        "first_error": first_error,
+        "scores": scores,
+    }
+
+
+def test_report_has_the_promised_keys_and_tunes_on_the_calibration_split_only():
+    # in "a" the scores separate at 0.15, in "b" at 0.85
+    a = [record(1, [0.9, 0.1, 0.9]), record(-1, [0.2, 0.9])] * 3
+    b = [record(0, [0.8, 0.95]), record(-1, [0.9, 0.9])] * 3
+    report = json.loads(json.dumps(pb.processbench_report({"a": a, "b": b}, "a", seed=0), allow_nan=False))
+    assert set(report) == {"a", "b"}
+    for name, error, correct in (("a", 1, 0), ("b", 0, 1)):
+        file = report[name]
+        assert {"f1", "error_accuracy", "correct_accuracy", "threshold", "n"} <= set(file)
+        assert (file["error_accuracy"], file["correct_accuracy"], file["threshold"], file["n"]) == (
+            error,
+            correct,
+            0.5,
+            6,
+        )
+        assert file["tuned"]["calibrated_on"] == "a"
+        assert file["tuned"]["in_sample"] == (name == "a")
+        assert file["tuned"]["threshold"] == pytest.approx(0.15)
+        assert file["upper_bound"]["f1"] == 1
+        assert file["baselines"]["always_correct"]["correct_accuracy"] == 1
+        assert file["baselines"]["always_correct"]["error_accuracy"] == 0
+        assert file["baselines"]["always_first_step"]["error_accuracy"] == (1 if name == "b" else 0)
+        assert {"position", "step_length"} <= set(file["baselines"])
+        assert file["f1_low"] <= file["f1"] <= file["f1_high"]
+    assert report["a"]["tuned"]["f1"] == 1
+    assert report["b"]["tuned"]["f1"] == 0
+    console = Console(record=True, width=120, quiet=True)
+    print_processbench(report, console)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"scores": [0.5, float("nan")]}, r"math: record 1, step 1: score nan. 1 of 4 steps"),
+        ({"scores": [None, None]}, r"math: record 1, step 0: score nan. 2 of 4 steps"),
+        ({"scores": None}, r"math: record 1: no scores. 2 of 4 steps"),
+        ({"scores": [0.5]}, r"math: record 1: 1 scores for 2 steps"),
+        ({"scores": ["0.5", 0.1]}, r"math: record 1: scores are not numbers"),
+        ({"first_error": 2}, r"math: record 1: first_error is 2"),
+        ({"first_error": None}, r"math: record 1: first_error is None"),
+    ],
+)
+def test_bad_records_are_named(bad, message):
+    records = [record(-1, [0.5, 0.5]), record(1, [0.5, 0.5]) | bad]
+    with pytest.raises(ScoreError, match=message):
+        pb.processbench_report({"math": records}, "math", seed=0)
+
+
+def test_an_unknown_calibration_split_is_named():
+    with pytest.raises(ScoreError, match="'gsm8k' is not among the files"):
+        pb.processbench_report({"math": [record(-1, [0.5])]}, "gsm8k", seed=0)

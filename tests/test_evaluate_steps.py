@@ -1,0 +1,174 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from jprm.evaluate import steps as ev
+from jprm.evaluate.report import print_steps, write_json
+from jprm.evaluate.scored import ScoreError
+
+SCORE = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
+RATING = st.sampled_from([-1, 0, 1, None])
+
+
+@st.composite
+def trees(draw):
+    size = draw(st.integers(1, 10))
+    return {
+        "problem": draw(st.sampled_from(["p", "q", "r"])),
+        "semantics": "rating",
+        "nodes": [
+            {"parent": draw(st.integers(-1, i - 1)), "text": "x" * i, "label": draw(RATING), "score": draw(SCORE)}
+            for i in range(size)
+        ],
+    }
+
+
+def paths_of(nodes):
+    parents = {node["parent"] for node in nodes}
+    for leaf in set(range(len(nodes))) - parents:
+        path = [leaf]
+        while nodes[path[0]]["parent"] >= 0:
+            path.insert(0, nodes[path[0]]["parent"])
+        yield path
+
+
+def first_error_by_definition(records, neutral, threshold=0.5):
+    """(number of chains with an error, found; without one, found), one path at a time."""
+    chains = set()
+    for t, record in enumerate(records):
+        for path in paths_of(record["nodes"]):
+            classes = [ev.label_class(record["nodes"][i]["label"], "rating", neutral) for i in path]
+            error = classes.index(0) if 0 in classes else -1
+            cut = path[: error + 1] if error >= 0 else path
+            if -1 not in classes[: len(cut)]:
+                chains.add((t, tuple(cut), error))
+    counts = {True: [0, 0], False: [0, 0]}
+    for t, path, error in chains:
+        scores = [records[t]["nodes"][i]["score"] for i in path]
+        found = next((i for i, score in enumerate(scores) if score < threshold), -1)
+        counts[error >= 0][0] += 1
+        counts[error >= 0][1] += found == error
+    return counts
+
+
+@given(st.lists(trees(), min_size=1, max_size=4), st.sampled_from(ev.NEUTRAL))
+@settings(deadline=None, max_examples=40)
+def test_figures_equal_their_definitions(records, neutral):
+    nodes = [(t, node) for t, record in enumerate(records) for node in record["nodes"]]
+    classes = [ev.label_class(node["label"], "rating", neutral) for _, node in nodes]
+    if not {0, 1} <= set(classes):
+        with pytest.raises(ScoreError, match="no step labelled right, or none labelled wrong"):
+            ev.steps_report(records, neutral, seed=0)
+        return
+    arrays = [(t, n["parent"], c, n["score"]) for (t, n), c in zip(nodes, classes, strict=True)]
+    right, wrong = ([x for x in arrays if x[2] == c] for c in (1, 0))
+
+    def share(pairs):
+        won = [1.0 if a[3] > b[3] else 0.5 if a[3] == b[3] else 0.0 for a, b in pairs]
+        return np.mean(won) if won else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ev, "bootstrap", lambda statistic, groups, seed: Point(statistic, groups))
+        report = ev.steps_report(records, neutral, seed=0)
+    assert report["auroc"]["value"] == pytest.approx(share([(a, b) for a in right for b in wrong]))
+    siblings = [(a, b) for a in right for b in wrong if a[:2] == b[:2]]
+    assert report["alternatives"]["value"] == pytest.approx(share(siblings))
+    assert report["alternatives"]["n_pairs"] == len(siblings)
+    agree = [(score >= 0.5) == (c == 1) for _, _, c, score in arrays if c != -1]
+    assert report["accuracy"]["value"] == pytest.approx(np.mean(agree))
+    (n_error, found_error), (n_correct, found_correct) = first_error_by_definition(records, neutral).values()
+    first_error = report["first_error"]
+    assert (first_error["n_error"], first_error["n_correct"]) == (n_error, n_correct)
+    for key, n, found in (("error_accuracy", n_error, found_error), ("correct_accuracy", n_correct, found_correct)):
+        assert first_error[key] == (pytest.approx(found / n) if n else None)
+    assert report["baselines"]["constant"]["auroc"]["value"] == 0.5
+
+
+class Point:
+    """Stands for `bootstrap` where only the value is of interest."""
+
+    def __init__(self, statistic, groups):
+        value = float(statistic(np.ones((1, len(groups))))[0])
+        self.value = None if np.isnan(value) else value
+
+    def json(self):
+        return {"value": self.value, "low": None, "high": None}
+
+
+PRM800K_LIKE = {
+    "problem": "p",
+    "semantics": "rating",
+    "nodes": [
+        {"parent": -1, "text": "a", "label": 1, "score": 0.9},
+        {"parent": 0, "text": "longer", "label": -1, "score": 0.2},
+        {"parent": 0, "text": "bb", "label": 0, "score": 0.6},
+        {"parent": 0, "text": "human", "label": None, "score": 0.5},
+        {"parent": 3, "text": "after an unlabelled step", "label": -1, "score": 0.1},
+        {"parent": 2, "text": "c", "label": 1, "score": 0.4},
+    ],
+}
+
+
+def test_judged_chains_of_a_tree_with_alternatives():
+    parent = np.array([node["parent"] for node in PRM800K_LIKE["nodes"]])
+    wanted = {
+        "positive": ([1, 5], [True, False]),
+        "negative": ([1, 2], [True, True]),  # the neutral step ends its chain
+        "drop": ([1], [True]),  # the chain through the neutral step is not labelled
+    }
+    for neutral, (ends, wrong) in wanted.items():
+        classes = np.array([ev.label_class(node["label"], "rating", neutral) for node in PRM800K_LIKE["nodes"]])
+        found = ev.judged_chains(parent, classes)
+        assert (found[0].tolist(), found[1].tolist()) == (ends, wrong)
+
+
+def test_chain_records_and_other_semantics(tmp_path):
+    chain = {"problem": "q", "steps": ["a", "b"], "labels": [0.875, 0.125], "scores": [0.9, 0.1], "semantics": "value"}
+    report = ev.steps_report([PRM800K_LIKE, chain], "negative", seed=0)
+    assert (report["n_problems"], report["n_steps"], report["n_right"], report["n_wrong"]) == (2, 8, 3, 4)
+    write_json(tmp_path / "report.json", report)
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    console = Console(width=150, record=True, quiet=True)
+    print_steps(report, console)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(TypeError, match="neutral"):
+        ev.steps_report([PRM800K_LIKE], seed=0)
+    with pytest.raises(ValueError, match="neutral must be one of positive, negative, drop"):
+        ev.steps_report([PRM800K_LIKE], "ignore", seed=0)
+    nodes = PRM800K_LIKE["nodes"]
+    for bad, message in [
+        ({"score": None}, r"record 1, step 5: score nan. 1 of 12 steps"),
+        ({"label": 2}, r"record 1, node 5: 2 is no label of semantics 'rating'"),
+        ({"parent": 5}, r"record 1, node 5: parent 5 is not an earlier node"),
+    ]:
+        broken = PRM800K_LIKE | {"nodes": [*nodes[:5], nodes[5] | bad]}
+        with pytest.raises(ScoreError, match=message):
+            ev.steps_report([PRM800K_LIKE, broken], "positive", seed=0)
+    with pytest.raises(ScoreError, match="no label of semantics 'implicit'"):
+        ev.steps_report([PRM800K_LIKE | {"semantics": "implicit"}], "positive", seed=0)
+
+
+def test_a_long_chain_takes_linear_time():
+    size = 100_000
+    nodes = [{"parent": i - 1, "text": "x", "label": 1 - 2 * (i == size - 1), "score": 0.7} for i in range(size)]
+    parent, classes = (np.array([node[key] for node in nodes]) for key in ("parent", "label"))
+    classes = (classes == 1).astype(int)
+    ends, wrong = ev.judged_chains(parent, classes)
+    assert (ends.tolist(), wrong.tolist()) == ([size - 1], [True])
+    assert not ev.judged_right(parent, np.full(size, 0.7), ends, wrong, 0.5)[0]
+    assert len(ev.alternatives(parent, classes)) == 0
+
+
+def test_write_json_leaves_the_old_file_where_it_fails(tmp_path):
+    path = tmp_path / "folder" / "out.json"
+    write_json(path, {"f1": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"f1": float("nan")})
+    assert json.loads(path.read_text()) == {"f1": 1}
+    assert [p.name for p in path.parent.iterdir()] == ["out.json"]

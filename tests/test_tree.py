@@ -1,0 +1,278 @@
+"""Records and trees: exact round trips, and one clear error for whatever is wrong."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jprm.jsonl import Rejects, read_records, write_records
+from jprm.tree import SEMANTICS, RecordError, chains_of, record_of, tree_of
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda s: s.strip())
+number = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+json_value = st.recursive(
+    st.none() | st.booleans() | number | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+unknown = st.dictionaries(st.sampled_from(["id", "level", "zeta", "x y"]), json_value, max_size=3)
+label_of = {
+    "rating": st.sampled_from([-1, 0, 1]),
+    "correctness": st.floats(0, 1) | st.sampled_from([0, 1]),
+    "value": st.floats(0, 1),
+    "advantage": number,
+    "implicit": number,
+}
+
+
+def optional(**fields):
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+@st.composite
+def branches(draw, semantics, sample):
+    steps = draw(st.lists(text, min_size=1, max_size=4))
+
+    def each(values):
+        return st.lists(values, min_size=len(steps), max_size=len(steps))
+
+    keys = {
+        "labels": each(st.none() | label_of[semantics]),
+        "correct": st.none() | st.booleans(),
+        "scores": each(number),
+    }
+    if sample:
+        keys["answer"] = st.none() | text | number
+    return {"steps": steps} | draw(optional(**keys)) | draw(unknown)
+
+
+@st.composite
+def records(draw):
+    head = draw(optional(answer=st.none() | text | number, semantics=st.sampled_from(SEMANTICS) | st.none()))
+    semantics = head.get("semantics") or "correctness"
+    kind = draw(st.sampled_from(["chain", "pool", "tree"]))
+    if kind == "chain":
+        body = draw(branches(semantics, False))
+    elif kind == "pool":
+        body = {"samples": draw(st.lists(branches(semantics, True), min_size=1, max_size=3))} | draw(unknown)
+    else:
+        node = optional(
+            label=st.none() | label_of[semantics],
+            origin=st.none() | text,
+            correct=st.none() | st.booleans(),
+            score=number,
+        )
+        body = {
+            "nodes": [
+                {"parent": draw(st.integers(-1, i - 1)), "text": draw(text)} | draw(node) | draw(unknown)
+                for i in range(draw(st.integers(1, 5)))
+            ]
+        } | draw(unknown)
+    return {"problem": draw(text)} | head | body
+
+
+def exact(value):
+    """JSON text with sorted keys: unlike `==`, it tells true from 1 and 1 from 1.0."""
+    return json.dumps(value, sort_keys=True)
+
+
+@given(records())
+def test_record_of_is_the_inverse_of_tree_of(record):
+    assert exact(record_of(tree_of(record))) == exact(record)
+
+
+@given(st.lists(records(), max_size=4))
+@settings(max_examples=30)
+def test_a_file_gives_back_its_records(tmp_path_factory, made):
+    made = [record | ({"id": i} if "id" in record else {}) for i, record in enumerate(made)]
+    path = tmp_path_factory.mktemp("file") / "made.jsonl"
+    write_records(path, made)
+    assert [exact(record) for record in read_records(path)] == [exact(record) for record in made]
+
+
+@given(json_value | st.dictionaries(st.sampled_from(["problem", "steps", "samples", "nodes", "prompt"]), json_value))
+def test_any_json_is_a_record_or_a_record_error(value):
+    try:
+        tree = tree_of(value)
+    except RecordError as error:
+        assert str(error).startswith("record: ")
+    else:
+        assert exact(record_of(tree)) == exact(value)
+
+
+def test_a_changed_tree_says_what_changed_even_where_the_record_had_null():
+    tree = tree_of({"problem": "p", "nodes": [{"parent": -1, "text": "a", "label": None}], "answer": None})
+    node = dataclasses.replace(tree.nodes[0], label=0.25)
+    changed = record_of(dataclasses.replace(tree, nodes=(node,), answer="7", semantics="value"))
+    assert changed == {
+        "problem": "p",
+        "nodes": [{"parent": -1, "text": "a", "label": 0.25}],
+        "answer": "7",
+        "semantics": "value",
+    }
+
+
+def test_pool_samples_are_branches_with_their_outcome_on_the_leaf():
+    sample = {"steps": ["a", "b"], "answer": 1, "correct": True, "scores": [0.5, 0.25]}
+    tree = tree_of({"problem": "p", "samples": [sample, {"steps": ["a"], "correct": False}]})
+    assert [node.parent for node in tree.nodes] == [-1, 0, -1]
+    assert [node.correct for node in tree.nodes] == [None, True, False]
+    assert tree.nodes[1].extra == {"answer": 1, "scores": [0.5, 0.25]}
+    assert chains_of(tree) == [[0, 1], [2]]
+
+
+def test_stepwise_records_are_read_as_chains():
+    tree = tree_of({"prompt": "p", "completions": ["a", "b", "c"], "labels": [True, False, None], "id": 3})
+    assert record_of(tree) == {"problem": "p", "steps": ["a", "b", "c"], "labels": [1.0, 0.0, None], "id": 3}
+    assert [type(node.label) for node in tree.nodes] == [float, float, type(None)]
+
+
+@given(st.lists(st.integers(0, 2**30), min_size=1, max_size=12))
+def test_chains_of_equals_a_walk_from_the_root(draws):
+    parents = [draw % (i + 1) - 1 for i, draw in enumerate(draws)]
+    tree = tree_of({"problem": "p", "nodes": [{"parent": parent, "text": "t"} for parent in parents]})
+
+    def walk(index, path):
+        children = [i for i, parent in enumerate(parents) if parent == index]
+        return [path] if not children else [chain for i in children for chain in walk(i, [*path, i])]
+
+    assert chains_of(tree) == sorted(walk(-1, []), key=lambda chain: chain[-1])
+
+
+@pytest.mark.parametrize("shape", ["deep", "wide"])
+def test_a_tree_of_100_000_steps(shape):
+    """Finishes in a second or two; recursion would fail, and anything quadratic would take an hour."""
+    record = {
+        "problem": "p",
+        "nodes": [{"parent": i - 1 if shape == "deep" else -1, "text": "t"} for i in range(100_000)],
+    }
+    tree = tree_of(record)
+    assert record_of(tree) == record
+    assert [len(chain) for chain in chains_of(tree)] == ([100_000] if shape == "deep" else [1] * 100_000)
+
+
+CHAIN = {"problem": "p", "steps": ["a", "b"]}
+TREE = {"problem": "p", "nodes": [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}]}
+
+
+def tree_with(**keys):
+    return {"problem": "p", "nodes": [TREE["nodes"][0], TREE["nodes"][1] | keys]}
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "reason"),
+    [
+        ([], "record", "is a list, not an object"),
+        ({"problem": "p"}, "record", "neither chain, pool nor tree"),
+        (CHAIN | TREE, "record", "a chain and a tree at once"),
+        ({"steps": ["a"]}, "problem", "null or absent, not text"),
+        (CHAIN | {"problem": " "}, "problem", "is empty"),
+        (CHAIN | {"steps": []}, "steps", "is empty"),
+        (CHAIN | {"steps": "ab"}, "steps", "is a string, not a list"),
+        (CHAIN | {"steps": ["a", ""]}, "steps[1]", "is empty"),
+        (CHAIN | {"steps": ["a", 3]}, "steps[1]", "is a number, not text"),
+        (CHAIN | {"steps": ["a", "\ud800"]}, "steps[1]", "half a surrogate pair"),
+        (CHAIN | {"labels": [1]}, "labels", "has 1 entries for 2 steps"),
+        (CHAIN | {"labels": None}, "labels", "is null or absent, not a list"),
+        (CHAIN | {"labels": [1, True]}, "labels[1]", "is a boolean, not a number"),
+        (CHAIN | {"labels": [1, float("nan")]}, "labels[1]", "is not a finite number"),
+        (CHAIN | {"labels": [1, 10**400], "semantics": "implicit"}, "labels[1]", "is not a finite number"),
+        (CHAIN | {"labels": [1, -1]}, "labels[1]", "not a correctness in [0, 1]"),
+        (CHAIN | {"labels": [1, 1.5], "semantics": "value"}, "labels[1]", "not a value in [0, 1]"),
+        (CHAIN | {"labels": [1, 0.5], "semantics": "rating"}, "labels[1]", "is 0.5, not a rating"),
+        (CHAIN | {"semantics": "quality"}, "semantics", "is 'quality'"),
+        (CHAIN | {"semantics": ["value"]}, "semantics", "is ['value']"),
+        (CHAIN | {"scores": [0.5, None]}, "scores[1]", "null or absent, not a number"),
+        (CHAIN | {"correct": 1}, "correct", "is a number, not true or false"),
+        (CHAIN | {"answer": True}, "answer", "is a boolean, not a number"),
+        ({"problem": "p", "samples": []}, "samples", "is empty"),
+        ({"problem": "p", "samples": [{"steps": ["a"]}, 3]}, "samples[1]", "is a number, not an object"),
+        ({"problem": "p", "samples": [{"steps": ["a"]}, {"steps": []}]}, "samples[1].steps", "is empty"),
+        ({"problem": "p", "samples": [{"steps": ["a"], "labels": [2]}]}, "samples[0].labels[0]", "is 2"),
+        ({"problem": "p", "nodes": []}, "nodes", "is empty"),
+        (tree_with(parent=1), "nodes[1].parent", "nor the index of an earlier node"),
+        (tree_with(parent=-2), "nodes[1].parent", "is -2"),
+        (tree_with(parent=True), "nodes[1].parent", "is True"),
+        (tree_with(text=None), "nodes[1].text", "null or absent"),
+        (tree_with(label=7), "nodes[1].label", "is 7"),
+        (tree_with(score=float("inf")), "nodes[1].score", "is not a finite number"),
+        ({"prompt": "p", "completions": ["a"], "labels": ["yes"]}, "labels[0]", "is a string, not a number"),
+        ({"completions": ["a"]}, "prompt", "has no 'prompt'"),
+    ],
+)
+def test_bad_records_name_the_field_and_the_reason(record, field, reason):
+    with pytest.raises(RecordError) as caught:
+        tree_of(record, "f.jsonl:7")
+    assert str(caught.value).startswith(f"f.jsonl:7: {field}: ")
+    assert reason in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_what_a_chain_has_no_place_for_is_refused_and_not_lost():
+    tree = tree_of(CHAIN)
+    nodes = (dataclasses.replace(tree.nodes[0], origin="model"), tree.nodes[1])
+    with pytest.raises(ValueError, match="use kind='tree'"):
+        record_of(dataclasses.replace(tree, nodes=nodes))
+    branching = (*tree.nodes, dataclasses.replace(tree.nodes[1], text="c"))
+    with pytest.raises(ValueError, match="this one branches"):
+        record_of(dataclasses.replace(tree, nodes=branching))
+
+
+GOOD = b'{"problem": "p", "steps": ["a"], "id": 1}\n'
+BAD = {
+    b'{"problem": "p", "steps": ["a"\n': "is not JSON",
+    b'{"problem": "p\xff", "steps": ["a"]}\n': "is not UTF-8 at byte 14",
+    b'{"problem": "p", "steps": ["a"], "labels": [NaN]}\n': "NaN is no JSON number",
+    b'{"problem": "p", "steps": ["a"], "z": 1e999}\n': "too large for a float",
+    b'{"problem": "p", "steps": ["a"], "z": "\\udc00"}\n': "half a surrogate pair",
+    b'{"problem": "p", "steps": ["a"], "z": ' + b"9" * 5000 + b"}\n": "is not JSON",
+    b"[" * 100_000 + b"\n": "is not JSON",
+    b'{"problem": "q", "steps": [" "], "note": "caf\xc3\xa9"}  \r\n': "steps[0]: is empty",
+    GOOD: "1 is the id of line 1 too",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_stop_names_file_and_line(tmp_path, line):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(GOOD + b"\n  \n" + line)
+    found = read_records(path)
+    assert next(found) == {"problem": "p", "steps": ["a"], "id": 1}
+    with pytest.raises(RecordError) as caught:
+        next(found)
+    assert str(caught.value).startswith(f"{path}:4: ") and BAD[line] in str(caught.value)
+
+
+def test_skip_writes_the_rejects_byte_for_byte_and_counts_them(tmp_path):
+    path, rejected = tmp_path / "in.jsonl", tmp_path / "rejects.jsonl"
+    last = b'{"problem": "the file ends here'
+    path.write_bytes(GOOD + b"".join(BAD) + b'{"problem": "q", "steps": ["b"]}\n' + last)
+    with Rejects(rejected) as rejects:
+        kept = list(read_records(path, on_error="skip", rejects=rejects))
+    assert [record["problem"] for record in kept] == ["p", "q"]
+    assert rejected.read_bytes() == b"".join(BAD) + last + b"\n"
+    assert rejects.count == len(BAD) + 1
+    assert sorted(tmp_path.iterdir()) == [path, rejected]
+
+    path.write_bytes(GOOD)
+    with Rejects(rejected) as rejects:
+        assert len(list(read_records(path, on_error="skip", rejects=rejects))) == 1
+    assert not rejected.exists(), "a file of rejects from an earlier run would lie about this one"
+
+
+@pytest.mark.parametrize(("on_error", "rejects"), [("skip", None), ("ignore", None)])
+def test_skipping_needs_a_place_for_the_rejects(tmp_path, on_error, rejects):
+    with pytest.raises(ValueError, match="'skip' with `rejects`"):
+        next(read_records(tmp_path / "absent", on_error=on_error, rejects=rejects))
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    path = tmp_path / "out.jsonl"
+    write_records(path, [CHAIN])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_records(path, [CHAIN, CHAIN | {"z": float("nan")}])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
