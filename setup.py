@@ -41,7 +41,7 @@ setuptools.setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]"],
-        "cuda": ["jax[cuda13]"],
+        "cuda": ["jax[cuda12]"],
         "tensorboard": ["tensorboardX>=2.6.5"],
         "test": TEST,
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2"],
