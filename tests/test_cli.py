@@ -1,0 +1,173 @@
+"""The command line: what it says, how fast, and how it refuses. What the commands do is tested where it is done."""
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from jprm import cli
+
+COMMANDS = [
+    ["prepare"],
+    ["train"],
+    ["score"],
+    ["eval"],
+    ["eval", "processbench"],
+    ["eval", "steps"],
+    ["eval", "best-of-n"],
+]
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Stands in for the library: `library("jprm.train.loop", train=function)`."""
+
+    def replace(name, **functions):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**functions))
+
+    return replace
+
+
+@pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
+def test_help_explains_every_command(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert " ".join(["usage: jprm", *command]) in text
+    assert " ".join(["  jprm", *command]) in text, "no example of the command"
+
+
+def test_no_arguments_print_the_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert "usage: jprm" in capsys.readouterr().out
+
+
+def test_help_needs_no_array_library():
+    """Importing one takes seconds, and starting a backend would take the accelerator from a run on the same machine."""
+    code = (
+        "import sys; sys.argv = ['jprm', *sys.argv[1:]]; import atexit;"
+        "heavy = {'jax', 'flax', 'numpy', 'tensorflow_datasets', 'grain', 'orbax', 'torch'};"
+        "atexit.register(lambda: print('imported', sorted(heavy & set(sys.modules)), file=sys.stderr));"
+        "from jprm.cli import main; main()"
+    )
+    for command in COMMANDS:
+        line = [sys.executable, "-c", code, *command, "--help"]
+        run = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stderr
+        assert run.stderr.strip() == "imported []"
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("jprm 0.")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["trian"], "trian"),
+        (["score", "--modle", "x"], "--modle"),
+        (["score", "--model", "x"], "--input"),
+        (["eval", "steps", "--model", "x", "--data", "y", "--json", "z"], "--neutral"),
+        (["eval", "steps", "--model", "x", "--data", "y", "--json", "z", "--neutral", "maybe"], "'maybe'"),
+        (["prepare", "prm800k", "--source", "x", "--out", "y", "--on-error", "ignore"], "'ignore'"),
+    ],
+)
+def test_a_wrong_command_line_is_named(args, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(args)
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_prepare_hands_everything_on(library, capsys):
+    calls = []
+    library("jprm.data.prepare", prepare=lambda *args, **kwargs: calls.append((args, kwargs)) or "942 read, 942 kept")
+    line = "prepare prm800k --source a b --out c --exclude d --on-error skip --overwrite --set phase=1 finish=solution"
+    assert cli.main(line.split()) == 0
+    args, kwargs = calls[0]
+    assert args == ("prm800k", (Path("a"), Path("b")), Path("c"))
+    assert kwargs == {
+        "exclude": (Path("d"),),
+        "on_error": "skip",
+        "overwrite": True,
+        "options": {"phase": 1, "finish": "solution"},
+    }
+    assert "942 kept" in capsys.readouterr().out
+
+
+def test_train_loads_the_experiment_with_its_overrides(library):
+    calls = []
+    library("jprm.train.config", load=lambda path, overrides: (path, overrides))
+    library("jprm.train.loop", train=lambda config, workdir: calls.append((config, workdir)))
+    assert cli.main("train e.py --workdir w --set a.b=c d=1e-4".split()) == 0
+    assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
+
+
+def test_a_report_is_written_whole_and_printed(library, tmp_path, capsys):
+    library("jprm.evaluate.run", best_of_n=lambda input, model: {"input": str(input), "model": model})
+    target = tmp_path / "new" / "report.json"
+    assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 0
+    assert json.loads(target.read_text()) == json.loads(capsys.readouterr().out) == {"input": "s.jsonl", "model": None}
+    assert [file.name for file in target.parent.iterdir()] == ["report.json"]
+
+
+def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path, capsys):
+    library("jprm.evaluate.run", best_of_n=lambda input, model: {"auroc": float("nan")})
+    target = tmp_path / "report.json"
+    target.write_text("{}")
+    assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 2
+    assert target.read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a.jsonl:3: steps[1]: is empty. Remove it"), "error: a.jsonl:3: steps[1]: is empty. Remove it"),
+        (ValueError("two\n  lines"), "error: two lines"),
+        (FileNotFoundError(2, "No such file or directory", "m"), "error: m: No such file or directory"),
+        (FileNotFoundError("no checkpoint in m: train one first"), "error: no checkpoint in m: train one first"),
+        (NotImplementedError(), "error: NotImplementedError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
+    def refuse(*args, **kwargs):
+        raise error
+
+    library("jprm.score.scorer", score_file=refuse)
+    args = "score --model m --input a.jsonl --output b.jsonl".split()
+    assert cli.main(args) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", line + "\n")
+
+    monkeypatch.setenv("JPRM_TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        cli.main(args)
+
+
+def test_a_bug_keeps_its_traceback(library):
+    library("jprm.score.scorer", score_file=lambda *args, **kwargs: {}["key"])
+    with pytest.raises(KeyError):
+        cli.main("score --model m --input a --output b".split())
+
+
+def test_ctrl_c_says_that_the_same_command_continues(library, capsys):
+    def stopped(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    library("jprm.score.scorer", score_file=stopped)
+    assert cli.main("score --model m --input a --output b".split()) == 130
+    assert "continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("item", ["phase", "=1", ""])
+def test_a_setting_without_key_or_value_is_refused(library, item, capsys):
+    library("jprm.data.prepare", prepare=lambda *args, **kwargs: "")
+    assert cli.main(["prepare", "prm800k", "--source", "a", "--out", "b", "--set", item]) == 2
+    assert "KEY=VALUE" in capsys.readouterr().err
