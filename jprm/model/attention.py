@@ -99,19 +99,19 @@ def _paths(q_BKGTH, k_BKSH, v_BKSH, plan: Plan, block: int):
     def gathered(size: int, n, q_BKGQH):
         start = n * block
         path_BP = plan.path[:, n, :size]
-        own = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
-        take = lambda x_BKSH: jnp.concatenate(
-            [jnp.take_along_axis(x_BKSH, path_BP[:, None, :, None], axis=2), own(x_BKSH, axis=2)], axis=2
-        )
+
+        def keys(x, axis: int):  # those of the path, then the block's own
+            index = jnp.expand_dims(path_BP, [i for i in range(1, x.ndim) if i != axis])
+            own = jax.lax.dynamic_slice_in_dim(x, start, block, axis)
+            return jnp.concatenate([jnp.take_along_axis(x, index, axis), own], axis)
+
+        # What follows the path in its list are tokens of the block or behind it, which are hidden here (their own copy
+        # is in the block), and closed ones, which the rule hides.
+        key_BS = keys(jnp.zeros_like(plan.until) + jnp.arange(T), 1)
+        once_S = (key_BS < start) | (jnp.arange(size + block) >= size)
         query_Q = start + jnp.arange(block)
-        until_BS = jnp.concatenate([jnp.take_along_axis(plan.until, path_BP, 1), own(plan.until, axis=1)], axis=1)
-        # What follows the path in its list are keys of the block or behind it, or closed ones: the first are hidden
-        # here (their own copy is in the block), the others by the rule.
-        key_BS = jnp.concatenate([path_BP, jnp.broadcast_to(start + jnp.arange(block), (B, block))], axis=1)
-        open_BS = (key_BS < start) | (jnp.arange(size + block) >= size)
-        seen_BQS = (key_BS[:, None, :] <= query_Q[:, None]) & (query_Q[:, None] < until_BS[:, None, :])
-        seen_BQS &= open_BS[:, None, :]
-        return _attend(q_BKGQH, take(k_BKSH), take(v_BKSH), seen_BQS)
+        seen_BQS = (key_BS[:, None] <= query_Q[:, None]) & (query_Q[:, None] < keys(plan.until, 1)[:, None])
+        return _attend(q_BKGQH, keys(k_BKSH, 2), keys(v_BKSH, 2), seen_BQS & once_S[:, None])
 
     @jax.checkpoint
     def body(_, inputs):
