@@ -16,14 +16,14 @@ from orbax.checkpoint import v1 as ocp
 FOLDER = "checkpoints"
 
 
-def open_checkpoints(workdir: str | os.PathLike, keep: int = 1) -> ocp.training.Checkpointer:
-    """The run's checkpoints, of which the newest `keep` are kept. The caller says when to save."""
+def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None) -> ocp.training.Checkpointer:
+    """The run's checkpoints, of which the newest `keep` are kept (None: all). The caller says when to save."""
     policies = ocp.training.preservation_policies
     return ocp.training.Checkpointer(
         pathlib.Path(workdir).absolute() / FOLDER,
         save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-        preservation_policy=policies.LatestN(keep),
-        cleanup_tmp_directories=True,
+        preservation_policy=policies.LatestN(keep) if keep else policies.PreserveAll(),
+        cleanup_tmp_directories=keep is not None,  # a reader must not disturb a run that is writing
     )
 
 
