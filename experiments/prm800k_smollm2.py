@@ -26,8 +26,12 @@ def experiment() -> Experiment:
         target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
         loss="cross_entropy",
         optimizer=OptimizerConfig(
-            learning_rate=1.5e-4, warmup_steps=8, decay="cosine", weight_decay=0.01,
-            freeze="embed|layers_0", rate_factors=(("head", 10.0),),
+            learning_rate=1.5e-4,
+            warmup_steps=8,
+            decay="cosine",
+            weight_decay=0.01,
+            freeze="embed|layers_0",
+            rate_factors=(("head", 10.0),),
         ),  # fmt: skip
         mesh=MeshConfig(),
         steps=90,

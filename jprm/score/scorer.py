@@ -1,8 +1,8 @@
 """Scores from a trained model: chains, pools and trees go through the same packer and model as in training.
 
-    prm = jprm.load("runs/prm800k_smollm2")
-    prm.score(problem, steps)          # one probability a step
-    prm.score_many(records)            # records of any kind, with their scores put in
+prm = jprm.load("runs/prm800k_smollm2")
+prm.score(problem, steps)          # one probability a step
+prm.score_many(records)            # records of any kind, with their scores put in
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from rich.progress import track
 
 from jprm.checkpoints import store
-from jprm.jsonl import Rejects, dump, read_lines, read_records
 from jprm.layout import Layout, NativeLayout
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import MeshConfig, make_mesh, put_rows
@@ -56,7 +54,8 @@ class PRM:
     layout: Layout
     mesh: Mesh
     semantics: str  # of the labels it was trained on; decides the default aggregation
-    step: int
+    name: str  # the folder it was loaded from
+    step: int  # of training
 
     def score(self, problem: str, steps: Sequence[str]) -> np.ndarray:
         """(P,) float32, one probability a step; that of step k does not depend on the steps behind it."""
@@ -136,7 +135,9 @@ def load(folder: str | os.PathLike, mesh: MeshConfig = MeshConfig()) -> PRM:
         step = checkpoints.latest.step
     outcome, rating = experiment.data.supervise == "outcome", experiment.target.labels == "rating"
     semantics = "value" if outcome else "rating" if rating else "correctness"
-    return PRM(params, experiment.model, NativeLayout(load_tokenizer(folder)), grid, semantics, step)
+    return PRM(
+        params, experiment.model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step
+    )
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
@@ -155,45 +156,6 @@ def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> 
     return record | {"samples": samples}
 
 
-def score_file(
-    model: str | os.PathLike, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop"
-) -> str:
-    """Scores a JSON Lines file; returns a sentence that says what was done.
-
-    Lines go to `OUTPUT.part`, which is renamed when all are there. Run again after an interruption, it continues behind
-    the last whole line, after checking that input and model are the same. Rejected lines go to `OUTPUT.rejects`.
-    """
-    input, output = pathlib.Path(input), pathlib.Path(output)
-    part, note = output.with_name(output.name + ".part"), output.with_name(output.name + ".part.json")
-    total = sum(1 for _ in read_lines(input))
-    prm = load(model)
-    request = {"model": str(pathlib.Path(model).resolve()), "step": prm.step, "input": str(input.resolve()),
-               "bytes": input.stat().st_size, "modified": input.stat().st_mtime_ns, "on_error": on_error}  # fmt: skip
-    done = 0
-    if part.exists() and note.exists():
-        if json.loads(note.read_text()) != request:
-            raise ValueError(f"{part}: is of another model or input. Remove it, or choose another --output")
-        whole = part.read_bytes()
-        whole = whole[: whole.rfind(b"\n") + 1]
-        part.write_bytes(whole)
-        done = whole.count(b"\n")
-    else:
-        part.write_bytes(b"")
-        note.write_text(json.dumps(request))
-    with Rejects(output.with_name(output.name + ".rejects")) as rejects, part.open("ab") as file:
-        records = read_records(input, on_error=on_error, rejects=rejects)
-        skipped = sum(1 for _ in itertools.islice(records, done))
-        steps = track(prm.score_many(records), description=f"scoring {input.name}", total=total - skipped)
-        for count, record in enumerate(steps, start=1):
-            file.write(dump(record).encode() + b"\n")
-            if count % CHUNK == 0:
-                file.flush()
-    os.replace(part, output)
-    note.unlink()
-    again = f" ({done} were there already)" if done else ""
-    return f"{output}: {total - rejects.count} records scored{again}, {rejects.count} rejected"
-
-
 def _row_tokens(tree: TokenTree) -> int:
     """Tokens of the row that a tree is packed into."""
     longest = len(tree.tokens_N)
@@ -201,4 +163,3 @@ def _row_tokens(tree: TokenTree) -> int:
         depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
         longest = max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0)))
     return max(SHORTEST, 1 << (longest - 1).bit_length())
-

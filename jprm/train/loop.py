@@ -63,9 +63,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
         if checkpoints.latest is not None:
             state, batches = _resume(checkpoints, state, batches)
             print(f"continuing from step {int(state.step)} in {workdir}")
-        step = make_step(
-            experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps
-        )
+        step = make_step(experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps)
         log = _Log(workdir, experiment, int(state.step))
         pending: tuple[int, Metrics] | None = None  # read one step late, so that the device never waits for the host
         with log.bar:
@@ -145,7 +143,11 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
     positive_N = target_N > (0 if experiment.target.neutral == "third" else 0.5)
     right = np.sum(weight_N * ((score_N > 0.5) == positive_N)) / max(weight_N.sum(), 1)
     area = auroc(score_N, positive_N, weight_N[None])
-    return {"valid_step_accuracy": float(right), "valid_auroc": float(np.ravel(area)[0]), "valid_labels": weight_N.sum()}
+    return {
+        "valid_step_accuracy": float(right),
+        "valid_auroc": float(np.ravel(area)[0]),
+        "valid_labels": weight_N.sum(),
+    }
 
 
 def _resume(checkpoints, state: State, batches) -> tuple[State, Iterator[Rows]]:
@@ -222,7 +224,9 @@ class _Log:
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
         self.last |= values
-        note = " ".join(f"{k} {v:.4g}" for k, v in values.items() if k in ("loss", "auroc", "valid_auroc", "tokens_per_second"))
+        note = " ".join(
+            f"{k} {v:.4g}" for k, v in values.items() if k in ("loss", "auroc", "valid_auroc", "tokens_per_second")
+        )
         self.bar.update(self.task, note=note)
         if not self.bar.console.is_terminal:  # a log file gets lines
             print(json.dumps(values), flush=True)
