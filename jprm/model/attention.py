@@ -104,13 +104,12 @@ def _paths(q_BKGTH, k_BKSH, v_BKSH, plan: Plan, block: int):
             [jnp.take_along_axis(x_BKSH, path_BP[:, None, :, None], axis=2), own(x_BKSH, axis=2)], axis=2
         )
         query_Q = start + jnp.arange(block)
-        until_BS = jnp.concatenate([jnp.take_along_axis(plan.until, path_BP, 1), own(plan.until, axis=1)], axis=1)
+        until_BP, until_BQ = jnp.take_along_axis(plan.until, path_BP, axis=1), own(plan.until, axis=1)
         # What follows the path in its list are keys of the block or behind it, or closed ones: the first are hidden
         # here (their own copy is in the block), the others by the rule.
-        key_BS = jnp.concatenate([path_BP, jnp.broadcast_to(start + jnp.arange(block), (B, block))], axis=1)
-        open_BS = (key_BS < start) | (jnp.arange(size + block) >= size)
-        seen_BQS = (key_BS[:, None, :] <= query_Q[:, None]) & (query_Q[:, None] < until_BS[:, None, :])
-        seen_BQS &= open_BS[:, None, :]
+        before_BQP = (path_BP[:, None, :] < start) & (query_Q[:, None] < until_BP[:, None, :])
+        own_BQQ = (query_Q <= query_Q[:, None]) & (query_Q[:, None] < until_BQ[:, None, :])
+        seen_BQS = jnp.concatenate([before_BQP, own_BQQ], axis=-1)
         return _attend(q_BKGQH, take(k_BKSH), take(v_BKSH), seen_BQS)
 
     @jax.checkpoint
