@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
+from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.transformer import init, step_logits
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.rows import Rows
 from jprm.tree import Node, ReasoningTree
@@ -25,7 +25,7 @@ TINY = ModelConfig(
     norm_eps=1e-6,
     qkv_bias=True,
     qk_norm=True,
-    attention_block=8,
+    attention_block=32,
 )
 
 
@@ -40,6 +40,11 @@ class Letters:
 
     def step(self, text, number):
         return [ord(c) - 96 for c in text] + list(self.end)
+
+
+init = jax.jit(transformer.init, static_argnums=0)
+hidden = jax.jit(transformer.hidden, static_argnums=1)
+logits = jax.jit(transformer.step_logits, static_argnums=1)
 
 
 @st.composite
@@ -98,10 +103,14 @@ def filled(rows: Rows, count: int) -> Rows:
 
 @functools.cache
 def params(config: ModelConfig = TINY, seed: int = 0) -> dict:
-    """Random parameters in which nothing is zero or one: biases, norms and the head matter as well."""
-    leaves, shape = jax.tree.flatten(init(config, jax.random.key(seed)))
+    """Parameters in which nothing is zero or one, so that biases, norms and the head matter too; no compilation."""
     rng = np.random.default_rng(seed)
-    return jax.tree.unflatten(shape, [x + 0.1 * rng.normal(size=x.shape).astype(np.float32) for x in leaves])
 
+    def leaf(path, x):
+        name = path[-1].key
+        if name.endswith("norm"):
+            return rng.uniform(0.5, 1.5, x.shape).astype(np.float32)
+        fan_in = 4 if name in ("bias", "query_bias", "key_bias", "value_bias") else config.width
+        return (rng.normal(size=x.shape) / fan_in**0.5).astype(np.float32)
 
-logits = jax.jit(step_logits, static_argnums=1)
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(lambda: init(config, jax.random.key(0))))
