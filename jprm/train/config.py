@@ -119,8 +119,10 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
     """The inverse of `to_json`. Raises ValueError naming the field that is unknown, missing or of the wrong type."""
     if dataclasses.is_dataclass(kind):
         fields = typing.get_type_hints(kind)
-        if not isinstance(value, dict) or (unknown := set(value) - set(fields)):
-            raise ValueError(f"{where or kind.__name__}: unknown fields {sorted(unknown) if value else value}")
+        if not isinstance(value, dict):
+            raise ValueError(f"{where or kind.__name__}: {value!r} is not an object of {', '.join(fields)}")
+        if unknown := set(value) - set(fields):
+            raise ValueError(f"{where or kind.__name__}: unknown fields {', '.join(sorted(unknown))}")
         try:
             return kind(**{name: from_json(fields[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()})
         except TypeError as error:
