@@ -22,8 +22,8 @@ _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 """Architecture to whether its query and key rows are interleaved in the file."""
 
 _KNOWN = re.compile(
-    r"token_embd\.weight|output_norm\.weight|output\.weight|blk\.\d+\.(attn_norm|ffn_norm|attn_(q|k|v|output)|"
-    r"attn_(q|k)_norm|ffn_(gate|up|down))\.(weight|bias)"
+    r"token_embd\.weight|output_norm\.weight|output\.weight|blk\.\d+\.(attn_(q|k|v)\.bias|"
+    r"(attn_norm|ffn_norm|attn_(q|k|v|output)|attn_(q|k)_norm|ffn_(gate|up|down))\.weight)"
 )
 
 

@@ -41,7 +41,7 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
     sizes = [config.data, config.fsdp, config.tensor]
     free = [i for i, size in enumerate(sizes) if size == -1]
     fixed = math.prod(size for size in sizes if size != -1)
-    if len(free) == 1 and len(devices) % fixed == 0:
+    if len(free) == 1 and fixed and len(devices) % fixed == 0:
         sizes[free[0]] = len(devices) // fixed
     if math.prod(sizes) != len(devices) or min(sizes) < 1:
         raise ValueError(

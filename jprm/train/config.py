@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import sys
 import types
 import typing
 from typing import Any, Literal
@@ -83,8 +84,9 @@ def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Exper
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such experiment file")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    module_spec = importlib.util.spec_from_file_location(f"jprm_experiment_{path.stem}", path)
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
     module_spec.loader.exec_module(module)
     if not hasattr(module, "experiment"):
         raise ValueError(f"{path}: defines no function experiment() that returns a jprm.train.config.Experiment")
@@ -119,8 +121,10 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
     """The inverse of `to_json`. Raises ValueError naming the field that is unknown, missing or of the wrong type."""
     if dataclasses.is_dataclass(kind):
         fields = typing.get_type_hints(kind)
-        if not isinstance(value, dict) or (unknown := set(value) - set(fields)):
-            raise ValueError(f"{where or kind.__name__}: unknown fields {sorted(unknown) if value else value}")
+        if not isinstance(value, dict):
+            raise ValueError(f"{where or kind.__name__}: {value!r} is not an object of {', '.join(fields)}")
+        if unknown := set(value) - set(fields):
+            raise ValueError(f"{where or kind.__name__}: unknown fields {', '.join(sorted(unknown))}")
         try:
             return kind(
                 **{name: from_json(fields[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()}

@@ -19,7 +19,7 @@ class OptimizerConfig:
 
     learning_rate: float
     warmup_steps: int = 0
-    decay: Literal["constant", "cosine", "linear"] = "cosine"  # to 0 at the last step
+    decay: Literal["constant", "cosine", "linear"] = "cosine"  # to 0 behind the last step
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
@@ -31,16 +31,19 @@ class OptimizerConfig:
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, then the named decay. Update i (from 0) uses the rate at i + 1, so none is wasted at 0."""
-    rest = max(steps - config.warmup_steps, 1)
+    """The rate of update i, from 0: (i + 1) / warmup_steps of the full rate, then the named decay.
+
+    The decay would reach 0 one update behind the last, so that neither the first update nor the last is wasted.
+    """
+    warmup = max(config.warmup_steps, 1)
+    rest = max(steps - warmup + 1, 1)
     after = {
         "constant": optax.constant_schedule(config.learning_rate),
         "cosine": optax.cosine_decay_schedule(config.learning_rate, rest),
         "linear": optax.linear_schedule(config.learning_rate, 0.0, rest),
     }[config.decay]
-    warm = optax.linear_schedule(0.0, config.learning_rate, max(config.warmup_steps, 1))
-    joined = optax.join_schedules([warm, after], [config.warmup_steps])
-    return lambda count: joined(count + (1 if config.warmup_steps else 0))
+    joined = optax.join_schedules([optax.linear_schedule(0.0, config.learning_rate, warmup), after], [warmup])
+    return lambda count: joined(count + 1)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:

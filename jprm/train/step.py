@@ -88,7 +88,7 @@ def make_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.weight, 1.0), gradients)
         updates, opt = tx.update(gradients, state.optimizer, state.trained)
         metrics = dataclasses.replace(
-            metrics, gradient_norm=optax.global_norm(gradients), learning_rate=jnp.float32(rate(state.step))
+            metrics, gradient_norm=optax.tree.norm(gradients), learning_rate=jnp.float32(rate(state.step))
         )
         return State(state.step + 1, optax.apply_updates(state.trained, updates), state.frozen, opt), metrics
 

@@ -62,12 +62,15 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
 
 
 def after_error(rows: Rows, wrong_BS: Array) -> Array:
-    """Whether a proper ancestor of the step is wrong.
+    """Whether the step goes on from a wrong one: a wrong step ends at an earlier token that it sees.
 
-    Slots lie depth first, so an earlier slot is an ancestor if and only if its subtree reaches past this step's end,
-    and the farthest reach of the wrong slots before this one decides.
+    Slots lie depth first, so an earlier slot leads to this one if and only if its subtree reaches past this step's
+    end, and the farthest reach of the wrong slots that end before it decides. Alternatives with equal text end at one
+    token: none of them is behind another, and what follows one of them follows all.
     """
     until_BS = jnp.take_along_axis(rows.until, rows.step_end, axis=1)
     reach_BS = jax.lax.cummax(jnp.where(wrong_BS, until_BS, 0), axis=1)
     before_BS = jnp.pad(reach_BS, ((0, 0), (1, 0)))[:, :-1]
-    return before_BS > rows.step_end
+    new_BS = rows.step_end != jnp.pad(rows.step_end, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    first_BS = jax.lax.cummax(jnp.where(new_BS, jnp.arange(new_BS.shape[1]), 0), axis=1)  # of those with its end
+    return jnp.take_along_axis(before_BS, first_BS, axis=1) > rows.step_end

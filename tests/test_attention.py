@@ -1,0 +1,91 @@
+"""The ways to compute attention against the rule written out, on trees that the packer laid out."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tiny import TINY, filled, packed_trees, reasoning_trees
+
+from jprm.model.attention import _sizes, attention, plan
+from jprm.pack import empty_rows
+from jprm.rows import visible
+
+B, T, K, G, H = 3, 48, 2, 2, 4
+
+
+def configured(kind, block):
+    return dataclasses.replace(TINY, attention=kind, attention_block=block)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def run(q_BTKGH, k_BTKH, v_BTKH, until_BT, config):
+    """The output, and the gradients of a sum of it that tells all elements apart."""
+
+    def total(q, k, v):
+        y_BTKGH = attention(q, k, v, plan(until_BT, config), config)
+        return jnp.sum(y_BTKGH * jnp.cos(jnp.arange(y_BTKGH.size).reshape(y_BTKGH.shape))), y_BTKGH
+
+    gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(q_BTKGH, k_BTKH, v_BTKH)
+    return y_BTKGH, *gradients
+
+
+def inputs(seed):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=shape).astype(np.float32) for shape in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
+
+
+def by_hand(q_BTKGH, k_BTKH, v_BTKH, until_BT):
+    seen_BTT = np.asarray(visible(until_BT))
+    y_BTKGH = np.zeros(q_BTKGH.shape)
+    for b, t, k, g in np.ndindex(q_BTKGH.shape[:4]):
+        keys = np.flatnonzero(seen_BTT[b, t])
+        weight = np.exp(k_BTKH[b, keys, k].astype(np.float64) @ q_BTKGH[b, t, k, g] / np.sqrt(H))
+        y_BTKGH[b, t, k, g] = weight / weight.sum() @ v_BTKH[b, keys, k]
+    return y_BTKGH
+
+
+# float32 sums of at most 48 numbers of size 1, in another order: a few times 48 x 6e-8.
+close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=2e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(reasoning_trees(), min_size=1, max_size=5), st.integers(0, 9))
+def test_all_ways_equal_the_reference_with_their_gradients(trees, seed):
+    rows = packed_trees(trees, T, 24, too_long="truncate").rows
+    assume(1 <= len(rows.until) <= B)
+    until_BT = filled(rows, B).until
+    expected = run(*inputs(seed), until_BT, configured("reference", 8))
+    for kind, block in [("blocked", 8), ("blocked", 20), ("paths", 4), ("paths", 16)]:
+        for a, b in zip(run(*inputs(seed), until_BT, configured(kind, block)), expected, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["reference", "blocked", "paths"])
+def test_the_formula(kind):
+    rows = filled(packed_trees([], T, 24).rows, B)
+    index_T = np.arange(T)
+    rows.until[0] = T  # plain causal attention
+    rows.until[1] = np.where(index_T < 5, T, np.minimum((index_T // 7 + 1) * 7, T))  # a short stem and branches of 7
+    y_BTKGH, *gradients = run(*inputs(0), rows.until, configured(kind, 4))
+    close(y_BTKGH, by_hand(*inputs(0), rows.until))
+    np.testing.assert_array_equal(y_BTKGH[2], np.broadcast_to(inputs(0)[2][2, :, :, None], (T, K, G, H)))  # padding
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+def test_paths_gather_no_more_than_a_third_too_much():
+    for block, largest in [(4, 44), (256, 256), (256, 16384), (16, 0)]:
+        sizes = _sizes(block, largest)
+        assert sizes == sorted(set(sizes)) and (sizes[-1:] or [0]) == [largest]
+        for small, large in zip(sizes, sizes[1:], strict=False):
+            assert large - small <= max(block, large / 3)
+
+
+def test_rows_that_blocks_do_not_divide_are_refused():
+    until_BT = empty_rows(B, T, 1).until
+    with pytest.raises(ValueError, match="multiple of 7 tokens .attention_block., not 48"):
+        run(*inputs(0), until_BT, configured("paths", 7))

@@ -1,0 +1,72 @@
+"""Losses against their formulas in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jprm.train.losses import LOSSES, cross_entropy, probability, squared_error, ternary_cross_entropy
+
+rng = np.random.default_rng(0)
+LOGITS = {classes: rng.normal(scale=3, size=(2, 5, classes)).astype(np.float32) for classes in (1, 2, 3)}
+TARGET, WEIGHT = rng.uniform(size=(2, 5)), rng.integers(0, 2, (2, 5)) * 0.5
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)  # float32 sums of ten terms of size 1
+
+
+def softmax(logit_BSC):
+    e = np.exp(logit_BSC.astype(np.float64))
+    return e / e.sum(-1, keepdims=True)
+
+
+def right(classes):
+    if classes == 1:
+        return 1 / (1 + np.exp(-LOGITS[1][..., 0].astype(np.float64)))
+    return 1 - softmax(LOGITS[classes])[..., 0]
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_a_score_is_the_probability_that_the_step_is_not_wrong(classes):
+    close(probability(LOGITS[classes]), right(classes))
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_losses_equal_their_formulas(classes):
+    p = right(classes)
+    expected = -TARGET * np.log(p) - (1 - TARGET) * np.log(1 - p)
+    close(cross_entropy(LOGITS[classes], TARGET, WEIGHT), (WEIGHT * expected).sum())
+    close(squared_error(LOGITS[classes], TARGET, WEIGHT), (WEIGHT * (p - TARGET) ** 2).sum())
+    hard = [cross_entropy(LOGITS[classes], np.full((2, 5), t), WEIGHT * (TARGET if t else 1 - TARGET)) for t in (0.0, 1.0)]
+    close(cross_entropy(LOGITS[classes], TARGET, WEIGHT), sum(hard))  # a soft target is a mixture of hard ones
+
+
+def test_ternary_cross_entropy():
+    chosen = rng.integers(0, 3, (2, 5))
+    expected = -np.log(np.take_along_axis(softmax(LOGITS[3]), chosen[..., None], -1)[..., 0])
+    close(ternary_cross_entropy(LOGITS[3], chosen.astype(np.float32), WEIGHT), (WEIGHT * expected).sum())
+
+
+def test_one_logit_is_the_difference_of_two():
+    logit_BSC = LOGITS[2]
+    log_odds = logit_BSC[..., 1:] - logit_BSC[..., :1]
+    for loss in (cross_entropy, squared_error):
+        close(loss(log_odds, TARGET, WEIGHT), loss(logit_BSC, TARGET, WEIGHT))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("size", [0.0, 100.0, 1e30])
+def test_losses_and_gradients_are_finite_where_the_model_is_certain(name, size):
+    loss, heads = LOSSES[name]
+    for head in heads:
+        classes = {"binary": 2, "scalar": 1, "ternary": 3}[head]
+        logit_BSC = size * jnp.sign(LOGITS[classes])
+        for target in (0.0, 1.0):
+            value, gradient = jax.value_and_grad(loss)(logit_BSC, jnp.full((2, 5), target), jnp.ones((2, 5)))
+            assert np.isfinite(value) and np.isfinite(gradient).all()
+    assert loss(logit_BSC, jnp.ones((2, 5)), jnp.zeros((2, 5))) == 0  # no label, no loss
+
+
+def test_a_wrong_certainty_still_has_a_gradient():
+    gradient = jax.grad(cross_entropy)(jnp.array([[[100.0, -100.0]]]), jnp.ones((1, 1)), jnp.ones((1, 1)))
+    close(gradient, [[[1, -1]]])

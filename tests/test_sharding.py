@@ -1,0 +1,158 @@
+"""The same numbers on every mesh, with parameters and optimizer state split, and a pod's shardings checked without one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+from tiny import TINY, filled, init, packed_trees, random_tree
+
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import AXES, RULES, MeshConfig, check, make_mesh, put_rows, sharding, spec
+from jprm.rows import Rows
+from jprm.train.optimizer import OptimizerConfig, make_optimizer, split
+from jprm.train.step import State, make_step
+from jprm.train.targets import TargetConfig
+
+TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
+OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)
+CONFIG = dataclasses.replace(TINY, kv_heads=4, attention="paths")
+STEPS = 20
+
+
+def train(mesh, lead, steps=STEPS):
+    """Losses of `steps` steps on the same eight rows, in micro-batches; the first and last state."""
+    rows = filled(packed_trees([random_tree(seed) for seed in range(8)], 64, 16).rows, 8)
+    rows = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), rows)
+    tx = make_optimizer(OPTIMIZER, STEPS)
+
+    @jax.jit
+    def start(key):
+        trained, frozen = split(init(CONFIG, key), "embed")
+        return State(jnp.int32(0), trained, frozen, tx.init(trained))
+
+    first = state = start(jax.random.key(0))
+    host = jax.tree.map(np.asarray, first)  # the step takes over the state's memory
+    step = make_step(CONFIG, TARGET, "cross_entropy", OPTIMIZER, STEPS)
+    rows = rows if mesh is None else put_rows(rows, mesh, lead=1)
+    losses = []
+    for _ in range(steps):
+        state, metrics = step(state, rows)
+        losses.append(float(metrics.loss / metrics.weight))
+    assert step._cache_size() == 1  # one compilation, whatever was put where
+    return np.array(losses), host, state, jax.tree.map(np.asarray, metrics)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return train(None, (1, 8))
+
+
+@pytest.mark.parametrize("data, fsdp, tensor", [(2, 2, 2), (8, 1, 1), (1, 4, 2)])
+def test_every_mesh_trains_as_one_device_does(alone, data, fsdp, tensor):
+    mesh = make_mesh(MeshConfig(data, fsdp, tensor))
+    with jax.set_mesh(mesh):
+        check(CONFIG, mesh, rows=8)
+        losses, first, state, metrics = train(mesh, (1, 8))
+    # Equal seeds, equal parameters: the same random bits, made normal by a loop that rounds the last bit as it likes.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-7), first.params, alone[1].params)
+    # float32 sums over devices in another order are off by some 1e-7 a step, and Adam divides a gradient by its own
+    # size, so that where a gradient is about zero such a difference moves a parameter by up to the learning rate.
+    np.testing.assert_allclose(losses, alone[0], rtol=1e-3)
+    np.testing.assert_allclose(losses[:3], alone[0][:3], rtol=1e-5)
+    assert losses[-1] < 0.8 * losses[0]
+    for field in ("weight", "tokens"):
+        assert getattr(metrics, field) == getattr(alone[3], field)
+
+    for name, place in [
+        ("decoder/layers_0/query", P(None, "fsdp", "tensor", None, None)),
+        ("decoder/layers_0/down", P(None, "tensor", "fsdp")),
+        ("head/kernel", P("fsdp", None)),
+        ("decoder/embed", P("tensor", "fsdp")),
+    ]:
+        array = (state.trained | state.frozen)[name]
+        assert array.sharding.spec == place
+        pieces = np.prod([mesh.shape[axis] for axis in place if axis])
+        assert array.addressable_shards[0].data.size * pieces == array.size
+    for moment in (moments(state).mu, moments(state).nu):
+        assert {name: x.sharding for name, x in moment.items()} == {n: x.sharding for n, x in state.trained.items()}
+
+
+def moments(state):
+    """Adam's part of the optimizer state."""
+    return next(x for x in jax.tree.leaves(state.optimizer, is_leaf=lambda x: hasattr(x, "mu")) if hasattr(x, "mu"))
+
+
+def test_accumulation_changes_nothing(alone):
+    losses, _, state, metrics = alone
+    for lead in [(4, 2), (2, 4)]:
+        other_losses, _, other, other_metrics = train(None, lead, steps=3)
+        np.testing.assert_allclose(other_losses, losses[:3], rtol=1e-5)  # the order of float32 sums
+    mesh = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        sharded_losses, *_ = train(mesh, (4, 2), steps=3)
+    np.testing.assert_allclose(sharded_losses, losses[:3], rtol=1e-5)
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+    for config, rows, message in [
+        (CONFIG, 6, "rows a micro-batch = 6 is not a multiple of the mesh's data x fsdp = 4"),
+        (dataclasses.replace(CONFIG, heads=3, kv_heads=3), 8, "kv_heads = 3 .* tensor = 2"),
+        (dataclasses.replace(CONFIG, mlp_width=33), 8, "mlp_width = 33 .* tensor = 2"),
+        (dataclasses.replace(CONFIG, vocab_size=65), 8, "vocab_size = 65 .* tensor = 2"),
+        (dataclasses.replace(CONFIG, width=15), 8, "width = 15 .* fsdp = 2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            check(config, mesh, rows)
+    for sizes in [(3, -1, 1), (2, 2, 1), (-1, -1, 1), (0, -1, 1), (-2, -1, 1), (4, 4, 4)]:
+        with pytest.raises(ValueError, match="does not cover 8 devices"):
+            make_mesh(MeshConfig(*sizes))
+    assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == {"data": 4, "fsdp": 1, "tensor": 2}
+    assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == {"data": 1, "fsdp": 3, "tensor": 1}
+
+
+def test_two_axes_of_an_array_on_one_mesh_axis_are_refused(monkeypatch):
+    assert spec("batch", None, None) == P(("data", "fsdp"), None, None)
+    with pytest.raises(ValueError, match="put two axes of one array on one mesh axis"):
+        spec("batch", "embed")
+    with pytest.raises(ValueError, match="one mesh axis"):
+        spec("kv_heads", "mlp")
+    monkeypatch.setitem(RULES, "embed", ("fsdp", "tensor"))
+    with pytest.raises(ValueError, match="one mesh axis"):
+        spec("vocab", "embed")
+
+
+def test_a_step_on_64_chips_type_checks_without_them():
+    """Explicit shardings are types: tracing alone finds a product or a gather that JAX cannot place."""
+    config = ModelConfig(
+        vocab_size=32768, layers=24, width=2048, heads=16, kv_heads=8, head_dim=128, mlp_width=8192, rope_theta=1e6,
+        norm_eps=1e-6, qk_norm=True, dtype="bfloat16", attention="paths",
+    )  # fmt: skip
+    tx = make_optimizer(OPTIMIZER, 100)
+
+    def start(key):
+        trained, frozen = split(init(config, key), "")
+        return State(jnp.int32(0), trained, frozen, tx.init(trained))
+
+    mesh = AbstractMesh((2, 8, 4), AXES, axis_types=(AxisType.Explicit,) * 3)
+    with jax.sharding.use_abstract_mesh(mesh):
+        state = jax.eval_shape(lambda: start(jax.random.key(0)))
+        assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
+
+        def shape(size, dtype):
+            return jax.ShapeDtypeStruct((4, 32, size), dtype, sharding=jax.NamedSharding(mesh, P(None, *sharding("batch", None))))
+
+        tokens, slots = shape(2048, jnp.int32), shape(128, jnp.float32)
+        rows = Rows(tokens, tokens, tokens, shape(128, jnp.int32), slots, slots)
+        step = make_step(config, TARGET, "cross_entropy", OPTIMIZER, 100)
+        after, metrics = jax.eval_shape(step, state, rows)
+    form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    assert form(after) == form(state)
+    place = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
+    assert place(after.trained) == place(state.trained) == place(moments(after).mu) == place(moments(after).nu)
+    assert after.params["decoder"]["layers_0"]["gate"].sharding.spec == P(None, "fsdp", "tensor")
+    assert metrics.loss.sharding.is_fully_replicated

@@ -1,0 +1,93 @@
+"""Every policy against a loop over the nodes of the tree."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tiny import Letters, chain_ids, filled, packed_trees, path, reasoning_trees
+
+from jprm.train.targets import TargetConfig, targets
+from jprm.tree import Node, ReasoningTree
+
+LINES = Letters(end=(28,))  # no step begins another
+TARGETS = jax.jit(targets, static_argnums=1)
+
+
+def by_node(packed, config):
+    """{(tree, node): (target, weight)}"""
+    target_BS, weight_BS = TARGETS(filled(packed.rows, 4), config)
+    return {
+        (int(packed.tree_BS[b, s]), int(packed.node_BS[b, s])): (float(target_BS[b, s]), float(weight_BS[b, s]))
+        for b, s in np.argwhere(packed.node_BS >= 0)
+    }
+
+
+def expected(trees, config, layout):
+    """The policies, a node at a time. A step is behind an error if its chain goes on from the tokens of a wrong one."""
+    answer = {}
+    for t, tree in enumerate(trees):
+        # Unlabelled nodes have label 1: neither wrong nor neutral.
+        label = [1.0 if node.label is None else node.label for node in tree.nodes]
+        wrong = [x < 0 if config.labels == "rating" else x == 0 for x in label]
+        ids = [chain_ids(tree, n, layout) for n in range(len(tree.nodes))]
+        for n, node in enumerate(tree.nodes):
+            weight = float(node.label is not None)
+            if config.labels == "probability":
+                target = float(label[n] > 0) if config.soft == "hard" else label[n]
+            elif config.neutral == "third":
+                target = {-1: 0, 0: 1, 1: 2}[label[n]]
+            elif label[n] == 0:
+                target = float(config.neutral != "negative")
+                weight = 0.0 if config.neutral == "drop" else weight
+            else:
+                target = float(label[n] > 0)
+            behind = [w for w in range(len(ids)) if wrong[w] and len(ids[w]) < len(ids[n]) and ids[n][: len(ids[w])] == ids[w]]
+            if config.after_error == "mask" and behind:
+                weight = 0.0
+            assert set(path(tree, n)[:-1]) & {w for w, is_wrong in enumerate(wrong) if is_wrong} <= set(behind)
+            answer[t, n] = (np.float32(target), weight)
+    return answer
+
+
+RATING = [TargetConfig("rating", n, e) for n in ("positive", "negative", "third", "drop") for e in ("keep", "mask")]
+PROBABILITY = [TargetConfig("probability", "none", e, s) for e in ("keep", "mask") for s in ("soft", "hard")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(RATING + PROBABILITY), st.sampled_from([Letters(), LINES]))
+def test_policies_equal_a_loop_over_nodes(data, config, layout):
+    labels = (None, -1.0, 0.0, 1.0) if config.labels == "rating" else (None, 0.0, 0.25, 1.0)
+    trees = data.draw(st.lists(reasoning_trees(labels=labels), min_size=1, max_size=3))
+    packed = packed_trees(trees, 64, 16, layout)  # a tree of 12 steps may be split: its parts repeat what leads to them
+    assume(len(packed.rows.tokens) <= 4)
+    assert by_node(packed, config) == expected(trees, config, layout)
+
+
+def test_two_equal_steps_are_not_behind_each_other():
+    """Alternatives with one text end at one token. Each keeps its label; what follows it follows both."""
+    nodes = (Node(-1, "a", -1.0), Node(-1, "a", 1.0), Node(-1, "a", -1.0), Node(1, "b", 1.0), Node(-1, "b", 1.0))
+    packed = packed_trees([ReasoningTree("p", nodes)], 64, 16, LINES)
+    weights = {node: weight for (_, node), (_, weight) in by_node(packed, TargetConfig("rating", "drop", "mask")).items()}
+    assert weights == {0: 1, 1: 1, 2: 1, 3: 0, 4: 1}
+
+
+def test_an_error_in_one_tree_does_not_reach_the_next_one_or_padding():
+    trees = [ReasoningTree("p", (Node(-1, "a", -1.0), Node(0, "b", 1.0))), ReasoningTree("q", (Node(-1, "c", 1.0),))]
+    packed = packed_trees(trees, 64, 16, LINES)
+    assert len(packed.rows.tokens) == 1
+    assert {pair: w for pair, (_, w) in by_node(packed, RATING[1]).items()} == {(0, 0): 1, (0, 1): 0, (1, 0): 1}
+    _, weight_BS = TARGETS(filled(packed.rows, 4), RATING[1])
+    assert weight_BS.sum() == 2
+
+
+def test_policies_that_contradict_the_labels_are_refused():
+    with pytest.raises(ValueError, match="labels='rating' with neutral='none'"):
+        TargetConfig("rating", "none", "keep")
+    with pytest.raises(ValueError, match="probabilities have no neutral class"):
+        TargetConfig("probability", "drop", "keep")
+    with pytest.raises(TypeError):  # nothing that changes what is learned has a default
+        TargetConfig("rating", "drop")
+    assert {field.name for field in dataclasses.fields(TargetConfig)} == {"labels", "neutral", "after_error", "soft"}

@@ -1,0 +1,116 @@
+"""A model small enough to compile in a second, trees for it, and functions compiled once for all tests."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+from hypothesis import strategies as st
+
+from jprm.model import transformer
+from jprm.model.config import ModelConfig
+from jprm.pack import empty_rows, pack, token_tree
+from jprm.rows import Rows
+from jprm.tree import Node, ReasoningTree
+
+TINY = ModelConfig(
+    vocab_size=64,
+    layers=2,
+    width=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    mlp_width=32,
+    rope_theta=100.0,  # at so few positions the slow pairs would hardly turn with a larger one
+    norm_eps=1e-6,
+    qkv_bias=True,
+    qk_norm=True,
+    attention_block=32,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """One token a letter. Without an end of step, steps share prefixes and one step can begin another."""
+
+    end: tuple[int, ...] = ()
+
+    def problem(self, text):
+        return [ord(c) - 96 for c in text] + [27]
+
+    def step(self, text, number):
+        return [ord(c) - 96 for c in text] + list(self.end)
+
+
+init = jax.jit(transformer.init, static_argnums=0)
+hidden = jax.jit(transformer.hidden, static_argnums=1)
+logits = jax.jit(transformer.step_logits, static_argnums=1)
+
+
+@st.composite
+def reasoning_trees(draw, most=12, labels=(None, -1.0, 0.0, 1.0)):
+    """Deep or bushy trees; steps of few letters, so that equal ones and common prefixes are frequent."""
+    deep = draw(st.booleans())
+    nodes = []
+    for i in range(draw(st.integers(1, most))):
+        parent = draw(st.integers(max(-1, i - 2) if deep else -1, i - 1))
+        nodes.append(Node(parent, draw(st.text("abc", min_size=1, max_size=3)), draw(st.sampled_from(labels))))
+    return ReasoningTree(draw(st.text("pq", min_size=1, max_size=3)), tuple(nodes))
+
+
+def random_tree(seed, nodes=12, labels=(-1.0, 0.0, 1.0)):
+    rng = np.random.default_rng(seed)
+    return ReasoningTree(
+        "".join(rng.choice(list("pqrs"), 4)),
+        tuple(
+            Node(int(rng.integers(-1, i)), "".join(rng.choice(list("abcdef"), 3)), float(rng.choice(labels)))
+            for i in range(nodes)
+        ),
+    )
+
+
+def path(tree, node):
+    """Node indices from the first step to `node`."""
+    return [*path(tree, tree.nodes[node].parent), node] if node >= 0 else []
+
+
+def chain_ids(tree, node, layout):
+    steps = [layout.step(tree.nodes[i].text, number) for number, i in enumerate(path(tree, node))]
+    return [*layout.problem(tree.problem), *(i for ids in steps for i in ids)]
+
+
+def chain_rows(chains, tokens, count=None):
+    """Every list of ids alone in its own row, scored at its last token; made without the packer."""
+    rows = empty_rows(count or len(chains), tokens, 1)
+    for b, ids in enumerate(chains):
+        rows.tokens[b, : len(ids)] = ids
+        rows.position[b, : len(ids)] = np.arange(len(ids))
+        rows.until[b, : len(ids)] = len(ids)
+        rows.step_end[b, 0] = len(ids) - 1
+        rows.weight[b, 0] = 1
+    return rows
+
+
+def packed_trees(trees, tokens=64, slots=32, layout=Letters(), too_long="error"):
+    return pack([token_tree(tree, layout) for tree in trees], tokens, slots, too_long=too_long)
+
+
+def filled(rows: Rows, count: int) -> Rows:
+    """`rows` and empty ones, `count` in all: one shape, one compilation."""
+    empty = empty_rows(count - len(rows.tokens), rows.tokens.shape[1], rows.step_end.shape[1])
+    return jax.tree.map(lambda a, b: np.concatenate([a, b]), rows, empty)
+
+
+@functools.cache
+def params(config: ModelConfig = TINY, seed: int = 0) -> dict:
+    """Parameters in which nothing is zero or one, so that biases, norms and the head matter too; no compilation."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(path, x):
+        name = path[-1].key
+        if name.endswith("norm"):
+            return rng.uniform(0.5, 1.5, x.shape).astype(np.float32)
+        fan_in = 4 if name in ("bias", "query_bias", "key_bias", "value_bias") else config.width
+        return (rng.normal(size=x.shape) / fan_in**0.5).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(lambda: init(config, jax.random.key(0))))
