@@ -36,7 +36,7 @@ def experiment() -> Experiment:
             rate_factors=(("head", 10.0),),
         ),  # fmt: skip
         mesh=MeshConfig(),
-        steps=80,
+        steps=56,
         log_every=2,
-        checkpoint_every=15,
+        checkpoint_every=14,
     )
