@@ -1,4 +1,4 @@
-"""The same numbers on every mesh, with parameters and optimizer state split, and a pod's shardings checked without one."""
+"""The same numbers on every mesh, parameters and optimizer state split; a pod's shardings, checked without a pod."""
 
 import dataclasses
 
@@ -144,7 +144,8 @@ def test_a_step_on_64_chips_type_checks_without_them():
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
 
         def shape(size, dtype):
-            return jax.ShapeDtypeStruct((4, 32, size), dtype, sharding=jax.NamedSharding(mesh, P(None, *sharding("batch", None))))
+            place = jax.NamedSharding(mesh, P(None, *sharding("batch", None)))
+            return jax.ShapeDtypeStruct((4, 32, size), dtype, sharding=place)
 
         tokens, slots = shape(2048, jnp.int32), shape(128, jnp.float32)
         rows = Rows(tokens, tokens, tokens, shape(128, jnp.int32), slots, slots)
