@@ -7,7 +7,6 @@ refuses (a bad record, a missing file, a combination that is not supported) is o
 from __future__ import annotations
 
 import ast
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,7 +71,7 @@ def prepare(
     from jprm.data.prepare import prepare
 
     options = dict(_setting(item) for item in set_)
-    print(prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, options=options))
+    print(prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, **options))
 
 
 @app.command
@@ -85,7 +84,7 @@ def train(
 
     For example:
       jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
-      jprm train experiments/prm800k_smollm2.py --workdir runs/short --set steps=20 optimizer.rate=1e-4
+      jprm train experiments/prm800k_smollm2.py --workdir runs/short --set steps=20 optimizer.learning_rate=1e-4
 
     Args:
         experiment: The file that describes the run.
@@ -116,7 +115,7 @@ def score(
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
     """
-    from jprm.score.scorer import score_file
+    from jprm.score.files import score_file
 
     print(score_file(model, input, output, on_error=on_error))
 
@@ -141,7 +140,7 @@ def processbench(
     """
     from jprm.evaluate.run import processbench
 
-    _report(processbench(model, data, calibrate=calibrate), to)
+    _report(processbench(model, data, calibrate, to), to, "processbench")
 
 
 @evaluation.command
@@ -164,7 +163,7 @@ def steps(
     """
     from jprm.evaluate.run import steps
 
-    _report(steps(model, data, neutral=neutral), to)
+    _report(steps(model, data, neutral, to), to, "steps")
 
 
 @evaluation.command(name="best-of-n")
@@ -186,7 +185,7 @@ def best_of_n(
     """
     from jprm.evaluate.run import best_of_n
 
-    _report(best_of_n(input, model=model), to)
+    _report(best_of_n(input, model, to), to, "best_of_n")
 
 
 app.command(evaluation, name="eval", help="Say how good a model is, on processbench, steps or best-of-n.")
@@ -229,11 +228,11 @@ def _setting(item: str) -> tuple[str, Any]:
         return key, value
 
 
-def _report(report: Mapping[str, Any], path: Path) -> None:
-    """Writes the report as JSON under a temporary name, renames it, and prints it."""
-    text = json.dumps(report, indent=2, allow_nan=False)
-    partial = path.with_name(path.name + ".partial")
+def _report(report: Mapping[str, Any], path: Path, kind: str) -> None:
+    """Writes the report as JSON and prints its tables."""
+    from jprm.evaluate import report as reports
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(text + "\n", encoding="utf-8")
-    os.replace(partial, path)
-    print(text)
+    reports.write_json(path, report)
+    getattr(reports, f"print_{kind}")(report)
+    print(f"{path}: written")

@@ -6,6 +6,7 @@ llama.cpp stores query and key heads with the rotary pairs interleaved; jprm, li
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import re
 
@@ -65,6 +66,16 @@ class Reader:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+
+def packaged(package: str, name: str) -> pathlib.Path:
+    """A file that an installed package ships, found without importing the package (which may need what is not here)."""
+    found = importlib.util.find_spec(package)
+    path = pathlib.Path(found.origin).parent / name if found and found.origin else None
+    if path is None or not path.is_file():
+        distribution = package.replace("_", "-")
+        raise FileNotFoundError(f"{name}: package {package} is not installed; pip install --no-deps {distribution}")
+    return path
 
 
 def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:

@@ -126,7 +126,9 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
         if unknown := set(value) - set(fields):
             raise ValueError(f"{where or kind.__name__}: unknown fields {', '.join(sorted(unknown))}")
         try:
-            return kind(**{name: from_json(fields[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()})
+            return kind(
+                **{name: from_json(fields[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()}
+            )
         except TypeError as error:
             raise ValueError(f"{where or kind.__name__}: {error}") from error
     origin, args = typing.get_origin(kind), typing.get_args(kind)

@@ -66,7 +66,9 @@ def make_step(
     if model.head not in LOSSES[loss][1]:
         raise ValueError(f"loss {loss!r} does not fit head {model.head!r}; it takes {' or '.join(LOSSES[loss][1])}")
     if (target.neutral == "third") != (model.head == "ternary"):
-        raise ValueError(f"neutral={target.neutral!r} does not fit head {model.head!r}: 'third' and 'ternary' go together")
+        raise ValueError(
+            f"neutral={target.neutral!r} does not fit head {model.head!r}: 'third' and 'ternary' go together"
+        )
     tx, rate = make_optimizer(optimizer, steps), schedule(optimizer, steps)
 
     def objective(trained, frozen, rows):

@@ -1,0 +1,52 @@
+"""Training checkpoints through Orbax: parameters, optimizer, data iterator and experiment, saved and restored together.
+
+A run's folder holds `experiment.json`, the tokenizer, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step under
+a temporary name and renames it, so that a step that is there is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+FOLDER = "checkpoints"
+
+
+def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None) -> ocp.training.Checkpointer:
+    """The run's checkpoints, of which the newest `keep` are kept (None: all). The caller says when to save."""
+    policies = ocp.training.preservation_policies
+    return ocp.training.Checkpointer(
+        pathlib.Path(workdir).absolute() / FOLDER,
+        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+        preservation_policy=policies.LatestN(keep) if keep else policies.PreserveAll(),
+        cleanup_tmp_directories=keep is not None,  # a reader must not disturb a run that is writing
+    )
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes, types and places of a tree of arrays, for Orbax to restore into."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The newest checkpoint's parts named in `wanted`, each as `wanted` gives it: abstract arrays or an iterator.
+
+    Raises ValueError, naming the folder and the remedy, where there is none, or one that cannot be read or is of
+    another model.
+    """
+    folder = pathlib.Path(checkpoints.directory)
+    if checkpoints.latest is None:
+        raise ValueError(f"{folder}: holds no complete checkpoint; train first, or name the run's folder")
+    step = checkpoints.latest.step
+    try:
+        return checkpoints.load_checkpointables(step, wanted)
+    except Exception as error:  # Orbax and TensorStore raise many types for a damaged or a different tree
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{folder / str(step)}: cannot be restored ({reason}). If its files are damaged, remove that folder to"
+            " continue from an earlier step; if the experiment has changed, use another --workdir"
+        ) from error

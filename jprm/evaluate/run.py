@@ -1,0 +1,70 @@
+"""The evaluation commands: read a benchmark's file, score it once, compute the report.
+
+Scores lie beside the report, in `OUT.scores/`, so that a stopped command continues and a second one scores nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jprm.data.readers import READERS
+from jprm.data.reader import read_items
+from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.evaluate.processbench import processbench_report
+from jprm.evaluate.steps import steps_report
+from jprm.jsonl import parse, read_records
+from jprm.score.files import request_of, write_scores
+from jprm.score.scorer import PRM, load
+
+PathLike = str | os.PathLike
+
+OPTIONS: dict[str, dict[str, str]] = {
+    "prm800k": {"human_written": "unlabelled", "control_questions": "drop"},
+    "pools": {"empty_samples": "drop"},
+}
+"""How benchmark files are read: only ratings that humans gave to a model's steps are judged."""
+
+
+def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike, out: PathLike, seed: int = 0) -> dict:
+    """ProcessBench's F1 a file, at 0.5 and at the threshold tuned on `calibrate`, which may be one of the files."""
+    prm = load(model)
+    files = {pathlib.Path(path).stem: path for path in [*data, calibrate]}
+    if len(files) != len({os.path.abspath(path) for path in [*data, calibrate]}):
+        raise ValueError("two files have one name; the report has a key a name: rename one of them")
+    records = {name: scored_records(prm, path, "processbench", out) for name, path in files.items()}
+    report = processbench_report(records, pathlib.Path(calibrate).stem, seed)
+    return {pathlib.Path(path).stem: report[pathlib.Path(path).stem] for path in data}
+
+
+def steps(model: PathLike, data: Sequence[PathLike], neutral: str, out: PathLike, seed: int = 0) -> dict:
+    """Step AUROC, average precision and first-error accuracy on files of the PRM800K format or jprm's own."""
+    prm = load(model)
+    records = [record for path in data for record in scored_records(prm, path, _format(path), out)]
+    return steps_report(records, neutral, seed)
+
+
+def best_of_n(input: PathLike, model: PathLike | None, out: PathLike, seed: int = 0) -> dict:
+    """Best-of-n curves of scored pools; with `model`, the pools are scored first."""
+    if model is None:
+        return best_of_n_report(list(read_records(input)), seed)
+    return best_of_n_report(scored_records(load(model), input, "pools", out), seed)
+
+
+def scored_records(prm: PRM, path: PathLike, reader: str, out: PathLike) -> list[dict[str, Any]]:
+    """The file's records with scores, from the cache beside `out` where they are there."""
+    output = pathlib.Path(f"{out}.scores") / f"{pathlib.Path(path).stem}.jsonl"
+    options = OPTIONS.get(reader, {})
+    records = [record for _, record in READERS[reader].read(path, **options)]
+    write_scores(prm, records, output, request_of(prm, path, reader=reader, **options), len(records))
+    return list(read_records(output))
+
+
+def _format(path: PathLike) -> str:
+    """prm800k for its raw form and its chains with ratings, else jprm's own records."""
+    for number, raw in read_items(path):
+        item = parse(raw, f"{os.fspath(path)}:{number}")
+        return "prm800k" if isinstance(item, dict) and ("question" in item or "ratings" in item) else "jsonl"
+    raise ValueError(f"{os.fspath(path)}: holds no record")

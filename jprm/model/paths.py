@@ -1,0 +1,171 @@
+"""Attention of blocks of queries over their own path: exact, forward and backward, in time that follows tree depth.
+
+Rows lie depth first and `until` closes subtrees, so of the keys before a block its queries see only what the block's
+first query sees: the path to it. (A key before the block that is closed at its first query is closed for all of them.)
+Each block gathers that path, attends to it and to itself, and scatters the gradients back. Sizes are static under jit,
+so the path is padded to the least of a few sizes, chosen while running.
+
+Written for CPUs, where small exact work beats large regular work. Nothing here keeps a T x T array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+HIDDEN = -1e30  # finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in float32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """The path of every block of queries, worked out once for all layers."""
+
+    until: Int[Array, "B T"]
+    index: Int[Array, "B N T"]  # keys before the block that its first query sees, in order; behind them, T
+    size: Int[Array, " N"]  # how many there are, in the row that has most
+
+
+def find_paths(until_BT: Int[Array, "B T"], block: int) -> Paths:
+    T = until_BT.shape[1]
+    if T % block:
+        raise ValueError(f"attention='paths' takes rows of a multiple of {block} tokens (attention_block), not {T}")
+    start_N = jnp.arange(0, T, block)
+    seen_BNT = (jnp.arange(T) < start_N[:, None]) & (until_BT[:, None, :] > start_N[:, None])
+    index_BNT = jnp.sort(jnp.where(seen_BNT, jnp.arange(T), T), axis=-1)
+    return Paths(until_BT, index_BNT, jnp.max(jnp.sum(seen_BNT, axis=-1), axis=0))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def path_attention(
+    q_BTKGH: Float[Array, "B T K G H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    paths: Paths,
+    block: int,
+) -> Float[Array, "B T K G H"]:
+    """Grouped-query attention under `until`; T must be a multiple of `block`. Softmax in float32."""
+    return _forward(q_BTKGH, k_BTKH, v_BTKH, paths, block)[0]
+
+
+def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, block: int):
+    B, T, K, G, H = q_BTKGH.shape
+
+    def attend(size: int, n, q_BQKGH):
+        index_BS = _index(paths, n, size, block)
+        k_BKSH, v_BKSH = _gather(k_BTKH, index_BS), _gather(v_BTKH, index_BS)
+        logit_BKXS = _logits(_heads_first(q_BQKGH), k_BKSH, index_BS, paths, n, block, G)
+        top_BKX = jnp.max(logit_BKXS, axis=-1)
+        weight_BKXS = jnp.exp(logit_BKXS - top_BKX[..., None])
+        total_BKX = jnp.sum(weight_BKXS, axis=-1)
+        y_BKXH = jnp.einsum("BKXS,BKSH->BKXH", weight_BKXS.astype(v_BKSH.dtype), v_BKSH) / total_BKX[..., None]
+        return _tokens_first(y_BKXH.astype(v_BKSH.dtype), G), top_BKX + jnp.log(total_BKX)
+
+    def body(_, inputs):
+        n, q_BQKGH = inputs
+        return None, _switch(attend, paths, T, block, n, q_BQKGH)
+
+    q_NBQKGH = _blocks(q_BTKGH, block)
+    _, (y_NBQKGH, log_NBKX) = jax.lax.scan(body, None, (jnp.arange(T // block), q_NBQKGH))
+    y_BTKGH = _rows(y_NBQKGH)
+    return y_BTKGH, (q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX)
+
+
+def _backward(block: int, saved, dy_BTKGH):
+    """With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q (Dao et al. 2022)."""
+    q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX = saved
+    T, G, H = q_BTKGH.shape[1], q_BTKGH.shape[3], q_BTKGH.shape[4]
+    inner_BTKG = jnp.sum(dy_BTKGH.astype(jnp.float32) * y_BTKGH.astype(jnp.float32), axis=-1)
+
+    def attend(size: int, n, q_BQKGH, dy_BQKGH, inner_BQKG, log_BKX, dk_BTKH, dv_BTKH):
+        index_BS = _index(paths, n, size, block)
+        k_BKSH, v_BKSH = _gather(k_BTKH, index_BS), _gather(v_BTKH, index_BS)
+        q_BKXH, dy_BKXH = _heads_first(q_BQKGH), _heads_first(dy_BQKGH)
+        weight_BKXS = jnp.exp(_logits(q_BKXH, k_BKSH, index_BS, paths, n, block, G) - log_BKX[..., None])
+        dweight_BKXS = jnp.einsum("BKXH,BKSH->BKXS", dy_BKXH, v_BKSH, preferred_element_type=jnp.float32)
+        inner_BKX = _heads_first(inner_BQKG[..., None])[..., 0]
+        dlogit_BKXS = (weight_BKXS * (dweight_BKXS - inner_BKX[..., None])).astype(k_BKSH.dtype)
+        dq_BKXH = jnp.einsum("BKXS,BKSH->BKXH", dlogit_BKXS, k_BKSH) * H**-0.5
+        dk_BKSH = jnp.einsum("BKXS,BKXH->BKSH", dlogit_BKXS, q_BKXH) * H**-0.5
+        dv_BKSH = jnp.einsum("BKXS,BKXH->BKSH", weight_BKXS.astype(dy_BKXH.dtype), dy_BKXH)
+        return _tokens_first(dq_BKXH, G), _scatter(dk_BTKH, index_BS, dk_BKSH), _scatter(dv_BTKH, index_BS, dv_BKSH)
+
+    def body(carry, inputs):
+        dq_BQKGH, *carry = _switch(attend, paths, T, block, *inputs, *carry)
+        return tuple(carry), dq_BQKGH
+
+    blocks = [_blocks(x, block) for x in (q_BTKGH, dy_BTKGH, inner_BTKG)]
+    inputs = (jnp.arange(T // block), *blocks, log_NBKX)
+    (dk_BTKH, dv_BTKH), dq_NBQKGH = jax.lax.scan(body, (jnp.zeros_like(k_BTKH), jnp.zeros_like(v_BTKH)), inputs)
+    return _rows(dq_NBQKGH), dk_BTKH, dv_BTKH, None
+
+
+path_attention.defvjp(_forward, _backward)
+
+
+def _switch(attend, paths: Paths, T: int, block: int, n, *operands):
+    """Runs `attend` with the least size that holds the path of block n."""
+    sizes = _sizes(block, T - block)
+    branches = [functools.partial(attend, size) for size in sizes]
+    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), paths.size[n]), branches, n, *operands)
+
+
+def _sizes(block: int, largest: int) -> list[int]:
+    """0, then from `block` in steps of a half to a quarter of the size, up to `largest`: a fifth of padding or so."""
+    sizes, size = [0], block
+    while size < largest:
+        sizes.append(size)
+        size += max(block, (1 << (size.bit_length() - 1)) // 4)
+    return [*sizes, largest] if largest else sizes
+
+
+def _index(paths: Paths, n, size: int, block: int) -> Int[Array, "B S"]:
+    """Indices of the keys of block n: its path, padded with T, then the block itself."""
+    path_BP = paths.index[:, n, :size]
+    own_BQ = jnp.zeros_like(paths.until[:, :block]) + n * block + jnp.arange(block)
+    return jnp.concatenate([path_BP, own_BQ], axis=1)
+
+
+def _gather(x_BTKH, index_BS) -> Float[Array, "B K S H"]:
+    return jax.vmap(lambda x, index: x.at[index].get(mode="clip"))(x_BTKH, index_BS).swapaxes(1, 2)
+
+
+def _scatter(x_BTKH, index_BS, update_BKSH):
+    """Adds updates to their keys; indices out of range, which pad the path, are dropped."""
+    return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(
+        x_BTKH, index_BS, update_BKSH.swapaxes(1, 2)
+    )
+
+
+def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, block: int, G: int):
+    """Scaled logits in float32 by the rule key <= query < until[key]; X is (G, block) flattened."""
+    logit_BKXS = jnp.einsum("BKXH,BKSH->BKXS", q_BKXH, k_BKSH, preferred_element_type=jnp.float32)
+    until_BS = jax.vmap(lambda until, index: until.at[index].get(mode="fill", fill_value=0))(paths.until, index_BS)
+    query_X = n * block + jnp.tile(jnp.arange(block), G)
+    seen_BXS = (index_BS[:, None] <= query_X[:, None]) & (query_X[:, None] < until_BS[:, None])
+    return jnp.where(seen_BXS[:, None], logit_BKXS * q_BKXH.shape[-1] ** -0.5, HIDDEN)
+
+
+def _heads_first(x_BQKGH) -> Float[Array, "B K X H"]:
+    B, Q, K, G, H = x_BQKGH.shape
+    return x_BQKGH.transpose(0, 2, 3, 1, 4).reshape(B, K, G * Q, H)
+
+
+def _tokens_first(x_BKXH, G: int) -> Float[Array, "B Q K G H"]:
+    B, K, X, H = x_BKXH.shape
+    return x_BKXH.reshape(B, K, G, X // G, H).transpose(0, 3, 1, 2, 4)
+
+
+def _blocks(x_BT, block: int):
+    """(B, T, ...) to (N, B, block, ...)"""
+    return jnp.moveaxis(x_BT.reshape(x_BT.shape[0], -1, block, *x_BT.shape[2:]), 1, 0)
+
+
+def _rows(x_NBQ):
+    """The inverse of `_blocks`."""
+    x_BNQ = jnp.moveaxis(x_NBQ, 0, 1)
+    return x_BNQ.reshape(x_BNQ.shape[0], -1, *x_BNQ.shape[3:])

@@ -1,0 +1,250 @@
+"""The training loop: reads rows, calls the step, writes metrics and checkpoints, and continues where it stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jprm import data
+from jprm.checkpoints import gguf, store
+from jprm.data.pipeline import PipelineConfig, packed_batches
+from jprm.evaluate.metrics import auroc
+from jprm.jsonl import atomic_file
+from jprm.layout import NativeLayout
+from jprm.model import transformer
+from jprm.model.sharding import check, make_mesh, put_rows
+from jprm.rows import Rows
+from jprm.tokenizer import load_tokenizer
+from jprm.train.config import DataConfig, Experiment, to_json
+from jprm.train.losses import probability
+from jprm.train.optimizer import join, make_optimizer, split
+from jprm.train.step import Metrics, State, make_step
+from jprm.train.targets import TargetConfig, targets
+from jprm.tree import ReasoningTree, tree_of
+
+EXPERIMENT = "experiment.json"
+FREE = ("steps_per_second", "mesh", "log_every", "valid_every", "checkpoint_every", "keep", "base", "tokenizer")
+"""Fields that may differ when a run is continued: they change neither the parameters' meaning nor the data's order."""
+
+
+class Diverged(FloatingPointError):
+    """The loss is not finite."""
+
+
+def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
+    """Trains to `experiment.steps`, from the newest checkpoint in `workdir` where there is one.
+
+    Returns the last metrics, which are also written to `result.json`. Raises ValueError where `workdir` holds another
+    experiment's run, and Diverged, naming the step and the last good checkpoint, where the loss is not finite.
+    """
+    workdir = pathlib.Path(workdir)
+    mesh = make_mesh(experiment.mesh)
+    check(experiment.model, mesh, experiment.data.micro_rows)
+    tokenizer = load_tokenizer(experiment.tokenizer)
+    if tokenizer.vocab_size > experiment.model.vocab_size:
+        raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {experiment.model.vocab_size}")
+    batches = iter(batches_of(experiment.data, experiment.data.train, experiment.target, NativeLayout(tokenizer)))
+    _claim(workdir, experiment)
+    tokenizer.save(workdir)
+
+    with jax.set_mesh(mesh), store.open_checkpoints(workdir, experiment.keep) as checkpoints:
+        state = initial_state(experiment, load_base=checkpoints.latest is None)
+        if checkpoints.latest is not None:
+            state, batches = _resume(checkpoints, state, batches)
+            print(f"continuing from step {int(state.step)} in {workdir}")
+        step = make_step(experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps)
+        log = _Log(workdir, experiment, int(state.step))
+        pending: tuple[int, Metrics] | None = None  # read one step late, so that the device never waits for the host
+        with log.bar:
+            for index in range(int(state.step), experiment.steps):
+                rows = put_rows(_micro(next(batches), experiment.data.micro_rows), mesh, lead=1)
+                state, metrics = step(state, rows)
+                if pending:
+                    log.add(*pending, checkpoints)
+                pending = (index + 1, metrics)
+                if experiment.valid_every and (index + 1) % experiment.valid_every == 0 and experiment.data.valid:
+                    log.write({"step": index + 1, **validate(experiment, state.params, tokenizer)})
+                if (index + 1) % experiment.checkpoint_every == 0 or index + 1 == experiment.steps:
+                    log.add(*pending, checkpoints)  # a step that has diverged is never saved
+                    pending = None
+                    _save(checkpoints, state, batches)
+            checkpoints.wait()
+        result = {**log.last, "step": experiment.steps}
+        if experiment.data.valid:
+            result |= validate(experiment, state.params, tokenizer)
+    with atomic_file(workdir / "result.json") as file:
+        file.write((json.dumps(result, indent=2) + "\n").encode())
+    return result
+
+
+def batches_of(
+    config: DataConfig, files: Sequence[str], target: TargetConfig, layout: NativeLayout, *, once: bool = False
+) -> grain.IterDataset[Rows]:
+    """Batches of `config.rows` rows; shuffled and for ever, or with `once` in order and to the end."""
+    sources = [grain.MapDataset.source(data.load(file)) for file in files]
+    pipeline = PipelineConfig(
+        rows=config.rows, tokens=config.tokens, slots=config.slots, too_long=config.too_long,
+        supervise=config.supervise, window=config.window, seed=config.seed, shuffle=not once, epochs=1 if once else None,
+    )  # fmt: skip
+
+    def checked(record: dict) -> ReasoningTree:
+        tree = tree_of(record)
+        wanted = ("rating",) if target.labels == "rating" else ("correctness", "value")
+        if config.supervise == "step" and tree.semantics not in wanted:
+            raise ValueError(
+                f"problem {tree.problem[:60]!r}: its labels are of semantics {tree.semantics!r}, but target.labels ="
+                f" {target.labels!r} takes {' or '.join(wanted)}"
+            )
+        return tree
+
+    source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
+    return packed_batches(source, layout, pipeline, checked)
+
+
+def initial_state(experiment: Experiment, load_base: bool = True) -> State:
+    """Parameters from the base model, or random ones, and their optimizer's state, sharded like them."""
+    model, key = experiment.model, jax.random.key(experiment.seed)
+    if experiment.base and load_base:
+        head = jax.jit(lambda key: transformer.init(model, key).get("head"))(key)
+        params = {"decoder": gguf.load_decoder(experiment.base, model), **({"head": head} if head else {})}
+    else:
+        params = jax.jit(transformer.init, static_argnums=0)(model, key)
+    trained, frozen = split(params, experiment.optimizer.freeze)
+    optimizer = jax.jit(make_optimizer(experiment.optimizer, experiment.steps).init)(trained)
+    return State(jnp.int32(0), trained, frozen, optimizer)
+
+
+def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float]:
+    """Loss, accuracy and AUROC over the labelled steps of the validation files, by the same target policy."""
+    config, mesh = experiment.data, jax.sharding.get_mesh()
+
+    @jax.jit
+    def forward(params, rows: Rows):
+        score_BS = probability(transformer.step_logits(params, experiment.model, rows))
+        return score_BS, *targets(rows, experiment.target)
+
+    score, target, weight = [], [], []
+    for rows in batches_of(config, config.valid, experiment.target, NativeLayout(tokenizer), once=True):
+        for micro in _unstack(_micro(rows, config.micro_rows)):
+            for part, out in zip((score, target, weight), forward(params, put_rows(micro, mesh)), strict=True):
+                part.append(np.asarray(out).ravel())
+    score_N, target_N, weight_N = (np.concatenate(part).astype(np.float64) for part in (score, target, weight))
+    positive_N = target_N > (0 if experiment.target.neutral == "third" else 0.5)
+    right = np.sum(weight_N * ((score_N > 0.5) == positive_N)) / max(weight_N.sum(), 1)
+    area = auroc(score_N, positive_N, weight_N[None])
+    return {
+        "valid_step_accuracy": float(right),
+        "valid_auroc": float(np.ravel(area)[0]),
+        "valid_labels": weight_N.sum(),
+    }
+
+
+def _resume(checkpoints, state: State, batches) -> tuple[State, Iterator[Rows]]:
+    wanted = {"params": store.abstract(state.params), "optimizer": store.abstract(state.optimizer), "data": batches}
+    loaded = store.restore(checkpoints, wanted)
+    trained, frozen = {}, {}
+    for path, value in split(loaded["params"], "")[0].items():
+        (trained if path in state.trained else frozen)[path] = value
+    step = jnp.int32(checkpoints.latest.step)
+    return State(step, trained, frozen, loaded["optimizer"]), loaded["data"]
+
+
+def _save(checkpoints, state: State, batches) -> None:
+    parts = {"params": join(state.trained, state.frozen), "optimizer": state.optimizer, "data": batches}
+    checkpoints.save_checkpointables_async(int(state.step), parts, overwrite=True)
+
+
+def _claim(workdir: pathlib.Path, experiment: Experiment) -> None:
+    """Writes the experiment into its folder, or checks that the folder's run is this experiment's."""
+    path, new = workdir / EXPERIMENT, to_json(experiment)
+    if path.exists():
+        old = json.loads(path.read_text())
+        differing = sorted(key for key in new if key not in FREE and old.get(key) != new[key])
+        if differing:
+            detail = "; ".join(f"{key}: {old.get(key)} there, {new[key]} here" for key in differing)
+            raise ValueError(f"{path}: is another experiment's run ({detail}). Use another --workdir")
+    workdir.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write((json.dumps(new, indent=2) + "\n").encode())
+
+
+def _micro(rows: Rows, size: int) -> Rows:
+    """(A x B, ...) to (A, B, ...) on the host: A micro-batches of `size` rows."""
+    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, size, *x.shape[1:]), rows)
+
+
+def _unstack(rows: Rows) -> Iterator[Rows]:
+    return (jax.tree.map(lambda x, i=i: x[i], rows) for i in range(len(rows.tokens)))
+
+
+class _Log:
+    """Sums metrics over `log_every` steps and writes them: a JSON line, and the progress bar."""
+
+    def __init__(self, workdir: pathlib.Path, experiment: Experiment, start: int):
+        self.path, self.every = workdir / "metrics.jsonl", experiment.log_every
+        self.last: dict[str, Any] = {}
+        self.sum, self.steps, self.since = None, 0, time.perf_counter()
+        self.bar = Progress(
+            TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}")
+        )  # fmt: skip
+        self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
+        if self.path.exists():  # what was logged after the checkpoint will be logged again
+            kept = [line for line in self.path.read_text().splitlines() if json.loads(line)["step"] <= start]
+            with atomic_file(self.path) as file:
+                file.write("".join(line + "\n" for line in kept).encode())
+
+    def add(self, step: int, metrics: Metrics, checkpoints) -> None:
+        metrics = jax.tree.map(np.asarray, metrics)
+        if not math.isfinite(metrics.loss) or not math.isfinite(metrics.gradient_norm):
+            good = f"step {checkpoints.latest.step}" if checkpoints.latest else "none yet"
+            raise Diverged(
+                f"step {step}: loss {float(metrics.loss)}, gradient norm {float(metrics.gradient_norm)}; last good"
+                f" checkpoint: {good}. Lower optimizer.learning_rate or clip_norm, or look at the data of this step"
+            )
+        self.sum = metrics if self.sum is None else jax.tree.map(np.add, self.sum, metrics)
+        self.steps += 1
+        self.bar.update(self.task, completed=step)
+        if step % self.every == 0:
+            now = time.perf_counter()
+            self.write({"step": step, **self._means(metrics, now - self.since)})
+            self.sum, self.steps, self.since = None, 0, now
+
+    def write(self, values: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+        self.last |= values
+        note = " ".join(
+            f"{k} {v:.4g}" for k, v in values.items() if k in ("loss", "auroc", "valid_auroc", "tokens_per_second")
+        )
+        self.bar.update(self.task, note=note)
+        if not self.bar.console.is_terminal:  # a log file gets lines
+            print(json.dumps(values), flush=True)
+
+    def _means(self, newest: Metrics, seconds: float) -> dict[str, float]:
+        total, weight = self.sum, max(float(self.sum.weight), 1.0)
+        wrong_N, right_N = total.histogram_CN.astype(np.float64)
+        below_N = np.cumsum(wrong_N) - wrong_N
+        pairs = wrong_N.sum() * right_N.sum()
+        area = float(np.sum(right_N * (below_N + 0.5 * wrong_N)) / pairs) if pairs else None
+        return {
+            "loss": float(total.loss) / weight,
+            "step_accuracy": float(total.right) / weight,
+            "auroc": area,
+            "learning_rate": float(newest.learning_rate),
+            "gradient_norm": float(total.gradient_norm) / self.steps,
+            "labels": float(total.weight),
+            "labels_per_second": float(total.weight) / seconds,
+            "tokens_per_second": float(total.tokens) / seconds,
+            "seconds": seconds,
+        }
