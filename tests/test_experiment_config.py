@@ -34,11 +34,12 @@ def test_overrides():
     changed = override(
         EXPERIMENT,
         ["model.layers=3", "model.layer_groups=[2, 1]", "optimizer.learning_rate=1e-4", 'data.train=["c"]',
-         "name=x = y", "optimizer.rate_factors=[[\"head\", 2]]", "optimizer.freeze=embed|layers_0", "target.neutral=positive"],
+         "name=x = y", "optimizer.rate_factors=[[\"head\", 2]]", "optimizer.freeze=embed",
+         "target.neutral=positive"],
     )  # fmt: skip
     assert changed.model == dataclasses.replace(EXPERIMENT.model, layers=3, layer_groups=(2, 1))
     assert changed.data.train == ("c",) and changed.name == "x = y"
-    assert changed.optimizer == OptimizerConfig(1e-4, freeze="embed|layers_0", rate_factors=(("head", 2.0),))
+    assert changed.optimizer == OptimizerConfig(1e-4, freeze="embed", rate_factors=(("head", 2.0),))
     assert changed.target.neutral == "positive" and changed.target.after_error == "mask"
     assert override(EXPERIMENT, []) == EXPERIMENT
 
