@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import TINY, filled, packed_trees, reasoning_trees
 
-from jprm.model.attention import _sizes, attention, plan
+from jprm.model.attention import attention, plan
+from jprm.model.paths import _sizes
 from jprm.pack import empty_rows
 from jprm.rows import visible
 
@@ -77,12 +79,12 @@ def test_the_formula(kind):
     assert all(np.isfinite(g).all() for g in gradients)
 
 
-def test_paths_gather_no_more_than_a_third_too_much():
+def test_paths_gather_no_more_than_a_block_or_a_quarter_too_much():
     for block, largest in [(4, 44), (256, 256), (256, 16384), (16, 0)]:
         sizes = _sizes(block, largest)
-        assert sizes == sorted(set(sizes)) and (sizes[-1:] or [0]) == [largest]
-        for small, large in zip(sizes, sizes[1:], strict=False):
-            assert large - small <= max(block, large / 3)
+        assert sizes == sorted(set(sizes)) and sizes[0] == 0 and sizes[-1] == largest
+        for small, large in itertools.pairwise(sizes):
+            assert large - small <= max(block, small / 4)
 
 
 def test_rows_that_blocks_do_not_divide_are_refused():

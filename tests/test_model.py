@@ -17,7 +17,6 @@ from tiny import (
     chain_rows,
     filled,
     hidden,
-    init,
     logits,
     packed_trees,
     params,
@@ -193,7 +192,8 @@ def test_groups_of_layers_are_one_stack_cut_in_pieces(some_rows):
 def test_bfloat16_is_near_float32(some_rows):
     low = dataclasses.replace(PATHS, dtype="bfloat16")
     logit_BSC = logits(params(), low, some_rows)
-    assert logit_BSC.dtype == jnp.float32 and hidden(params(), low, some_rows).dtype == jnp.bfloat16
+    assert logit_BSC.dtype == jnp.float32
+    assert jax.eval_shape(lambda: hidden(params(), low, some_rows)).dtype == jnp.bfloat16
     expected = np.asarray(logits(params(), TINY, some_rows))
     # 8 bits of mantissa: each of some ten roundings on the way is off by 2^-9 of the stream, of size 1.
     assert np.abs(logit_BSC - expected).max() < 0.05 < np.abs(expected).max()
@@ -210,14 +210,6 @@ def test_heads_read_the_hidden_state_at_the_step_ends(some_rows, head, tied, cla
     bias_C = weights.get("head", {}).get("bias", np.zeros(classes))
     x_BSD = np.stack([x_TD[end_S] for x_TD, end_S in zip(x_BTD, some_rows.step_end, strict=True)])
     close(logits(weights, config, some_rows), x_BSD @ kernel_DC + bias_C)
-
-
-def test_a_new_head_says_one_half_and_every_attention_can_be_initialised():
-    for attention in ("reference", "blocked", "paths"):
-        config = dataclasses.replace(PATHS, attention=attention)
-        weights = init(config, jax.random.key(0))
-        assert not np.any(logits(weights, config, filled(packed_trees([random_tree(0)], TOKENS, SLOTS).rows, ROWS)))
-        jax.tree.map(np.testing.assert_array_equal, weights, init(TINY, jax.random.key(0)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The same numbers on every mesh, with parameters and optimizer state split, and a pod's shardings checked without one."""
+"""The same numbers on every mesh, parameters and optimizer state split; a pod's shardings, checked without a pod."""
 
 import dataclasses
 
@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
-from tiny import TINY, filled, init, packed_trees, random_tree
+from tiny import TINY, filled, init, packed_trees, params, random_tree
 
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import AXES, RULES, MeshConfig, check, make_mesh, put_rows, sharding, spec
+from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.rows import Rows
 from jprm.train.optimizer import OptimizerConfig, make_optimizer, split
 from jprm.train.step import State, make_step
@@ -19,31 +20,32 @@ from jprm.train.targets import TargetConfig
 
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)
-CONFIG = dataclasses.replace(TINY, kv_heads=4, attention="paths")
+CONFIG = dataclasses.replace(TINY, kv_heads=4, attention="reference")
 STEPS = 20
 
 
-def train(mesh, lead, steps=STEPS):
-    """Losses of `steps` steps on the same eight rows, in micro-batches; the first and last state."""
+def train(mesh, lead, config=CONFIG, steps=STEPS):
+    """Losses of `steps` steps on the same eight rows, in micro-batches; the last state and metrics."""
     rows = filled(packed_trees([random_tree(seed) for seed in range(8)], 64, 16).rows, 8)
     rows = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), rows)
-    tx = make_optimizer(OPTIMIZER, STEPS)
-
-    @jax.jit
-    def start(key):
-        trained, frozen = split(init(CONFIG, key), "embed")
-        return State(jnp.int32(0), trained, frozen, tx.init(trained))
-
-    first = state = start(jax.random.key(0))
-    host = jax.tree.map(np.asarray, first)  # the step takes over the state's memory
-    step = make_step(CONFIG, TARGET, "cross_entropy", OPTIMIZER, STEPS)
+    trained, frozen = (
+        {path: put(path.split("/")[-1], value, mesh) for path, value in part.items()}
+        for part in split(params(config), "embed")
+    )
+    count = jnp.int32(0) if mesh is None else jax.device_put(jnp.int32(0), jax.NamedSharding(mesh, P()))
+    state = State(count, trained, frozen, jax.jit(make_optimizer(OPTIMIZER, STEPS).init)(trained))
+    step = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS)
     rows = rows if mesh is None else put_rows(rows, mesh, lead=1)
     losses = []
     for _ in range(steps):
         state, metrics = step(state, rows)
         losses.append(float(metrics.loss / metrics.weight))
     assert step._cache_size() == 1  # one compilation, whatever was put where
-    return np.array(losses), host, state, jax.tree.map(np.asarray, metrics)
+    return np.array(losses), state, jax.tree.map(np.asarray, metrics)
+
+
+def put(name, value, mesh):
+    return jax.device_put(value, None if mesh is None else jax.NamedSharding(mesh, spec(*PARAMETER_AXES[name])))
 
 
 @pytest.fixture(scope="module")
@@ -51,34 +53,38 @@ def alone():
     return train(None, (1, 8))
 
 
-@pytest.mark.parametrize("data, fsdp, tensor", [(2, 2, 2), (8, 1, 1), (1, 4, 2)])
-def test_every_mesh_trains_as_one_device_does(alone, data, fsdp, tensor):
-    mesh = make_mesh(MeshConfig(data, fsdp, tensor))
+def test_parameters_are_born_split_and_equal_those_of_one_device():
+    expected = init(CONFIG, jax.random.key(0))
+    with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
+        found = init(CONFIG, jax.random.key(0))
+    # The same random bits, made normal by a loop that rounds the last bit as it likes.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-7), found, expected)
+    for path, array in jax.tree_util.tree_leaves_with_path(found):
+        place = spec(*PARAMETER_AXES[path[-1].key])
+        assert array.sharding.spec == place
+        pieces = 2 ** sum(axis is not None for axis in place)
+        assert array.addressable_shards[0].data.size * pieces == array.size
+    assert not np.any(found["head"]["kernel"]) and not np.any(found["head"]["bias"])  # a new head says one half
+    assert found["decoder"]["layers_0"]["query"].sharding.spec == P(None, "fsdp", "tensor", None, None)
+    assert found["decoder"]["layers_0"]["down"].sharding.spec == P(None, "tensor", "fsdp")
+
+
+@pytest.mark.parametrize("sizes, attention", [((2, 2, 2), "paths"), ((8, 1, 1), "blocked"), ((1, 4, 2), "reference")])
+def test_every_mesh_trains_as_one_device_does(alone, sizes, attention):
+    mesh, config = make_mesh(MeshConfig(*sizes)), dataclasses.replace(CONFIG, attention=attention)
     with jax.set_mesh(mesh):
-        check(CONFIG, mesh, rows=8)
-        losses, first, state, metrics = train(mesh, (1, 8))
-    # Equal seeds, equal parameters: the same random bits, made normal by a loop that rounds the last bit as it likes.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-7), first.params, alone[1].params)
+        check(config, mesh, rows=8)
+        losses, state, metrics = train(mesh, (1, 8), config)
     # float32 sums over devices in another order are off by some 1e-7 a step, and Adam divides a gradient by its own
     # size, so that where a gradient is about zero such a difference moves a parameter by up to the learning rate.
     np.testing.assert_allclose(losses, alone[0], rtol=1e-3)
     np.testing.assert_allclose(losses[:3], alone[0][:3], rtol=1e-5)
     assert losses[-1] < 0.8 * losses[0]
     for field in ("weight", "tokens"):
-        assert getattr(metrics, field) == getattr(alone[3], field)
-
-    for name, place in [
-        ("decoder/layers_0/query", P(None, "fsdp", "tensor", None, None)),
-        ("decoder/layers_0/down", P(None, "tensor", "fsdp")),
-        ("head/kernel", P("fsdp", None)),
-        ("decoder/embed", P("tensor", "fsdp")),
-    ]:
-        array = (state.trained | state.frozen)[name]
-        assert array.sharding.spec == place
-        pieces = np.prod([mesh.shape[axis] for axis in place if axis])
-        assert array.addressable_shards[0].data.size * pieces == array.size
-    for moment in (moments(state).mu, moments(state).nu):
-        assert {name: x.sharding for name, x in moment.items()} == {n: x.sharding for n, x in state.trained.items()}
+        assert getattr(metrics, field) == getattr(alone[2], field)
+    for path, array in state.trained.items():
+        place = jax.NamedSharding(mesh, spec(*PARAMETER_AXES[path.split("/")[-1]]))
+        assert array.sharding == moments(state).mu[path].sharding == moments(state).nu[path].sharding == place
 
 
 def moments(state):
@@ -87,14 +93,11 @@ def moments(state):
 
 
 def test_accumulation_changes_nothing(alone):
-    losses, _, state, metrics = alone
-    for lead in [(4, 2), (2, 4)]:
-        other_losses, _, other, other_metrics = train(None, lead, steps=3)
-        np.testing.assert_allclose(other_losses, losses[:3], rtol=1e-5)  # the order of float32 sums
     mesh = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2])
     with jax.set_mesh(mesh):
-        sharded_losses, *_ = train(mesh, (4, 2), steps=3)
-    np.testing.assert_allclose(sharded_losses, losses[:3], rtol=1e-5)
+        sharded, *_ = train(mesh, (2, 4), steps=3)
+    for losses in (sharded, train(None, (4, 2), steps=3)[0]):
+        np.testing.assert_allclose(losses, alone[0][:3], rtol=1e-5)  # the order of float32 sums
 
 
 def test_a_mesh_that_does_not_fit_is_refused():
@@ -144,9 +147,14 @@ def test_a_step_on_64_chips_type_checks_without_them():
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
 
         def shape(size, dtype):
+<<<<<<< HEAD
             return jax.ShapeDtypeStruct(
                 (4, 32, size), dtype, sharding=jax.NamedSharding(mesh, P(None, *sharding("batch", None)))
             )
+=======
+            place = jax.NamedSharding(mesh, P(None, *sharding("batch", None)))
+            return jax.ShapeDtypeStruct((4, 32, size), dtype, sharding=place)
+>>>>>>> modeltests
 
         tokens, slots = shape(2048, jnp.int32), shape(128, jnp.float32)
         rows = Rows(tokens, tokens, tokens, shape(128, jnp.int32), slots, slots)

@@ -47,13 +47,22 @@ class Reader:
         field = self._file.get_field(key.replace("{a}", getattr(self, "architecture", "")))
         return default if field is None else field.contents()
 
-    def tensor(self, name: str) -> np.ndarray:
-        """float32, in row-major order (out, in)."""
+    def need(self, key: str):
+        if (value := self.get(key)) is None:
+            key = key.replace("{a}", self.architecture)
+            raise ValueError(f"{self.path}: metadata {key} is missing; it is no model, or one that jprm does not know")
+        return value
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Row-major, (out, in)."""
         if name not in self._tensors:
             raise ValueError(f"{self.path}: tensor {name} is missing; the file is cut short or of another model")
-        tensor = self._tensors[name]
-        array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        return np.asarray(array, np.float32).reshape(tuple(int(n) for n in reversed(tensor.shape)))
+        return tuple(int(n) for n in reversed(self._tensors[name].shape))
+
+    def tensor(self, name: str) -> np.ndarray:
+        """float32, in row-major order (out, in)."""
+        shape, tensor = self.shape(name), self._tensors[name]
+        return np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(shape)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -78,7 +87,7 @@ def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
 
 
 def _config(file: Reader, **changes) -> ModelConfig:
-    get = file.get
+    get, need = file.get, file.need
     if (scaling := get("{a}.rope.scaling.type")) not in (None, "none"):
         raise ValueError(f"{file.path}: RoPE scaling {scaling!r} is not supported")
     if (window := get("{a}.attention.sliding_window")) is not None:
@@ -86,20 +95,20 @@ def _config(file: Reader, **changes) -> ModelConfig:
     unknown = sorted(name for name in file._tensors if not _KNOWN.fullmatch(name))
     if unknown:
         raise ValueError(f"{file.path}: tensors that jprm does not know: {', '.join(unknown[:5])}")
-    heads, width = get("{a}.attention.head_count"), get("{a}.embedding_length")
+    heads, width = need("{a}.attention.head_count"), need("{a}.embedding_length")
     head_dim = get("{a}.attention.key_length", width // heads)
     if (rotated := get("{a}.rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"{file.path}: rotary embeddings on {rotated} of {head_dim} dimensions are not supported")
     values = dict(
-        vocab_size=int(file._tensors["token_embd.weight"].shape[-1]),
-        layers=get("{a}.block_count"),
+        vocab_size=file.shape("token_embd.weight")[0],
+        layers=need("{a}.block_count"),
         width=width,
         heads=heads,
         kv_heads=get("{a}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        mlp_width=get("{a}.feed_forward_length"),
+        mlp_width=need("{a}.feed_forward_length"),
         rope_theta=float(get("{a}.rope.freq_base", 10000.0)),
-        norm_eps=round(float(get("{a}.attention.layer_norm_rms_epsilon")), 12),  # stored as float32
+        norm_eps=round(float(need("{a}.attention.layer_norm_rms_epsilon")), 12),  # stored as float32
         qkv_bias="blk.0.attn_q.bias" in file,
         qk_norm="blk.0.attn_q_norm.weight" in file,
         tied_embeddings="output.weight" not in file,

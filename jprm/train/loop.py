@@ -191,7 +191,7 @@ def _unstack(rows: Rows) -> Iterator[Rows]:
 
 
 class _Log:
-    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, TensorBoard if it is there."""
+    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, TensorBoard if there."""
 
     def __init__(self, workdir: pathlib.Path, experiment: Experiment, start: int):
         self.path, self.every = workdir / "metrics.jsonl", experiment.log_every

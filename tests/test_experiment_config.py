@@ -1,0 +1,102 @@
+"""Experiments as files, as JSON and with overrides: nothing is lost, and a mistake is named by its field."""
+
+import dataclasses
+import json
+
+import pytest
+from tiny import TINY
+
+from jprm.model.sharding import MeshConfig
+from jprm.train.config import DataConfig, Experiment, from_json, load, override, to_json
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+EXPERIMENT = Experiment(
+    name="tiny",
+    model=dataclasses.replace(TINY, layer_groups=(1, 1)),
+    tokenizer="tokenizer.json",
+    data=DataConfig(train=("a.jsonl", "b"), supervise="step", too_long="error", rows=8, micro_rows=2),
+    target=TargetConfig("rating", "drop", "mask"),
+    loss="cross_entropy",
+    optimizer=OptimizerConfig(1e-3, rate_factors=(("head", 10.0), ("embed", 0.5))),
+    steps=10,
+    mesh=MeshConfig(tensor=2),
+)
+
+
+def test_json_and_back():
+    assert from_json(Experiment, json.loads(json.dumps(to_json(EXPERIMENT)))) == EXPERIMENT
+    hash(from_json(Experiment, to_json(EXPERIMENT)))  # static under jit: lists became tuples again
+    assert from_json(OptimizerConfig, {"learning_rate": 1}) == OptimizerConfig(1.0)  # defaults, and int for float
+
+
+def test_overrides():
+    changed = override(
+        EXPERIMENT,
+        ["model.layers=3", "model.layer_groups=[2, 1]", "optimizer.learning_rate=1e-4", 'data.train=["c"]',
+         "name=x = y", "optimizer.rate_factors=[[\"head\", 2]]", "optimizer.freeze=embed",
+         "target.neutral=positive"],
+    )  # fmt: skip
+    assert changed.model == dataclasses.replace(EXPERIMENT.model, layers=3, layer_groups=(2, 1))
+    assert changed.data.train == ("c",) and changed.name == "x = y"
+    assert changed.optimizer == OptimizerConfig(1e-4, freeze="embed", rate_factors=(("head", 2.0),))
+    assert changed.target.neutral == "positive" and changed.target.after_error == "mask"
+    assert override(EXPERIMENT, []) == EXPERIMENT
+
+
+@pytest.mark.parametrize(
+    "assignment, message",
+    [
+        ("model.laers=3", "--set 'model.laers=3'.*known field; fields: vocab_size, layers"),
+        ("modl.layers=3", "fields: name, model"),
+        ("steps.x=3", "known field"),
+        ("steps", "not of the form a.b=value"),
+        ("steps=ten", "steps: 'ten' is not a int"),
+        ("steps=1.5", "steps: 1.5 is not a int"),
+        ("steps=true", "steps: True is not a int"),
+        ("steps=0", "steps=0 must be positive"),
+        ("optimizer.learning_rate=fast", "optimizer.learning_rate: 'fast' is not a float"),
+        ("optimizer.decay=never", "optimizer.decay: 'never' is not"),
+        ("optimizer.rate_factors=[[\"head\"]]", "optimizer.rate_factors"),
+        ("data.train=c", "data.train: 'c' is not a tuple"),
+        ("data.train=[]", "data.train names no file"),
+        ("data.micro_rows=3", "data.rows=8 is not a positive multiple of data.micro_rows=3"),
+        ("model.qkv_bias=yes", "model.qkv_bias: 'yes' is not a bool"),
+        ("model=5", "model: 5 is not an object of vocab_size"),
+        ("model={\"layers\": 2}", "model: .*missing.*vocab_size"),
+        ("model={\"lairs\": 2}", "model: unknown fields lairs"),
+        ("loss=hinge", "loss='hinge' is not one of cross_entropy"),
+        ("target.neutral=none", "labels='rating' with neutral='none'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_by_its_field(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        override(EXPERIMENT, [assignment])
+
+
+def test_an_experiment_file(tmp_path):
+    file = tmp_path / "run.py"
+    file.write_text(
+        "import json\n"
+        "from jprm.train.config import Experiment, from_json\n"
+        f"def experiment():\n    return from_json(Experiment, json.loads({json.dumps(to_json(EXPERIMENT))!r}))\n"
+    )
+    assert load(file) == EXPERIMENT
+    assert load(file, ["steps=7"]) == dataclasses.replace(EXPERIMENT, steps=7)
+    with pytest.raises(FileNotFoundError, match="none.py: no such experiment file"):
+        load(tmp_path / "none.py")
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ValueError, match=r"empty.py: defines no function experiment\(\)"):
+        load(tmp_path / "empty.py")
+
+
+def test_an_experiment_file_may_define_its_own_dataclasses(tmp_path):
+    file = tmp_path / "fork.py"
+    file.write_text(
+        "from __future__ import annotations\n"
+        "import dataclasses, json\n"
+        "from jprm.train.config import Experiment, from_json\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Size:\n    width: int = 16\n"
+        f"def experiment():\n    return from_json(Experiment, json.loads({json.dumps(to_json(EXPERIMENT))!r}))\n"
+    )
+    assert load(file) == EXPERIMENT

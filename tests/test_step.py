@@ -1,0 +1,127 @@
+"""The training step: what it counts, what it learns and what it leaves alone."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn.metrics import roc_auc_score
+from tiny import TINY, filled, packed_trees, params, random_tree
+
+from jprm.model.transformer import step_logits
+from jprm.pack import empty_rows
+from jprm.train.losses import cross_entropy, probability
+from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, split
+from jprm.train.step import BINS, State, make_step
+from jprm.train.targets import TargetConfig
+from jprm.tree import Node
+
+CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))
+TARGET = TargetConfig("rating", neutral="negative", after_error="keep")
+OPTIMIZER = OptimizerConfig(learning_rate=0.01, decay="constant", freeze="embed|layers_0")
+STEP = make_step(CONFIG, TARGET, "cross_entropy", OPTIMIZER, 100)
+
+
+def fresh():
+    trained, frozen = (
+        {path: jnp.array(value) for path, value in part.items()} for part in split(params(CONFIG), OPTIMIZER.freeze)
+    )
+    return State(jnp.int32(0), trained, frozen, make_optimizer(OPTIMIZER, 100).init(trained))
+
+
+def rating(text):
+    return 1.0 if "a" in text else -1.0
+
+
+def learnable(seed):
+    """A step with an a in it is right."""
+    tree = random_tree(seed, 8)
+    return dataclasses.replace(tree, nodes=tuple(Node(n.parent, n.text, rating(n.text)) for n in tree.nodes))
+
+
+def micro_batches(trees, lead):
+    rows = filled(packed_trees(trees, 64, 16).rows, lead[0] * lead[1])
+    return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), rows)
+
+
+ROWS = micro_batches([learnable(seed) for seed in range(6)], (3, 2))
+
+
+def test_metrics_are_sums_over_labelled_steps():
+    rows = jax.tree.map(lambda x: x.reshape(6, -1), ROWS)
+    weight, positive = rows.weight, rows.label > 0
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient_of_the_mean(trained):
+        logit_BSC = step_logits(join(trained, fresh().frozen), CONFIG, rows)
+        return cross_entropy(logit_BSC, positive, weight / weight.sum()), logit_BSC
+
+    gradient, logit = gradient_of_the_mean(fresh().trained)
+    score = np.asarray(probability(logit))
+    _, metrics = STEP(fresh(), ROWS)
+    assert metrics.weight == weight.sum() == 48
+    assert metrics.right == (weight * ((score > 0.5) == positive)).sum()
+    expected = -np.where(positive, np.log(score), np.log1p(-score))
+    np.testing.assert_allclose(metrics.loss, (weight * expected).sum(), rtol=1e-4)  # log(1 - p) of a float32 p
+    np.testing.assert_allclose(metrics.gradient_norm, optax.tree.norm(gradient), rtol=1e-4)  # sums of micro-batches
+    real = packed_trees([learnable(seed) for seed in range(6)], 64, 16).report.tokens
+    assert metrics.tokens == real
+    np.testing.assert_array_equal(metrics.histogram_CN.sum(1), [(weight * ~positive).sum(), (weight * positive).sum()])
+
+    # AUROC from the histogram is exact where no bin holds both classes.
+    wrong_N, right_N = np.asarray(metrics.histogram_CN)
+    below_N = np.cumsum(wrong_N) - wrong_N
+    auroc = (right_N * (below_N + wrong_N / 2)).sum() / (right_N.sum() * wrong_N.sum())
+    bins = np.minimum((score * BINS).astype(int), BINS - 1)[weight > 0]
+    assert auroc == pytest.approx(roc_auc_score(positive[weight > 0], bins))
+
+
+def test_it_learns_what_can_be_learned_and_leaves_the_frozen_alone():
+    compiled = STEP._cache_size()
+    state, losses = fresh(), []
+    before = {path: np.asarray(value) for path, value in state.frozen.items()}
+    for _ in range(60):
+        state, metrics = STEP(state, ROWS)
+        losses.append(float(metrics.loss / metrics.weight))
+    assert losses[-1] < 0.3 * losses[0] and metrics.right > 0.9 * metrics.weight
+    assert state.step == 60 and metrics.learning_rate == np.float32(0.01)
+    assert {path.split("/")[1] for path in before} == {"embed", "layers_0"}
+    for path, value in state.frozen.items():
+        np.testing.assert_array_equal(value, before[path])
+    assert jax.tree.structure(state.params) == jax.tree.structure(params(CONFIG))
+    assert STEP._cache_size() <= compiled + 1  # 60 calls, one compilation
+
+
+def test_padding_rows_weigh_nothing():
+    one = micro_batches([learnable(0), learnable(1)], (1, 2))
+    padded = jax.tree.map(lambda a, b: np.concatenate([a, b.reshape(2, 2, *b.shape[1:])]), one, empty_rows(4, 64, 16))
+    alone, metrics = STEP(fresh(), one)
+    with_padding, padded_metrics = STEP(fresh(), padded)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), padded_metrics, metrics)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), with_padding.params, alone.params)
+
+
+def test_a_batch_without_labels_changes_nothing_that_is_not_decayed():
+    empty = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), empty_rows(6, 64, 16))
+    before = jax.tree.map(np.asarray, fresh().params)
+    state, metrics = STEP(fresh(), empty)
+    assert metrics.loss == metrics.weight == metrics.tokens == metrics.gradient_norm == 0
+    jax.tree.map(np.testing.assert_array_equal, state.params, before)
+
+
+def test_combinations_that_do_not_fit_are_refused():
+    third = dataclasses.replace(TARGET, neutral="third")
+    ternary = dataclasses.replace(CONFIG, head="ternary")
+    for model, target, loss, message in [
+        (ternary, third, "cross_entropy", "'cross_entropy' does not fit head 'ternary'; it takes binary or scalar"),
+        (CONFIG, TARGET, "ternary_cross_entropy", "takes ternary"),
+        (CONFIG, third, "cross_entropy", "'third' and 'ternary' go together"),
+        (ternary, TARGET, "ternary_cross_entropy", "'third' and 'ternary' go together"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_step(model, target, loss, OPTIMIZER, 100)
+    make_step(ternary, third, "ternary_cross_entropy", OPTIMIZER, 100)
