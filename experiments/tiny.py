@@ -3,7 +3,8 @@
     jprm train experiments/tiny.py --workdir runs/tiny
     jprm score --model runs/tiny --input examples/tiny_chain.jsonl --output runs/tiny/scored.jsonl
 
-It shows the commands, not a model: it has seen nothing but these chains. One CPU core: 26 seconds to train (20 of them to start and compile), 4 to score.
+It shows the commands, not a model: it has seen nothing but these chains. One CPU core: 26 seconds to train (20 of them
+to start and compile), 4 to score.
 """
 
 import pathlib

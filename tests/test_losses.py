@@ -37,17 +37,10 @@ def test_losses_equal_their_formulas(classes):
     expected = -TARGET * np.log(p) - (1 - TARGET) * np.log(1 - p)
     close(cross_entropy(LOGITS[classes], TARGET, WEIGHT), (WEIGHT * expected).sum())
     close(squared_error(LOGITS[classes], TARGET, WEIGHT), (WEIGHT * (p - TARGET) ** 2).sum())
-<<<<<<< HEAD
-    hard = [
-        cross_entropy(LOGITS[classes], np.full((2, 5), t), WEIGHT * (TARGET if t else 1 - TARGET)) for t in (0.0, 1.0)
-    ]
-    close(cross_entropy(LOGITS[classes], TARGET, WEIGHT), sum(hard))  # a soft target is a mixture of hard ones
-=======
     # A soft target is a mixture of hard ones.
     hard_right = cross_entropy(LOGITS[classes], np.ones((2, 5)), WEIGHT * TARGET)
     hard_wrong = cross_entropy(LOGITS[classes], np.zeros((2, 5)), WEIGHT * (1 - TARGET))
     close(cross_entropy(LOGITS[classes], TARGET, WEIGHT), hard_right + hard_wrong)
->>>>>>> modeltests
 
 
 def test_ternary_cross_entropy():

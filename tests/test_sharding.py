@@ -147,14 +147,8 @@ def test_a_step_on_64_chips_type_checks_without_them():
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
 
         def shape(size, dtype):
-<<<<<<< HEAD
-            return jax.ShapeDtypeStruct(
-                (4, 32, size), dtype, sharding=jax.NamedSharding(mesh, P(None, *sharding("batch", None)))
-            )
-=======
             place = jax.NamedSharding(mesh, P(None, *sharding("batch", None)))
             return jax.ShapeDtypeStruct((4, 32, size), dtype, sharding=place)
->>>>>>> modeltests
 
         tokens, slots = shape(2048, jnp.int32), shape(128, jnp.float32)
         rows = Rows(tokens, tokens, tokens, shape(128, jnp.int32), slots, slots)

@@ -44,14 +44,8 @@ def expected(trees, config, layout):
                 weight = 0.0 if config.neutral == "drop" else weight
             else:
                 target = float(label[n] > 0)
-<<<<<<< HEAD
-            behind = [
-                w for w in range(len(ids)) if wrong[w] and len(ids[w]) < len(ids[n]) and ids[n][: len(ids[w])] == ids[w]
-            ]
-=======
             shorter = [w for w in range(len(ids)) if wrong[w] and len(ids[w]) < len(ids[n])]
             behind = [w for w in shorter if ids[n][: len(ids[w])] == ids[w]]
->>>>>>> modeltests
             if config.after_error == "mask" and behind:
                 weight = 0.0
             assert set(path(tree, n)[:-1]) & {w for w, is_wrong in enumerate(wrong) if is_wrong} <= set(behind)
@@ -77,14 +71,8 @@ def test_two_equal_steps_are_not_behind_each_other():
     """Alternatives with one text end at one token. Each keeps its label; what follows it follows both."""
     nodes = (Node(-1, "a", -1.0), Node(-1, "a", 1.0), Node(-1, "a", -1.0), Node(1, "b", 1.0), Node(-1, "b", 1.0))
     packed = packed_trees([ReasoningTree("p", nodes)], 64, 16, LINES)
-<<<<<<< HEAD
-    weights = {
-        node: weight for (_, node), (_, weight) in by_node(packed, TargetConfig("rating", "drop", "mask")).items()
-    }
-=======
     config = TargetConfig("rating", "drop", "mask")
     weights = {node: weight for (_, node), (_, weight) in by_node(packed, config).items()}
->>>>>>> modeltests
     assert weights == {0: 1, 1: 1, 2: 1, 3: 0, 4: 1}
 
 
