@@ -27,7 +27,7 @@ def score_file(
     prm = load(model)
     with Rejects(output.with_name(output.name + ".rejects")) as rejects:
         records = read_records(input, on_error=on_error, rejects=rejects)
-        there = write_scores(prm, records, output, request_of(prm, input, on_error=on_error), total)
+        there = write_scores(prm, records, output, request_of(prm, input), total)
         for _ in records:  # not read where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
@@ -53,6 +53,8 @@ def write_scores(
     output = pathlib.Path(output)
     part, info = output.with_name(output.name + ".part"), output.with_name(output.name + ".info.json")
     output.parent.mkdir(parents=True, exist_ok=True)
+    if part.exists() and part.stat().st_size == 0:
+        part.unlink()  # of a call that stopped before anything was scored
     same = info.exists() and json.loads(info.read_text()) == request
     for path in (output, part):
         if path.exists() and not same:
