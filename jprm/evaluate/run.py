@@ -31,9 +31,7 @@ OPTIONS: dict[str, dict[str, str]] = {
 def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike, out: PathLike, seed: int = 0) -> dict:
     """ProcessBench's F1 a file, at 0.5 and at the threshold tuned on `calibrate`, which may be one of the files."""
     prm = load(model)
-    files = {pathlib.Path(path).stem: path for path in [*data, calibrate]}
-    if len(files) != len({os.path.abspath(path) for path in [*data, calibrate]}):
-        raise ValueError("two files have one name; the report has a key a name: rename one of them")
+    files = _by_name([*data, calibrate])
     records = {name: scored_records(prm, path, "processbench", out) for name, path in files.items()}
     report = processbench_report(records, pathlib.Path(calibrate).stem, seed)
     return {pathlib.Path(path).stem: report[pathlib.Path(path).stem] for path in data}
@@ -42,7 +40,8 @@ def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike,
 def steps(model: PathLike, data: Sequence[PathLike], neutral: str, out: PathLike, seed: int = 0) -> dict:
     """Step AUROC, average precision and first-error accuracy on files of the PRM800K format or jprm's own."""
     prm = load(model)
-    records = [record for path in data for record in scored_records(prm, path, _format(path), out)]
+    files = _by_name(data).values()
+    records = [record for path in files for record in scored_records(prm, path, _format(path), out)]
     return steps_report(records, neutral, seed)
 
 
@@ -60,6 +59,16 @@ def scored_records(prm: PRM, path: PathLike, reader: str, out: PathLike) -> list
     records = [record for _, record in READERS[reader].read(path, **options)]
     write_scores(prm, records, output, request_of(prm, path, reader=reader, **options), len(records))
     return list(read_records(output))
+
+
+def _by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
+    """The files by the names that the report and the scores beside it have for them."""
+    files: dict[str, PathLike] = {}
+    for path in paths:
+        other = files.setdefault(pathlib.Path(path).stem, path)
+        if os.path.abspath(other) != os.path.abspath(path):
+            raise ValueError(f"{other} and {path} are two files of one name, and so are their scores: rename one")
+    return files
 
 
 def _format(path: PathLike) -> str:

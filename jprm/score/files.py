@@ -27,7 +27,9 @@ def score_file(
     prm = load(model)
     with Rejects(output.with_name(output.name + ".rejects")) as rejects:
         records = read_records(input, on_error=on_error, rejects=rejects)
-        there = write_scores(prm, records, output, request_of(prm, input, on_error=on_error), total)
+        there = write_scores(prm, records, output, request_of(prm, input), total)
+        for _ in records:  # not read where the output was finished; its rejects are to stay
+            pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
     again = f" ({there} were there already)" if there else ""
     return f"{output}: {sum(1 for _ in read_lines(output))} records scored{again}{rejected}"
@@ -46,11 +48,13 @@ def write_scores(
     """Writes the scored records to `output`; returns how many were there from an earlier, interrupted call.
 
     Lines go to `OUTPUT.part`; `OUTPUT.info.json` holds the request. A call with the same request continues behind the
-    last whole line, or does nothing where `output` is finished. Another request raises ValueError and touches nothing.
+    last whole chunk, or does nothing where `output` is finished. Another request raises ValueError and touches nothing.
     """
     output = pathlib.Path(output)
     part, info = output.with_name(output.name + ".part"), output.with_name(output.name + ".info.json")
     output.parent.mkdir(parents=True, exist_ok=True)
+    if part.exists() and part.stat().st_size == 0:
+        part.unlink()  # of a call that stopped before anything was scored
     same = info.exists() and json.loads(info.read_text()) == request
     for path in (output, part):
         if path.exists() and not same:
@@ -61,14 +65,13 @@ def write_scores(
         return sum(1 for _ in read_lines(output))
     with atomic_file(info) as file:
         file.write((json.dumps(request, indent=2) + "\n").encode())
-    there = 0
     with part.open("a+b") as file:
         file.seek(0)
-        while line := file.readline():
-            if not line.endswith(b"\n"):
-                file.truncate(file.tell() - len(line))
-                break
-            there += 1
+        there, end = 0, 0
+        for count, line in enumerate(iter(file.readline, b""), start=1):
+            if count % CHUNK == 0 and line.endswith(b"\n"):
+                there, end = count, file.tell()
+        file.truncate(end)  # records scored together before are so again: neighbours matter to a score's last digit
         records = iter(records)
         for _ in islice(records, there):
             pass

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ from jprm.pack import empty_rows, pack, token_tree
 from jprm.rows import Rows
 from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tokenizer import load_tokenizer
+from jprm.train.config import read
 from jprm.train.losses import probability
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
@@ -115,16 +115,11 @@ def load(folder: str | os.PathLike, mesh: MeshConfig | None = None) -> PRM:
 
     Raises FileNotFoundError or ValueError, naming what is missing or damaged.
     """
-    from jprm.train.config import Experiment, from_json
-
     folder = pathlib.Path(folder)
     path = folder / "experiment.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there; {folder} is not the folder of a run of `jprm train`")
-    try:
-        experiment = from_json(Experiment, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON ({error}); the run must be trained again") from error
+    experiment = read(path)
     grid = make_mesh(mesh or MeshConfig())
     with jax.set_mesh(grid), store.open_checkpoints(folder, keep=None) as checkpoints:
         shapes = jax.eval_shape(functools.partial(init, experiment.model), jax.random.key(0))

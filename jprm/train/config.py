@@ -112,6 +112,16 @@ def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Exper
     return from_json(Experiment, tree)
 
 
+def read(path: str | os.PathLike) -> Experiment:
+    """The experiment that a run wrote into its folder. Raises ValueError, naming the file, where it is damaged."""
+    try:
+        return from_json(Experiment, json.loads(pathlib.Path(path).read_text()))
+    except ValueError as error:  # broken JSON and broken UTF-8 are ValueErrors too
+        raise ValueError(
+            f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
+        ) from error
+
+
 def to_json(config: Any) -> Any:
     """Frozen dataclasses to plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(config)))

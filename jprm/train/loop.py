@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import math
@@ -15,19 +16,21 @@ import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm import data
 from jprm.checkpoints import gguf, store
 from jprm.data.pipeline import PipelineConfig, packed_batches
-from jprm.evaluate.metrics import auroc
+from jprm.evaluate.metrics import auroc, jsonable
 from jprm.jsonl import atomic_file
 from jprm.layout import NativeLayout
 from jprm.model import transformer
+from jprm.model.config import ModelConfig
 from jprm.model.sharding import check, make_mesh, put_rows
 from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer
-from jprm.train.config import DataConfig, Experiment, to_json
+from jprm.train.config import DataConfig, Experiment, read, to_json
 from jprm.train.losses import probability
 from jprm.train.optimizer import join, make_optimizer, split
 from jprm.train.step import Metrics, State, make_step
@@ -35,12 +38,12 @@ from jprm.train.targets import TargetConfig, targets
 from jprm.tree import ReasoningTree, tree_of
 
 EXPERIMENT = "experiment.json"
-FREE = ("steps_per_second", "mesh", "log_every", "valid_every", "checkpoint_every", "keep", "base", "tokenizer")
+FREE = ("mesh", "log_every", "valid_every", "checkpoint_every", "keep", "base", "tokenizer")
 """Fields that may differ when a run is continued: they change neither the parameters' meaning nor the data's order."""
 
 
 class Diverged(FloatingPointError):
-    """The loss is not finite."""
+    """The loss, its gradient or the parameters after the step are not finite."""
 
 
 def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
@@ -56,6 +59,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
     if tokenizer.vocab_size > experiment.model.vocab_size:
         raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {experiment.model.vocab_size}")
     batches = iter(batches_of(experiment.data, experiment.data.train, experiment.target, NativeLayout(tokenizer)))
+    step = make_step(experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps)
     _claim(workdir, experiment)
     tokenizer.save(workdir)
 
@@ -64,26 +68,28 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
         if checkpoints.latest is not None:
             state, batches = _resume(checkpoints, state, batches)
             print(f"continuing from step {int(state.step)} in {workdir}")
-        step = make_step(experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps)
         log = _Log(workdir, experiment, int(state.step))
         pending: tuple[int, Metrics] | None = None  # read one step late, so that the device never waits for the host
         with log.bar:
-            for index in range(int(state.step), experiment.steps):
+            for done in range(int(state.step) + 1, experiment.steps + 1):
                 rows = put_rows(_micro(next(batches), experiment.data.micro_rows), mesh, lead=1)
                 state, metrics = step(state, rows)
                 if pending:
                     log.add(*pending, checkpoints)
-                pending = (index + 1, metrics)
-                if experiment.valid_every and (index + 1) % experiment.valid_every == 0 and experiment.data.valid:
-                    log.write({"step": index + 1, **validate(experiment, state.params, tokenizer)})
-                if (index + 1) % experiment.checkpoint_every == 0 or index + 1 == experiment.steps:
-                    log.add(*pending, checkpoints)  # a step that has diverged is never saved
+                pending = (done, metrics)
+                end = done == experiment.steps
+                save = end or done % experiment.checkpoint_every == 0
+                judge = experiment.valid_every > 0 and done % experiment.valid_every == 0
+                judge = bool(experiment.data.valid) and (end or judge)
+                if save or judge:
+                    log.add(*pending, checkpoints, close=save)  # a step that has diverged is never saved
                     pending = None
+                if judge:
+                    log.write({"step": done, **validate(experiment, state.params, tokenizer)})
+                if save:
                     _save(checkpoints, state, batches)
             checkpoints.wait()
-        result = {**log.last, "step": experiment.steps}
-        if experiment.data.valid:
-            result |= validate(experiment, state.params, tokenizer)
+    result = {**log.last, "step": experiment.steps}
     with atomic_file(workdir / "result.json") as file:
         file.write((json.dumps(result, indent=2) + "\n").encode())
     return result
@@ -127,29 +133,31 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     return State(jnp.int32(0), trained, frozen, optimizer)
 
 
-def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float]:
-    """Loss, accuracy and AUROC over the labelled steps of the validation files, by the same target policy."""
+def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float | None]:
+    """Accuracy and AUROC over the labelled steps of the validation files, by the same target policy.
+
+    The AUROC is None where the labels are all right or all wrong.
+    """
     config, mesh = experiment.data, jax.sharding.get_mesh()
-
-    @jax.jit
-    def forward(params, rows: Rows):
-        score_BS = probability(transformer.step_logits(params, experiment.model, rows))
-        return score_BS, *targets(rows, experiment.target)
-
     score, target, weight = [], [], []
     for rows in batches_of(config, config.valid, experiment.target, NativeLayout(tokenizer), once=True):
         for micro in _unstack(_micro(rows, config.micro_rows)):
-            for part, out in zip((score, target, weight), forward(params, put_rows(micro, mesh)), strict=True):
+            judged = _judge(params, experiment.model, experiment.target, put_rows(micro, mesh))
+            for part, out in zip((score, target, weight), judged, strict=True):
                 part.append(np.asarray(out).ravel())
     score_N, target_N, weight_N = (np.concatenate(part).astype(np.float64) for part in (score, target, weight))
     positive_N = target_N > (0 if experiment.target.neutral == "third" else 0.5)
-    right = np.sum(weight_N * ((score_N > 0.5) == positive_N)) / max(weight_N.sum(), 1)
-    area = auroc(score_N, positive_N, weight_N[None])
+    right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
     return {
-        "valid_step_accuracy": float(right),
-        "valid_auroc": float(np.ravel(area)[0]),
-        "valid_labels": weight_N.sum(),
+        "valid_step_accuracy": float(right / max(weight_N.sum(), 1)),
+        "valid_auroc": jsonable(auroc(score_N, positive_N, weight_N)),
+        "valid_labels": float(weight_N.sum()),
     }
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _judge(params: dict, model: ModelConfig, target: TargetConfig, rows: Rows):
+    return probability(transformer.step_logits(params, model, rows)), *targets(rows, target)
 
 
 def _resume(checkpoints, state: State, batches) -> tuple[State, Iterator[Rows]]:
@@ -168,17 +176,24 @@ def _save(checkpoints, state: State, batches) -> None:
 
 
 def _claim(workdir: pathlib.Path, experiment: Experiment) -> None:
-    """Writes the experiment into its folder, or checks that the folder's run is this experiment's."""
-    path, new = workdir / EXPERIMENT, to_json(experiment)
-    if path.exists():
-        old = json.loads(path.read_text())
-        differing = sorted(key for key in new if key not in FREE and old.get(key) != new[key])
+    """Writes the experiment into its folder, or checks that the checkpoints there are this experiment's."""
+    path, here = workdir / EXPERIMENT, to_json(experiment)
+    if path.exists() and any(step.name.isdigit() for step in (workdir / store.FOLDER).glob("*")):
+        new, old = _flat(here), _flat(to_json(read(path)))
+        differing = sorted(
+            key for key in {**old, **new} if key.split(".")[0] not in FREE and old.get(key) != new.get(key)
+        )
         if differing:
-            detail = "; ".join(f"{key}: {old.get(key)} there, {new[key]} here" for key in differing)
+            detail = "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in differing)
             raise ValueError(f"{path}: is another experiment's run ({detail}). Use another --workdir")
     workdir.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write((json.dumps(new, indent=2) + "\n").encode())
+        file.write((json.dumps(here, indent=2) + "\n").encode())
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    """{"a": {"b": value}} as {"a.b": value}: the names that `--set` takes."""
+    return flatten_dict(tree, sep=".")
 
 
 def _micro(rows: Rows, size: int) -> Rows:
@@ -206,22 +221,32 @@ class _Log:
         self.bar = Progress(*columns, TextColumn("{task.fields[note]}"))
         self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
         if self.path.exists():  # what was logged after the checkpoint will be logged again
-            kept = [line for line in self.path.read_text().splitlines() if json.loads(line)["step"] <= start]
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            whole = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
             with atomic_file(self.path) as file:
-                file.write("".join(line + "\n" for line in kept).encode())
+                for line, values in whole:
+                    if values["step"] <= start:
+                        file.write(line)
+                        self.last |= values
 
-    def add(self, step: int, metrics: Metrics, checkpoints) -> None:
+    def add(self, step: int, metrics: Metrics, checkpoints, *, close: bool = False) -> None:
+        """Adds a step's sums, which become a line at every `log_every`-th step, and at this one with `close`.
+
+        A checkpoint closes: the sums are not saved with it, and a run that continues must log what one does that was
+        never stopped.
+        """
         metrics = jax.tree.map(np.asarray, metrics)
-        if not math.isfinite(metrics.loss) or not math.isfinite(metrics.gradient_norm):
+        if not all(map(math.isfinite, (metrics.loss, metrics.gradient_norm, metrics.parameter_norm))):
             good = f"step {checkpoints.latest.step}" if checkpoints.latest else "none yet"
             raise Diverged(
-                f"step {step}: loss {float(metrics.loss)}, gradient norm {float(metrics.gradient_norm)}; last good"
-                f" checkpoint: {good}. Lower optimizer.learning_rate or clip_norm, or look at the data of this step"
+                f"step {step}: loss {float(metrics.loss)}, gradient norm {float(metrics.gradient_norm)}, norm of the"
+                f" parameters after it {float(metrics.parameter_norm)}; last good checkpoint: {good}. Lower"
+                " optimizer.learning_rate or clip_norm, or look at the data of this step"
             )
         self.sum = metrics if self.sum is None else jax.tree.map(np.add, self.sum, metrics)
         self.steps += 1
         self.bar.update(self.task, completed=step)
-        if step % self.every == 0:
+        if close or step % self.every == 0:
             now = time.perf_counter()
             self.write({"step": step, **self._means(metrics, now - self.since)})
             self.sum, self.steps, self.since = None, 0, now

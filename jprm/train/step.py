@@ -47,12 +47,13 @@ class Metrics:
     tokens: Scalar  # real tokens, padding left out
     histogram_CN: Float[Array, "2 N"]  # weight by class (wrong, right) and bin of the score
     gradient_norm: Scalar
+    parameter_norm: Scalar  # of the trained parameters after the update; infinite where a square overflows
     learning_rate: Scalar
 
     @staticmethod
     def zero() -> Metrics:
         zero = jnp.float32(0)
-        return Metrics(zero, zero, zero, zero, jnp.zeros((2, BINS)), zero, zero)
+        return Metrics(zero, zero, zero, zero, jnp.zeros((2, BINS)), zero, zero, zero)
 
 
 def make_step(
@@ -87,10 +88,14 @@ def make_step(
         (gradients, metrics), _ = jax.lax.scan(micro, zero, rows)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.weight, 1.0), gradients)
         updates, opt = tx.update(gradients, state.optimizer, state.trained)
+        trained = optax.apply_updates(state.trained, updates)
         metrics = dataclasses.replace(
-            metrics, gradient_norm=optax.tree.norm(gradients), learning_rate=jnp.float32(rate(state.step))
+            metrics,
+            gradient_norm=optax.tree.norm(gradients),
+            parameter_norm=optax.tree.norm(trained),
+            learning_rate=jnp.float32(rate(state.step)),
         )
-        return State(state.step + 1, optax.apply_updates(state.trained, updates), state.frozen, opt), metrics
+        return State(state.step + 1, trained, state.frozen, opt), metrics
 
     return jax.jit(step, donate_argnums=0)
 

@@ -1,0 +1,184 @@
+"""The evaluation commands on files as they are published: what is read, scored once, and reported."""
+
+import json
+
+import pytest
+from tiny_run import WORDS, chains, pool_of, trees
+
+from jprm import cli
+from jprm.evaluate import run
+from jprm.jsonl import read_lines, write_records
+from jprm.score import scorer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_rows():
+    """Rows of 128 tokens on one device: this is about files."""
+    import tiny_run as tiny
+
+    with pytest.MonkeyPatch.context() as patch, tiny.one_device():
+        patch.setattr(scorer, "SHORTEST", 128)
+        patch.setattr(scorer, "LONGEST", 512)
+        yield
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The number of trees that the model was asked to score."""
+    trees = []
+    whole = scorer.PRM.score_trees
+    monkeypatch.setattr(scorer.PRM, "score_trees", lambda self, given: trees.extend(given) or whole(self, given))
+    return trees
+
+
+def processbench_file(path, count, seed):
+    items = []
+    for i, chain in enumerate(chains(count, seed)):
+        right = chain["correct"]
+        first = -1 if right else chain["labels"].index(-1)
+        items.append(
+            {
+                "id": f"{path.stem}-{i}",
+                "generator": "none",
+                "problem": chain["problem"],
+                "steps": chain["steps"],
+                "final_answer_correct": right,
+                "label": first,
+            }  # fmt: skip
+        )
+    assert {item["label"] >= 0 for item in items} == {True, False}
+    path.write_text(json.dumps(items))  # as released: one JSON list
+    return path
+
+
+def prm800k_file(path, count):
+    """Two completions at each of three steps, the first of which was chosen; and a step that the labeler wrote."""
+
+    def step(i, k, written=None):
+        completions = [{"text": f"{WORDS[0]} {i}", "rating": 1}, {"text": f"{WORDS[1]} {k}", "rating": [-1, 0][k % 2]}]
+        chosen = None if written else 0
+        return {"completions": completions, "human_completion": written, "chosen_completion": chosen}
+
+    items = [
+        {
+            "question": {"problem": f"what is {i}?", "ground_truth_answer": str(i)},
+            "label": {"steps": [step(i, 0), step(i, 1, {"text": "by hand"}), step(i, 2)], "finish_reason": "solution"},
+            "is_quality_control_question": i == 0,
+            "is_initial_screening_question": False,
+        }  # fmt: skip
+        for i in range(count)
+    ]
+    write_records(path, items)
+    return path
+
+
+def pool_file(path):
+    pools = [pool_of(chains(4, seed)) | {"problem": f"pool {seed}"} for seed in range(3)]
+    pools[0]["samples"].append({"steps": [], "correct": False})
+    write_records(path, pools)
+    return path
+
+
+def call(command, *args):
+    return cli.main(["eval", command, *map(str, args)])
+
+
+def test_processbench(tiny_run, tmp_path, capsys, counted):
+    easy, hard = processbench_file(tmp_path / "easy.json", 12, 1), processbench_file(tmp_path / "hard.json", 9, 2)
+    out = tmp_path / "report.json"
+    args = ["--model", tiny_run.folder, "--data", hard, easy, "--calibrate", easy, "--json", out]
+    assert call("processbench", *args) == 0
+    printed = capsys.readouterr().out
+    assert "hard, n = 9" in printed and "in sample" in printed and f"{out}: written" in printed
+    report = json.loads(out.read_text())
+    assert list(report) == ["hard", "easy"]
+    for name, n in [("hard", 9), ("easy", 12)]:
+        assert report[name]["n"] == report[name]["n_error"] + report[name]["n_correct"] == n
+        assert report[name]["threshold"] == 0.5
+        assert report[name]["tuned"]["calibrated_on"] == "easy"
+        assert report[name]["tuned"]["in_sample"] == (name == "easy")
+    assert report["easy"]["tuned"]["f1"] == report["easy"]["upper_bound"]["f1"]
+    assert len(counted) == 21
+
+    # Again, and with the calibration alone left out of the report: nothing is scored twice.
+    assert run.processbench(tiny_run.folder, [hard, easy], easy, out) == report
+    assert list(run.processbench(tiny_run.folder, [hard], easy, out)) == ["hard"]
+    assert len(counted) == 21
+    assert sorted(path.name for path in (tmp_path / "report.json.scores").iterdir()) == [
+        "easy.jsonl", "easy.jsonl.info.json", "hard.jsonl", "hard.jsonl.info.json",
+    ]  # fmt: skip
+
+
+def test_steps(tiny_run, tmp_path, capsys, counted):
+    raw, own, chain = prm800k_file(tmp_path / "raw.jsonl", 5), tmp_path / "own.jsonl", tmp_path / "chain.jsonl"
+    write_records(own, trees(4))
+    rated = [{"problem": c["problem"], "steps": c["steps"], "ratings": c["labels"]} for c in chains(4)]
+    write_records(chain, rated)
+    out = tmp_path / "steps.json"
+    args = ["--model", tiny_run.folder, "--data", raw, own, chain, "--neutral", "drop", "--json", out]
+    assert call("steps", *args) == 0
+    printed = capsys.readouterr().out
+    assert "neutral: drop" in printed and "auroc" in printed
+    report = json.loads(out.read_text())
+    assert report["neutral"] == "drop"
+    # Four records, the fifth being a control question, of three steps: each right one beside one that is wrong or
+    # (in the second step) neutral, which is dropped like the unrated step of the labeler.
+    labels = [node["label"] for tree in trees(4) for node in tree["nodes"]] + [
+        x for c in chains(4) for x in c["labels"]
+    ]
+    assert report["n_records"] == 4 + 4 + 4
+    assert report["n_right"] == 4 * 3 + labels.count(1)
+    assert report["n_wrong"] == 4 * 2 + labels.count(-1)
+    assert report["baselines"]["constant"]["auroc"]["value"] == 0.5
+    assert 0 <= report["auroc"]["low"] <= report["auroc"]["value"] <= report["auroc"]["high"] <= 1
+    assert len(counted) == 12
+
+    again = run.steps(tiny_run.folder, [raw, own, chain], "negative", out)  # another policy, the same scores
+    assert len(counted) == 12
+    assert again["n_wrong"] == report["n_wrong"] + 4 + labels.count(0)
+
+
+def test_best_of_n(tiny_run, tmp_path, capsys, counted):
+    pools, out = pool_file(tmp_path / "pools.jsonl"), tmp_path / "best.json"
+    assert call("best-of-n", "--model", tiny_run.folder, "--input", pools, "--json", out) == 0
+    assert "oracle (pass@n)" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert report["n_problems"] == 3 and report["n_max"] == 4
+    mean = report["mean_accuracy"]
+    for curves in report["rules"].values():
+        assert curves["best_of_n"]["value"][0] == pytest.approx(mean)  # the best of one is any one
+        assert all(
+            a <= b + 1e-12 for a, b in zip(curves["best_of_n"]["value"], report["pass_at_n"]["value"], strict=True)
+        )
+    assert len(counted) == 3
+    # Scored by `jprm score` or by the command itself: the same report.
+    scored = tmp_path / "best.json.scores" / "pools.jsonl"
+    assert run.best_of_n(scored, None, tmp_path / "other.json") == report
+    assert run.best_of_n(pools, tiny_run.folder, out) == report
+    assert len(counted) == 3
+    assert len(list(read_lines(scored))) == 3
+
+
+def test_files_of_one_name_are_refused(tiny_run, tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    one = processbench_file(tmp_path / "a" / "gsm8k.json", 6, 1)
+    two = processbench_file(tmp_path / "gsm8k.json", 6, 2)
+    for command, more in [("processbench", ["--calibrate", two]), ("steps", ["--neutral", "drop"])]:
+        data = [one] if command == "processbench" else [one, two]
+        line = ["--model", tiny_run.folder, "--data", *data, *more, "--json", tmp_path / "r.json"]
+        assert call(command, *line) == 2
+        assert "two files of one name" in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists() and not (tmp_path / "r.json.scores").exists()
+
+
+def test_what_cannot_be_judged_is_one_line(tiny_run, tmp_path, capsys):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    unlabelled = tmp_path / "unlabelled.jsonl"
+    write_records(unlabelled, [{"problem": "p", "steps": ["a"]}])
+    for file, said in [(empty, "holds no record"), (unlabelled, "nothing to rank")]:
+        line = ["--model", tiny_run.folder, "--data", file, "--neutral", "drop", "--json", tmp_path / "r.json"]
+        assert call("steps", *line) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and said in error
+    assert not (tmp_path / "r.json").exists()

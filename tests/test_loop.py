@@ -1,0 +1,317 @@
+"""Training runs from files to result.json: what they write, how they continue, and how they refuse."""
+
+import dataclasses
+import json
+import math
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import chains, equal, experiment, lines, loop, make_data, one_device, params, trees, untimed
+
+import jprm
+from jprm.evaluate.steps import steps_report
+from jprm.jsonl import read_records, write_records
+from jprm.model.sharding import MeshConfig
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+KEYS = {
+    "step", "loss", "step_accuracy", "auroc", "learning_rate", "gradient_norm", "labels", "labels_per_second",
+    "tokens_per_second",
+}  # fmt: skip
+
+
+def copy_of(run, tmp_path, step=None):
+    """A copy of a run's folder; with `step`, as it was after the checkpoint of that step."""
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    for path in (folder / "checkpoints").iterdir():
+        if step is not None and int(path.name) > step:
+            shutil.rmtree(path)
+    return folder
+
+
+def steps_of(folder):
+    """The steps of the checkpoints that are there."""
+    return sorted(int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit())
+
+
+def test_a_run_writes_its_metrics_result_and_checkpoints(tiny_run):
+    log = lines(tiny_run.folder)
+    training = [line for line in log if "loss" in line]
+    # Every second step, and the third and sixth, where a checkpoint is.
+    assert [line["step"] for line in training] == [2, 3, 4, 6]
+    for line in training:
+        assert line.keys() >= KEYS
+        assert all(math.isfinite(line[key]) for key in KEYS)
+        assert line["labels"] > 0
+    assert training[-1]["loss"] < training[0]["loss"]
+    assert [line["step"] for line in log if "valid_auroc" in line] == [6]
+    assert tiny_run.result == json.loads((tiny_run.folder / "result.json").read_text())
+    assert tiny_run.result == {**training[-1], **log[-1]}
+    assert steps_of(tiny_run.folder) == [3, 6]
+    assert json.loads((tiny_run.folder / "experiment.json").read_text())["name"] == "tiny"
+
+
+def test_validation_is_what_the_evaluation_says(tiny_run, one_device):
+    prm = jprm.load(tiny_run.folder)
+    records = list(prm.score_many(read_records(tiny_run.experiment.data.valid[0])))
+    report = steps_report(records, "positive", seed=0)
+    assert tiny_run.result["valid_labels"] == report["n_right"] + report["n_wrong"]
+    assert tiny_run.result["valid_step_accuracy"] == pytest.approx(report["accuracy"]["value"], abs=1e-9)
+    # Rows of another length change a score's last digits, which may swap a pair or two of some hundreds.
+    assert tiny_run.result["valid_auroc"] == pytest.approx(report["auroc"]["value"], abs=5e-3)
+
+
+CHILD = """
+import pathlib, sys, time
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+sys.path.insert(0, sys.argv[1])
+import tiny_run as tiny
+put_rows = tiny.loop.put_rows
+def slowly(*args, **kwargs):
+    time.sleep(0.05)
+    return put_rows(*args, **kwargs)
+tiny.loop.put_rows = slowly
+data = pathlib.Path(sys.argv[2])
+with tiny.one_device():
+    tiny.loop.train(tiny.experiment(data, **eval(sys.argv[3])), sys.argv[4])
+"""
+
+
+def test_a_killed_run_continues_exactly(tmp_path, request):
+    data, killed, whole = make_data(tmp_path / "data"), tmp_path / "killed", tmp_path / "whole"
+    # Checkpoints lie between lines of the log and in the middle of a window of packed trees.
+    changes = dict(steps=24, log_every=3, checkpoint_every=2, valid_every=5)
+    wait = random.uniform(0.0, 0.6)
+    code = [sys.executable, "-c", CHILD, str(request.path.parent), str(data), repr(changes), str(killed)]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(code, stdout=log, stderr=log) as child:
+        try:
+            until = time.monotonic() + 240
+            while not (killed / "checkpoints" / "2").exists():
+                assert child.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()
+                time.sleep(0.01)
+            time.sleep(wait)
+        finally:
+            child.kill()
+    assert child.returncode == -signal.SIGKILL, f"it was over before the kill after {wait} s"
+    assert not (killed / "result.json").exists()
+
+    with one_device():
+        result = loop.train(experiment(data, **changes), killed)
+        loop.train(experiment(data, **changes), whole)
+    assert equal(params(killed), params(whole)), f"killed {wait} s after its first checkpoint"
+    assert untimed(lines(killed)) == untimed(lines(whole))
+    assert untimed([result]) == untimed([json.loads((whole / "result.json").read_text())])
+
+
+def test_a_finished_run_keeps_its_result(tiny_run, tmp_path, one_device):
+    folder = copy_of(tiny_run, tmp_path)
+    assert loop.train(tiny_run.experiment, folder) == tiny_run.result
+    assert lines(folder) == lines(tiny_run.folder)
+
+
+def test_half_a_line_of_the_log_is_dropped(tiny_run, tmp_path, one_device):
+    folder = copy_of(tiny_run, tmp_path, step=3)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    loop.train(tiny_run.experiment, folder)
+    assert untimed(lines(folder)) == untimed(lines(tiny_run.folder))
+    assert equal(params(folder), params(tiny_run.folder))
+
+
+def test_a_mesh_gives_the_same_losses_and_checkpoints_go_to_another(tiny_run, tmp_path):
+    """float32 sums over devices in another order; Adam makes up to a learning rate of a gradient that is about zero."""
+    many, one = tmp_path / "many", tmp_path / "one"
+    on_mesh = dataclasses.replace(tiny_run.experiment, mesh=MeshConfig(2, 2, 2), keep=9)
+    loop.train(on_mesh, many)
+    assert steps_of(many) == [3, 6]
+
+    def losses(folder):
+        return np.array([line["loss"] for line in lines(folder) if "loss" in line])
+
+    np.testing.assert_allclose(losses(many)[0], losses(tiny_run.folder)[0], rtol=1e-5)
+    np.testing.assert_allclose(losses(many), losses(tiny_run.folder), rtol=1e-3)
+
+    shutil.copytree(many, one)
+    shutil.rmtree(one / "checkpoints" / "6")
+    with one_device():
+        loop.train(tiny_run.experiment, one)
+    np.testing.assert_allclose(losses(one), losses(many), rtol=1e-3)
+    # The other way: one device's checkpoint, in pieces on eight.
+    prm = jprm.load(tiny_run.folder)
+    assert {len(x.addressable_shards) for x in jax.tree.leaves(prm.params)} == {8}
+    assert equal(jax.tree.map(np.asarray, prm.params), params(tiny_run.folder))
+
+
+def test_the_folder_of_another_experiment_is_refused(tiny_run, tmp_path, one_device):
+    folder = copy_of(tiny_run, tmp_path)
+    before = (folder / "experiment.json").read_bytes()
+    other = dataclasses.replace(
+        tiny_run.experiment, seed=7, optimizer=dataclasses.replace(tiny_run.experiment.optimizer, b2=0.5)
+    )
+    message = r"another experiment's run \(optimizer.b2: 0.95 there, 0.5 here; seed: 0 there, 7 here\). Use another"
+    with pytest.raises(ValueError, match=message):
+        loop.train(other, folder)
+    assert (folder / "experiment.json").read_bytes() == before
+    # What changes neither the parameters nor the order of the data may differ.
+    assert loop.train(dataclasses.replace(tiny_run.experiment, log_every=1, keep=5), folder) == tiny_run.result
+
+
+def test_a_damaged_experiment_file_is_named(tiny_run, tmp_path, one_device):
+    folder = copy_of(tiny_run, tmp_path)
+    (folder / "experiment.json").write_text('{"name": "ti')
+    with pytest.raises(ValueError, match=r"experiment.json: is damaged .*copy back"):
+        loop.train(tiny_run.experiment, folder)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tiny_run, tmp_path, one_device):
+    folder = copy_of(tiny_run, tmp_path)
+    newest = folder / "checkpoints" / "6"
+    refused = []
+    for path in sorted(path for path in newest.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        try:
+            loop.train(tiny_run.experiment, folder)
+        except ValueError as error:
+            assert str(newest) in str(error) and "remove that folder" in str(error)
+            assert "\n" not in str(error)
+            refused.append(path)
+        else:  # a file that nothing is read from
+            assert equal(params(folder), params(tiny_run.folder))
+        path.write_bytes(content)
+    largest = max(newest.rglob("*"), key=lambda path: path.stat().st_size)
+    assert largest in refused
+
+    shutil.rmtree(newest)
+    loop.train(tiny_run.experiment, folder)
+    assert equal(params(folder), params(tiny_run.folder))
+
+
+def test_a_checkpoint_that_was_not_finished_is_ignored(tiny_run, tmp_path, one_device):
+    folder = copy_of(tiny_run, tmp_path, step=3)
+    half = folder / "checkpoints" / "6.orbax-checkpoint-tmp"
+    shutil.copytree(tiny_run.folder / "checkpoints" / "6" / "params", half / "params")
+    assert jprm.load(folder).step == 3
+    assert half.exists()  # a reader must not disturb a run that is writing
+    loop.train(tiny_run.experiment, folder)
+    assert equal(params(folder), params(tiny_run.folder))
+    assert steps_of(folder) == [3, 6]
+
+
+def test_a_rate_that_is_too_high_stops_before_anything_is_saved(tiny_run, tmp_path, one_device):
+    wild = dataclasses.replace(
+        tiny_run.experiment, optimizer=OptimizerConfig(learning_rate=1e30), checkpoint_every=1, valid_every=1
+    )
+    with pytest.raises(loop.Diverged, match="step 1: .*last good checkpoint: none yet. Lower optimizer.learning_rate"):
+        loop.train(wild, tmp_path / "run")
+    assert steps_of(tmp_path / "run") == []
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_not_a_number_stops_the_run_at_its_step(tiny_run, tmp_path, one_device, monkeypatch):
+    whole = loop.make_step
+
+    def broken(*args):
+        step = whole(*args)
+
+        def after(state, rows):
+            spoil = float("nan") if int(state.step) == 4 else 1.0
+            trained = jax.tree.map(lambda x: x * spoil, state.trained)
+            return step(dataclasses.replace(state, trained=trained), rows)
+
+        return after
+
+    monkeypatch.setattr(loop, "make_step", broken)
+    spoilt = dataclasses.replace(tiny_run.experiment, checkpoint_every=2)
+    with pytest.raises(loop.Diverged, match="step 5: loss nan.*last good checkpoint: step 4"):
+        loop.train(spoilt, tmp_path / "run")
+    assert steps_of(tmp_path / "run") == [2, 4]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params(tmp_path / "run")))
+
+    monkeypatch.setattr(loop, "make_step", whole)  # the same run without the fault goes on from step 4
+    loop.train(spoilt, tmp_path / "run")
+    assert equal(params(tmp_path / "run"), params(tiny_run.folder))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rows", "message"),
+    [
+        (MeshConfig(2, 2, 2), 2, "rows a micro-batch = 2 is not a multiple of the mesh's data x fsdp = 4"),
+        (MeshConfig(1, 2, 4), 4, "kv_heads = 2 is not a multiple of the mesh's tensor = 4"),
+        (MeshConfig(3, 1, 1), 4, "does not cover 8 devices"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_is_refused(tiny_run, tmp_path, mesh, rows, message):
+    data = dataclasses.replace(tiny_run.experiment.data, micro_rows=rows)
+    with pytest.raises(ValueError, match=message):
+        loop.train(dataclasses.replace(tiny_run.experiment, mesh=mesh, data=data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+PROBABILITY = TargetConfig("probability", "none", "keep")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(target=PROBABILITY), "semantics 'rating', but target.labels = 'probability' takes correctness or value"),
+        (dict(target=TargetConfig("rating", "third", "keep")), "'third' and 'ternary' go together"),
+        (dict(loss="ternary_cross_entropy"), "does not fit head 'binary'"),
+        (dict(tokens=16), "Use longer rows"),
+    ],
+)
+def test_an_experiment_that_does_not_fit_its_data_is_refused(tmp_path, one_device, changes, message):
+    data = make_data(tmp_path / "data")
+    model = experiment(data).model
+    if "tokens" in changes:
+        changes["model"] = dataclasses.replace(model, attention_block=16)
+    with pytest.raises(ValueError, match=message):
+        loop.train(experiment(data, **changes), tmp_path / "run")
+    # Corrected, it may use the folder: no checkpoint is in it.
+    loop.train(experiment(data, steps=1), tmp_path / "run")
+
+
+def test_no_data_is_refused(tmp_path, one_device):
+    data = make_data(tmp_path / "data")
+    (data / "train.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="the data source is empty"):
+        loop.train(experiment(data), tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
+        loop.train(experiment(data, train=(str(data / "nowhere.jsonl"),)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_of_one_class_have_no_auroc(tmp_path, one_device):
+    """NaN is no JSON: it is null."""
+    data = make_data(tmp_path / "data")
+    right = [tree | {"nodes": [node | {"label": 1} for node in tree["nodes"]]} for tree in trees(8)]
+    write_records(data / "train.jsonl", right)
+    write_records(data / "valid.jsonl", right)
+    result = loop.train(experiment(data, steps=1), tmp_path / "run")
+    assert result["auroc"] is None and result["valid_auroc"] is None
+    json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
+    data = make_data(tmp_path / "data")
+    records = chains(8)
+    write_records(data / "train.jsonl", records)
+    orm = experiment(
+        data, supervise="outcome", target=PROBABILITY, steps=4, log_every=4, rows=4, valid=(), tokens=512,
+        slots=64,
+    )  # fmt: skip
+    result = loop.train(orm, tmp_path / "run")
+    # The 8 chains share a row, which is one epoch: 4 updates of 4 rows see each of them 16 times.
+    assert result["labels"] == 16 * len(records)
+    assert jprm.load(tmp_path / "run").semantics == "value"
+    assert set(untimed([result])[0]) == KEYS - {"labels_per_second", "tokens_per_second"}

@@ -1,0 +1,252 @@
+"""Scores of a trained run: the same through every door, and files of them that survive a kill."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_run import chains, pool_of, trees
+
+import jprm
+from jprm.jsonl import read_records, write_records
+from jprm.score import files, scorer
+from jprm.score.files import score_file
+from jprm.tree import chains_of, tree_of
+
+CLOSE = 2e-6
+"""Rows of other lengths and neighbours add in another order: some units in the last place of a float32 near one, and a
+rounding to seven digits."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_rows():
+    """Rows of 128 to 512 tokens, so that the tiny run's texts meet every size; chunks of 8 records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scorer, "SHORTEST", 128)
+        patch.setattr(scorer, "LONGEST", 512)
+        for module in (scorer, files):
+            patch.setattr(module, "CHUNK", 8)
+        yield
+
+
+@pytest.fixture(scope="module")
+def prm(tiny_run):
+    import tiny_run as tiny
+
+    with tiny.one_device():
+        yield jprm.load(tiny_run.folder)
+
+
+def test_a_score_depends_on_nothing_behind_its_step(prm):
+    record = chains(1, seed=4, longest=8)[0]
+    whole = prm.score(record["problem"], record["steps"])
+    assert whole.shape == (len(record["steps"]),) and whole.dtype == np.float32
+    assert ((0 < whole) & (whole < 1)).all() and len(set(whole.tolist())) > 1
+    for k in range(1, len(whole)):
+        np.testing.assert_allclose(prm.score(record["problem"], record["steps"][:k]), whole[:k], atol=CLOSE, rtol=0)
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_trees_and_pools_score_as_their_chains_do(prm, seed):
+    tree = trees(1, seed)[0]
+    pool = pool_of(chains(4, seed))
+    scored_tree, scored_pool = prm.score_many([tree, pool])
+    texts = [node["text"] for node in tree["nodes"]]
+    for path in chains_of(tree_of(tree)):
+        expected = prm.score(tree["problem"], [texts[node] for node in path])
+        found = [scored_tree["nodes"][node]["score"] for node in path]
+        np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=0)
+    for sample in scored_pool["samples"]:
+        np.testing.assert_allclose(sample["scores"], prm.score("q", sample["steps"]), atol=CLOSE, rtol=0)
+
+
+def test_records_come_back_in_order_with_scores_and_nothing_else_changed(prm):
+    records = [*chains(9, seed=5), *trees(5, seed=5), pool_of(chains(3, seed=6)), *chains(3, seed=7, longest=40)]
+    as_given = json.dumps(records)
+    scored = list(prm.score_many(iter(records)))
+    assert json.dumps(records) == as_given
+    for record, after in zip(records, scored, strict=True):
+        if "steps" in record:
+            assert after == record | {"scores": after["scores"]}
+            assert len(after["scores"]) == len(record["steps"])
+        elif "nodes" in record:
+            assert [{k: v for k, v in node.items() if k != "score"} for node in after["nodes"]] == record["nodes"]
+            assert {**after, "nodes": None} == {**record, "nodes": None}
+        else:
+            stripped = [{k: v for k, v in sample.items() if k != "scores"} for sample in after["samples"]]
+            assert after | {"samples": stripped} == record
+    # In another order and in other company, every record has the same scores.
+    for record, after in zip(records[::-1], prm.score_many(records[::-1]), strict=True):
+        before = scored[records.index(record)]
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            assert a == b or a == pytest.approx(b, abs=CLOSE)
+
+
+def test_a_chain_longer_than_any_row_gets_its_own(prm):
+    long = {"problem": "long", "steps": [f"add {i}" for i in range(120)]}
+    assert sum(len(step) + 1 for step in long["steps"]) > scorer.LONGEST
+    score, *rest = prm.score_many([long, *chains(3)])
+    np.testing.assert_allclose(prm.score("long", long["steps"][:20]), score["scores"][:20], atol=CLOSE, rtol=0)
+    assert len(score["scores"]) == 120 and len(rest) == 3
+
+
+def test_a_tree_longer_than_any_row_is_split(prm):
+    branch = [f"dot {i}" for i in range(20)]
+    pool = {"problem": "wide", "samples": [{"steps": [f"end {j}", *branch]} for j in range(10)]}
+    (scored,) = prm.score_many([pool])
+    for sample in (scored["samples"][0], scored["samples"][9]):
+        np.testing.assert_allclose(sample["scores"], prm.score("wide", sample["steps"]), atol=CLOSE, rtol=0)
+
+
+def test_few_shapes_are_compiled(prm):
+    scorer._score.clear_cache()
+    records = [record for k in range(50) for record in chains(1, seed=100 + k, longest=2 + 3 * (k % 25))]
+    assert len({len(record["steps"]) for record in records}) > 10
+    for record in records:
+        prm.score(record["problem"], record["steps"])
+    list(prm.score_many(records))
+    assert scorer._score._cache_size() <= 4
+
+
+def test_bad_records_are_refused(prm):
+    for record, message in [
+        ({"problem": "p", "steps": []}, "steps: is empty"),
+        ({"problem": "p", "steps": ["a", " "]}, r"steps\[1\]: is empty"),
+        ({"problem": "", "steps": ["a"]}, "problem: is empty"),
+    ]:
+        with pytest.raises(jprm.tree.RecordError, match=message):
+            list(prm.score_many([record]))
+
+
+def test_parameters_that_are_not_finite_are_named(prm):
+    broken = dataclasses.replace(prm, params=jax.tree.map(lambda x: x * math.nan, prm.params))
+    with pytest.raises(FloatingPointError, match="problem 'the problem', step 0: .* use an earlier checkpoint"):
+        broken.score("the problem", ["add 1", "add 2"])
+
+
+def test_a_folder_that_holds_no_run_is_refused(tiny_run, tmp_path, one_device):
+    with pytest.raises(FileNotFoundError, match="experiment.json: not there; .* is not the folder of a run"):
+        jprm.load(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+    shutil.copy(tiny_run.folder / "experiment.json", tmp_path)
+    with pytest.raises(ValueError, match="holds no complete checkpoint"):
+        jprm.load(tmp_path)
+
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run.folder, folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="tokenizer.json"):
+        jprm.load(folder)
+    values = json.loads((folder / "experiment.json").read_text())
+    for text in ('{"name": ', "[]", json.dumps(values | {"steps": "six"}), json.dumps({"name": "x"}), "\xff"):
+        (folder / "experiment.json").write_text(text, encoding="latin-1")
+        with pytest.raises(ValueError, match="experiment.json: is damaged or of another version"):
+            jprm.load(folder)
+
+
+@pytest.fixture
+def input_file(tmp_path):
+    path = tmp_path / "in.jsonl"
+    write_records(path, unique([*chains(20), *trees(3), pool_of(chains(2)), *chains(6, seed=3)][:27]))
+    return path
+
+
+def unique(records):
+    return [record | {"id": i} for i, record in enumerate(records)]
+
+
+@pytest.fixture
+def loads(prm, monkeypatch):
+    """Files are scored by the model that is loaded already."""
+    monkeypatch.setattr(files, "load", lambda folder: prm)
+
+
+def score(input, output, **options):
+    return score_file("unused", input, output, **options)
+
+
+def test_a_scored_file_holds_what_score_many_gives(prm, loads, input_file, tmp_path):
+    said = score(input_file, tmp_path / "out.jsonl")
+    assert "27 records scored" in said
+    assert list(read_records(tmp_path / "out.jsonl")) == list(prm.score_many(read_records(input_file)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.info.json"]
+
+
+@pytest.mark.parametrize("after", [0, 3, 8, 13, 26])
+def test_a_stopped_file_continues_to_the_same_bytes(prm, loads, input_file, tmp_path, monkeypatch, after):
+    score(input_file, tmp_path / "whole.jsonl")
+    whole = scorer.PRM.score_many
+    asked = []
+
+    def stopped(self, records):
+        for count, record in enumerate(whole(self, records)):
+            if count == after:
+                raise KeyboardInterrupt
+            yield record
+
+    def counted(self, records):
+        for record in whole(self, records):
+            asked.append(record)
+            yield record
+
+    output = tmp_path / "out.jsonl"
+    monkeypatch.setattr(scorer.PRM, "score_many", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        score(input_file, output)
+    assert not output.exists()
+    with (tmp_path / "out.jsonl.part").open("ab") as file:
+        file.write(b'{"problem": "ha')  # as a kill leaves it
+    monkeypatch.setattr(scorer.PRM, "score_many", counted)
+    score(input_file, output)
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert len(asked) == 27 - after // 8 * 8  # whole chunks are not scored again
+
+    asked.clear()
+    assert "27 were there already" in score(input_file, output)
+    assert asked == []
+
+
+def test_an_output_of_another_request_is_left_alone(prm, loads, input_file, tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    score(input_file, output)
+    before = output.read_bytes()
+    other_input = tmp_path / "other.jsonl"
+    write_records(other_input, chains(2, seed=9))
+    with pytest.raises(ValueError, match="out.jsonl: is there, but of another model, input or request. Remove it"):
+        score(other_input, output)
+    monkeypatch.setattr(files, "load", lambda folder: dataclasses.replace(prm, step=prm.step + 1))
+    with pytest.raises(ValueError, match="of another model"):
+        score(input_file, output)
+    output.rename(tmp_path / "out.jsonl.part")  # as if it had been stopped
+    with pytest.raises(ValueError, match="out.jsonl.part: is there, but of another model"):
+        score(input_file, output)
+    assert (tmp_path / "out.jsonl.part").read_bytes() == before
+    (tmp_path / "out.jsonl.part").unlink()
+    (tmp_path / "out.jsonl.info.json").unlink()
+    output.write_text("mine\n")
+    with pytest.raises(ValueError, match="out.jsonl: is there"):
+        score(input_file, output)
+    assert output.read_text() == "mine\n"
+
+
+def test_bad_lines_stop_or_go_to_the_rejects(prm, loads, input_file, tmp_path):
+    good = input_file.read_bytes().splitlines(keepends=True)
+    bad = [b'{"problem": "p"}\n', b"\xff\xfe\n", b'  {"problem": "p", "steps": ["a"], "labels": [1, 2]}\r\n']
+    input_file.write_bytes(b"".join([*good[:2], bad[0], *good[2:9], bad[1], bad[2], *good[9:]]))
+    output, rejects = tmp_path / "out.jsonl", tmp_path / "out.jsonl.rejects"
+    with pytest.raises(jprm.tree.RecordError, match=r"in.jsonl:3: "):
+        score(input_file, output)
+    assert not output.exists() and not rejects.exists()
+
+    for _ in range(2):  # a finished output keeps its rejects
+        assert "27 records scored" in score(input_file, output, on_error="skip")
+        assert rejects.read_bytes() == b"".join(bad)
+    input_file.write_bytes(b"".join(good))
+    score(input_file, tmp_path / "clean.jsonl")
+    assert (tmp_path / "clean.jsonl").read_bytes() == output.read_bytes()
