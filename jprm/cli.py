@@ -71,7 +71,7 @@ def prepare(
     from jprm.data.prepare import prepare
 
     options = dict(_setting(item) for item in set_)
-    print(prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, **options))
+    prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, **options)
 
 
 @app.command

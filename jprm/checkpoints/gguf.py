@@ -140,7 +140,9 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig) -> dict:
         return array
 
     def layer(i: int) -> dict[str, np.ndarray]:
-        get = lambda name: file.tensor(f"blk.{i}.{name}")
+        def get(name: str) -> np.ndarray:
+            return file.tensor(f"blk.{i}.{name}")
+
         arrays = {
             "attention_norm": get("attn_norm.weight"),
             "query": heads_first(get("attn_q.weight")).reshape(K, G, H, D).transpose(3, 0, 1, 2),

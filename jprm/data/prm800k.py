@@ -20,21 +20,26 @@ _CONTROLS = ("is_quality_control_question", "is_initial_screening_question")
 
 @dataclasses.dataclass(frozen=True)
 class Prm800kOptions:
-    """What the ratings leave open; both must be said.
+    """What the ratings leave open; the first two must be said.
 
     Attributes:
       human_written: a step that the labeler wrote has no rating of its own (in the release its rating is null).
         `positive` gives it +1, as Lightman et al. and TRL do; `unlabelled` leaves it without a label.
       control_questions: `keep` or `drop` the records that were served to check labelers (quality control) or to
         screen them. Lightman et al. dropped them.
+      outcomes: which nodes carry the outcome of the chain that ends there (`correct`). `solutions`: those that end a
+        solution. `chains`: the last step of every chain, finished or not, right if no step of it is rated -1; an
+        outcome model can then be trained on the same chains (phase 1 has no finished chain that is wrong).
     """
 
     human_written: str
     control_questions: str
+    outcomes: str = "solutions"
 
     def __post_init__(self) -> None:
         one_of("human_written", self.human_written, ("positive", "unlabelled"))
         one_of("control_questions", self.control_questions, ("keep", "drop"))
+        one_of("outcomes", self.outcomes, ("solutions", "chains"))
 
 
 def parse(item: Any, where: str, options: Prm800kOptions) -> Iterator[Record]:
@@ -98,11 +103,14 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
             rating = completion.get("rating")
             state.append(-1 if -1 in (before, rating) else 1 if before == 1 and (human or rating is not None) else None)
             goes_on = human if chosen is None else i == chosen
+            ends = _ANSWER in node["text"] or (goes_on and last and label.get("finish_reason") == "solution")
+            if options.outcomes == "chains":
+                ends = last or not goes_on
             if goes_on:
                 next_parent = len(nodes)
             if goes_on and not human:
                 node["chosen"] = True
-            if _ANSWER in node["text"] or (goes_on and last and label.get("finish_reason") == "solution"):
+            if ends:
                 node |= {} if state[-1] is None else {"correct": state[-1] == 1}
             nodes.append(node)
         parent = next_parent

@@ -34,7 +34,7 @@ def best_of_n(
     key_PN: Float[np.ndarray, "P N"],
     correct_PN: Float[np.ndarray, "P N"],
     valid_PN: Bool[np.ndarray, "P N"],
-    size_P: Int[np.ndarray, "P"],
+    size_P: Int[np.ndarray, " P"],
     n_max: int,
 ) -> Float[np.ndarray, "P n"]:
     """Exact expected correctness of the highest key among n of the first `size_P[p]` samples, n = 1 .. n_max.
@@ -65,7 +65,7 @@ class Pools(NamedTuple):
     """P problems of up to N samples. Slots past `size_P` are not samples."""
 
     problem: list[str]
-    size_P: Int[np.ndarray, "P"]
+    size_P: Int[np.ndarray, " P"]
     correct_PN: Float[np.ndarray, "P N"]
     answered_PN: Bool[np.ndarray, "P N"]  # the sample has an answer, or the file has none at all
     class_PN: Int[np.ndarray, "P N"] | None  # equal for equal answers, -1 for none; None if the file has no answers
@@ -165,7 +165,9 @@ def best_of_n_report(records: Sequence[Mapping[str, Any]], seed: int, trials: in
         "largest_pool": int(pools.size_P.max()),
         "without_answer": int((in_pool_PN & ~pools.answered_PN).sum()),
         "without_steps": int((in_pool_PN & ~has_step_PN).sum()),
-        "mean_accuracy": float(np.mean([row[:n].mean() for row, n in zip(pools.correct_PN, pools.size_P)])),
+        "mean_accuracy": float(
+            np.mean([row[:n].mean() for row, n in zip(pools.correct_PN, pools.size_P, strict=True)])
+        ),
         "trials": trials,
         "n": list(range(1, n_max + 1)),
         "pass_at_n": curve("pass_at_n"),

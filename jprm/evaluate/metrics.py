@@ -18,8 +18,8 @@ _CHUNK = 2_000_000  # weights held at a time (16 MB): a bootstrap over 50,000 st
 
 
 def auroc(
-    score_N: Float[np.ndarray, "N"],
-    positive_N: Bool[np.ndarray, "N"],
+    score_N: Float[np.ndarray, " N"],
+    positive_N: Bool[np.ndarray, " N"],
     weight_RN: Float[np.ndarray, "*R N"] | None = None,
 ) -> Float[np.ndarray, "*R"]:
     """The probability that a positive scores above a negative, ties counting half (Mann-Whitney U over its maximum).
@@ -32,8 +32,8 @@ def auroc(
 
 
 def average_precision(
-    score_N: Float[np.ndarray, "N"],
-    positive_N: Bool[np.ndarray, "N"],
+    score_N: Float[np.ndarray, " N"],
+    positive_N: Bool[np.ndarray, " N"],
     weight_RN: Float[np.ndarray, "*R N"] | None = None,
 ) -> Float[np.ndarray, "*R"]:
     """Precision averaged over recall, sum_k (R_k - R_{k-1}) P_k over the distinct scores from the highest down.
@@ -47,7 +47,7 @@ def average_precision(
 
 
 def weighted_mean(
-    value_N: Float[np.ndarray, "N *C"], weight_RN: Float[np.ndarray, "*R N"]
+    value_N: Float[np.ndarray, " N *C"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R *C"]:
     """Mean over N under each row of weights; NaN where a row has no weight."""
     value_N = np.asarray(value_N, float)
@@ -68,7 +68,7 @@ class Interval(NamedTuple):
 
 
 def bootstrap(
-    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, "R *C"]],
+    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
     groups: Sequence[Any],
     n: int = DRAWS,
     *,

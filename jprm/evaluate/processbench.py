@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from jprm.evaluate.metrics import bootstrap, jsonable, weighted_mean
 from jprm.evaluate.scored import ScoreError, checked_scores
 
-Scores = Sequence[Float[np.ndarray, "_"]]
+Scores = Sequence[Float[np.ndarray, " _"]]
 """One array of step scores a chain."""
 
 
@@ -39,8 +39,8 @@ def harmonic_mean(a: Any, b: Any) -> Any:
 
 
 def right_interval(
-    first_error_N: Int[np.ndarray, "N"], scores: Scores
-) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+    first_error_N: Int[np.ndarray, " N"], scores: Scores
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
     """The thresholds (low, high] for which each chain is predicted right; high <= low where there are none."""
     low_N, high_N = np.full(len(scores), -np.inf), np.full(len(scores), np.inf)
     for i, (error, score_P) in enumerate(zip(first_error_N, scores, strict=True)):
@@ -52,19 +52,19 @@ def right_interval(
     return low_N, high_N
 
 
-def right_at(first_error_N: Int[np.ndarray, "N"], scores: Scores, threshold: float) -> Bool[np.ndarray, "N"]:
+def right_at(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> Bool[np.ndarray, " N"]:
     """Whether each chain is predicted right at a threshold, which may be infinite."""
     low_N, high_N = right_interval(first_error_N, scores)
     return ((low_N < threshold) | (np.asarray(first_error_N) < 0)) & (threshold <= high_N)
 
 
-def f1(first_error_N: Int[np.ndarray, "N"], scores: Scores, threshold: float) -> F1:
+def f1(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> F1:
     """F1 at one threshold."""
     return weighted_f1(right_at(first_error_N, scores, threshold), first_error_N, np.ones(len(scores)))
 
 
 def weighted_f1(
-    right_N: Bool[np.ndarray, "N"], first_error_N: Int[np.ndarray, "N"], weight_RN: Float[np.ndarray, "*R N"]
+    right_N: Bool[np.ndarray, " N"], first_error_N: Int[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> F1:
     """F1 of given predictions under each row of chain weights: what a bootstrap draws."""
     error_N = np.asarray(first_error_N) >= 0
@@ -73,7 +73,7 @@ def weighted_f1(
     return F1(harmonic_mean(error, correct), error, correct)
 
 
-def f1_curve(first_error_N: Int[np.ndarray, "N"], scores: Scores) -> tuple[Float[np.ndarray, "K"], F1]:
+def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Float[np.ndarray, " K"], F1]:
     """Every threshold at which F1 can differ, rising, and F1 there: no grid, no threshold missed.
 
     Predictions are right or wrong in the same way between two neighbouring ends of the chains' intervals, so there is
@@ -99,7 +99,7 @@ def f1_curve(first_error_N: Int[np.ndarray, "N"], scores: Scores) -> tuple[Float
     return threshold_K, F1(harmonic_mean(error_K, correct_K), error_K, correct_K)
 
 
-def best_threshold(first_error_N: Int[np.ndarray, "N"], scores: Scores) -> float:
+def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> float:
     """The threshold with the highest F1, the lowest such one; for tuning on a calibration split."""
     threshold_K, curve = f1_curve(first_error_N, scores)
     if np.isnan(curve.f1).all():

@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jprm.data.readers import READERS
 from jprm.data.reader import read_items
+from jprm.data.readers import READERS
 from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.evaluate.processbench import processbench_report
 from jprm.evaluate.steps import steps_report

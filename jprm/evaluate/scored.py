@@ -15,7 +15,7 @@ class ScoreError(ValueError):
 
 def checked_scores(
     chains: Iterable[tuple[str, int, Any]], *, probability: bool = False
-) -> list[Float[np.ndarray, "P"]]:
+) -> list[Float[np.ndarray, " P"]]:
     """The scores of each chain as an array, from (name of the chain in messages, number of steps, scores).
 
     Raises ScoreError that names the first bad step and counts all: no scores at all, another number of scores than
@@ -59,7 +59,7 @@ def _array(scores: Any, steps: int) -> tuple[np.ndarray, str | None]:
         return np.empty(0), "scores are not numbers"
 
 
-def padded(arrays: Sequence[Float[np.ndarray, "_"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
+def padded(arrays: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
     """Chains of unequal length as one float32 array and its mask; P is the longest chain, at least 1."""
     length_B = np.array([len(x) for x in arrays], int)
     mask_BP = np.arange(max(1, length_B.max(initial=0))) < length_B[:, None]

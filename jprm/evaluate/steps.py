@@ -26,11 +26,11 @@ class Tree(NamedTuple):
     """One record as arrays over its nodes. `class_N` is 1 (right), 0 (wrong) or `UNLABELLED`."""
 
     problem: str
-    parent_N: Int[np.ndarray, "N"]
-    class_N: Int[np.ndarray, "N"]
-    depth_N: Int[np.ndarray, "N"]
-    length_N: Int[np.ndarray, "N"]  # characters
-    score_N: Float[np.ndarray, "N"]
+    parent_N: Int[np.ndarray, " N"]
+    class_N: Int[np.ndarray, " N"]
+    depth_N: Int[np.ndarray, " N"]
+    length_N: Int[np.ndarray, " N"]  # characters
+    score_N: Float[np.ndarray, " N"]
 
 
 def label_class(label: float | None, semantics: str, neutral: str, where: str = "label") -> int:
@@ -47,8 +47,8 @@ def label_class(label: float | None, semantics: str, neutral: str, where: str = 
 
 
 def judged_chains(
-    parent_N: Int[np.ndarray, "N"], class_N: Int[np.ndarray, "N"]
-) -> tuple[Int[np.ndarray, "M"], Bool[np.ndarray, "M"]]:
+    parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
+) -> tuple[Int[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
     """The distinct chains of a tree that its labels judge: (the node each ends at, whether that is its first error).
 
     Every root-to-leaf path is followed as far as its first wrong step, or to its leaf where it has none. It counts if
@@ -68,12 +68,12 @@ def judged_chains(
 
 
 def judged_right(
-    parent_N: Int[np.ndarray, "N"],
-    score_N: Float[np.ndarray, "N"],
-    end_M: Int[np.ndarray, "M"],
-    wrong_M: Bool[np.ndarray, "M"],
+    parent_N: Int[np.ndarray, " N"],
+    score_N: Float[np.ndarray, " N"],
+    end_M: Int[np.ndarray, " M"],
+    wrong_M: Bool[np.ndarray, " M"],
     threshold: float,
-) -> Bool[np.ndarray, "M"]:
+) -> Bool[np.ndarray, " M"]:
     """Whether the first step of each judged chain that scores below the threshold is its first error, or none is."""
     before_N = np.full(len(parent_N), np.inf)  # the lowest score before each step
     for i, parent in enumerate(parent_N):
@@ -82,7 +82,7 @@ def judged_right(
     return (before_N[end_M] >= threshold) & ((score_N[end_M] < threshold) == wrong_M)
 
 
-def alternatives(parent_N: Int[np.ndarray, "N"], class_N: Int[np.ndarray, "N"]) -> Int[np.ndarray, "Q 2"]:
+def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Int[np.ndarray, "Q 2"]:
     """All pairs (right, wrong) of steps with the same parent."""
     siblings: dict[int, tuple[list[int], list[int]]] = {}
     for i in np.flatnonzero(class_N != UNLABELLED):

@@ -45,7 +45,7 @@ def canonical_answer(answer: Any) -> Hashable | None:
     return text or None
 
 
-def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, "N"]:
+def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
     """An id for each answer's equivalence class, in order of appearance; -1 where there is no answer."""
     seen: dict[Hashable, int] = {}
     canonical = [canonical_answer(answer) for answer in answers]
@@ -63,7 +63,7 @@ def vote_accuracy(
     class_PN: Int[np.ndarray, "P N"],
     correct_PN: Float[np.ndarray, "P N"],
     weight_PNK: Float[np.ndarray, "P N K"],
-    size_P: Int[np.ndarray, "P"],
+    size_P: Int[np.ndarray, " P"],
     n_max: int,
     *,
     trials: int,

@@ -115,11 +115,11 @@ def _switch(attend, paths: Paths, T: int, block: int, n, *operands):
 
 
 def _sizes(block: int, largest: int) -> list[int]:
-    """0, then from `block` in steps of a half to a quarter of the size, up to `largest`: a fifth of padding or so."""
+    """0, 1, 2, 3, 4, 6, 8, 12, ... blocks up to `largest`: at most a third is padding, and few branches to compile."""
     sizes, size = [0], block
     while size < largest:
         sizes.append(size)
-        size += max(block, (1 << (size.bit_length() - 1)) // 4)
+        size += max(block, (1 << (size.bit_length() - 1)) // 2)
     return [*sizes, largest] if largest else sizes
 
 

@@ -20,7 +20,6 @@ from jprm.model.config import HEAD_CLASSES, ModelConfig
 from jprm.model.sharding import sharding
 from jprm.rows import Rows
 
-
 AXES: dict[str, tuple[str | None, ...]] = {
     "embed": ("vocab", "embed"),
     "final_norm": (None,),

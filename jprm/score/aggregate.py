@@ -27,7 +27,7 @@ LOG_ODDS_CLIP = 1e-6
 
 
 @jax.jit
-def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, "B"]]:
+def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
     """Chain scores of B chains of up to P steps (P >= 1) by each of `RULES`, in float32. Unmasked slots are ignored.
 
     With p_i the scores of a chain of k steps:
@@ -46,7 +46,7 @@ def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
 
 
 @jax.jit
-def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, "B"]]:
+def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
     """As `aggregate`, but `prod` and `mean_log` stay logarithms: the same order, for sorting and argmax.
 
     A product of a few hundred steps underflows float32, and chains that are not tied would then look tied.

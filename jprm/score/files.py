@@ -1,4 +1,4 @@
-"""Scored files: written a chunk at a time, renamed when whole, continued after an interruption, reused when finished."""
+"""Scored files: written a chunk at a time, renamed when whole, continued if interrupted, reused when finished."""
 
 from __future__ import annotations
 

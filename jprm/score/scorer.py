@@ -110,7 +110,7 @@ class PRM:
                 yield np.asarray(_score(self.params, self.config, batch)), first
 
 
-def load(folder: str | os.PathLike, mesh: MeshConfig = MeshConfig()) -> PRM:
+def load(folder: str | os.PathLike, mesh: MeshConfig | None = None) -> PRM:
     """The newest checkpoint of a run's folder, ready to score.
 
     Raises FileNotFoundError or ValueError, naming what is missing or damaged.
@@ -125,7 +125,7 @@ def load(folder: str | os.PathLike, mesh: MeshConfig = MeshConfig()) -> PRM:
         experiment = from_json(Experiment, json.loads(path.read_text()))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error}); the run must be trained again") from error
-    grid = make_mesh(mesh)
+    grid = make_mesh(mesh or MeshConfig())
     with jax.set_mesh(grid), store.open_checkpoints(folder, keep=None) as checkpoints:
         shapes = jax.eval_shape(functools.partial(init, experiment.model), jax.random.key(0))
         wanted = jax.tree.map(

@@ -94,7 +94,7 @@ def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Exper
 
 
 def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Experiment:
-    """`experiment` with `a.b=value` applied, all at once, so that fields that depend on each other can change together."""
+    """`experiment` with `a.b=value` applied, all at once: fields that depend on each other can change together."""
     tree = to_json(experiment)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")

@@ -95,7 +95,8 @@ def batches_of(
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
     pipeline = PipelineConfig(
         rows=config.rows, tokens=config.tokens, slots=config.slots, too_long=config.too_long,
-        supervise=config.supervise, window=config.window, seed=config.seed, shuffle=not once, epochs=1 if once else None,
+        supervise=config.supervise, window=config.window, seed=config.seed, shuffle=not once,
+        epochs=1 if once else None,
     )  # fmt: skip
 
     def checked(record: dict) -> ReasoningTree:
@@ -195,9 +196,8 @@ class _Log:
         self.path, self.every = workdir / "metrics.jsonl", experiment.log_every
         self.last: dict[str, Any] = {}
         self.sum, self.steps, self.since = None, 0, time.perf_counter()
-        self.bar = Progress(
-            TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}")
-        )  # fmt: skip
+        columns = TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, TextColumn("{task.fields[note]}"))
         self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
         if self.path.exists():  # what was logged after the checkpoint will be logged again
             kept = [line for line in self.path.read_text().splitlines() if json.loads(line)["step"] <= start]
