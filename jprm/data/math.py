@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from jprm.data.reader import Reader, Record, one_of, take
+from jprm.data.reader import Reader, Record, take
 
 _URL = "https://github.com/openai/prm800k/raw/main/prm800k/math_splits/"
 _BREAKS = {
@@ -24,10 +24,7 @@ class MathOptions:
       follows a sentence (`sentences`). Nothing is removed: the steps joined are the solution.
     """
 
-    steps: str
-
-    def __post_init__(self) -> None:
-        one_of("steps", self.steps, tuple(_BREAKS))
+    steps: Literal["none", "paragraphs", "sentences"]
 
 
 def parse(item: Any, where: str, options: MathOptions) -> Iterator[Record]:

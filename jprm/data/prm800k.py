@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from jprm.data.reader import Dropped, Reader, Record, one_of, take
+from jprm.data.reader import Dropped, Reader, Record, take
 from jprm.tree import RecordError
 
 _URL = "https://github.com/openai/prm800k/raw/main/prm800k/data/"
@@ -32,14 +32,9 @@ class Prm800kOptions:
         outcome model can then be trained on the same chains (phase 1 has no finished chain that is wrong).
     """
 
-    human_written: str
-    control_questions: str
-    outcomes: str = "solutions"
-
-    def __post_init__(self) -> None:
-        one_of("human_written", self.human_written, ("positive", "unlabelled"))
-        one_of("control_questions", self.control_questions, ("keep", "drop"))
-        one_of("outcomes", self.outcomes, ("solutions", "chains"))
+    human_written: Literal["positive", "unlabelled"]
+    control_questions: Literal["keep", "drop"]
+    outcomes: Literal["solutions", "chains"] = "solutions"
 
 
 def parse(item: Any, where: str, options: Prm800kOptions) -> Iterator[Record]:

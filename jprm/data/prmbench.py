@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from jprm.data.reader import Reader, Record, one_of, take
+from jprm.data.reader import Reader, Record, take
 from jprm.tree import RecordError
 
 
@@ -17,12 +17,8 @@ class PrmbenchOptions:
     outside: a few records of the release name error steps beyond the chain's end: `error`, or `ignore` those numbers.
     """
 
-    process: str = "modified"
-    outside: str = "error"
-
-    def __post_init__(self) -> None:
-        one_of("process", self.process, ("modified", "original"))
-        one_of("outside", self.outside, ("error", "ignore"))
+    process: Literal["modified", "original"] = "modified"
+    outside: Literal["error", "ignore"] = "error"
 
 
 def parse(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:

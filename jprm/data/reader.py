@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -88,25 +89,24 @@ class Reader:
 
 
 def choose(kind: type, options: Mapping[str, Any]) -> Any:
-    """The options as an instance of the dataclass `kind`, whose `__post_init__` checks values.
+    """The options as an instance of the dataclass `kind`, whose fields are of `Literal` types.
 
     Raises:
-      ValueError: names the options that are unknown or missing, and those there are.
+      ValueError: names the options that are unknown or missing, or the value that is not allowed, and what is.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in options]
     unknown = [name for name in options if name not in fields]
+    allowed = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(kind).items()}
     if missing or unknown:
         said = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
-        there = ", ".join(f"{field.name} ({field.type})" for field in fields.values()) or "none"
+        there = ", ".join(f"{name}={'|'.join(allowed[name])}" for name in fields) or "none"
         raise ValueError(f"reader options: {'; '.join(said)}. This reader has: {there}")
+    for name, value in options.items():
+        if value not in allowed[name]:
+            choices = ", ".join(map(repr, allowed[name]))
+            raise ValueError(f"reader option {name} is {value!r}: use one of {choices}")
     return kind(**options)
-
-
-def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raises ValueError unless an option has one of the allowed values."""
-    if value not in allowed:
-        raise ValueError(f"reader option {name} is {value!r}: use one of {', '.join(map(repr, allowed))}")
 
 
 def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from jprm.data.reader import NoOptions, Reader, Record, one_of, take
+from jprm.data.reader import NoOptions, Reader, Record, take
 from jprm.tree import record_of, tree_of
 
 
@@ -17,10 +17,7 @@ class PoolOptions:
       smaller, with the number in the key `empty_samples`.
     """
 
-    empty_samples: str = "error"
-
-    def __post_init__(self) -> None:
-        one_of("empty_samples", self.empty_samples, ("error", "drop"))
+    empty_samples: Literal["error", "drop"] = "error"
 
 
 def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:

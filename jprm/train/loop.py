@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -190,11 +191,16 @@ def _unstack(rows: Rows) -> Iterator[Rows]:
 
 
 class _Log:
-    """Sums metrics over `log_every` steps and writes them: a JSON line, and the progress bar."""
+    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, TensorBoard if there."""
 
     def __init__(self, workdir: pathlib.Path, experiment: Experiment, start: int):
         self.path, self.every = workdir / "metrics.jsonl", experiment.log_every
         self.last: dict[str, Any] = {}
+        self.board = None
+        if importlib.util.find_spec("tensorboardX"):  # the extra `tensorboard`
+            from tensorboardX import SummaryWriter
+
+            self.board = SummaryWriter(str(workdir / "tensorboard"))
         self.sum, self.steps, self.since = None, 0, time.perf_counter()
         columns = TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, TextColumn("{task.fields[note]}"))
@@ -224,6 +230,9 @@ class _Log:
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
         self.last |= values
+        for name, value in values.items() if self.board else ():
+            if value is not None and name != "step":
+                self.board.add_scalar(name, value, values["step"])
         note = " ".join(
             f"{k} {v:.4g}" for k, v in values.items() if k in ("loss", "auroc", "valid_auroc", "tokens_per_second")
         )

