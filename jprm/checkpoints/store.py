@@ -1,7 +1,7 @@
 """Training checkpoints through Orbax: parameters, optimizer and data iterator, saved and restored together.
 
-A run's folder holds `experiment.json`, the tokenizer, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step under
-a temporary name and renames it, so that a step that is there is whole.
+A run's folder holds `experiment.json`, the tokenizer, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step
+under a temporary name and renames it, so that a step that is there is whole.
 """
 
 from __future__ import annotations
