@@ -1,0 +1,125 @@
+"""Every experiment file: it can be made, one step of it runs in the small, and its whole step type-checks in the large.
+
+A new file in experiments/ is tested without a change here.
+"""
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from tiny_run import MODEL, chains, loop, make_data, trees
+
+import jprm
+from jprm.jsonl import write_records
+from jprm.model import transformer
+from jprm.model.sharding import AXES, spec
+from jprm.rows import Rows
+from jprm.train.config import from_json, load, override, to_json
+from jprm.train.optimizer import make_optimizer, split
+from jprm.train.step import State, make_step
+
+FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
+SIZES = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width")
+NAMES = [path.stem for path in FILES if "def experiment(" in path.read_text()]
+
+
+@functools.cache
+def made(name):
+    """The experiment, or the reason why its base model is not here."""
+    try:
+        return load(next(path for path in FILES if path.stem == name))
+    except FileNotFoundError as error:
+        return error
+
+
+@pytest.fixture(params=NAMES)
+def whole(request):
+    found = made(request.param)
+    if isinstance(found, FileNotFoundError):
+        pytest.skip(f"needs its base model: {found}")
+    return found
+
+
+def test_there_are_experiments():
+    assert "prm800k_smollm2" in NAMES
+
+
+def test_it_is_a_record_that_json_and_the_command_line_can_hold(whole):
+    assert from_json(type(whole), to_json(whole)) == whole
+    short = override(whole, ["steps=3", "optimizer.learning_rate=1e-9"])
+    assert (short.steps, short.optimizer.learning_rate) == (3, 1e-9)
+
+
+def records_for(experiment):
+    """Records with the labels that the experiment asks for."""
+    if experiment.data.supervise == "outcome":
+        return [
+            {key: value for key, value in chain.items() if key not in ("labels", "semantics")} for chain in chains(8)
+        ]
+    if experiment.target.labels == "rating":
+        return trees(8)
+    return [
+        tree | {"semantics": "value", "nodes": [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]]}
+        for tree in trees(8)
+    ]
+
+
+def in_the_small(whole, folder):
+    """The same options with two groups of layers as narrow as the tests have, rows as short, and made-up records."""
+    groups = tuple(1 for _ in whole.model.layer_groups)  # a freezing rule names groups
+    model = dataclasses.replace(
+        whole.model, layers=len(groups), layer_groups=groups, attention_block=MODEL.attention_block,
+        **{name: getattr(MODEL, name) for name in SIZES},
+    )  # fmt: skip
+    data = dataclasses.replace(
+        whole.data, train=(str(folder / "train.jsonl"),), valid=(), tokens=128, slots=32, window=8
+    )
+    return dataclasses.replace(
+        whole, model=model, data=data, base="", tokenizer=str(folder / "tokenizer.json"), steps=1, log_every=1
+    )
+
+
+def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
+    folder = make_data(tmp_path / "data")
+    small = in_the_small(whole, folder)
+    write_records(folder / "train.jsonl", records_for(small))
+    result = loop.train(small, tmp_path / "run")
+    assert result["step"] == 1 and result["labels"] > 0
+    assert math.isclose(result["loss"], math.log(2), rel_tol=1e-5) or whole.loss != "cross_entropy"  # a head of zeros
+    assert result["gradient_norm"] > 0 and result["learning_rate"] > 0
+    assert jprm.load(tmp_path / "run").step == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1)], ids=["one device", "two devices"])
+def test_its_step_type_checks_in_the_large(whole, shape):
+    """By shapes alone: nothing is allocated, nothing compiled."""
+    data, model = whole.data, whole.model
+    tx = make_optimizer(whole.optimizer, whole.steps)
+
+    def start(key):
+        trained, frozen = split(transformer.init(model, key), whole.optimizer.freeze)
+        return State(jnp.int32(0), trained, frozen, tx.init(trained))
+
+    mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Explicit,) * 3)
+    micro = max(data.micro_rows, shape[0])
+    with jax.sharding.use_abstract_mesh(mesh):
+        state = jax.eval_shape(lambda: start(jax.random.key(0)))
+        place = NamedSharding(mesh, spec(None, "batch", None))
+
+        def rows(size, dtype):
+            return jax.ShapeDtypeStruct((data.rows // micro, micro, size), dtype, sharding=place)
+
+        tokens, slots = rows(data.tokens, jnp.int32), rows(data.slots, jnp.float32)
+        step = make_step(model, whole.target, whole.loss, whole.optimizer, whole.steps)
+        after, metrics = jax.eval_shape(
+            step, state, Rows(tokens, tokens, tokens, rows(data.slots, jnp.int32), slots, slots)
+        )
+    form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    assert form(after) == form(state)
+    assert metrics.loss.shape == ()
+    assert sum(x.size for x in state.frozen.values()) > 0 or not whole.optimizer.freeze
