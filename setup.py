@@ -44,7 +44,7 @@ setuptools.setup(
         "cuda": ["jax[cuda12]"],
         "tensorboard": ["tensorboardX>=2.6.5"],
         "test": TEST,
-        "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2"],
+        "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },
     entry_points={"console_scripts": ["jprm = jprm.cli:main"]},
