@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 DRAWS = 1000
 _CHUNK = 2_000_000  # weights held at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
@@ -53,6 +53,15 @@ def weighted_mean(
     value_N = np.asarray(value_N, float)
     total_R = weight_RN.sum(-1)
     return _ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
+
+
+def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarray, " N"]:
+    """The bin of each score, rising from 0 without a gap: `bins` of equal size, fewer where scores tie."""
+    score_N = np.asarray(score_N, float)
+    _, value_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
+    middle_U = np.cumsum(count_U) - count_U / 2  # the middle rank of those that tie
+    bin_N = np.floor(bins * middle_U / max(len(score_N), 1)).astype(int)[value_N.reshape(-1)]
+    return np.unique(bin_N, return_inverse=True)[1].reshape(-1)
 
 
 class Interval(NamedTuple):
