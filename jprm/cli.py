@@ -144,6 +144,23 @@ def processbench(
 
 
 @evaluation.command
+def prmbench(model: Folder, data: Files, to: Json) -> None:
+    """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
+
+    For example:
+      jprm eval prmbench --model DIR --data prmbench/*.jsonl --json prmbench.json
+
+    Args:
+        model: The folder of a trained model.
+        data: PRMBench files, as many of its classes as are wanted.
+        to: Where to write the report.
+    """
+    from jprm.evaluate.run import prmbench
+
+    _report(prmbench(model, data, to), to, "prmbench")
+
+
+@evaluation.command
 def steps(
     model: Folder,
     data: Files,
@@ -188,7 +205,7 @@ def best_of_n(
     _report(best_of_n(input, model, to), to, "best_of_n")
 
 
-app.command(evaluation, name="eval", help="Say how good a model is, on processbench, steps or best-of-n.")
+app.command(evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps or best-of-n.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

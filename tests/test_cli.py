@@ -16,6 +16,7 @@ COMMANDS = [
     ["score"],
     ["eval"],
     ["eval", "processbench"],
+    ["eval", "prmbench"],
     ["eval", "steps"],
     ["eval", "best-of-n"],
 ]

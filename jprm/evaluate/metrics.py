@@ -7,6 +7,7 @@ the same metric under R rows of integer weights: the scores are sorted once, not
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -105,9 +106,9 @@ def bootstrap(
         count_RG = np.bincount(chosen_RG.ravel(), minlength=chosen_RG.size).reshape(chosen_RG.shape)
         drawn.append(statistic(count_RG[:, group_N].astype(float)))
     drawn_R = np.concatenate(drawn)
-    if np.isnan(drawn_R).all():
-        return Interval(value, np.nan * value, np.nan * value)
-    low, high = np.nanquantile(drawn_R, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)  # undefined in every draw: so is the interval
+        low, high = np.nanquantile(drawn_R, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return Interval(value, low, high)
 
 

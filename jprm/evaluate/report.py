@@ -43,6 +43,22 @@ def print_processbench(report: Mapping[str, Any], console: Console | None = None
     (console or Console()).print(table)
 
 
+def print_prmbench(report: Mapping[str, Any], console: Console | None = None) -> None:
+    columns = ("PRMScore [95 %]", "F1", "negative F1", "right steps", "wrong steps", "first errors")
+    table = _table(f"PRMBench: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong", *columns)
+    keys = ("f1", "negative_f1", "right_accuracy", "wrong_accuracy", "first_error_accuracy")
+    for label, row in {"all": report, **{f"  {_words(k)}": row for k, row in report["classes"].items()}}.items():
+        table.add_row(label, _interval(**row["prm_score"]), *(_percent(row[key]) for key in keys))
+    table.add_section()
+    for label, figure in report["groups"].items():
+        table.add_row(label, _interval(**figure))
+    table.add_section()
+    best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
+    for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
+        table.add_row(_words(label), _percent(row["prm_score"]))
+    (console or Console()).print(table)
+
+
 def print_steps(report: Mapping[str, Any], console: Console | None = None) -> None:
     title = f"Steps: {report['n_right']} right, {report['n_wrong']} wrong, {report['n_problems']} problems"
     table = _table(f"{title}; neutral: {report['neutral']}", "scores", *map(_words, report["baselines"]))

@@ -13,6 +13,7 @@ from typing import Any
 from jprm.data.reader import read_items
 from jprm.data.readers import READERS
 from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.evaluate.prmbench import prmbench_report
 from jprm.evaluate.processbench import processbench_report
 from jprm.evaluate.steps import steps_report
 from jprm.jsonl import parse, read_records
@@ -24,8 +25,10 @@ PathLike = str | os.PathLike
 OPTIONS: dict[str, dict[str, str]] = {
     "prm800k": {"human_written": "unlabelled", "control_questions": "drop"},
     "pools": {"empty_samples": "drop"},
+    "prmbench": {"outside": "ignore"},
 }
-"""How benchmark files are read: only ratings that humans gave to a model's steps are judged."""
+"""How benchmark files are read: only ratings that humans gave to a model's steps are judged; error steps that PRMBench
+names beyond a chain's end are no steps, as in its own evaluation."""
 
 
 def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike, out: PathLike, seed: int = 0) -> dict:
@@ -35,6 +38,13 @@ def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike,
     records = {name: scored_records(prm, path, "processbench", out) for name, path in files.items()}
     report = processbench_report(records, pathlib.Path(calibrate).stem, seed)
     return {pathlib.Path(path).stem: report[pathlib.Path(path).stem] for path in data}
+
+
+def prmbench(model: PathLike, data: Sequence[PathLike], out: PathLike, seed: int = 0) -> dict:
+    """PRMScore of the classes that the files hold, at 0.5 as published."""
+    prm = load(model)
+    files = _by_name(data).values()
+    return prmbench_report([record for path in files for record in scored_records(prm, path, "prmbench", out)], seed)
 
 
 def steps(model: PathLike, data: Sequence[PathLike], neutral: str, out: PathLike, seed: int = 0) -> dict:
