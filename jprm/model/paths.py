@@ -115,7 +115,7 @@ def _switch(attend, paths: Paths, T: int, block: int, n, *operands):
 
 
 def _sizes(block: int, largest: int) -> list[int]:
-    """0, 1, 2, 3, 4, 6, 8, 12, ... blocks up to `largest`: at most a third is padding, and few branches to compile."""
+    """0, 1, 2, 3, 4, 6, 8, 12, ... blocks up to `largest`: at most a third of them is padding, and few branches to compile."""
     sizes, size = [0], block
     while size < largest:
         sizes.append(size)
