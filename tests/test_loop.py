@@ -277,8 +277,13 @@ def test_an_experiment_that_does_not_fit_its_data_is_refused(tmp_path, one_devic
         changes["model"] = dataclasses.replace(model, attention_block=16)
     with pytest.raises(ValueError, match=message):
         loop.train(experiment(data, **changes), tmp_path / "run")
-    # Corrected, it may use the folder: no checkpoint is in it.
-    loop.train(experiment(data, steps=1), tmp_path / "run")
+
+
+def test_a_folder_without_checkpoints_belongs_to_no_experiment(tiny_run, tmp_path, one_device):
+    with pytest.raises(ValueError, match="semantics .rating."):
+        loop.train(dataclasses.replace(tiny_run.experiment, target=PROBABILITY), tmp_path / "run")
+    loop.train(tiny_run.experiment, tmp_path / "run")  # corrected
+    assert equal(params(tmp_path / "run"), params(tiny_run.folder))
 
 
 def test_no_data_is_refused(tmp_path, one_device):
@@ -297,7 +302,7 @@ def test_labels_of_one_class_have_no_auroc(tmp_path, one_device):
     right = [tree | {"nodes": [node | {"label": 1} for node in tree["nodes"]]} for tree in trees(8)]
     write_records(data / "train.jsonl", right)
     write_records(data / "valid.jsonl", right)
-    result = loop.train(experiment(data, steps=1), tmp_path / "run")
+    result = loop.train(experiment(data), tmp_path / "run")
     assert result["auroc"] is None and result["valid_auroc"] is None
     json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)
 

@@ -259,7 +259,9 @@ class _Log:
             if value is not None and name != "step":
                 self.board.add_scalar(name, value, values["step"])
         note = " ".join(
-            f"{k} {v:.4g}" for k, v in values.items() if k in ("loss", "auroc", "valid_auroc", "tokens_per_second")
+            f"{k} {v:.4g}"
+            for k, v in values.items()
+            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second") and v is not None
         )
         self.bar.update(self.task, note=note)
         if not self.bar.console.is_terminal:  # a log file gets lines
