@@ -92,7 +92,8 @@ def _backward(block: int, saved, dy_BTKGH):
         dq_BKXH = jnp.einsum("BKXS,BKSH->BKXH", dlogit_BKXS, k_BKSH) * H**-0.5
         dk_BKSH = jnp.einsum("BKXS,BKXH->BKSH", dlogit_BKXS, q_BKXH) * H**-0.5
         dv_BKSH = jnp.einsum("BKXS,BKXH->BKSH", weight_BKXS.astype(dy_BKXH.dtype), dy_BKXH)
-        return _tokens_first(dq_BKXH, G), _scatter(dk_BTKH, index_BS, dk_BKSH), _scatter(dv_BTKH, index_BS, dv_BKSH)
+        dk_BTKH, dv_BTKH = _scatter(dk_BTKH, index_BS, dk_BKSH), _scatter(dv_BTKH, index_BS, dv_BKSH)
+        return _tokens_first(dq_BKXH, G), dk_BTKH, dv_BTKH
 
     def body(carry, inputs):
         dq_BQKGH, *carry = _switch(attend, paths, T, block, *inputs, *carry)
@@ -100,8 +101,9 @@ def _backward(block: int, saved, dy_BTKGH):
 
     blocks = [_blocks(x, block) for x in (q_BTKGH, dy_BTKGH, inner_BTKG)]
     inputs = (jnp.arange(T // block), *blocks, log_NBKX)
-    (dk_BTKH, dv_BTKH), dq_NBQKGH = jax.lax.scan(body, (jnp.zeros_like(k_BTKH), jnp.zeros_like(v_BTKH)), inputs)
-    return _rows(dq_NBQKGH), dk_BTKH, dv_BTKH, None
+    zero = jnp.zeros_like(k_BTKH, jnp.float32)  # a key's gradient is a sum over many blocks
+    (dk_BTKH, dv_BTKH), dq_NBQKGH = jax.lax.scan(body, (zero, zero), inputs)
+    return _rows(dq_NBQKGH), dk_BTKH.astype(k_BTKH.dtype), dv_BTKH.astype(v_BTKH.dtype), None
 
 
 path_attention.defvjp(_forward, _backward)
@@ -115,7 +117,7 @@ def _switch(attend, paths: Paths, T: int, block: int, n, *operands):
 
 
 def _sizes(block: int, largest: int) -> list[int]:
-    """0, 1, 2, 3, 4, 6, 8, 12, ... blocks up to `largest`: at most a third of them is padding, and few branches to compile."""
+    """0, 1, 2, 3, 4, 6, 8, 12, ... blocks up to `largest`: at most a third is padding, few branches to compile."""
     sizes, size = [0], block
     while size < largest:
         sizes.append(size)
@@ -136,9 +138,8 @@ def _gather(x_BTKH, index_BS) -> Float[Array, "B K S H"]:
 
 def _scatter(x_BTKH, index_BS, update_BKSH):
     """Adds updates to their keys; indices out of range, which pad the path, are dropped."""
-    return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(
-        x_BTKH, index_BS, update_BKSH.swapaxes(1, 2)
-    )
+    update_BSKH = update_BKSH.swapaxes(1, 2).astype(x_BTKH.dtype)
+    return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(x_BTKH, index_BS, update_BSKH)
 
 
 def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, block: int, G: int):
