@@ -318,3 +318,11 @@ def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
     assert labels == orm.steps * orm.data.rows * len(records)
     assert jprm.load(tmp_path / "run").semantics == "value"
     assert set(untimed([result])[0]) == KEYS - {"labels_per_second", "tokens_per_second"}
+
+
+def test_data_without_a_label_are_refused(tmp_path, one_device):
+    data = make_data(tmp_path / "data")
+    write_records(data / "train.jsonl", [{k: v for k, v in c.items() if k != "correct"} for c in chains(8)])
+    orm = experiment(data, supervise="outcome", target=PROBABILITY, steps=2, log_every=1, valid=())
+    with pytest.raises(ValueError, match="no labelled step in 1 updates"):
+        loop.train(orm, tmp_path / "run")

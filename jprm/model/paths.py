@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jprm.model.sharding import reshape
+
 HIDDEN = -1e30  # finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in float32
 
 
@@ -153,20 +155,21 @@ def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, block: int, G: int):
 
 def _heads_first(x_BQKGH) -> Float[Array, "B K X H"]:
     B, Q, K, G, H = x_BQKGH.shape
-    return x_BQKGH.transpose(0, 2, 3, 1, 4).reshape(B, K, G * Q, H)
+    return reshape(x_BQKGH.transpose(0, 2, 3, 1, 4), (B, K, G * Q, H), "batch", "kv_heads")
 
 
 def _tokens_first(x_BKXH, G: int) -> Float[Array, "B Q K G H"]:
     B, K, X, H = x_BKXH.shape
-    return x_BKXH.reshape(B, K, G, X // G, H).transpose(0, 3, 1, 2, 4)
+    return reshape(x_BKXH, (B, K, G, X // G, H), "batch", "kv_heads").transpose(0, 3, 1, 2, 4)
 
 
-def _blocks(x_BT, block: int):
-    """(B, T, ...) to (N, B, block, ...)"""
-    return jnp.moveaxis(x_BT.reshape(x_BT.shape[0], -1, block, *x_BT.shape[2:]), 1, 0)
+def _blocks(x_BTK, block: int):
+    """(B, T, K, ...) to (N, B, block, K, ...)"""
+    B, T, *rest = x_BTK.shape
+    return jnp.moveaxis(reshape(x_BTK, (B, T // block, block, *rest), "batch", None, None, "kv_heads"), 1, 0)
 
 
-def _rows(x_NBQ):
+def _rows(x_NBQK):
     """The inverse of `_blocks`."""
-    x_BNQ = jnp.moveaxis(x_NBQ, 0, 1)
-    return x_BNQ.reshape(x_BNQ.shape[0], -1, *x_BNQ.shape[3:])
+    N, B, Q, *rest = x_NBQK.shape
+    return reshape(jnp.moveaxis(x_NBQK, 0, 1), (B, N * Q, *rest), "batch", None, "kv_heads")
