@@ -40,7 +40,7 @@ def print_processbench(report: Mapping[str, Any], console: Console | None = None
             accuracies = (_percent(row[key]) for key in ("error_accuracy", "correct_accuracy"))
             table.add_row(label, f1, *accuracies, "" if row["threshold"] is None else f"{row['threshold']:.4g}")
         table.add_section()
-    (console or Console()).print(table)
+    (console or _console()).print(table)
 
 
 def print_prmbench(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -68,7 +68,7 @@ def print_steps(report: Mapping[str, Any], console: Console | None = None) -> No
     for key in ("accuracy", "f1"):
         cells = (_interval(**_span(column.get("first_error", {}).get(key))) for column in columns)
         table.add_row(f"first error, {key}", *cells)
-    (console or Console()).print(table)
+    (console or _console()).print(table)
 
 
 def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -87,7 +87,12 @@ def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -
         if curve is not None:
             cells = [_percent(curve["value"][n - 1]) for n in shown[:-1]]
             table.add_row(label, *cells, _interval(*(curve[key][-1] for key in ("value", "low", "high"))))
-    (console or Console()).print(table)
+    (console or _console()).print(table)
+
+
+def _console() -> Console:
+    """The terminal, or a file; never so narrow that rich would leave out the names of the rows."""
+    return Console(width=max(Console().width, 120))
 
 
 def _table(title: str, *columns: str) -> Table:
