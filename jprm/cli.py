@@ -183,6 +183,31 @@ def steps(
     _report(steps(model, data, neutral, to), to, "steps")
 
 
+@evaluation.command
+def calibration(
+    model: Folder,
+    data: Files,
+    calibrate: Files,
+    neutral: Literal["positive", "negative", "drop"],
+    to: Json,
+) -> None:
+    """Calibration: how far scores are probabilities, overall and by group, and maps and thresholds that mend it.
+
+    For example:
+      jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json calibration.json
+
+    Args:
+        model: The folder of a trained model.
+        data: Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own.
+        calibrate: The files that maps and thresholds are fitted on; their problems are left out of the figures.
+        neutral: What a neutral rating counts as.
+        to: Where to write the report.
+    """
+    from jprm.evaluate.run import calibration
+
+    _report(calibration(model, data, calibrate, neutral, to), to, "calibration")
+
+
 @evaluation.command(name="best-of-n")
 def best_of_n(
     input: Annotated[Path, arg(metavar="F.jsonl")],
@@ -205,7 +230,9 @@ def best_of_n(
     _report(best_of_n(input, model, to), to, "best_of_n")
 
 
-app.command(evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps or best-of-n.")
+app.command(
+    evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

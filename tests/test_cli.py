@@ -17,6 +17,7 @@ COMMANDS = [
     ["eval"],
     ["eval", "processbench"],
     ["eval", "prmbench"],
+    ["eval", "calibration"],
     ["eval", "steps"],
     ["eval", "best-of-n"],
 ]

@@ -226,12 +226,8 @@ def records(n, seed, sharpness, name):
 
 def test_report_finds_miscalibration_and_says_how_to_repair_it():
     calibrate = records(150, 0, 3.0, "calibrate")
-    report = cal.calibration_report(
-        {"bad": [*records(100, 1, 3.0, "bad"), *calibrate[:3]], "good": records(100, 2, 1.0, "good")},
-        calibrate,
-        "drop",
-        0,
-    )
+    files = {"bad": [*records(100, 1, 3.0, "bad"), *calibrate[:3]], "good": records(100, 2, 1.0, "good")}
+    report = cal.calibration_report(files, calibrate, "drop", 0)
     json.dumps(report, allow_nan=False)
     assert report["n_steps"] == 1000 and report["n_problems"] == 200 and report["left_out"] == 15
     bad, good = report["by"]["subset"]
@@ -239,6 +235,14 @@ def test_report_finds_miscalibration_and_says_how_to_repair_it():
     assert [group["n"] for group in report["by"]["step"]] == [200] * 5
     assert sum(group["n"] for group in report["by"]["length"]) == 1000
     assert sum(bad["curve"]["n"]) == 500
+    # one chain a problem; the calibration chains are those without an error
+    chains = [all(record["labels"]) for record in calibrate]
+    held_out = [all(record["labels"]) for records in files.values() for record in records]
+    for row in report["conformal"]:
+        threshold = conformal.Threshold.from_json({key: x for key, x in row.items() if key != "held_out"})
+        false_alarm = threshold.kind == "false_alarm"
+        assert threshold.n == (sum(chains) if false_alarm else len(chains))
+        assert not false_alarm or row["held_out"]["n"] == sum(held_out) - sum(chains[:3])
     for figures in report["recalibrated"].values():
         recalibration.from_json(figures["map"])
     with pytest.raises(ScoreError, match="nothing is left"):

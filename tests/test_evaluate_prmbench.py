@@ -9,6 +9,7 @@ from rich.console import Console
 from jprm.data.readers import READERS
 from jprm.evaluate import prmbench as pb
 from jprm.evaluate.report import print_prmbench
+from jprm.evaluate.run import OPTIONS
 from jprm.evaluate.scored import ScoreError
 
 
@@ -118,7 +119,7 @@ def test_no_threshold_beats_the_best(items):
 def test_a_random_scorer_gets_what_theory_predicts(shared_data):
     records = []
     for path in sorted((shared_data / "prmbench").glob("*.jsonl")):
-        records += [chain for _, chain in READERS["prmbench"].read(path, outside="ignore")]
+        records += [chain for _, chain in READERS["prmbench"].read(path, **OPTIONS["prmbench"])]
     rng = np.random.default_rng(0)
     for item in records:
         item["scores"] = rng.random(len(item["steps"])).tolist()

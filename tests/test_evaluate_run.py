@@ -161,6 +161,20 @@ def test_steps(tiny_run, tmp_path, capsys, counted):
     assert again["n_wrong"] == report["n_wrong"] + 4 + labels.count(0)
 
 
+def test_calibration(tiny_run, tmp_path, capsys, counted):
+    easy, hard = processbench_file(tmp_path / "easy.json", 12, 1), processbench_file(tmp_path / "hard.json", 9, 2)
+    out = tmp_path / "calibration.json"
+    args = ["--model", tiny_run.folder, "--data", hard, "--calibrate", easy, "--neutral", "drop", "--json", out]
+    assert call("calibration", *args) == 0
+    printed = capsys.readouterr().out
+    assert "by isotonic" in printed and "false alarm" in printed
+    report = json.loads(out.read_text())
+    assert report["n_problems"] + report["left_out"] > 0 and [row["group"] for row in report["by"]["subset"]] == [
+        "hard"
+    ]
+    assert len(counted) == 21 and set(report["recalibrated"]) == {"temperature", "platt", "isotonic", "quantile"}
+
+
 def test_best_of_n(tiny_run, tmp_path, capsys, counted):
     pools, out = pool_file(tmp_path / "pools.jsonl"), tmp_path / "best.json"
     assert call("best-of-n", "--model", tiny_run.folder, "--input", pools, "--json", out) == 0

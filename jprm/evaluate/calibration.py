@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.evaluate.metrics import auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
 from jprm.evaluate.recalibration import KINDS, Recalibration, apply, fit
 from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.steps import UNLABELLED, trees_of
+from jprm.evaluate.steps import UNLABELLED, Tree, trees_of
 
 BINS = 15
 """As in Guo et al. 2017 (arXiv 1706.04599)."""
@@ -26,6 +27,10 @@ BINS = 15
 NULL_DRAWS = 500
 DEPTHS = 8
 """Step indices that have a group of their own; all later steps share one."""
+
+ALPHAS = (0.05, 0.1, 0.2)
+CONFIDENCE = 0.9
+"""Of the conformal thresholds of the report."""
 
 
 class Brier(NamedTuple):
@@ -140,6 +145,9 @@ def calibration_report(
     `step`, `length` (quartiles of characters) and `subset` (the files), each a list of the same figures with `group`;
     and `recalibrated`, by kind of map, its figures, its `map` and its `calibration_steps`. Steps of problems that occur
     in `calibrate` are left out of everything but the fit, and counted in `left_out`.
+
+    `conformal` lists thresholds from the chains of `calibrate`, one a problem, a chain scoring its lowest step: the
+    JSON of `Threshold`, and `held_out` with what it does on the files' chains, `n` and the `rate` that `alpha` bounds.
     """
     fitted = _Steps.of({"calibrate": calibrate}, neutral)
     if len(set(fitted.right_N)) < 2:
@@ -160,6 +168,7 @@ def calibration_report(
         "length": (quartile_N, {q: f"{edges[q]} to {edges[q + 1]} characters" for q in range(4)}),
         "subset": (steps.file_N, {name: name for name in records_by_file}),
     }
+    held_out = [tree for records in records_by_file.values() for tree in trees_of(records, neutral)]
     return {
         "neutral": neutral,
         "n_steps": len(steps.score_N),
@@ -182,7 +191,41 @@ def calibration_report(
             }
             for kind, fitted_map in maps.items()
         },
+        "conformal": _conformal(
+            _lowest(trees_of(calibrate, neutral)),
+            _lowest([tree for tree in held_out if tree.problem not in set(fitted.problem_N)]),
+        ),
     }
+
+
+def _conformal(calibrate, held_out) -> list[dict[str, Any]]:
+    lowest_N, right_N = calibrate
+    thresholds = [
+        *(false_alarm_threshold(lowest_N[right_N], alpha) for alpha in ALPHAS),
+        *(false_alarm_threshold(lowest_N[right_N], alpha, confidence=CONFIDENCE) for alpha in ALPHAS),
+        *(accept_threshold(lowest_N, right_N, alpha, confidence=CONFIDENCE) for alpha in ALPHAS),
+    ]
+    return [threshold.to_json() | {"held_out": _held_out(threshold, *held_out)} for threshold in thresholds]
+
+
+def _held_out(threshold: Threshold, lowest_N, right_N) -> dict[str, Any]:
+    if threshold.kind == "false_alarm":
+        counted_N, bad_N = right_N, lowest_N < threshold.threshold
+    else:
+        counted_N, bad_N = lowest_N >= threshold.threshold, ~right_N
+    return {"n": int(counted_N.sum()), "rate": jsonable(bad_N[counted_N].mean()) if counted_N.any() else None}
+
+
+def _lowest(trees: Sequence[Tree]) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """The lowest score of the first judged chain of each problem, and whether it has no wrong step. Trees that branch
+    are passed over: their chains share steps."""
+    found: dict[str, tuple[float, bool]] = {}
+    for tree in trees:
+        chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()
+        if chain and ((tree.class_N == 0).any() or (tree.class_N == 1).all()):
+            found.setdefault(tree.problem, (float(tree.score_N.min()), bool((tree.class_N == 1).all())))
+    lowest_N, right_N = np.array(list(found.values()), float).reshape(-1, 2).T
+    return lowest_N, right_N == 1
 
 
 class _Steps(NamedTuple):

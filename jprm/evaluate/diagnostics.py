@@ -52,10 +52,11 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
     """How chain scores by each rule change with the number of steps among the right chains of one problem.
 
     Problems differ in length and difficulty, and wrong chains may be longer with reason; so only chains with a right
-    answer count, and their lengths and scores as distances from the mean of the problem's. By rule: `slope` per step, and `correlation` with
-    an interval, whose distance from 0 beyond `margin` is a finding. A product falls with length by construction (even
-    if every step scores 0.9), and a minimum of more steps is lower: a finding for `prod` or `min` alone speaks about
-    the rule, for `mean` or `last` about the scorer.
+    answer count, and their lengths and scores as distances from the mean of the problem's. By rule: `slope` per step,
+    and `correlation` with an interval, whose distance from 0 beyond `margin` is a finding.
+
+    A product falls with length by construction (even if every step scores 0.9), and a minimum of more steps is lower:
+    a finding for `prod` or `min` alone speaks about the rule, for `mean` or `last` about the scorer.
     """
     problem_P1 = np.arange(len(pools.problem))[:, None]
     some_PN = (pools.correct_PN >= 0.5) & (pools.steps_PN > 0)

@@ -56,7 +56,31 @@ def print_prmbench(report: Mapping[str, Any], console: Console | None = None) ->
     best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
     for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
         table.add_row(_words(label), _percent(row["prm_score"]))
-    (console or Console()).print(table)
+    (console or _console()).print(table)
+
+
+def print_calibration(report: Mapping[str, Any], console: Console | None = None) -> None:
+    title = f"Calibration: {report['n_steps']} steps of {report['n_problems']} problems; neutral: {report['neutral']}"
+    table = _table(title, "steps", "mean score", "right", "ECE [95 %]", "ECE of noise", "Brier [95 %]", "AUROC")
+    rows = {
+        "as scored": report["raw"],
+        **{f"  {name} {row['group']}": row for name, rows in report["by"].items() for row in rows},
+        **{f"by {kind}": row for kind, row in report["recalibrated"].items()},
+    }
+    for label, row in rows.items():
+        cells = (str(row["n"]), _percent(row["mean_score"]), _percent(row["share_right"]))
+        noise = f"{_percent(row['ece_if_calibrated']['high'])} {'<' if row['miscalibrated'] else ' '}"
+        table.add_row(label, *cells, _interval(**row["ece"]), noise, _interval(**_span(row["brier"])),
+                      _percent(row["auroc"]))  # fmt: skip
+    (console or _console()).print(table)
+    table = _table("Conformal thresholds", "promised", "confidence", "threshold", "calibration chains", "held out")
+    for row in report["conformal"]:
+        threshold = "none" if row["threshold"] is None else f"{row['threshold']:.4g}"
+        sure = "average" if row["confidence"] is None else _percent(row["confidence"])
+        promised, held_out = f"<= {_percent(row['alpha'])}", row["held_out"]
+        found = f"{_percent(held_out['rate'])} of {held_out['n']}"
+        table.add_row(_words(row["kind"]), promised, sure, threshold, str(row["n"]), found)
+    (console or _console()).print(table)
 
 
 def print_steps(report: Mapping[str, Any], console: Console | None = None) -> None:
