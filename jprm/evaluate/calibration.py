@@ -4,7 +4,8 @@ Bins hold equal numbers of steps (equal mass): with bins of equal width most ste
 error of the others is noise. Steps of one score share a bin, so that no figure hangs on the order of the records.
 
 ECE is never 0 on a finite sample, even for a perfect scorer. So it stands beside what noise alone would show
-(`ece_if_calibrated`), and only an ECE beyond the 95 % quantile of that is a finding.
+(`ece_if_calibrated`), and only an ECE beyond the 95 % quantile of that is a finding (which a perfect scorer meets in
+5 to 9 % of samples: the quantile is estimated).
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from jprm.evaluate.steps import UNLABELLED, Tree, trees_of
 
 BINS = 15
 """As in Guo et al. 2017 (arXiv 1706.04599)."""
+
+PROBLEMS_PER_BIN = 10
+"""Fewer problems than this for each of `BINS` bins make fewer bins: with a handful of steps in a bin the noise of ECE
+cannot be estimated, and a perfect scorer would often be called miscalibrated."""
 
 NULL_DRAWS = 500
 DEPTHS = 8
@@ -81,6 +86,8 @@ def ece_if_calibrated(
     group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     noise_GB = np.zeros((group_N.max(initial=-1) + 1, one_hot_NB.shape[1]))
     np.add.at(noise_GB, group_N, noise_N[:, None] * one_hot_NB)
+    groups_B = np.array([len(np.unique(group_N[in_bin_N > 0])) for in_bin_N in one_hot_NB.T])
+    noise_GB *= np.sqrt(groups_B / np.maximum(groups_B - 1, 1))  # centred on a mean that was itself estimated
     sign_RG = np.random.default_rng(seed).choice([-1.0, 1.0], size=(NULL_DRAWS, len(noise_GB)))
     return np.abs(sign_RG @ noise_GB).sum(-1) / max(len(gap_N), 1)
 
@@ -262,20 +269,23 @@ class _Steps(NamedTuple):
 
 def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
     score_N, right_N, problem_N = steps.score_N, steps.right_N, steps.problem_N.astype(str)
-    null_R = ece_if_calibrated(score_N, right_N, problem_N, seed=seed)
-    found = bootstrap(lambda weight_RN: ece(score_N, right_N, weight_RN=weight_RN), problem_N, seed=seed)
+    enough = len(set(problem_N)) >= PROBLEMS_PER_BIN
+    bins = int(np.clip(len(set(problem_N)) // PROBLEMS_PER_BIN, 1, BINS))
+    null_R = ece_if_calibrated(score_N, right_N, problem_N, bins, seed=seed)
+    found = bootstrap(lambda weight_RN: ece(score_N, right_N, bins, weight_RN), problem_N, seed=seed)
     square_N = (score_N - right_N) ** 2
     return {
         "n": len(score_N),
+        "bins": bins,
         "mean_score": jsonable(score_N.mean()),
         "share_right": jsonable(right_N.mean()),
         "ece": found.json(),
         "ece_if_calibrated": {"mean": jsonable(null_R.mean()), "high": jsonable(np.quantile(null_R, 0.95))},
-        "miscalibrated": bool(found.value > np.quantile(null_R, 0.95)),
+        "miscalibrated": bool(found.value > np.quantile(null_R, 0.95)) if enough else None,
         "brier": bootstrap(lambda weight_RN: weighted_mean(square_N, weight_RN), problem_N, seed=seed).json()
-        | {key: jsonable(x) for key, x in brier(score_N, right_N)._asdict().items() if key != "brier"},
+        | {key: jsonable(x) for key, x in brier(score_N, right_N, bins)._asdict().items() if key != "brier"},
         "auroc": jsonable(auroc(score_N, right_N)),
-        "curve": reliability_curve(score_N, right_N, problem_N, seed=seed),
+        "curve": reliability_curve(score_N, right_N, problem_N, seed=seed, bins=bins),
     }
 
 
