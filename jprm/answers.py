@@ -161,7 +161,7 @@ _worker: _Worker | None = None
 
 
 def _ask(question: dict[str, str], limit_s: float) -> Any:
-    """The worker's reply; None when it ran out of time or memory: it is killed, and the next question starts another."""
+    """The worker's reply; None when time ran out: it is killed and the next question starts another."""
     global _worker
     with _lock:
         if _worker is not None and _worker.owner != os.getpid():
