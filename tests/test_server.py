@@ -12,6 +12,7 @@ from jprm.policy.protocol import Prefix
 from jprm.policy.server import ServerConfig, ServerPolicy, request_body
 
 KEY = "sk-very-secret"
+PROBLEM = Prefix("p")
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -92,7 +93,7 @@ def policy(server, **changes):
     return ServerPolicy(ServerConfig(server.url, "tiny", **settings))
 
 
-def draw(server, until="end", prefix=Prefix("p"), **changes):
+def draw(server, until="end", prefix=PROBLEM, **changes):
     return policy(server, **changes).sample([prefix], 1, until=until, seed=0)[0][0]
 
 
