@@ -1,8 +1,8 @@
 """Final answers: found in the text of a chain, and compared.
 
 `math-verify` parses and compares; it runs in one worker process that is killed when an answer takes too long. Its own
-time limit is a SIGALRM: it raises outside the main thread, replaces the caller's handler, and cannot interrupt one long
-operation on integers (9**9**9**9), which holds the interpreter. So it is switched off and the limit is held from
+time limit is a SIGALRM: it raises outside the main thread, cancels an alarm that the caller has set, and cannot interrupt
+one long operation on integers (9**9**9**9), which holds the interpreter. So it is switched off and the limit is held from
 outside; the worker's memory is limited too. After a time-out or a failure to parse, numbers are compared by value and
 other answers by their text without LaTeX's ornaments.
 
@@ -131,7 +131,11 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
-        self.read(_START_S)
+        try:
+            self.read(_START_S)
+        except OSError:
+            self.stop()
+            raise OSError("the process that compares answers did not start: is math-verify installed?") from None
 
     def ask(self, question: dict[str, str], limit_s: float) -> Any:
         self.process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -172,10 +176,18 @@ def _ask(question: dict[str, str], limit_s: float) -> Any:
         try:
             return _worker.ask(question, limit_s)
         except (TimeoutError, BrokenPipeError):
-            atexit.unregister(_worker.stop)
-            _worker.stop()
-            _worker = None
+            _end_worker()
             return None
+        except BaseException:  # Ctrl-C: its reply, still to come, must not be taken for the next question's
+            _end_worker()
+            raise
+
+
+def _end_worker() -> None:
+    global _worker
+    atexit.unregister(_worker.stop)
+    _worker.stop()
+    _worker = None
 
 
 def _serve() -> None:

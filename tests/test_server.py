@@ -1,68 +1,18 @@
 """The HTTP policy against a real server that fails in every way a server does."""
 
-import http.server
 import json
 import socket
 import threading
 import time
 
 import pytest
+from stub_server import Server, reply
 
 from jprm.policy.protocol import Prefix
 from jprm.policy.server import ServerConfig, ServerPolicy, request_body
 
 KEY = "sk-very-secret"
 PROBLEM = Prefix("p")
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Plays `script`, a function from (number of the request, its body) to what is done about it."""
-
-    daemon_threads = True
-
-    def __init__(self, script):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.requests, self.times, self.headers = script, [], [], []
-        self.lock, self.active, self.most_active = threading.Lock(), 0, 0
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-    def handle_error(self, request, client_address):  # a client that hung up is part of the test
-        pass
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        server = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with server.lock:
-            number = len(server.requests)
-            server.requests.append((self.path, body))
-            server.times.append(time.monotonic())
-            server.headers.append(dict(self.headers))
-            server.active += 1
-            server.most_active = max(server.most_active, server.active)
-        try:
-            action = server.script(number, body)
-        finally:
-            with server.lock:
-                server.active -= 1
-        if action is None:  # hang up
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        status, headers, content = action
-        content = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
 
 
 @pytest.fixture
@@ -78,14 +28,6 @@ def serve():
     for server in servers:
         server.shutdown()
         server.server_close()
-
-
-def reply(text, finish="stop", tokens=3, **choice):
-    return (
-        200,
-        {},
-        {"choices": [{"text": text, "finish_reason": finish, **choice}], "usage": {"completion_tokens": tokens}},
-    )
 
 
 def policy(server, **changes):
@@ -147,7 +89,15 @@ def test_truncated_completion_is_marked(serve):
 
 
 @pytest.mark.parametrize(
-    "first", [(429, {}, b"slow down"), (500, {}, b"oops"), (503, {}, b""), (200, {}, b"{gar"), None]
+    "first",
+    [
+        (429, {}, b"slow down"),
+        (200, {"Content-Encoding": "gzip"}, b"no"),
+        (500, {}, b"oops"),
+        (503, {}, b""),
+        (200, {}, b"{gar"),
+        None,
+    ],
 )
 def test_passing_failures_are_retried(serve, first):
     server = serve(lambda number, body: first if number < 2 else reply("fine"))
@@ -219,12 +169,18 @@ def test_what_was_sampled_survives_the_failure_of_the_rest(serve):
 def test_the_key_comes_from_the_environment_and_stays_secret(serve, monkeypatch):
     with pytest.raises(ValueError, match="variable TINY_KEY, which holds the server's key, is not set"):
         ServerPolicy(ServerConfig("http://localhost/v1", "tiny", key_variable="TINY_KEY"))
-    monkeypatch.setenv("TINY_KEY", KEY)
-    server = serve(lambda number, body: (401, {}, f"no such key: {KEY}".encode()))
+    for broken in (KEY + "\nmore", KEY + "é", KEY + " x"):
+        monkeypatch.setenv("TINY_KEY", broken)
+        with pytest.raises(ValueError, match="variable TINY_KEY holds no key") as error:
+            ServerPolicy(ServerConfig("http://localhost/v1", "tiny", key_variable="TINY_KEY"))
+        assert KEY not in str(error.value)
+    monkeypatch.setenv("TINY_KEY", KEY + "\n")  # as `$(cat file)` would not leave it, but a secret store may
+    server = serve(lambda number, body: (401, {}, f"no such key: {KEY}".encode() + b"." * 180 + KEY.encode()))
     asker = policy(server, key_variable="TINY_KEY")
     (sample,) = asker.sample([Prefix("p")], 1, until="end", seed=0)[0]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert "no such key: ***" in sample.error
+    assert KEY[:6] not in sample.error  # nor the part of it before the cut
     assert KEY not in repr(vars(asker)) + asker.name
 
 

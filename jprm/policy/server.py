@@ -99,13 +99,12 @@ class ServerPolicy:
     """A `Policy` that asks a server.
 
     Raises:
-      ValueError: the environment variable for the key is named and not set.
+      ValueError: the environment variable for the key is named, and not set or no key.
     """
 
     def __init__(self, config: ServerConfig):
         self.config = config
-        if config.key_variable and not os.environ.get(config.key_variable):
-            raise ValueError(f"environment variable {config.key_variable}, which holds the server's key, is not set")
+        self._key()
         sampled = ("endpoint", "prompt", "delimiter", "temperature", "top_p", "max_tokens", "extra")
         settings = {field: getattr(config, field) for field in sampled}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=dict).encode()).hexdigest()
@@ -121,7 +120,7 @@ class ServerPolicy:
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
     ) -> list[list[Sample]]:
         config = self.config
-        key = os.environ.get(config.key_variable, "") if config.key_variable else ""
+        key = self._key()
         slots = asyncio.Semaphore(config.concurrency)
         limits = httpx2.Limits(max_connections=config.concurrency)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -132,11 +131,29 @@ class ServerPolicy:
                     try:
                         return await self._persist(client, prefix, until, number)
                     except _Refused as error:
-                        reason = str(error).replace(key, "***") if key else str(error)
-                        return Sample((), 0, "error", error=reason)
+                        return Sample((), 0, "error", error=str(error))
 
             drawn = await asyncio.gather(*(one(prefix, seed + j) for prefix in prefixes for j in range(n)))
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
+
+    def _key(self) -> str:
+        """The key, read when it is needed and kept nowhere; "" where none is configured."""
+        variable = self.config.key_variable
+        if variable is None:
+            return ""
+        key = os.environ.get(variable, "").strip()
+        if not key:
+            raise ValueError(f"environment variable {variable}, which holds the server's key, is not set")
+        if not (key.isascii() and key.isprintable()) or " " in key:  # an HTTP error would quote it
+            raise ValueError(f"environment variable {variable} holds no key: a key is printable ASCII without spaces")
+        return key
+
+    def _short(self, text: str) -> str:
+        """What a server said, in a line, without the key, which some servers repeat."""
+        if key := self._key():
+            text = text.replace(key, "***")
+        text = " ".join(text.split())
+        return repr(text if len(text) <= 200 else text[:200] + "…")
 
     async def _persist(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
         """Attempts until one succeeds, is refused, or attempts or time run out."""
@@ -152,7 +169,7 @@ class ServerPolicy:
                 reason, after_s = str(error), error.after_s
             except (TimeoutError, httpx2.TimeoutException):
                 reason, after_s = f"no reply in {limit:.3g} s", 0.0
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 reason, after_s = f"no connection ({type(error).__name__}: {error})", 0.0
             wait = max(after_s, min(60.0, config.backoff_s * 2**attempt) * random.uniform(0.5, 1.0))
             if attempt == config.retries or loop.time() + wait >= deadline:
@@ -166,17 +183,17 @@ class ServerPolicy:
         body = request_body(config, prefix, until, seed)
         response = await client.post(config.url.rstrip("/") + path, json=body)
         if response.status_code in _RETRY:
-            raise _Retry(f"status {response.status_code}: {_short(response.text)}", _retry_after(response.headers))
+            raise _Retry(f"status {response.status_code}: {self._short(response.text)}", _retry_after(response.headers))
         if response.status_code != 200:
-            raise _Refused(f"{config.url}: status {response.status_code}: {_short(response.text)}")
+            raise _Refused(f"{config.url}: status {response.status_code}: {self._short(response.text)}")
         try:
             reply = response.json()
         except ValueError:
-            raise _Retry(f"the reply is not JSON: {_short(response.text)}") from None
+            raise _Retry(f"the reply is not JSON: {self._short(response.text)}") from None
         try:
             return read_reply(config, prefix, until, reply)
         except ValueError as error:
-            raise _Refused(f"{config.url}: {error}: {_short(response.text)}") from None
+            raise _Refused(f"{config.url}: {error}: {self._short(response.text)}") from None
 
 
 def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) -> dict[str, Any]:
@@ -269,8 +286,3 @@ def _retry_after(headers: Mapping[str, str]) -> float:
         return max(0.0, (due - datetime.datetime.now(datetime.UTC)).total_seconds())
     except (ValueError, TypeError):
         return 0.0
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return repr(text if len(text) <= 200 else text[:200] + "…")
