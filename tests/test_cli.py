@@ -18,6 +18,10 @@ COMMANDS = [
     ["eval", "processbench"],
     ["eval", "steps"],
     ["eval", "best-of-n"],
+    ["label"],
+    ["label", "mc"],
+    ["label", "omega"],
+    ["label", "consensus"],
 ]
 
 
