@@ -1,15 +1,16 @@
 """Final answers: found in the text of a chain, and compared.
 
 `math-verify` parses and compares; it runs in one worker process that is killed when an answer takes too long. Its own
-time limit is a SIGALRM: it raises outside the main thread, cancels an alarm that the caller has set, and cannot interrupt
-one long operation on integers (9**9**9**9), which holds the interpreter. So it is switched off and the limit is held from
-outside; the worker's memory is limited too. After a time-out or a failure to parse, numbers are compared by value and
-other answers by their text without LaTeX's ornaments.
+time limit is a SIGALRM: it raises outside the main thread, cancels an alarm that the caller has set, and cannot
+interrupt one long operation on integers (9**9**9**9), which holds the interpreter. So it is switched off and the limit
+is held from outside; the worker's memory is limited too. After a time-out or a failure to parse, numbers are compared
+by value and other answers by their text without LaTeX's ornaments. Words are compared as text, without case:
+math-verify takes them for a product of symbols, in which "red and blue" is "blue and red".
 
 Limits of math-verify 0.9: a percentage equals both its fraction and its number (18% = 0.18 and 18% = 18); units are
-dropped (10 cm = 10); a list without brackets is a set (1,2 = 2,1); (1,2) is an interval and a point at once; numbers
-are equal to 6 decimals (0.333333 = 1/3); a gold answer `x=5` equals 5; prose is compared as a product of symbols or
-not at all; a matrix needs its environment. Comparison is not symmetric: the truth comes first.
+dropped (10 cm = 10); a list without brackets is a set (1,2 = 2,1); numbers are equal to 6 decimals (0.333333 = 1/3);
+`x=5` equals 5, and 1<x<2 equals (1,2) where it is the truth but not the other way round, so the truth comes first; a
+column vector is no tuple; times (12:30) are text.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _START_S = 120.0  # importing SymPy takes seconds on a busy machine
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
 _PHRASE = re.compile(r"(?:answer\s+is|answer\s*[:=])\s*:?\s*(.+?)\s*(?:\.(?=\s|$)|$)", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####\s*(.+?)\s*$", re.MULTILINE)
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"[^\W\d_]{3,}([\s,.'’-]+[^\W\d_]+)*\.?")
 _ORNAMENTS = re.compile(r"\\(?:left|right|displaystyle|[!,;: ])|\\(?:text|mathrm|mbox)\s*(?=\{)|[\s$]|\.$")
 
 
@@ -92,6 +95,9 @@ def equivalent(truth: str | float | None, given: str | float | None, *, limit_s:
     if not isinstance(one, str) and not isinstance(two, str):
         return _close(one, two)
     one, two = str(one), str(two)
+    words = [_TEXT.sub(r"\1", x).strip(" $.") for x in (one, two)]
+    if any(map(_WORDS.fullmatch, words)):
+        return words[0].casefold().split() == words[1].casefold().split()
     verdict = None
     if max(len(one), len(two)) <= _LONGEST:
         verdict = _ask({"truth": one, "given": two}, limit_s)

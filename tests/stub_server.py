@@ -45,13 +45,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         status, headers, content = action
-        content = content if isinstance(content, bytes) else json.dumps(content).encode()
+        slow = isinstance(content, tuple)  # pieces, sent one by one
+        pieces = content if slow else [content if isinstance(content, bytes) else json.dumps(content).encode()]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(sum(map(len, pieces))))
         self.end_headers()
-        self.wfile.write(content)
+        for piece in pieces:
+            self.wfile.write(piece)
+            time.sleep(0.05 * slow)
 
     def log_message(self, *args):
         pass

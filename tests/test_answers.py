@@ -44,6 +44,11 @@ def test_extraction(text, answer):
         (r"2\sqrt{2}", r"$\sqrt{8}$", True),
         (r"\text{Tuesday}", "Tuesday", True),
         (r"\text{Tuesday}", "Monday", False),
+        ("red and blue", r"\text{Red and  blue.}", True),
+        ("red and blue", "blue and red", False),
+        ("no solution", "5", False),
+        ("x", "y", False),
+        ("xy", "yx", True),
         ("5", "6", False),
         (r"\frac{1}{", "0.5", False),  # no parse
         (r"\left( \frac{1}{", r"( \frac{1}{", True),  # no parse, the same text
@@ -57,9 +62,16 @@ def test_equivalence(truth, given, same):
 
 
 def test_limits_of_the_library_are_as_documented():
-    assert all(
-        equivalent(*pair) for pair in [("18%", "18"), (r"18\%", "0.18"), (r"10\text{ cm}", "10"), ("1,2", "2,1")]
-    )
+    same = [("18%", "18"), (r"18\%", "0.18"), (r"10\text{ cm}", "10"), ("1,2", "2,1"), ("0.333333", "1/3")]
+    same += [("x=5", "5"), ("5", "x=5"), ("1<x<2", "(1,2)")]
+    assert all(equivalent(*pair) for pair in same)
+    different = [
+        ("(1,2)", "1<x<2"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"),
+        ("12:30", "12.5"),
+        ("0.333", "1/3"),
+    ]
+    assert not any(equivalent(*pair) for pair in different)
 
 
 def test_the_time_limit_holds_in_any_thread():

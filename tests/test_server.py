@@ -130,6 +130,41 @@ def test_a_slow_server_is_given_up(serve):
     assert sample.finish_reason == "error" and "no reply in 0.1 s; given up after 2 attempts" in sample.error
 
 
+def test_a_server_that_drips_is_slow_too(serve):
+    """Every piece comes sooner than the limit, the whole does not."""
+    server = serve(lambda number, body: (200, {}, (b" ",) * 40))
+    start = time.monotonic()
+    sample = draw(server, request_timeout_s=0.3, retries=0)
+    assert "no reply in 0.3 s" in sample.error
+    assert time.monotonic() - start < 1.5  # the pieces take 2
+
+
+def test_the_total_limit_ends_retries(serve):
+    server = serve(lambda number, body: (503, {}, b""))
+    start = time.monotonic()
+    sample = draw(server, total_timeout_s=0.5, retries=1000)
+    assert "503" in sample.error and 1 < len(server.requests) < 50
+    assert time.monotonic() - start < 2.0
+
+
+def test_an_attempt_ends_with_the_total_limit(serve):
+    def sleep(number, body):
+        time.sleep(1.5)
+        return reply("late")
+
+    start = time.monotonic()
+    assert draw(serve(sleep), total_timeout_s=0.2).finish_reason == "error"
+    assert time.monotonic() - start < 1.0  # a request may take 5 s, and the server takes 1.5
+
+
+def test_waits_double(serve):
+    server = serve(lambda number, body: (500, {}, b"") if number < 4 else reply("fine"))
+    assert draw(server, backoff_s=0.04, retries=4).steps == ("fine",)
+    gaps = [later - earlier for earlier, later in zip(server.times, server.times[1:], strict=False)]
+    # jitter takes at most half; above there is no bound on a busy machine
+    assert all(gap >= 0.02 * 2**i for i, gap in enumerate(gaps))
+
+
 def test_a_server_that_is_down(serve):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
