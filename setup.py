@@ -26,9 +26,11 @@ setuptools.setup(
         "flax>=0.12.8",
         "gguf>=0.19.0",
         "grain>=0.2.18",
+        "httpx2>=2.16.2",
         "importlib_resources>=7.1.0",  # TFDS imports it on every Python and declares it only for old ones
         "jax>=0.10.2",
         "jaxtyping>=0.3.11",
+        "math-verify>=0.9.0",
         "numpy>=2.4.6",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",

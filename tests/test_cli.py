@@ -20,6 +20,10 @@ COMMANDS = [
     ["eval", "calibration"],
     ["eval", "steps"],
     ["eval", "best-of-n"],
+    ["label"],
+    ["label", "mc"],
+    ["label", "omega"],
+    ["label", "consensus"],
 ]
 
 

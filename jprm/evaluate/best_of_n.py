@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm.answers import canonical_answer
 from jprm.evaluate.metrics import Interval, bootstrap, jsonable, weighted_mean
 from jprm.evaluate.scored import ScoreError, checked_scores, padded
-from jprm.evaluate.votes import answer_classes, canonical_answer, vote_accuracy
+from jprm.evaluate.votes import answer_classes, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, rank_keys
 
 

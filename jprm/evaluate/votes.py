@@ -8,8 +8,6 @@ has no closed form: small pools are enumerated, larger ones sampled.
 from __future__ import annotations
 
 import functools
-import math
-import re
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,31 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jprm.answers import canonical_answer
+
 ENUMERATE = 10
 """Pools of up to this many samples are enumerated: 2^10 subsets a problem."""
-
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
-
-
-def canonical_answer(answer: Any) -> Hashable | None:
-    """The form under which answers are counted as the same; None where there is no answer.
-
-    Numbers, and strings that are plainly numbers ("1,000", " 18.0 "), are equal by value; other strings by their text
-    without outer space. None, a blank string and NaN are no answer.
-    """
-    if answer is None or (isinstance(answer, float) and math.isnan(answer)):
-        return None
-    if isinstance(answer, bool):
-        return str(answer)
-    if isinstance(answer, int | float):
-        return answer  # 18 == 18.0, with one hash
-    if not isinstance(answer, str):
-        raise ValueError(f"an answer is a number, a string or null, not {answer!r}")
-    text = answer.strip()
-    if any(c.isdigit() for c in text) and _NUMBER.fullmatch(text):
-        plain = text.replace(",", "")
-        return int(plain) if plain.lstrip("+-").isdecimal() and len(plain) < 1000 else float(plain)
-    return text or None
 
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:

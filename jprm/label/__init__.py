@@ -1,0 +1,1 @@
+"""Step labels that need no human: Monte Carlo values, OmegaPRM, and the consensus of two sources."""

@@ -1,0 +1,110 @@
+"""Consensus: of chains that two sources labelled, those on whose first error the sources agree.
+
+Zhang et al. (arXiv:2501.07301), with Monte Carlo labels and a judge, keep about 40 % of their chains; the F1 of their
+model on ProcessBench rises from 40.2 to 66.5.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from jprm.tree import ReasoningTree, chains_of
+
+THRESHOLDS = {"correctness": 0.5, "rating": 0.0, "value": math.ulp(0.0)}
+"""A step is wrong if its label is below this: less likely right than wrong; rated -1; no rollout right at all."""
+
+
+def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
+    """The index of the first label below the threshold, -1 where there is none.
+
+    None where an unlabelled step leaves it open: labels after the first error are not needed, all before it are.
+    """
+    for i, label in enumerate(labels):
+        if label is None:
+            return None
+        if label < threshold:
+            return i
+    return -1
+
+
+def consensus(
+    one: Iterable[ReasoningTree],
+    other: Iterable[ReasoningTree],
+    *,
+    thresholds: tuple[float | None, float | None] = (None, None),
+    counts: collections.Counter | None = None,
+) -> Iterator[ReasoningTree]:
+    """The chains of `one` on whose first error `other` agrees, each once, as a tree of one branch with `one`'s labels.
+
+    Chains are the same if their problems and steps are. The kept chain's `consensus` names the first error (-1: none).
+
+    Args:
+      one, other: the two sources; a chain, every sample of a pool and every path of a tree is a chain.
+      thresholds: below which a label of each source is an error; None for the usual one of its semantics.
+      counts: takes the number of chains by what became of them: kept, disagree, unlabelled (the first error is open in
+        either), repeated, not in the other.
+
+    Raises:
+      ValueError: semantics that have no usual threshold.
+    """
+    counts = collections.Counter() if counts is None else counts
+    errors: dict[bytes, int | None] = {}
+    for tree in other:
+        for key, _, first in _chains(tree, thresholds[1]):
+            if errors.setdefault(key, first) != first:
+                errors[key] = None  # the source disagrees with itself
+    seen = set()
+    for tree in one:
+        for key, path, first in _chains(tree, thresholds[0]):
+            if key in seen:
+                counts["repeated"] += 1
+            elif key not in errors:
+                counts["not in the other"] += 1
+            elif first is None or errors[key] is None:
+                counts["unlabelled"] += 1
+            elif first != errors[key]:
+                counts["disagree"] += 1
+            else:
+                counts["kept"] += 1
+                yield _branch(tree, path, first)
+            seen.add(key)
+
+
+def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[bytes, list[int], int | None]]:
+    if threshold is None:
+        threshold = THRESHOLDS.get(tree.semantics)
+    if threshold is None:
+        raise ValueError(f"labels of semantics {tree.semantics!r} need a threshold: below it a step is wrong")
+    for path in chains_of(tree):
+        nodes = [tree.nodes[i] for i in path]
+        text = json.dumps([tree.problem, *(node.text for node in nodes)])
+        labels = [node.label for node in nodes]
+        if tree.semantics == "value" and threshold == THRESHOLDS["value"]:
+            labels = implied(labels)
+        yield hashlib.sha256(text.encode()).digest(), path, first_error(labels, threshold)
+
+
+def implied(values: Sequence[float | None]) -> list[float | None]:
+    """Values of a chain with every gap before a positive one filled by it: a right completion of a prefix is one of
+    every shorter prefix, so where a later value is above 0 an earlier one is too. (A search values few prefixes.)"""
+    filled, later = list(values), None
+    for i in range(len(filled) - 1, -1, -1):
+        if filled[i] is None:
+            filled[i] = later
+        elif filled[i] > 0:
+            later = filled[i]
+    return filled
+
+
+def _branch(tree: ReasoningTree, path: Sequence[int], first: int) -> ReasoningTree:
+    nodes = tuple(dataclasses.replace(tree.nodes[i], parent=depth - 1) for depth, i in enumerate(path))
+    extra = {
+        key: value for key, value in tree.extra.items() if key not in ("steps", "samples", "labels", "scores", "id")
+    }
+    extra["consensus"] = first
+    return dataclasses.replace(tree, nodes=nodes, kind="tree", extra=extra)

@@ -1,0 +1,210 @@
+"""Monte Carlo values: the share of k completions of a prefix that reach the right answer.
+
+Math-Shepherd (arXiv:2312.08935) calls the share the soft estimate and "any of them does" the hard one. The adaptive
+mode spends further rollouts where the confidence interval still holds the threshold that divides right from wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.label.rollouts import Grader, Rollouts, reaches_answer
+from jprm.policy.protocol import Prefix
+from jprm.tree import ReasoningTree
+
+ORIGIN = "monte_carlo"
+
+
+def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
+    """SE: the share of rollouts that are right; NaN where there are none."""
+    right, total = np.asarray(right, float), np.asarray(total, float)
+    return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+
+def hard(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
+    """HE: 1 where any rollout is right, else 0; NaN where there are none."""
+    return np.where(np.asarray(total) > 0, (np.asarray(right) > 0).astype(float), np.nan)
+
+
+def wilson(
+    right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
+) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
+    """Wilson's score interval of a share (E. B. Wilson, JASA 22, 1927): low and high; 0 and 1 where total is 0.
+
+    The shares p at which |right / total - p| = z sqrt(p (1 - p) / total).
+    """
+    right, total = np.asarray(right, float), np.asarray(total, float)
+    scale = total + z * z
+    middle = (right + z * z / 2) / scale
+    spread = right * (total - right) / np.maximum(total, 1) + z * z / 4
+    half = z * np.sqrt(spread) / scale
+    # 0 right of n, or n of n: the bound is exact, rounding would leave 1e-17
+    low = np.where(right == 0, 0.0, np.maximum(middle - half, 0.0))
+    return low, np.where(right == total, 1.0, np.minimum(middle + half, 1.0))
+
+
+def straddles(
+    right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], threshold: float, z: float = 1.96
+) -> Bool[np.ndarray, "*S"]:
+    """Whether the interval leaves open on which side of the threshold the value lies."""
+    low, high = wilson(right, total, z)
+    return (low < threshold) & (threshold < high)
+
+
+def allocate(
+    right: Int[np.ndarray, " S"],
+    total: Int[np.ndarray, " S"],
+    *,
+    threshold: float,
+    k: int,
+    most: int,
+    budget: int,
+    z: float = 1.96,
+) -> Int[np.ndarray, " S"]:
+    """How many further rollouts each prefix gets in the next round: at most k, `most` in all its rounds, and together
+    no more than the budget. The prefixes come first that are the least decided: whose interval reaches furthest on the
+    side of the threshold where it reaches least."""
+    right, total = np.asarray(right), np.asarray(total)
+    low, high = wilson(right, total, z)
+    wanted = np.where(straddles(right, total, threshold, z), np.clip(most - total, 0, k), 0)
+    order = np.argsort(-np.minimum(high - threshold, threshold - low), kind="stable")
+    given = np.zeros_like(wanted)
+    before = np.cumsum(wanted[order]) - wanted[order]
+    given[order] = np.clip(budget - before, 0, wanted[order])
+    return given
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """Further rollouts where the interval holds `threshold`, until it does not.
+
+    Attributes:
+      most: rollouts of one prefix at most.
+      mean: the budget: rollouts a prefix, on average over the prefixes of a tree, the first k included.
+    """
+
+    threshold: float
+    most: int
+    mean: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MonteCarloConfig:
+    """`k` rollouts of every prefix; the label is the `estimate`. Rollouts are numbered from `seed`."""
+
+    estimate: Literal["soft", "hard"]
+    k: int = 8
+    seed: int = 0
+    z: float = 1.96
+    adaptive: Adaptive | None = None
+    trees_at_once: int = 32
+
+    def __post_init__(self):
+        if self.estimate not in ("soft", "hard"):
+            raise ValueError(f"estimate is {self.estimate!r}: use 'soft' or 'hard'")
+        if self.k < 1:
+            raise ValueError(f"k is {self.k}: a value needs at least one rollout")
+        if self.adaptive and (self.adaptive.most < self.k or self.adaptive.mean < self.k):
+            raise ValueError(f"most and mean count the first k rollouts too: they are at least {self.k}")
+
+
+def label_trees(
+    trees: Iterable[ReasoningTree], rollouts: Rollouts, config: MonteCarloConfig, grader: Grader = reaches_answer
+) -> Iterator[ReasoningTree]:
+    """The trees with a value on every node, in order.
+
+    A node's `extra` says how many `rollouts` it had, how many were `right`, and the interval from `low` to `high`. A
+    leaf whose outcome is known has it as its value and needs no rollout. A node all of whose rollouts failed is
+    unlabelled.
+
+    Raises:
+      ValueError: a tree without an answer.
+      PolicyError: a policy that gives nothing.
+    """
+    trees = iter(trees)
+    while chunk := list(itertools.islice(trees, config.trees_at_once)):
+        for tree in chunk:
+            if tree.answer is None:
+                raise ValueError(
+                    f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be right or wrong"
+                )
+        yield from _label_chunk(chunk, rollouts, config, grader)
+
+
+def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
+    """The prefix that ends with each node."""
+    prefixes: list[Prefix] = []
+    for node in tree.nodes:
+        before = prefixes[node.parent].steps if node.parent >= 0 else ()
+        prefixes.append(Prefix(tree.problem, (*before, node.text)))
+    return prefixes
+
+
+def _label_chunk(chunk, rollouts, config, grader):
+    prefixes = [prefixes_of(tree) for tree in chunk]
+    inner = [{node.parent for node in tree.nodes} for tree in chunk]
+    known = [
+        np.array([node.correct is not None and i not in inner[t] for i, node in enumerate(tree.nodes)])
+        for t, tree in enumerate(chunk)
+    ]
+    right = [np.zeros(len(tree.nodes), int) for tree in chunk]
+    total, asked = ([np.zeros(len(tree.nodes), int) for tree in chunk] for _ in range(2))
+    more = [np.where(outcome, 0, config.k) for outcome in known]
+    while any(n.any() for n in more):
+        places = [(t, i) for t, n in enumerate(more) for i in np.flatnonzero(n)]
+        requests = [(prefixes[t][i], config.seed + int(asked[t][i]), int(more[t][i])) for t, i in places]
+        for (t, i), samples in zip(places, rollouts.draw(requests), strict=True):
+            asked[t][i] += more[t][i]
+            total[t][i] += len(samples)
+            right[t][i] += sum(grader(prefixes[t][i], sample, chunk[t].answer) for sample in samples)
+        more = [_more(config, right[t], total[t], asked[t], known[t]) for t in range(len(chunk))]
+    return [_labelled(tree, right[t], total[t], known[t], config) for t, tree in enumerate(chunk)]
+
+
+def _more(config: MonteCarloConfig, right, total, asked, known):
+    if config.adaptive is None:
+        return np.zeros_like(total)
+    adaptive, open_ = config.adaptive, ~known
+    more = np.zeros_like(total)
+    more[open_] = allocate(
+        right[open_],
+        total[open_],
+        threshold=adaptive.threshold,
+        k=config.k,
+        most=adaptive.most,
+        budget=int(adaptive.mean * open_.sum()) - int(asked.sum()),
+        z=config.z,
+    )
+    return np.minimum(more, np.maximum(adaptive.most - asked, 0))  # failed rollouts count, so that rounds end
+
+
+def _labelled(tree: ReasoningTree, right, total, known, config: MonteCarloConfig) -> ReasoningTree:
+    value = {"soft": soft, "hard": hard}[config.estimate](right, total)
+    low, high = wilson(right, total, config.z)
+    nodes = []
+    for i, node in enumerate(tree.nodes):
+        extra = dict(node.extra) | {"rollouts": int(total[i]), "right": int(right[i])}
+        if known[i]:
+            label = float(node.correct)
+        else:
+            label = None if np.isnan(value[i]) else float(value[i])
+            extra |= {"low": round(float(low[i]), 6), "high": round(float(high[i]), 6)}
+        origin = ORIGIN if label is not None else None
+        nodes.append(dataclasses.replace(node, label=label, origin=origin, extra=extra))
+    return dataclasses.replace(tree, nodes=tuple(nodes), semantics="value", kind="tree", extra=_without(tree.extra))
+
+
+def _without(extra) -> dict:
+    """A tree's keys, less those of a chain or pool record that a tree record would read as something else."""
+    return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
+
+
+def tree_rollouts(trees: Sequence[ReasoningTree]) -> int:
+    """Rollouts behind the labels of trees, as their nodes count them."""
+    return sum(node.extra.get("rollouts", 0) for tree in trees for node in tree.nodes)

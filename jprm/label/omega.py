@@ -1,0 +1,219 @@
+"""OmegaPRM (Luo et al., arXiv:2406.06592): Monte Carlo values from a tree search for first errors.
+
+A state is a prefix with the share MC of its k rollouts that are right. Each search takes the wrong rollout that looks
+most informative, finds its first error by binary search, which costs O(k log M) rollouts for M steps where valuing
+every step costs k M, and adds the prefixes that it visits as states.
+
+Rollouts are divided into steps before they are searched, so a search ends at a single step, where the paper, which
+divides by tokens, ends at a sixteenth of the mean length. Only wrong rollouts are candidates: a right one has no first
+error for a binary search to find.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jprm.label.monte_carlo import ORIGIN, wilson
+from jprm.label.rollouts import Grader, Rollouts, reaches_answer
+from jprm.policy.protocol import Prefix, Sample
+from jprm.tree import Node, ReasoningTree
+
+
+@dataclasses.dataclass(frozen=True)
+class OmegaConfig:
+    """The published constants.
+
+    Attributes:
+      alpha, beta, length: of Q; `length` is the L of the formula, in tokens.
+      c_puct: of U.
+      k: rollouts of a state.
+      searches: at most, for a problem.
+      rollouts: at most, for a problem; None for no other limit than `searches`. A search that it cuts short keeps the
+        states that it has valued.
+      seed: rollouts are numbered from here.
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.9
+    length: float = 500
+    c_puct: float = 0.125
+    k: int = 8
+    searches: int = 100
+    rollouts: int | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.k < 1 or self.searches < 1:
+            raise ValueError(f"k is {self.k} and searches {self.searches}: both are at least 1")
+        if self.rollouts is not None and self.rollouts < self.k:
+            raise ValueError(f"a budget of {self.rollouts} rollouts is smaller than one state's k = {self.k}")
+
+
+def quality(mc: Float[np.ndarray, "*S"], tokens: Int[np.ndarray, "*S"], config: OmegaConfig) -> Float[np.ndarray, "*S"]:
+    """Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L): short wrong rollouts from states that are mostly right."""
+    return config.alpha ** (1 - np.asarray(mc)) * config.beta ** (np.asarray(tokens) / config.length)
+
+
+def exploration(visits: Int[np.ndarray, "*S"], total: int, config: OmegaConfig) -> Float[np.ndarray, "*S"]:
+    """U(s) = c_puct sqrt(sum_i N(s_i)) / (1 + N(s)), the sum over all states of the tree."""
+    return config.c_puct * math.sqrt(total) / (1 + np.asarray(visits))
+
+
+@dataclasses.dataclass
+class State:
+    """A valued prefix: `right` of `total` rollouts reach the answer; `visits` is N(s)."""
+
+    right: int
+    total: int
+    visits: int = 0
+
+    @property
+    def mc(self) -> float:
+        return self.right / self.total if self.total else math.nan
+
+
+@dataclasses.dataclass
+class Search:
+    """What is known about a problem. `states` by the steps of their prefix, () for the problem; `wrong` are the
+    candidates (prefix, rollout); `errors` the chains that end at a first error; `spent` the rollouts of all states."""
+
+    problem: str
+    answer: str | float
+    states: dict[tuple[str, ...], State] = dataclasses.field(default_factory=dict)
+    wrong: list[tuple[tuple[str, ...], Sample]] = dataclasses.field(default_factory=list)
+    errors: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    searches: int = 0
+    spent: int = 0
+
+
+def label_problems(
+    trees: Iterable[ReasoningTree],
+    rollouts: Rollouts,
+    config: OmegaConfig,
+    grader: Grader = reaches_answer,
+    *,
+    left_out: collections.Counter | None = None,
+) -> Iterator[ReasoningTree]:
+    """A tree of values for every problem; the nodes of the given trees are not used.
+
+    Problems of which all of the first k rollouts are right, or none, have no error to find: they are left out, and
+    counted in `left_out` as "too easy" and "too hard" (or "no rollouts").
+    """
+    for tree in trees:
+        if tree.answer is None:
+            raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be right or wrong")
+        search = run_search(tree.problem, tree.answer, rollouts, config, grader)
+        root = search.states.get(())
+        if root is None or not 0 < root.mc < 1 or len(search.states) + len(search.errors) < 2:
+            reason = "no rollouts" if root is None else "too easy" if root.mc == 1 else "too hard"
+            if left_out is not None:
+                left_out["nothing found" if root and 0 < root.mc < 1 else reason] += 1
+            continue
+        yield tree_of_search(search, tree)
+
+
+def run_search(
+    problem: str, answer: str | float, rollouts: Rollouts, config: OmegaConfig, grader: Grader = reaches_answer
+) -> Search:
+    """Searches until no candidate is left, or `config.searches` or `config.rollouts` is reached."""
+    search = Search(problem, answer)
+    _value(search, (), rollouts, config, grader)
+    while search.wrong and search.searches < config.searches:
+        prefix, rollout = search.wrong.pop(select(search, config))
+        search.states[prefix].visits += 1
+        search.searches += 1
+        first = first_error(search, prefix, rollout.steps, rollouts, config, grader)
+        if first is None:  # the budget is spent
+            break
+        search.errors.append(prefix + rollout.steps[: first + 1])
+    return search
+
+
+def select(search: Search, config: OmegaConfig) -> int:
+    """The index of the candidate with the largest Q + U; the first of equals."""
+    states = [search.states[prefix] for prefix, _ in search.wrong]
+    tokens = np.array([rollout.tokens for _, rollout in search.wrong])
+    mc, visits = np.array([state.mc for state in states]), np.array([state.visits for state in states])
+    total = sum(state.visits for state in search.states.values())
+    return int(np.argmax(quality(mc, tokens, config) + exploration(visits, total, config)))
+
+
+def first_error(
+    search: Search,
+    prefix: tuple[str, ...],
+    steps: Sequence[str],
+    rollouts: Rollouts,
+    config: OmegaConfig,
+    grader: Grader = reaches_answer,
+) -> int | None:
+    """The index in `steps`, a wrong rollout from a state of MC > 0, of the first step after which no rollout is right.
+
+    Invariant: a rollout after steps[:low] is right, none after steps[:high] is; so at most ceil(log2(len(steps)))
+    states are valued, and none that is known. The last step is wrong because the rollout is. None when the budget of
+    rollouts ends first.
+    """
+    low, high = 0, len(steps)
+    while high - low > 1:
+        middle = (low + high) // 2
+        state = _value(search, prefix + tuple(steps[:middle]), rollouts, config, grader)
+        if state is None:
+            return None
+        low, high = (middle, high) if state.right else (low, middle)
+    return high - 1
+
+
+def _value(search: Search, steps: tuple[str, ...], rollouts: Rollouts, config: OmegaConfig, grader: Grader):
+    """The state of a prefix, valued by k rollouts if it is new; the wrong ones become candidates if some are right."""
+    if steps in search.states:
+        return search.states[steps]
+    if config.rollouts is not None and search.spent + config.k > config.rollouts:
+        return None
+    prefix = Prefix(search.problem, steps)
+    (samples,) = rollouts.draw([(prefix, config.seed, config.k)])
+    search.spent += config.k
+    if not samples:
+        return None
+    right = [grader(prefix, sample, search.answer) for sample in samples]
+    state = search.states[steps] = State(sum(right), len(samples))
+    if 0 < state.right < state.total:
+        # A rollout that was cut off is wrong for the value, but what it would have come to is not known.
+        wrong = [sample for sample, good in zip(samples, right, strict=True) if not good]
+        search.wrong += [(steps, sample) for sample in wrong if sample.steps and sample.finish_reason == "stop"]
+    return state
+
+
+def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
+    """The states and first errors as a tree with semantics `value`; problem, answer and other keys are the source's.
+
+    A node is a step. Valued prefixes carry their MC, with `rollouts`, `right`, the Wilson interval and `visits`; a step
+    that ends a wrong rollout, and is its first error because every earlier prefix is not, has value 0 and
+    `correct` false. Steps between states are unlabelled.
+    """
+    index: dict[tuple[str, ...], int] = {(): -1}
+    nodes: list[Node] = []
+    errors = set(search.errors)
+    for steps in sorted({steps for steps in (*search.states, *errors) if steps}, key=len):
+        for end in range(1, len(steps) + 1):
+            if steps[:end] not in index:
+                index[steps[:end]] = len(nodes)
+                nodes.append(Node(index[steps[: end - 1]], steps[end - 1]))
+    for steps, i in index.items():
+        if steps in search.states and steps:
+            state = search.states[steps]
+            low, high = (round(float(x), 6) for x in wilson(state.right, state.total))
+            extra = {"rollouts": state.total, "right": state.right, "low": low, "high": high, "visits": state.visits}
+            nodes[i] = dataclasses.replace(nodes[i], label=state.mc, origin=ORIGIN, extra=extra)
+        elif steps in errors:
+            nodes[i] = dataclasses.replace(nodes[i], label=0.0, origin=ORIGIN, correct=False)
+    root = search.states[()]
+    extra = {
+        key: value for key, value in source.extra.items() if key not in ("steps", "samples", "labels", "semantics")
+    }
+    extra |= {"value": root.mc, "searches": search.searches, "rollouts": search.spent}
+    return ReasoningTree(search.problem, tuple(nodes), search.answer, "value", "tree", extra)

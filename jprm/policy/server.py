@@ -1,0 +1,288 @@
+"""A policy behind an OpenAI-compatible HTTP server: vLLM, SGLang, llama.cpp and others.
+
+Every sample is a request of its own with its own seed: token counts are exact, one failure costs one sample, and
+servers that cache prefixes pay for a shared prompt once. `finish_reason` decides whether a completion is whole; what
+ended it, a step's delimiter or the end of the text, is told by the first of these that the server gives: the delimiter
+in the text (vLLM's `include_stop_str_in_output`, SGLang's `no_stop_trim`, both asked for), `stop_reason` (vLLM),
+`matched_stop` (SGLang). A server that gives none gets the benefit of the doubt: text is a step that ended, and an empty
+text, which is what it answers when asked to go on after the end, is the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import email.utils
+import hashlib
+import json
+import os
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import httpx2
+
+from jprm.policy.protocol import Prefix, Sample
+
+_RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerConfig:
+    """Where the server is and how it is asked.
+
+    Attributes:
+      url: the base, with its version: http://localhost:8000/v1.
+      model: the name under which the server serves the model.
+      key_variable: name of the environment variable that holds the key; its value is never printed or stored.
+      endpoint: `completions` sends one text, `chat` sends messages, of which the last is the assistant's unfinished one
+        (`continue_final_message`, as vLLM and SGLang read it).
+      prompt: what `completions` writes before the steps, and `chat` as the user's turn; `{problem}` is replaced.
+      delimiter: ends every step. A step never contains it.
+      max_tokens: of one sample; a sample that reaches it is marked `length`.
+      logprobs: whether to ask for the log-probabilities of the sampled tokens, and sum them.
+      extra: further keys of the request's body.
+      concurrency: requests in flight at once.
+      request_timeout_s, total_timeout_s: of one attempt, and of one sample with all its retries and waits.
+      retries: attempts after the first, on time-outs, lost connections, unreadable replies and statuses such as 429
+        and 503.
+      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s], every next one from twice that, up to 60 s; a
+        `Retry-After` that is longer is honoured.
+    """
+
+    url: str
+    model: str
+    key_variable: str | None = None
+    endpoint: Literal["completions", "chat"] = "completions"
+    prompt: str = "{problem}\n\n"
+    delimiter: str = "\n\n"
+    temperature: float = 0.8
+    top_p: float = 1.0
+    max_tokens: int = 2048
+    logprobs: bool = False
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    concurrency: int = 32
+    request_timeout_s: float = 120.0
+    total_timeout_s: float = 600.0
+    retries: int = 6
+    backoff_s: float = 1.0
+
+    def __post_init__(self):
+        url = httpx2.URL(self.url)
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError(f"url is {self.url!r}: write the base address, such as http://localhost:8000/v1")
+        if url.userinfo:
+            raise ValueError("url holds a password: put it in an environment variable and name that in key_variable")
+        if "{problem}" not in self.prompt:
+            raise ValueError("prompt has no {problem}")
+        if not self.delimiter:
+            raise ValueError("delimiter is empty: steps could not be told apart")
+        for field in ("concurrency", "max_tokens", "request_timeout_s", "total_timeout_s", "backoff_s"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
+
+
+class _Retry(Exception):
+    """An attempt that failed and may succeed later. `after_s`: the wait that the server asks for."""
+
+    def __init__(self, reason: str, after_s: float = 0.0):
+        super().__init__(reason)
+        self.after_s = after_s
+
+
+class _Refused(Exception):
+    """An attempt that would fail again."""
+
+
+class ServerPolicy:
+    """A `Policy` that asks a server.
+
+    Raises:
+      ValueError: the environment variable for the key is named, and not set or no key.
+    """
+
+    def __init__(self, config: ServerConfig):
+        self.config = config
+        self._key()
+        sampled = ("endpoint", "prompt", "delimiter", "temperature", "top_p", "max_tokens", "extra")
+        settings = {field: getattr(config, field) for field in sampled}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=dict).encode()).hexdigest()
+        self.name = f"{config.model}#{digest[:12]}"
+
+    def sample(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
+    ) -> list[list[Sample]]:
+        """As `Policy.sample`. For code that runs in an event loop there is `sample_async`."""
+        return asyncio.run(self.sample_async(prefixes, n, until=until, seed=seed))
+
+    async def sample_async(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
+    ) -> list[list[Sample]]:
+        config = self.config
+        key = self._key()
+        slots = asyncio.Semaphore(config.concurrency)
+        limits = httpx2.Limits(max_connections=config.concurrency)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=config.request_timeout_s) as client:
+
+            async def one(prefix: Prefix, number: int) -> Sample:
+                async with slots:
+                    try:
+                        return await self._persist(client, prefix, until, number)
+                    except _Refused as error:
+                        return Sample((), 0, "error", error=str(error))
+
+            drawn = await asyncio.gather(*(one(prefix, seed + j) for prefix in prefixes for j in range(n)))
+        return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
+
+    def _key(self) -> str:
+        """The key, read when it is needed and kept nowhere; "" where none is configured."""
+        variable = self.config.key_variable
+        if variable is None:
+            return ""
+        key = os.environ.get(variable, "").strip()
+        if not key:
+            raise ValueError(f"environment variable {variable}, which holds the server's key, is not set")
+        if not (key.isascii() and key.isprintable()) or " " in key:  # an HTTP error would quote it
+            raise ValueError(f"environment variable {variable} holds no key: a key is printable ASCII without spaces")
+        return key
+
+    def _short(self, text: str) -> str:
+        """What a server said, in a line, without the key, which some servers repeat."""
+        if key := self._key():
+            text = text.replace(key, "***")
+        text = " ".join(text.split())
+        return repr(text if len(text) <= 200 else text[:200] + "…")
+
+    async def _persist(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
+        """Attempts until one succeeds, is refused, or attempts or time run out."""
+        config = self.config
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + config.total_timeout_s
+        for attempt in range(config.retries + 1):
+            limit = min(config.request_timeout_s, deadline - loop.time())
+            try:
+                async with asyncio.timeout(limit):  # of the whole attempt: a server that drips bytes is slow too
+                    return await self._attempt(client, prefix, until, seed)
+            except _Retry as error:
+                reason, after_s = str(error), error.after_s
+            except (TimeoutError, httpx2.TimeoutException):
+                reason, after_s = f"no reply in {limit:.3g} s", 0.0
+            except httpx2.RequestError as error:
+                reason, after_s = f"no connection ({type(error).__name__}: {error})", 0.0
+            wait = max(after_s, min(60.0, config.backoff_s * 2**attempt) * random.uniform(0.5, 1.0))
+            if attempt == config.retries or loop.time() + wait >= deadline:
+                raise _Refused(f"{config.url}: {reason}; given up after {attempt + 1} attempts")
+            await asyncio.sleep(wait)
+        raise AssertionError("unreachable")
+
+    async def _attempt(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
+        config = self.config
+        path = "/chat/completions" if config.endpoint == "chat" else "/completions"
+        body = request_body(config, prefix, until, seed)
+        response = await client.post(config.url.rstrip("/") + path, json=body)
+        if response.status_code in _RETRY:
+            raise _Retry(f"status {response.status_code}: {self._short(response.text)}", _retry_after(response.headers))
+        if response.status_code != 200:
+            raise _Refused(f"{config.url}: status {response.status_code}: {self._short(response.text)}")
+        try:
+            reply = response.json()
+        except ValueError:
+            raise _Retry(f"the reply is not JSON: {self._short(response.text)}") from None
+        try:
+            return read_reply(config, prefix, until, reply)
+        except ValueError as error:
+            raise _Refused(f"{config.url}: {error}: {self._short(response.text)}") from None
+
+
+def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) -> dict[str, Any]:
+    """The JSON of one request, for one sample."""
+    prompt = config.prompt.replace("{problem}", prefix.problem)
+    written = "".join(step + config.delimiter for step in prefix.steps)
+    body: dict[str, Any] = {
+        "model": config.model,
+        "n": 1,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+        "seed": seed,
+    }
+    if config.endpoint == "completions":
+        body["prompt"] = prompt + written
+        if config.logprobs:
+            body["logprobs"] = 1
+    else:
+        body["messages"] = [{"role": "user", "content": prompt}]
+        if written:
+            body["messages"].append({"role": "assistant", "content": written})
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if config.logprobs:
+            body["logprobs"] = True
+    if until == "step":
+        body |= {"stop": [config.delimiter], "include_stop_str_in_output": True, "no_stop_trim": True}
+    return body | dict(config.extra)
+
+
+def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> Sample:
+    """The sample in a reply.
+
+    Raises:
+      ValueError: a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
+    """
+    choices = reply.get("choices") if isinstance(reply, Mapping) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+        found = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
+        raise ValueError(f"one choice was asked for, the reply has {found}")
+    choice = choices[0]
+    message = choice.get("message") if isinstance(choice.get("message"), Mapping) else {}
+    text = choice.get("text") if config.endpoint == "completions" else message.get("content")
+    if not isinstance(text, str):
+        raise ValueError("the choice has no text")
+    finish = choice.get("finish_reason")
+    if finish not in ("stop", "length"):
+        raise ValueError(f"finish_reason is {finish!r}, neither 'stop' nor 'length'")
+    usage = reply.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise ValueError("the reply has no usage.completion_tokens, so its tokens cannot be counted")
+
+    steps = tuple(step.strip("\r\n") for step in text.split(config.delimiter) if step.strip())
+    if until == "step" and finish == "stop":
+        matched = choice.get("stop_reason", choice.get("matched_stop"))
+        if config.delimiter in text or matched == config.delimiter:
+            finish = "step"
+        elif "stop_reason" not in choice and "matched_stop" not in choice and steps:
+            finish = "step"  # the server does not say what ended it
+        steps = steps[:1]
+        if finish == "step" and not steps:
+            raise ValueError("the step is blank")
+    if finish == "stop" and not steps and not prefix.steps:
+        raise ValueError("the text is empty")
+    return Sample(steps, tokens, finish, _logprob(config, choice))
+
+
+def _logprob(config: ServerConfig, choice: Mapping[str, Any]) -> float | None:
+    given = choice.get("logprobs")
+    if not config.logprobs or not isinstance(given, Mapping):
+        return None
+    if config.endpoint == "chat":
+        content = given.get("content")
+        values = [token.get("logprob") for token in content] if isinstance(content, list) else None
+    else:
+        values = given.get("token_logprobs")
+    if not isinstance(values, list) or any(not isinstance(value, int | float) for value in values):
+        return None
+    return float(sum(values))
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a `Retry-After` asks for, given as seconds or as a date; 0 where there is none that can be read."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        if value.isdecimal():
+            return float(value)
+        due = email.utils.parsedate_to_datetime(value)
+        return max(0.0, (due - datetime.datetime.now(datetime.UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,95 @@
+"""Final answers: what is found in a text, what counts as the same, and that no answer can hold a thread for long."""
+
+import threading
+import time
+
+import pytest
+
+from jprm.answers import equivalent, extract_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so it is \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{3}, no: \boxed{\text{Tuesday}}", r"\text{Tuesday}"),
+        (r"first \boxed{7}, then \boxed{1", None),  # truncated in its last box
+        (r"\boxed{}", None),
+        ("x = 5.\n#### 1,234\n", "1,234"),
+        ("The answer is 18.", "18"),
+        ("The answer is: 0.5. It took long", "0.5"),
+        ("Answer: $x+1$", "x+1"),
+        ("the final answer is Tuesday", "Tuesday"),
+        ("Janet makes 9 * 2 = $18", "18"),  # by math-verify
+        ("no number here", None),
+        ("", None),
+    ],
+)
+def test_extraction(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("truth", "given", "same"),
+    [
+        (18, "18.0", True),
+        ("1,000", 1000, True),
+        (0.3, 0.1 + 0.2, True),
+        (0.3, 0.3001, False),
+        (10**400, 1e300, False),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\dfrac12", "1/2", True),
+        ("x^2-1", "(x-1)(x+1)", True),
+        ("x^2-1", "(x-1)(x-1)", False),
+        (r"2\sqrt{2}", r"$\sqrt{8}$", True),
+        (r"\text{Tuesday}", "Tuesday", True),
+        (r"\text{Tuesday}", "Monday", False),
+        ("red and blue", r"\text{Red and  blue.}", True),
+        ("red and blue", "blue and red", False),
+        ("no solution", "5", False),
+        ("x", "y", False),
+        ("xy", "yx", True),
+        ("5", "6", False),
+        (r"\frac{1}{", "0.5", False),  # no parse
+        (r"\left( \frac{1}{", r"( \frac{1}{", True),  # no parse, the same text
+        (None, "5", False),
+        ("5", None, False),
+        ("", "", False),
+    ],
+)
+def test_equivalence(truth, given, same):
+    assert equivalent(truth, given) is same
+
+
+def test_limits_of_the_library_are_as_documented():
+    same = [("18%", "18"), (r"18\%", "0.18"), (r"10\text{ cm}", "10"), ("1,2", "2,1"), ("0.333333", "1/3")]
+    same += [("x=5", "5"), ("5", "x=5"), ("1<x<2", "(1,2)")]
+    assert all(equivalent(*pair) for pair in same)
+    different = [
+        ("(1,2)", "1<x<2"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"),
+        ("12:30", "12.5"),
+        ("0.333", "1/3"),
+    ]
+    assert not any(equivalent(*pair) for pair in different)
+
+
+def test_the_time_limit_holds_in_any_thread():
+    """The integer power holds the interpreter for good: no signal interrupts it, on the main thread or elsewhere."""
+    verdicts = {}
+
+    def compare():
+        start = time.monotonic()
+        verdicts["endless"] = equivalent("9^{9^{9^{9}}}", "x+2", limit_s=0.5)
+        verdicts["seconds"] = time.monotonic() - start
+        verdicts["same text"] = equivalent("9^{9^{9^{9}}}", "9^{9^{9^{9}}} ", limit_s=0.5)
+        verdicts["next"] = equivalent(r"\frac12", "0.5", limit_s=60)  # another worker serves it
+
+    thread = threading.Thread(target=compare)
+    thread.start()
+    thread.join(timeout=120)
+    assert not thread.is_alive()
+    assert (
+        0.5 <= verdicts.pop("seconds") < 60
+    )  # it ran until it was killed, and no longer: 0.5, and the start of a worker on a busy machine
+    assert verdicts == {"endless": False, "same text": True, "next": True}

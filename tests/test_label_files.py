@@ -1,0 +1,136 @@
+"""`jprm label`, from file to file, with a server as the policy."""
+
+import json
+import threading
+
+import pytest
+from stub_server import Server, reply
+
+from jprm import cli
+from jprm.jsonl import read_records
+from jprm.policy.load import load_policy
+from jprm.tree import RecordError
+
+
+def arithmetic(number, body):
+    """Rollouts of "1+2": of the seeds, every third goes wrong at "bad"; after "bad" all are wrong."""
+    right = "bad" not in body["prompt"] and body["seed"] % 3
+    return reply(f"{'so' if right else 'bad'}\n\nthen\n\nthe answer is {3 if right else 4}", stop_reason=None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    server = Server(arithmetic)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    (tmp_path / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "retries": 0}))
+    records = [{"problem": "1+2", "steps": ["so", "bad", "then"], "labels": [1, 0, 0], "answer": "3", "id": "a"}]
+    write(tmp_path / "chains.jsonl", records)
+    tmp_path_server = (tmp_path, server)
+    yield tmp_path_server
+    server.shutdown()
+    server.server_close()
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def run(folder, method, *options, status=0, **files):
+    names = {"policy": "policy.json", "input": "chains.jsonl", "output": "out.jsonl", "rollouts": "r.jsonl"} | files
+    args = ["label", method, *options]
+    for name, file in names.items():
+        if file:
+            args += [f"--{name}", str(folder / file)]
+    assert cli.main(args) == status
+
+
+def test_monte_carlo_and_consensus(folder, capsys):
+    folder, server = folder
+    run(folder, "mc", "--estimate", "soft", "--k", "6")
+    (tree,) = read_records(folder / "out.jsonl")
+    assert (tree["semantics"], tree["id"]) == ("value", "a")
+    assert [node["label"] for node in tree["nodes"]] == [pytest.approx(4 / 6), 0, 0]
+    assert len(server.requests) == 18
+    assert "trees: 1, labels: 3, rollouts: 18, failed: 0" in capsys.readouterr().out
+
+    run(folder, "mc", "--estimate", "hard", "--k", "6")
+    (tree,) = read_records(folder / "out.jsonl")
+    assert [node["label"] for node in tree["nodes"]] == [1, 0, 0]
+    assert len(server.requests) == 18  # all of them from the file
+
+    run(folder, "consensus", other="chains.jsonl", input="out.jsonl", output="agreed.jsonl", policy=None, rollouts=None)
+    (agreed,) = read_records(folder / "agreed.jsonl")
+    assert (agreed["consensus"], agreed["nodes"]) == (1, tree["nodes"])
+    assert "kept: 1" in capsys.readouterr().out
+
+
+def test_omega(folder, capsys):
+    folder, server = folder
+    run(folder, "omega", "--k", "6")
+    (tree,) = read_records(folder / "out.jsonl")
+    errors = [node for node in tree["nodes"] if node.get("label") == 0]
+    assert [(node["parent"], node["text"]) for node in errors] == [(-1, "bad")]
+    assert len(server.requests) == tree["rollouts"]
+    before = len(server.requests)
+    run(folder, "omega", "--k", "6")
+    assert len(server.requests) == before
+
+
+def test_a_dead_server_is_one_line_and_what_was_drawn_stays(folder, capsys):
+    folder, server = folder
+    calls = server.script
+    server.script = lambda number, body: calls(number, body) if number < 6 else (400, {}, b"broken")
+    run(folder, "mc", "--estimate", "soft", "--k", "6")
+    (tree,) = read_records(folder / "out.jsonl")
+    assert sum(node["rollouts"] for node in tree["nodes"]) == 6
+    capsys.readouterr()
+    (folder / "out.jsonl").unlink()
+    run(folder, "mc", "--estimate", "soft", "--k", "6", status=2)
+    error = capsys.readouterr().err
+    assert error.startswith("error: policy tiny#") and "broken" in error and "continues" in error
+    assert not (folder / "out.jsonl").exists()
+    assert len((folder / "r.jsonl").read_bytes().splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": None}, "record 1: answer: is absent"),
+        ({"steps": []}, "chains.jsonl:1: steps: is empty"),
+    ],
+)
+def test_bad_input_costs_no_rollout(folder, capsys, change, message):
+    folder, server = folder
+    write(folder / "chains.jsonl", [{"problem": "p", "steps": ["a"], "answer": 1} | change])
+    run(folder, "mc", "--estimate", "soft", status=2)
+    assert message in capsys.readouterr().err
+    assert not server.requests and not (folder / "out.jsonl").exists()
+
+
+def test_one_file_for_two_purposes_is_refused(folder, capsys):
+    folder, _ = folder
+    before = (folder / "chains.jsonl").read_bytes()
+    run(folder, "mc", "--estimate", "soft", rollouts="chains.jsonl", status=2)
+    assert "named twice" in capsys.readouterr().err
+    assert (folder / "chains.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("[]", "policy"),
+        ('{"url": "http://a/v1"}', "model"),
+        ('{"url": "http://a/v1", "model": "m", "api_key": "x"}', "api_key"),
+        ('{"url": "http://a/v1", "model": "m", "temperature": "hot"}', "temperature"),
+        ('{"url": "http://a/v1", "model": "m", "retries": true}', "retries"),
+        ('{"url": "http://a/v1", "model": "m", "endpoint": "v2"}', "endpoint"),
+        ('{"url": "a", "model": "m"}', "policy"),
+        ("{", "line"),
+    ],
+)
+def test_bad_policy_files_are_named(tmp_path, text, field):
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(RecordError) as error:
+        load_policy(path)
+    assert error.value.field == field and str(path) in str(error.value)

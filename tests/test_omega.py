@@ -1,0 +1,177 @@
+"""OmegaPRM against values, errors and counts worked out by hand."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_policy import Markov
+
+from jprm.label.omega import (
+    OmegaConfig,
+    Search,
+    State,
+    exploration,
+    first_error,
+    label_problems,
+    quality,
+    run_search,
+    select,
+    tree_of_search,
+)
+from jprm.label.rollouts import Rollouts
+from jprm.policy.protocol import Prefix, Sample
+from jprm.tree import chains_of, record_of, tree_of
+
+PROBLEM = {"problem": "p", "steps": ["unused"], "answer": 1}
+
+
+class Cliff:
+    """Every chain has `length` steps. Rollouts from a prefix that holds a "bad" step are wrong; from any other prefix
+    the odd-numbered ones go wrong at step `error`."""
+
+    name = "cliff"
+
+    def __init__(self, length, error):
+        self.length, self.error, self.asked = length, error, []
+
+    def sample(self, prefixes, n, *, until, seed):
+        self.asked += [prefix.steps for prefix in prefixes for _ in range(n)]
+        return [[self.one(prefix.steps, seed + j) for j in range(n)] for prefix in prefixes]
+
+    def one(self, steps, number):
+        wrong = any(step.startswith("bad") for step in steps)
+        goes_wrong = number % 2 and len(steps) <= self.error
+        texts = [
+            f"{'bad' if goes_wrong and i == self.error else 'fine'} {i}" for i in range(len(steps), self.length - 1)
+        ]
+        return Sample((*texts, f"The answer is {int(not (wrong or goes_wrong))}"), 100, "stop")
+
+
+def draw(tmp_path, policy):
+    return Rollouts(policy, tmp_path / "rollouts.jsonl")
+
+
+def test_golden_values():
+    config = OmegaConfig()
+    assert float(quality(0.5, 500, config)) == pytest.approx(0.5**0.5 * 0.9) == pytest.approx(0.6364, abs=5e-5)
+    assert float(quality(1.0, 0, config)) == 1
+    # c_puct sqrt(9) / (1 + 2)
+    assert float(exploration(2, 9, config)) == pytest.approx(0.125)
+    assert (config.k, config.searches, config.c_puct) == (8, 100, 0.125)
+
+
+def test_selection_by_hand():
+    config = OmegaConfig()
+    search = Search("p", 1, {(): State(4, 8, visits=3), ("a",): State(6, 8, visits=0)})
+    sample = {tokens: Sample(("x",), tokens, "stop") for tokens in (50, 500, 1500)}
+    # Q + U, the sum of visits being 3: .7071 * .9^.1 + .0541 = .7538; .8409 * .9 + .2165 = .9733; .8409 * .729 + .2165
+    search.wrong = [((), sample[50]), (("a",), sample[500]), (("a",), sample[1500])]
+    assert select(search, config) == 1
+    search.states["a",].visits = 30  # .8409 * .9 + .125 sqrt(33) / 31 = .7800; .7071 * .9895 + .1795 = .8792
+    assert select(search, config) == 0
+
+
+@given(st.integers(1, 40).flatmap(lambda length: st.tuples(st.just(length), st.integers(0, length - 1))))
+@settings(max_examples=30, deadline=None)
+def test_binary_search_finds_the_first_error_with_k_log_m_rollouts(tmp_path_factory, case):
+    length, error = case
+    policy = Cliff(length + 1, error)
+    config = OmegaConfig(k=4)
+    with draw(tmp_path_factory.mktemp("omega"), policy) as rollouts:
+        wrong = policy.one((), 1)
+        assert len(wrong.steps) == length + 1 and wrong.steps[error] == f"bad {error}"
+        search = Search("p", 1, {(): State(2, 4)})
+        assert first_error(search, (), wrong.steps, rollouts, config) == error
+    assert len(policy.asked) == rollouts.sampled == search.spent <= 4 * math.ceil(math.log2(length + 1))
+    assert len(set(policy.asked)) == len(policy.asked) / 4  # no prefix twice
+
+
+def test_the_error_may_be_the_last_step(tmp_path):
+    """Wrong only in the answer itself: no prefix short of the whole chain has value 0, and none of it is sampled."""
+
+    class LastStep(Cliff):
+        def one(self, steps, number):
+            texts = [f"fine {i}" for i in range(len(steps), self.length - 1)]
+            return Sample((*texts, f"The answer is {number % 2}"), 100, "stop")
+
+    with draw(tmp_path, LastStep(8, None)) as rollouts:
+        search = Search("p", 1, {(): State(2, 4)})
+        steps = rollouts.policy.one((), 0).steps
+        assert first_error(search, (), steps, rollouts, OmegaConfig(k=4)) == 7
+        assert search.spent == 4 * 3
+
+
+def test_tree_of_a_whole_search(tmp_path):
+    policy = Cliff(8, 3)
+    config = OmegaConfig(k=4)
+    with draw(tmp_path, policy) as rollouts:
+        (tree,) = label_problems([tree_of(PROBLEM)], rollouts, config)
+    assert (tree.semantics, tree.kind, tree.extra["value"]) == ("value", "tree", 0.5)
+    assert tree_of(record_of(tree)) == tree
+    labelled = {}
+    for chain in chains_of(tree):
+        for depth, i in enumerate(chain):
+            labelled[tuple(tree.nodes[j].text for j in chain[: depth + 1])] = tree.nodes[i]
+    for steps, node in labelled.items():
+        if node.label is None:
+            continue
+        wrong = any(step.startswith("bad") for step in steps)
+        # past the error's place without it, every rollout is right
+        truth = 0.0 if wrong else 0.5 if len(steps) <= 3 else 1.0
+        assert (node.label, node.origin) == (truth, "monte_carlo")
+    errors = [steps for steps, node in labelled.items() if node.label == 0.0 and labelled[steps[:-1]].label]
+    assert errors == [("fine 0", "fine 1", "fine 2", "bad 3")]
+
+
+def test_only_wrong_whole_rollouts_are_candidates(tmp_path):
+    class Mixed(Cliff):
+        def one(self, steps, number):
+            finish = "length" if number == 3 else "stop"
+            return Sample((f"step {number}", f"The answer is {int(number < 2)}"), 10, finish)
+
+    with draw(tmp_path, Mixed(2, 0)) as rollouts:
+        search = run_search("p", 1, rollouts, OmegaConfig(k=5, rollouts=5))
+    assert search.states[()].right == 2 and search.states[()].total == 5
+    candidates = [sample.steps[0] for _, sample in search.wrong]
+    assert candidates == ["step 4"]  # of 2, 3 (cut off) and 4, one was popped for the search that the budget ended
+
+
+def test_budgets_end_the_search(tmp_path):
+    for config in (OmegaConfig(k=4, searches=3), OmegaConfig(k=4, rollouts=30)):
+        with Rollouts(Markov(length=8), tmp_path / f"{config.searches}.jsonl") as rollouts:
+            search = run_search("p", 1, rollouts, config)
+            assert search.searches <= config.searches
+            assert search.spent == rollouts.sampled <= (config.rollouts or 1000)
+    with pytest.raises(ValueError, match="budget of 7 rollouts"):
+        OmegaConfig(rollouts=7)
+
+
+def test_a_search_of_a_markov_chain_is_consistent_and_repeats_from_the_file(tmp_path):
+    policy, config = Markov(length=8), OmegaConfig(k=8, searches=20)
+    with draw(tmp_path, policy) as rollouts:
+        search = run_search("p", 1, rollouts, config)
+    assert sum(state.visits for state in search.states.values()) == search.searches == 20
+    assert policy.sampled == search.spent
+    errors = [abs(s.mc - policy.value_of(Prefix("p", steps))) for steps, s in search.states.items()]
+    assert np.mean(errors) < 0.25  # the standard error of 8 rollouts is at most 0.18
+    again = Markov(length=8)
+    with draw(tmp_path, again) as rollouts:
+        assert run_search("p", 1, rollouts, config) == search
+    assert again.sampled == 0
+    nodes = tree_of_search(search, tree_of(PROBLEM)).nodes
+    assert all(node.label is not None for node in nodes if node.extra or node.correct is False)
+
+
+def test_problems_without_an_error_to_find_are_counted(tmp_path):
+    class Always(Cliff):
+        def one(self, steps, number):
+            return Sample((f"The answer is {self.error}",), 10, "stop")
+
+    for answer, reason in ((1, "too easy"), (0, "too hard")):
+        left_out = collections.Counter()
+        with Rollouts(Always(1, answer), tmp_path / f"{answer}.jsonl") as rollouts:
+            assert not list(label_problems([tree_of(PROBLEM)], rollouts, OmegaConfig(), left_out=left_out))
+        assert left_out == {reason: 1}

@@ -1,0 +1,262 @@
+"""The HTTP policy against a real server that fails in every way a server does."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+from stub_server import Server, reply
+
+from jprm.policy.protocol import Prefix
+from jprm.policy.server import ServerConfig, ServerPolicy, request_body
+
+KEY = "sk-very-secret"
+PROBLEM = Prefix("p")
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(script):
+        servers.append(Server(script))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def policy(server, **changes):
+    settings = {"backoff_s": 0.01, "retries": 3, "request_timeout_s": 5.0} | changes
+    return ServerPolicy(ServerConfig(server.url, "tiny", **settings))
+
+
+def draw(server, until="end", prefix=PROBLEM, **changes):
+    return policy(server, **changes).sample([prefix], 1, until=until, seed=0)[0][0]
+
+
+def test_samples_come_in_order_with_their_seeds(serve):
+    server = serve(lambda number, body: reply(f"{body['prompt'].strip()}|{body['seed']}\n\nend"))
+    prefixes = [Prefix("a"), Prefix("b", ("one", "two"))]
+    drawn = policy(server, concurrency=3).sample(prefixes, 4, until="end", seed=10)
+    assert [[s.steps for s in row] for row in drawn] == [
+        [(f"a|{seed}", "end") for seed in range(10, 14)],
+        [("b", "one", f"two|{seed}", "end") for seed in range(10, 14)],
+    ]
+    assert {(s.tokens, s.finish_reason) for row in drawn for s in row} == {(3, "stop")}
+    assert server.requests[0][0] == "/v1/completions"
+
+
+def test_requests_in_flight_are_bounded(serve):
+    def slowly(number, body):
+        time.sleep(0.03)
+        return reply("x")
+
+    server = serve(slowly)
+    policy(server, concurrency=3).sample([Prefix("a"), Prefix("b")], 6, until="end", seed=0)
+    assert len(server.requests) == 12
+    assert 2 <= server.most_active <= 3
+
+
+@pytest.mark.parametrize(
+    ("choice", "steps", "finish"),
+    [
+        ({"text": "a step\n\n", "finish_reason": "stop", "stop_reason": "\n\n"}, ("a step",), "step"),  # vLLM
+        ({"text": "a step", "finish_reason": "stop", "stop_reason": "\n\n"}, ("a step",), "step"),
+        ({"text": "a step", "finish_reason": "stop", "matched_stop": "\n\n"}, ("a step",), "step"),  # SGLang
+        ({"text": "a step", "finish_reason": "stop"}, ("a step",), "step"),  # llama.cpp
+        ({"text": "the last", "finish_reason": "stop", "stop_reason": None}, ("the last",), "stop"),
+        ({"text": "the last", "finish_reason": "stop", "matched_stop": 151645}, ("the last",), "stop"),
+        ({"text": "", "finish_reason": "stop"}, (), "stop"),
+        # vLLM gives no stop_reason for a truncated text either: only finish_reason tells
+        ({"text": "cut o", "finish_reason": "length", "stop_reason": None}, ("cut o",), "length"),
+    ],
+)
+def test_finish_reason_decides_what_is_whole(serve, choice, steps, finish):
+    server = serve(lambda number, body: (200, {}, {"choices": [choice], "usage": {"completion_tokens": 2}}))
+    sample = draw(server, until="step", prefix=Prefix("p", ("before",)))
+    assert (sample.steps, sample.finish_reason, sample.error) == (steps, finish, None)
+    assert server.requests[0][1]["stop"] == ["\n\n"]
+
+
+def test_truncated_completion_is_marked(serve):
+    sample = draw(serve(lambda number, body: reply("one\n\ntwo and", "length", stop_reason=None)))
+    assert (sample.steps, sample.finish_reason) == (("one", "two and"), "length")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        (429, {}, b"slow down"),
+        (200, {"Content-Encoding": "gzip"}, b"no"),
+        (500, {}, b"oops"),
+        (503, {}, b""),
+        (200, {}, b"{gar"),
+        None,
+    ],
+)
+def test_passing_failures_are_retried(serve, first):
+    server = serve(lambda number, body: first if number < 2 else reply("fine"))
+    assert draw(server).steps == ("fine",)
+    assert len(server.requests) == 3
+    assert len({json.dumps(body) for _, body in server.requests}) == 1  # the same draw each time
+
+
+def test_retry_after_is_honoured(serve):
+    server = serve(lambda number, body: (429, {"Retry-After": "1"}, b"") if number == 0 else reply("fine"))
+    assert draw(server).steps == ("fine",)
+    assert server.times[1] - server.times[0] >= 1.0  # the backoff alone would be 0.01 s
+
+
+def test_a_wait_beyond_the_total_limit_is_not_begun(serve):
+    server = serve(lambda number, body: (429, {"Retry-After": "3600"}, b"busy"))
+    start = time.monotonic()
+    sample = draw(server, total_timeout_s=5.0)
+    assert time.monotonic() - start < 4
+    assert sample.finish_reason == "error" and "429" in sample.error and "1 attempts" in sample.error
+
+
+def test_a_slow_server_is_given_up(serve):
+    def sleep(number, body):
+        time.sleep(1.0)
+        return reply("late")
+
+    server = serve(sleep)
+    sample = draw(server, request_timeout_s=0.1, retries=1)
+    assert sample.finish_reason == "error" and "no reply in 0.1 s; given up after 2 attempts" in sample.error
+
+
+def test_a_server_that_drips_is_slow_too(serve):
+    """Every piece comes sooner than the limit, the whole does not."""
+    server = serve(lambda number, body: (200, {}, (b" ",) * 40))
+    start = time.monotonic()
+    sample = draw(server, request_timeout_s=0.3, retries=0)
+    assert "no reply in 0.3 s" in sample.error
+    assert time.monotonic() - start < 1.5  # the pieces take 2
+
+
+def test_the_total_limit_ends_retries(serve):
+    server = serve(lambda number, body: (503, {}, b""))
+    start = time.monotonic()
+    sample = draw(server, total_timeout_s=0.5, retries=1000)
+    assert "503" in sample.error and 1 < len(server.requests) < 50
+    assert time.monotonic() - start < 2.0
+
+
+def test_an_attempt_ends_with_the_total_limit(serve):
+    def sleep(number, body):
+        time.sleep(1.5)
+        return reply("late")
+
+    start = time.monotonic()
+    assert draw(serve(sleep), total_timeout_s=0.2).finish_reason == "error"
+    assert time.monotonic() - start < 1.0  # a request may take 5 s, and the server takes 1.5
+
+
+def test_waits_double(serve):
+    server = serve(lambda number, body: (500, {}, b"") if number < 4 else reply("fine"))
+    assert draw(server, backoff_s=0.04, retries=4).steps == ("fine",)
+    gaps = [later - earlier for earlier, later in zip(server.times, server.times[1:], strict=False)]
+    # jitter takes at most half; above there is no bound on a busy machine
+    assert all(gap >= 0.02 * 2**i for i, gap in enumerate(gaps))
+
+
+def test_a_server_that_is_down(serve):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    config = ServerConfig(url, "tiny", retries=1, backoff_s=0.01)
+    (sample,) = ServerPolicy(config).sample([Prefix("p")], 1, until="end", seed=0)[0]
+    assert sample.finish_reason == "error" and "no connection" in sample.error and url in sample.error
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({}, "no list of choices"),
+        ([], "no list of choices"),
+        ({"choices": []}, "0 choices"),
+        ({"choices": [{"text": "a"}, {"text": "b"}]}, "2 choices"),
+        ({"choices": [{"text": None, "finish_reason": "stop"}]}, "no text"),
+        ({"choices": [{"text": "a", "finish_reason": None}]}, "finish_reason is None"),
+        ({"choices": [{"text": "a", "finish_reason": "stop"}]}, "completion_tokens"),
+        ({"choices": [{"text": " \n\n", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}, "text is empty"),
+    ],
+)
+def test_a_reply_that_cannot_be_used_is_marked_and_not_asked_for_again(serve, answer, message):
+    server = serve(lambda number, body: (200, {}, answer))
+    sample = draw(server)
+    assert sample.finish_reason == "error" and message in sample.error
+    assert len(server.requests) == 1
+
+
+def test_what_was_sampled_survives_the_failure_of_the_rest(serve):
+    server = serve(lambda number, body: (400, {}, b"too long") if body["seed"] == 2 else reply(f"s{body['seed']}"))
+    (drawn,) = policy(server).sample([Prefix("p")], 4, until="end", seed=0)
+    assert [s.steps for s in drawn] == [("s0",), ("s1",), (), ("s3",)]
+    assert drawn[2].finish_reason == "error" and "too long" in drawn[2].error
+
+
+def test_the_key_comes_from_the_environment_and_stays_secret(serve, monkeypatch):
+    with pytest.raises(ValueError, match="variable TINY_KEY, which holds the server's key, is not set"):
+        ServerPolicy(ServerConfig("http://localhost/v1", "tiny", key_variable="TINY_KEY"))
+    for broken in (KEY + "\nmore", KEY + "é", KEY + " x"):
+        monkeypatch.setenv("TINY_KEY", broken)
+        with pytest.raises(ValueError, match="variable TINY_KEY holds no key") as error:
+            ServerPolicy(ServerConfig("http://localhost/v1", "tiny", key_variable="TINY_KEY"))
+        assert KEY not in str(error.value)
+    monkeypatch.setenv("TINY_KEY", KEY + "\n")  # as `$(cat file)` would not leave it, but a secret store may
+    server = serve(lambda number, body: (401, {}, f"no such key: {KEY}".encode() + b"." * 180 + KEY.encode()))
+    asker = policy(server, key_variable="TINY_KEY")
+    (sample,) = asker.sample([Prefix("p")], 1, until="end", seed=0)[0]
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert "no such key: ***" in sample.error
+    assert KEY[:6] not in sample.error  # nor the part of it before the cut
+    assert KEY not in repr(vars(asker)) + asker.name
+
+
+def test_chat_continues_the_assistants_turn(serve):
+    def chat(number, body):
+        choice = {"message": {"content": "three"}, "finish_reason": "stop"}
+        choice["logprobs"] = {"content": [{"logprob": -0.5}, {"logprob": -0.25}]}
+        return 200, {}, {"choices": [choice], "usage": {"completion_tokens": 2}}
+
+    server = serve(chat)
+    sample = draw(server, prefix=Prefix("p {x}", ("one", "two")), endpoint="chat", prompt="{problem}", logprobs=True)
+    path, body = server.requests[0]
+    assert path == "/v1/chat/completions" and body["continue_final_message"] is True
+    assert body["messages"] == [
+        {"role": "user", "content": "p {x}"},
+        {"role": "assistant", "content": "one\n\ntwo\n\n"},
+    ]
+    assert (sample.steps, sample.logprob) == (("three",), -0.75)
+
+
+def test_name_says_what_changes_the_samples_and_no_more():
+    def name(**changes):
+        return ServerPolicy(ServerConfig(**({"url": "http://a/v1", "model": "m"} | changes))).name
+
+    assert name() == name(url="http://b/v1", concurrency=2, retries=0)
+    assert (
+        len({name(), name(model="n"), name(temperature=0.1), name(extra={"min_p": 0.1}), name(prompt="{problem}")}) == 5
+    )
+
+
+def test_bad_settings_are_refused():
+    for wrong in (
+        {"url": "localhost:8000"},
+        {"url": "http://me:secret@host/v1"},
+        {"prompt": "solve"},
+        {"delimiter": ""},
+    ):
+        with pytest.raises(ValueError):
+            ServerConfig(**({"url": "http://a/v1", "model": "m"} | wrong))
+
+
+def test_steps_are_sent_apart():
+    config = ServerConfig("http://a/v1", "m", prompt="Q: {problem}\nA:\n", delimiter="\n")
+    assert request_body(config, Prefix("1+1?", ("a", "b")), "end", 5)["prompt"] == "Q: 1+1?\nA:\na\nb\n"
