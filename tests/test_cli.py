@@ -152,7 +152,7 @@ def test_an_evaluation_hands_everything_on(library, monkeypatch, command, args):
     calls = []
     name = command.split()[0]
     library("jprm.evaluate.run", **{name: lambda *args: calls.append(args) or {}})
-    monkeypatch.setattr(cli, "_report", lambda *args: calls.append(args))
+    monkeypatch.setattr(cli.evaluate, "_report", lambda *args: calls.append(args))
     assert cli.main(["eval", *command.split(), "--json", "r.json"]) == 0
     assert calls == [(*args, Path("r.json")), ({}, Path("r.json"), name)]
 

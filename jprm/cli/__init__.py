@@ -1,0 +1,159 @@
+"""The `jprm` command: parses, calls the library, prints.
+
+A command imports what it calls when it runs, so that `jprm --help` needs neither jax nor a second. What the library
+refuses (a bad record, a missing file, a combination that is not supported) is one `error:` line and exit status 2.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.extras import SubcommandApp
+
+import jprm
+from jprm.cli.arguments import Files, Folder, OnError, Settings
+from jprm.cli.evaluate import evaluation
+from jprm.cli.label import label
+
+DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
+
+A first run, from step labels to a report:
+  jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k
+  jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
+  jprm eval steps --model runs/prm800k_smollm2 --data phase1_test.jsonl --neutral positive --json steps.json
+
+JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints the version."""
+
+REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
+"""What the library raises with a message that is meant for a person; anything else is a bug and shows its traceback."""
+
+app = SubcommandApp()
+
+
+@app.command
+def prepare(
+    name: Annotated[Positional[str], arg(metavar="NAME")],
+    source: Files,
+    out: Folder,
+    exclude: Files = (),
+    on_error: OnError = "stop",
+    overwrite: FlagCreatePairsOff[bool] = False,
+    set_: Settings = (),
+) -> None:
+    """Read step labels into reasoning trees on disk.
+
+    Prints what was read, kept and rejected, and why. Nothing is left behind if it is stopped.
+
+    For example:
+      jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k
+      jprm prepare gsm8k --source train.jsonl --out data/gsm8k --exclude processbench/gsm8k.json
+      jprm prepare jsonl --source mine.jsonl --out data/mine --on-error skip
+
+    Args:
+        name: The source's kind: prm800k, math_shepherd, processbench, gsm8k, math, trl or jsonl.
+        source: The files to read.
+        out: The folder to write. It must not hold a data set yet, unless --overwrite is given.
+        exclude: Benchmark files: problems that occur in them, by normalised text, are left out and counted.
+        on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        overwrite: Replace the data set that is in DIR.
+        set_: Options of the reader.
+    """
+    from jprm.data.prepare import prepare
+
+    options = dict(_setting(item) for item in set_)
+    prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, **options)
+
+
+@app.command
+def train(
+    experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
+    workdir: Folder,
+    set_: Settings = (),
+) -> None:
+    """Train a model as an experiment file says; the same command continues a run that was stopped.
+
+    For example:
+      jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
+      jprm train experiments/prm800k_smollm2.py --workdir runs/short --set steps=20 optimizer.learning_rate=1e-4
+
+    Args:
+        experiment: The file that describes the run.
+        workdir: The folder for checkpoints, metrics and the configuration. A run that is in it is continued.
+        set_: Values that replace those of the experiment, by their path in its configuration.
+    """
+    from jprm.train.config import load
+    from jprm.train.loop import train
+
+    train(load(experiment, set_), workdir)
+
+
+@app.command
+def score(
+    model: Folder,
+    input: Annotated[Path, arg(metavar="F.jsonl")],
+    output: Annotated[Path, arg(metavar="G.jsonl")],
+    on_error: OnError = "stop",
+) -> None:
+    """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
+
+    For example:
+      jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
+
+    Args:
+        model: The folder of a trained model.
+        input: Records to score, one a line.
+        output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
+        on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+    """
+    from jprm.score.files import score_file
+
+    print(score_file(model, input, output, on_error=on_error))
+
+
+app.command(
+    evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
+)
+app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns the exit status: 0, 2 for what the library refuses, 130 for Ctrl-C."""
+    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if args == ["--version"]:
+        print(f"jprm {jprm.__version__}")
+        return 0
+    try:
+        app.cli(prog="jprm", description=DESCRIPTION, args=args)
+        return 0
+    except KeyboardInterrupt:
+        print("stopped: the same command, run again, continues from what it had saved", file=sys.stderr)
+        return 130
+    except REFUSALS as error:
+        if os.environ.get("JPRM_TRACEBACK") == "1":
+            raise
+        print(f"error: {_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _line(error: BaseException) -> str:
+    """One line, whatever the message."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _setting(item: str) -> tuple[str, Any]:
+    """`key=value`, the value read as a Python literal where it is one and as text otherwise."""
+    key, equals, value = item.partition("=")
+    if not key or not equals:
+        raise ValueError(f"--set {item}: not of the form KEY=VALUE")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
