@@ -36,6 +36,7 @@ setuptools.setup(
         "orbax-checkpoint>=0.12.8",
         "rich>=15.0.0",
         "safetensors>=0.8.0",
+        "scipy>=1.17.1",
         "sentencepiece>=0.2.3",
         "tensorflow-datasets>=4.9.10",
         "tokenizers>=0.23.3",

@@ -145,6 +145,23 @@ def processbench(
 
 
 @evaluation.command
+def prmbench(model: Folder, data: Files, to: Json) -> None:
+    """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
+
+    For example:
+      jprm eval prmbench --model DIR --data prmbench/*.jsonl --json prmbench.json
+
+    Args:
+        model: The folder of a trained model.
+        data: PRMBench files, as many of its classes as are wanted.
+        to: Where to write the report.
+    """
+    from jprm.evaluate.run import prmbench
+
+    _report(prmbench(model, data, to), to, "prmbench")
+
+
+@evaluation.command
 def steps(
     model: Folder,
     data: Files,
@@ -165,6 +182,31 @@ def steps(
     from jprm.evaluate.run import steps
 
     _report(steps(model, data, neutral, to), to, "steps")
+
+
+@evaluation.command
+def calibration(
+    model: Folder,
+    data: Files,
+    calibrate: Files,
+    neutral: Literal["positive", "negative", "drop"],
+    to: Json,
+) -> None:
+    """Calibration: how far scores are probabilities, overall and by group, and maps and thresholds that mend it.
+
+    For example:
+      jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json calibration.json
+
+    Args:
+        model: The folder of a trained model.
+        data: Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own.
+        calibrate: The files that maps and thresholds are fitted on; their problems are left out of the figures.
+        neutral: What a neutral rating counts as.
+        to: Where to write the report.
+    """
+    from jprm.evaluate.run import calibration
+
+    _report(calibration(model, data, calibrate, neutral, to), to, "calibration")
 
 
 @evaluation.command(name="best-of-n")
@@ -288,7 +330,9 @@ def label_consensus(
     _counts(label_consensus(input, other, output, (threshold, other_threshold)), output)
 
 
-app.command(evaluation, name="eval", help="Say how good a model is, on processbench, steps or best-of-n.")
+app.command(
+    evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
+)
 app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
 
 

@@ -79,12 +79,12 @@ def test_the_formula(kind):
     assert all(np.isfinite(g).all() for g in gradients)
 
 
-def test_paths_gather_no_more_than_a_block_or_a_quarter_too_much():
+def test_paths_gather_no_more_than_a_block_or_a_half_too_much():
     for block, largest in [(4, 44), (256, 256), (256, 16384), (16, 0)]:
         sizes = _sizes(block, largest)
         assert sizes == sorted(set(sizes)) and sizes[0] == 0 and sizes[-1] == largest
         for small, large in itertools.pairwise(sizes):
-            assert large - small <= max(block, small / 4)
+            assert large - small <= max(block, small / 2)
 
 
 def test_rows_that_blocks_do_not_divide_are_refused():

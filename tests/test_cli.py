@@ -16,6 +16,8 @@ COMMANDS = [
     ["score"],
     ["eval"],
     ["eval", "processbench"],
+    ["eval", "prmbench"],
+    ["eval", "calibration"],
     ["eval", "steps"],
     ["eval", "best-of-n"],
     ["label"],

@@ -109,6 +109,29 @@ def test_processbench(tiny_run, tmp_path, capsys, counted):
     ]  # fmt: skip
 
 
+def test_prmbench(tiny_run, tmp_path, capsys, counted):
+    """The release has error steps beyond the end of a chain, which are no steps."""
+    items = [
+        {
+            "modified_question": chain["problem"],
+            "modified_process": chain["steps"],
+            "error_steps": [k for k, label in enumerate(chain["labels"], start=1) if label < 1] + [99],
+            "idx": f"test_{i}",
+            "classification": ["circular", "redundency"][i % 2],
+        }
+        for i, chain in enumerate(chains(6))
+    ]
+    file, out = tmp_path / "two_classes.jsonl", tmp_path / "prmbench.json"
+    write_records(file, items)
+    assert call("prmbench", "--model", tiny_run.folder, "--data", file, "--json", out) == 0
+    assert "negative F1" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert set(report["classes"]) == {"circular", "redundency"} and report["n"] == 6
+    assert report["n_wrong"] == sum(len(item["error_steps"]) - 1 for item in items)
+    assert report["groups"]["simplicity"]["value"] is not None and report["groups"]["soundness"]["value"] is None
+    assert run.prmbench(tiny_run.folder, [file], out) == report and len(counted) == 6
+
+
 def test_steps(tiny_run, tmp_path, capsys, counted):
     raw, own, chain = prm800k_file(tmp_path / "raw.jsonl", 5), tmp_path / "own.jsonl", tmp_path / "chain.jsonl"
     write_records(own, trees(4))
@@ -136,6 +159,20 @@ def test_steps(tiny_run, tmp_path, capsys, counted):
     again = run.steps(tiny_run.folder, [raw, own, chain], "negative", out)  # another policy, the same scores
     assert len(counted) == 12
     assert again["n_wrong"] == report["n_wrong"] + 4 + labels.count(0)
+
+
+def test_calibration(tiny_run, tmp_path, capsys, counted):
+    easy, hard = processbench_file(tmp_path / "easy.json", 12, 1), processbench_file(tmp_path / "hard.json", 9, 2)
+    out = tmp_path / "calibration.json"
+    args = ["--model", tiny_run.folder, "--data", hard, "--calibrate", easy, "--neutral", "drop", "--json", out]
+    assert call("calibration", *args) == 0
+    printed = capsys.readouterr().out
+    assert "by isotonic" in printed and "false alarm" in printed
+    report = json.loads(out.read_text())
+    assert report["n_problems"] + report["left_out"] > 0 and [row["group"] for row in report["by"]["subset"]] == [
+        "hard"
+    ]
+    assert len(counted) == 21 and set(report["recalibrated"]) == {"temperature", "platt", "isotonic", "quantile"}
 
 
 def test_best_of_n(tiny_run, tmp_path, capsys, counted):

@@ -277,8 +277,13 @@ def test_an_experiment_that_does_not_fit_its_data_is_refused(tmp_path, one_devic
         changes["model"] = dataclasses.replace(model, attention_block=16)
     with pytest.raises(ValueError, match=message):
         loop.train(experiment(data, **changes), tmp_path / "run")
-    # Corrected, it may use the folder: no checkpoint is in it.
-    loop.train(experiment(data, steps=1), tmp_path / "run")
+
+
+def test_a_folder_without_checkpoints_belongs_to_no_experiment(tiny_run, tmp_path, one_device):
+    with pytest.raises(ValueError, match="semantics .rating."):
+        loop.train(dataclasses.replace(tiny_run.experiment, target=PROBABILITY), tmp_path / "run")
+    loop.train(tiny_run.experiment, tmp_path / "run")  # corrected
+    assert equal(params(tmp_path / "run"), params(tiny_run.folder))
 
 
 def test_no_data_is_refused(tmp_path, one_device):
@@ -297,21 +302,27 @@ def test_labels_of_one_class_have_no_auroc(tmp_path, one_device):
     right = [tree | {"nodes": [node | {"label": 1} for node in tree["nodes"]]} for tree in trees(8)]
     write_records(data / "train.jsonl", right)
     write_records(data / "valid.jsonl", right)
-    result = loop.train(experiment(data, steps=1), tmp_path / "run")
+    result = loop.train(experiment(data), tmp_path / "run")
     assert result["auroc"] is None and result["valid_auroc"] is None
     json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
     data = make_data(tmp_path / "data")
-    records = chains(8)
+    records = chains(4, longest=4)
     write_records(data / "train.jsonl", records)
-    orm = experiment(
-        data, supervise="outcome", target=PROBABILITY, steps=4, log_every=4, rows=4, valid=(), tokens=512,
-        slots=64,
-    )  # fmt: skip
+    orm = experiment(data, supervise="outcome", target=PROBABILITY, valid=())
     result = loop.train(orm, tmp_path / "run")
-    # The 8 chains share a row, which is one epoch: 4 updates of 4 rows see each of them 16 times.
-    assert result["labels"] == 16 * len(records)
+    # The chains share a row, which is one epoch.
+    labels = sum(line["labels"] for line in lines(tmp_path / "run"))
+    assert labels == orm.steps * orm.data.rows * len(records)
     assert jprm.load(tmp_path / "run").semantics == "value"
     assert set(untimed([result])[0]) == KEYS - {"labels_per_second", "tokens_per_second"}
+
+
+def test_data_without_a_label_are_refused(tmp_path, one_device):
+    data = make_data(tmp_path / "data")
+    write_records(data / "train.jsonl", [{k: v for k, v in c.items() if k != "correct"} for c in chains(8)])
+    orm = experiment(data, supervise="outcome", target=PROBABILITY, steps=2, log_every=1, valid=())
+    with pytest.raises(ValueError, match="no labelled step in 1 updates"):
+        loop.train(orm, tmp_path / "run")

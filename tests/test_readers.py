@@ -241,6 +241,15 @@ def test_prmbench_error_steps_beyond_the_chain_need_a_decision(shared_data):
     assert len(read("prmbench", path, outside="ignore")) == 90
 
 
+def test_prmbench_step_without_text_is_dropped_with_its_label(shared_data):
+    path = shared_data / "prmbench" / "prm800k_test_p1_4o_deception.jsonl"
+    with pytest.raises(RecordError, match=r":73: steps\[15\]: is empty"):
+        read("prmbench", path, outside="ignore")
+    record = read("prmbench", path, outside="ignore", empty="drop")[72]
+    assert record["steps"] == [step for step in record["modified_process"] if step] and len(record["steps"]) == 16
+    assert [i for i, label in enumerate(record["labels"], 1) if label == 0] == record["error_steps"] == [11, 13]
+
+
 @pytest.mark.parametrize(("file", "count"), [("train", 7_473), ("test", 1_319)])
 def test_gsm8k(shared_data, file, count):
     path = shared_data / "gsm8k" / f"{file}.jsonl"

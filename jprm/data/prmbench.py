@@ -15,10 +15,12 @@ class PrmbenchOptions:
     """Attributes:
     process: the `modified` chain, which the benchmark scores, or the `original` one, whose steps are all right.
     outside: a few records of the release name error steps beyond the chain's end: `error`, or `ignore` those numbers.
+    empty: one record of the release has a step without text, which no model can score: `error`, or `drop` that step.
     """
 
     process: Literal["modified", "original"] = "modified"
     outside: Literal["error", "ignore"] = "error"
+    empty: Literal["error", "drop"] = "error"
 
 
 def parse(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
@@ -32,6 +34,9 @@ def parse(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
             remedy = "Correct it, or ignore such numbers with the option outside=ignore."
             raise RecordError(where, "error_steps", f"names step {number!r} of {len(steps)}", remedy)
     labels = [0 if number in wrong else 1 for number in range(1, len(steps) + 1)]
+    if options.empty == "drop":
+        kept = [i for i, step in enumerate(steps) if not isinstance(step, str) or step.strip()]
+        steps, labels = [steps[i] for i in kept], [labels[i] for i in kept]
     yield {"problem": problem, "steps": steps, "labels": labels} | {
         key: value for key, value in item.items() if key not in ("problem", "steps", "labels")
     }

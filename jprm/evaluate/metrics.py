@@ -7,11 +7,12 @@ the same metric under R rows of integer weights: the scores are sorted once, not
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 DRAWS = 1000
 _CHUNK = 2_000_000  # weights held at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
@@ -55,6 +56,15 @@ def weighted_mean(
     return _ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
 
 
+def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarray, " N"]:
+    """The bin of each score, rising from 0 without a gap: `bins` of equal size, fewer where scores tie."""
+    score_N = np.asarray(score_N, float)
+    _, value_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
+    middle_U = np.cumsum(count_U) - count_U / 2  # the middle rank of those that tie
+    bin_N = np.floor(bins * middle_U / max(len(score_N), 1)).astype(int)[value_N.reshape(-1)]
+    return np.unique(bin_N, return_inverse=True)[1].reshape(-1)
+
+
 class Interval(NamedTuple):
     """A statistic and its percentile interval. Scalars, or arrays of one shape for a statistic that is a curve."""
 
@@ -96,9 +106,9 @@ def bootstrap(
         count_RG = np.bincount(chosen_RG.ravel(), minlength=chosen_RG.size).reshape(chosen_RG.shape)
         drawn.append(statistic(count_RG[:, group_N].astype(float)))
     drawn_R = np.concatenate(drawn)
-    if np.isnan(drawn_R).all():
-        return Interval(value, np.nan * value, np.nan * value)
-    low, high = np.nanquantile(drawn_R, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)  # undefined in every draw: so is the interval
+        low, high = np.nanquantile(drawn_R, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return Interval(value, low, high)
 
 

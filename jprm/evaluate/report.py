@@ -40,7 +40,47 @@ def print_processbench(report: Mapping[str, Any], console: Console | None = None
             accuracies = (_percent(row[key]) for key in ("error_accuracy", "correct_accuracy"))
             table.add_row(label, f1, *accuracies, "" if row["threshold"] is None else f"{row['threshold']:.4g}")
         table.add_section()
-    (console or Console()).print(table)
+    (console or _console()).print(table)
+
+
+def print_prmbench(report: Mapping[str, Any], console: Console | None = None) -> None:
+    columns = ("PRMScore [95 %]", "F1", "negative F1", "right steps", "wrong steps", "first errors")
+    table = _table(f"PRMBench: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong", *columns)
+    keys = ("f1", "negative_f1", "right_accuracy", "wrong_accuracy", "first_error_accuracy")
+    for label, row in {"all": report, **{f"  {_words(k)}": row for k, row in report["classes"].items()}}.items():
+        table.add_row(label, _interval(**row["prm_score"]), *(_percent(row[key]) for key in keys))
+    table.add_section()
+    for label, figure in report["groups"].items():
+        table.add_row(label, _interval(**figure))
+    table.add_section()
+    best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
+    for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
+        table.add_row(_words(label), _percent(row["prm_score"]))
+    (console or _console()).print(table)
+
+
+def print_calibration(report: Mapping[str, Any], console: Console | None = None) -> None:
+    title = f"Calibration: {report['n_steps']} steps of {report['n_problems']} problems; neutral: {report['neutral']}"
+    table = _table(title, "steps", "mean score", "right", "ECE [95 %]", "ECE of noise", "Brier [95 %]", "AUROC")
+    rows = {
+        "as scored": report["raw"],
+        **{f"  {name} {row['group']}": row for name, rows in report["by"].items() for row in rows},
+        **{f"by {kind}": row for kind, row in report["recalibrated"].items()},
+    }
+    for label, row in rows.items():
+        cells = (str(row["n"]), _percent(row["mean_score"]), _percent(row["share_right"]))
+        noise = f"{_percent(row['ece_if_calibrated']['high'])} {'<' if row['miscalibrated'] else ' '}"
+        table.add_row(label, *cells, _interval(**row["ece"]), noise, _interval(**_span(row["brier"])),
+                      _percent(row["auroc"]))  # fmt: skip
+    (console or _console()).print(table)
+    table = _table("Conformal thresholds", "promised", "confidence", "threshold", "calibration chains", "held out")
+    for row in report["conformal"]:
+        threshold = "none" if row["threshold"] is None else f"{row['threshold']:.4g}"
+        sure = "average" if row["confidence"] is None else _percent(row["confidence"])
+        promised, held_out = f"<= {_percent(row['alpha'])}", row["held_out"]
+        found = f"{_percent(held_out['rate'])} of {held_out['n']}"
+        table.add_row(_words(row["kind"]), promised, sure, threshold, str(row["n"]), found)
+    (console or _console()).print(table)
 
 
 def print_steps(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -52,7 +92,7 @@ def print_steps(report: Mapping[str, Any], console: Console | None = None) -> No
     for key in ("accuracy", "f1"):
         cells = (_interval(**_span(column.get("first_error", {}).get(key))) for column in columns)
         table.add_row(f"first error, {key}", *cells)
-    (console or Console()).print(table)
+    (console or _console()).print(table)
 
 
 def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -71,7 +111,12 @@ def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -
         if curve is not None:
             cells = [_percent(curve["value"][n - 1]) for n in shown[:-1]]
             table.add_row(label, *cells, _interval(*(curve[key][-1] for key in ("value", "low", "high"))))
-    (console or Console()).print(table)
+    (console or _console()).print(table)
+
+
+def _console() -> Console:
+    """The terminal, or a file; never so narrow that rich would leave out the names of the rows."""
+    return Console(width=max(Console().width, 120))
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -13,6 +13,8 @@ from typing import Any
 from jprm.data.reader import read_items
 from jprm.data.readers import READERS
 from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.evaluate.calibration import calibration_report
+from jprm.evaluate.prmbench import prmbench_report
 from jprm.evaluate.processbench import processbench_report
 from jprm.evaluate.steps import steps_report
 from jprm.jsonl import parse, read_records
@@ -24,8 +26,10 @@ PathLike = str | os.PathLike
 OPTIONS: dict[str, dict[str, str]] = {
     "prm800k": {"human_written": "unlabelled", "control_questions": "drop"},
     "pools": {"empty_samples": "drop"},
+    "prmbench": {"outside": "ignore", "empty": "drop"},
 }
-"""How benchmark files are read: only ratings that humans gave to a model's steps are judged."""
+"""How benchmark files are read: only ratings that humans gave to a model's steps are judged; error steps that PRMBench
+names beyond a chain's end are no steps, as in its own evaluation, and neither is its one step without text."""
 
 
 def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike, out: PathLike, seed: int = 0) -> dict:
@@ -37,12 +41,31 @@ def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike,
     return {pathlib.Path(path).stem: report[pathlib.Path(path).stem] for path in data}
 
 
+def prmbench(model: PathLike, data: Sequence[PathLike], out: PathLike, seed: int = 0) -> dict:
+    """PRMScore of the classes that the files hold, at 0.5 as published."""
+    prm = load(model)
+    files = _by_name(data).values()
+    return prmbench_report([record for path in files for record in scored_records(prm, path, "prmbench", out)], seed)
+
+
 def steps(model: PathLike, data: Sequence[PathLike], neutral: str, out: PathLike, seed: int = 0) -> dict:
     """Step AUROC, average precision and first-error accuracy on files of the PRM800K format or jprm's own."""
     prm = load(model)
     files = _by_name(data).values()
     records = [record for path in files for record in scored_records(prm, path, _format(path), out)]
     return steps_report(records, neutral, seed)
+
+
+def calibration(
+    model: PathLike, data: Sequence[PathLike], calibrate: Sequence[PathLike], neutral: str, out: PathLike, seed: int = 0
+) -> dict:
+    """Calibration of step scores on files with step labels, before and after maps fitted on the files `calibrate`."""
+    prm = load(model)
+    files = _by_name([*data, *calibrate])
+    records = {name: scored_records(prm, path, _format(path), out) for name, path in files.items()}
+    fitted = [record for path in calibrate for record in records[pathlib.Path(path).stem]]
+    names = dict.fromkeys(pathlib.Path(path).stem for path in data)
+    return calibration_report({name: records[name] for name in names}, fitted, neutral, seed)
 
 
 def best_of_n(input: PathLike, model: PathLike | None, out: PathLike, seed: int = 0) -> dict:
@@ -72,8 +95,13 @@ def _by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
 
 
 def _format(path: PathLike) -> str:
-    """prm800k for its raw form and its chains with ratings, else jprm's own records."""
+    """A benchmark as released, prm800k for its chains with ratings as well, else jprm's own records."""
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")
-        return "prm800k" if isinstance(item, dict) and ("question" in item or "ratings" in item) else "jsonl"
+        keys = item.keys() if isinstance(item, dict) else ()
+        if "modified_process" in keys:
+            return "prmbench"
+        if {"label", "final_answer_correct"} <= set(keys):
+            return "processbench"
+        return "prm800k" if "question" in keys or "ratings" in keys else "jsonl"
     raise ValueError(f"{os.fspath(path)}: holds no record")

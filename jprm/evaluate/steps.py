@@ -99,7 +99,7 @@ def steps_report(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) 
     `alternatives`, the share of pairs of siblings, one right and one wrong, that the scores rank rightly, ties a half;
     and `first_error` over `judged_chains` at 0.5, with `f1` of the error and correct accuracies as in ProcessBench.
     """
-    trees = _trees(records, neutral)
+    trees = trees_of(records, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
     if not {0, 1} <= set(class_N.tolist()):
         raise ScoreError("the records hold no step labelled right, or none labelled wrong: there is nothing to rank")
@@ -173,7 +173,8 @@ def _first_error(trees: Sequence[Tree], scores, threshold: float, interval) -> d
     }
 
 
-def _trees(records: Sequence[Mapping[str, Any]], neutral: str) -> list[Tree]:
+def trees_of(records: Sequence[Mapping[str, Any]], neutral: str) -> list[Tree]:
+    """Scored trees and chains as arrays. Raises ScoreError where a score is missing or a label says nothing."""
     nodes = [_nodes(record) for record in records]
     scores = checked_scores(
         (f"record {i}", len(record), [node.get("score") for node in record]) for i, record in enumerate(nodes)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jprm.model.config import ModelConfig
 from jprm.model.paths import HIDDEN, Paths, find_paths, path_attention
+from jprm.model.sharding import reshape
 
 Plan = Int[Array, "B T"] | Paths
 """What attention needs to know of the rows, worked out once for all layers: `until`, or the paths of its blocks."""
@@ -48,12 +49,13 @@ def attention(
 
 def _attend(q_BKGTH, k_BKSH, v_BKSH, seen_BTS: Bool[Array, "B T S"]):
     B, K, G, T, H = q_BKGTH.shape
-    q_BKQH = q_BKGTH.reshape(B, K, G * T, H)
+    S, split = k_BKSH.shape[2], ("batch", "kv_heads")
+    q_BKQH = reshape(q_BKGTH, (B, K, G * T, H), *split)
     logit_BKQS = jnp.einsum("BKQH,BKSH->BKQS", q_BKQH, k_BKSH, preferred_element_type=jnp.float32)
-    logit_BKGTS = jnp.where(seen_BTS[:, None, None], logit_BKQS.reshape(B, K, G, T, -1), HIDDEN)
+    logit_BKGTS = jnp.where(seen_BTS[:, None, None], reshape(logit_BKQS, (B, K, G, T, S), *split), HIDDEN)
     weight_BKGTS = jax.nn.softmax(logit_BKGTS, axis=-1).astype(v_BKSH.dtype)
-    y_BKQH = jnp.einsum("BKQS,BKSH->BKQH", weight_BKGTS.reshape(B, K, G * T, -1), v_BKSH)
-    return y_BKQH.reshape(B, K, G, T, H)
+    y_BKQH = jnp.einsum("BKQS,BKSH->BKQH", reshape(weight_BKGTS, (B, K, G * T, S), *split), v_BKSH)
+    return reshape(y_BKQH, (B, K, G, T, H), *split)
 
 
 def _blocked(q_BKGTH, k_BKSH, v_BKSH, until_BS, block: int):

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jprm.model.sharding import reshape
+
 HIDDEN = -1e30  # finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in float32
 
 
@@ -92,7 +94,8 @@ def _backward(block: int, saved, dy_BTKGH):
         dq_BKXH = jnp.einsum("BKXS,BKSH->BKXH", dlogit_BKXS, k_BKSH) * H**-0.5
         dk_BKSH = jnp.einsum("BKXS,BKXH->BKSH", dlogit_BKXS, q_BKXH) * H**-0.5
         dv_BKSH = jnp.einsum("BKXS,BKXH->BKSH", weight_BKXS.astype(dy_BKXH.dtype), dy_BKXH)
-        return _tokens_first(dq_BKXH, G), _scatter(dk_BTKH, index_BS, dk_BKSH), _scatter(dv_BTKH, index_BS, dv_BKSH)
+        dk_BTKH, dv_BTKH = _scatter(dk_BTKH, index_BS, dk_BKSH), _scatter(dv_BTKH, index_BS, dv_BKSH)
+        return _tokens_first(dq_BKXH, G), dk_BTKH, dv_BTKH
 
     def body(carry, inputs):
         dq_BQKGH, *carry = _switch(attend, paths, T, block, *inputs, *carry)
@@ -100,8 +103,9 @@ def _backward(block: int, saved, dy_BTKGH):
 
     blocks = [_blocks(x, block) for x in (q_BTKGH, dy_BTKGH, inner_BTKG)]
     inputs = (jnp.arange(T // block), *blocks, log_NBKX)
-    (dk_BTKH, dv_BTKH), dq_NBQKGH = jax.lax.scan(body, (jnp.zeros_like(k_BTKH), jnp.zeros_like(v_BTKH)), inputs)
-    return _rows(dq_NBQKGH), dk_BTKH, dv_BTKH, None
+    zero = jnp.zeros_like(k_BTKH, jnp.float32)  # a key's gradient is a sum over many blocks
+    (dk_BTKH, dv_BTKH), dq_NBQKGH = jax.lax.scan(body, (zero, zero), inputs)
+    return _rows(dq_NBQKGH), dk_BTKH.astype(k_BTKH.dtype), dv_BTKH.astype(v_BTKH.dtype), None
 
 
 path_attention.defvjp(_forward, _backward)
@@ -115,7 +119,7 @@ def _switch(attend, paths: Paths, T: int, block: int, n, *operands):
 
 
 def _sizes(block: int, largest: int) -> list[int]:
-    """0, 1, 2, 3, 4, 6, 8, 12, ... blocks up to `largest`: at most a third is padding, and few branches to compile."""
+    """0, 1, 2, 3, 4, 6, 8, 12, ... blocks up to `largest`: at most a third is padding, few branches to compile."""
     sizes, size = [0], block
     while size < largest:
         sizes.append(size)
@@ -136,9 +140,8 @@ def _gather(x_BTKH, index_BS) -> Float[Array, "B K S H"]:
 
 def _scatter(x_BTKH, index_BS, update_BKSH):
     """Adds updates to their keys; indices out of range, which pad the path, are dropped."""
-    return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(
-        x_BTKH, index_BS, update_BKSH.swapaxes(1, 2)
-    )
+    update_BSKH = update_BKSH.swapaxes(1, 2).astype(x_BTKH.dtype)
+    return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(x_BTKH, index_BS, update_BSKH)
 
 
 def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, block: int, G: int):
@@ -152,20 +155,21 @@ def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, block: int, G: int):
 
 def _heads_first(x_BQKGH) -> Float[Array, "B K X H"]:
     B, Q, K, G, H = x_BQKGH.shape
-    return x_BQKGH.transpose(0, 2, 3, 1, 4).reshape(B, K, G * Q, H)
+    return reshape(x_BQKGH.transpose(0, 2, 3, 1, 4), (B, K, G * Q, H), "batch", "kv_heads")
 
 
 def _tokens_first(x_BKXH, G: int) -> Float[Array, "B Q K G H"]:
     B, K, X, H = x_BKXH.shape
-    return x_BKXH.reshape(B, K, G, X // G, H).transpose(0, 3, 1, 2, 4)
+    return reshape(x_BKXH, (B, K, G, X // G, H), "batch", "kv_heads").transpose(0, 3, 1, 2, 4)
 
 
-def _blocks(x_BT, block: int):
-    """(B, T, ...) to (N, B, block, ...)"""
-    return jnp.moveaxis(x_BT.reshape(x_BT.shape[0], -1, block, *x_BT.shape[2:]), 1, 0)
+def _blocks(x_BTK, block: int):
+    """(B, T, K, ...) to (N, B, block, K, ...)"""
+    B, T, *rest = x_BTK.shape
+    return jnp.moveaxis(reshape(x_BTK, (B, T // block, block, *rest), "batch", None, None, "kv_heads"), 1, 0)
 
 
-def _rows(x_NBQ):
+def _rows(x_NBQK):
     """The inverse of `_blocks`."""
-    x_BNQ = jnp.moveaxis(x_NBQ, 0, 1)
-    return x_BNQ.reshape(x_BNQ.shape[0], -1, *x_BNQ.shape[3:])
+    N, B, Q, *rest = x_NBQK.shape
+    return reshape(jnp.moveaxis(x_NBQK, 0, 1), (B, N * Q, *rest), "batch", None, "kv_heads")

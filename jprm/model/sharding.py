@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -66,6 +67,11 @@ def spec(*axes: str | None) -> P:
 def sharding(*axes: str | None) -> P | None:
     """`spec`, or None where no mesh is set, so that the same model code runs without one."""
     return None if jax.sharding.get_abstract_mesh().empty else spec(*axes)
+
+
+def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Array:
+    """`x` in another shape whose axes are so named. Said, not inferred: JAX forgets how an axis of size 1 is split."""
+    return jnp.reshape(x, shape, out_sharding=sharding(*axes, *(None,) * (len(shape) - len(axes))))
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):

@@ -89,6 +89,8 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
                 if save:
                     _save(checkpoints, state, batches)
             checkpoints.wait()
+            if log.board:
+                log.board.close()
     result = {**log.last, "step": experiment.steps}
     with atomic_file(workdir / "result.json") as file:
         file.write((json.dumps(result, indent=2) + "\n").encode())
@@ -216,7 +218,7 @@ class _Log:
             from tensorboardX import SummaryWriter
 
             self.board = SummaryWriter(str(workdir / "tensorboard"))
-        self.sum, self.steps, self.since = None, 0, time.perf_counter()
+        self.sum, self.steps, self.since, self.labels = None, 0, time.perf_counter(), 0.0
         columns = TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, TextColumn("{task.fields[note]}"))
         self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
@@ -243,10 +245,16 @@ class _Log:
                 f" parameters after it {float(metrics.parameter_norm)}; last good checkpoint: {good}. Lower"
                 " optimizer.learning_rate or clip_norm, or look at the data of this step"
             )
+        self.labels += float(metrics.weight)
         self.sum = metrics if self.sum is None else jax.tree.map(np.add, self.sum, metrics)
         self.steps += 1
         self.bar.update(self.task, completed=step)
         if close or step % self.every == 0:
+            if self.labels == 0:
+                raise ValueError(
+                    f"no labelled step in {self.steps} updates: data.supervise and target leave every step of the data"
+                    " without a label; `outcome` needs records with `correct`"
+                )
             now = time.perf_counter()
             self.write({"step": step, **self._means(metrics, now - self.since)})
             self.sum, self.steps, self.since = None, 0, now
@@ -259,7 +267,9 @@ class _Log:
             if value is not None and name != "step":
                 self.board.add_scalar(name, value, values["step"])
         note = " ".join(
-            f"{k} {v:.4g}" for k, v in values.items() if k in ("loss", "auroc", "valid_auroc", "tokens_per_second")
+            f"{k} {v:.4g}"
+            for k, v in values.items()
+            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second") and v is not None
         )
         self.bar.update(self.task, note=note)
         if not self.bar.console.is_terminal:  # a log file gets lines

@@ -1,0 +1,293 @@
+"""Calibration: does a step that scores 0.8 turn out right 80 % of the time?
+
+Bins hold equal numbers of steps (equal mass): with bins of equal width most steps of a PRM share the top bin, and the
+error of the others is noise. Steps of one score share a bin, so that no figure hangs on the order of the records.
+
+ECE is never 0 on a finite sample, even for a perfect scorer. So it stands beside what noise alone would show
+(`ece_if_calibrated`), and only an ECE beyond the 95 % quantile of that is a finding (which a perfect scorer meets in
+5 to 9 % of samples: the quantile is estimated).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
+from jprm.evaluate.metrics import auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
+from jprm.evaluate.recalibration import KINDS, Recalibration, apply, fit
+from jprm.evaluate.scored import ScoreError
+from jprm.evaluate.steps import UNLABELLED, Tree, trees_of
+
+BINS = 15
+"""As in Guo et al. 2017 (arXiv 1706.04599)."""
+
+PROBLEMS_PER_BIN = 10
+"""Fewer problems than this for each of `BINS` bins make fewer bins: with a handful of steps in a bin the noise of ECE
+cannot be estimated, and a perfect scorer would often be called miscalibrated."""
+
+NULL_DRAWS = 500
+DEPTHS = 8
+"""Step indices that have a group of their own; all later steps share one."""
+
+ALPHAS = (0.05, 0.1, 0.2)
+CONFIDENCE = 0.9
+"""Of the conformal thresholds of the report."""
+
+
+class Brier(NamedTuple):
+    """`brier` = `reliability` - `resolution` + `uncertainty` + `within_bin`, exactly, whatever the bins."""
+
+    brier: Any
+    reliability: Any
+    resolution: Any
+    uncertainty: Any
+    within_bin: Any
+
+
+def ece(
+    score_N: Float[np.ndarray, " N"],
+    right_N: Bool[np.ndarray, " N"],
+    bins: int = BINS,
+    weight_RN: Float[np.ndarray, "*R N"] | None = None,
+) -> Float[np.ndarray, "*R"]:
+    """Expected calibration error: the mean over steps of |share right - mean score| of the step's bin.
+
+    Guo et al. 2017, equation 3, with equal-mass bins. NaN where nothing has weight.
+    """
+    bin_N = equal_mass_bins(score_N, bins)
+    gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
+    weight_RN = np.ones(len(gap_N)) if weight_RN is None else np.asarray(weight_RN, float)
+    gap_RB = weight_RN @ (gap_N[:, None] * _one_hot(bin_N))
+    with np.errstate(invalid="ignore"):
+        return np.abs(gap_RB).sum(-1) / weight_RN.sum(-1)
+
+
+def ece_if_calibrated(
+    score_N: Float[np.ndarray, " N"],
+    right_N: Bool[np.ndarray, " N"],
+    groups: Sequence[Any],
+    bins: int = BINS,
+    *,
+    seed: int,
+) -> Float[np.ndarray, " R"]:
+    """`NULL_DRAWS` draws of the ECE that noise alone would show, were each bin's share right equal to its mean score.
+
+    Wild cluster bootstrap (Cameron, Gelbach & Miller 2008, Review of Economics and Statistics 90, 414): each label's
+    distance from its score, less that distance's mean over the bin, keeps its size and gets a random sign, one a group
+    (a problem), since steps of one problem go right or wrong together. Too small where there are few groups.
+    """
+    gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
+    one_hot_NB = _one_hot(equal_mass_bins(score_N, bins))
+    noise_N = gap_N - one_hot_NB @ (gap_N @ one_hot_NB / one_hot_NB.sum(0))
+    group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
+    noise_GB = np.zeros((group_N.max(initial=-1) + 1, one_hot_NB.shape[1]))
+    np.add.at(noise_GB, group_N, noise_N[:, None] * one_hot_NB)
+    groups_B = np.array([len(np.unique(group_N[in_bin_N > 0])) for in_bin_N in one_hot_NB.T])
+    noise_GB *= np.sqrt(groups_B / np.maximum(groups_B - 1, 1))  # centred on a mean that was itself estimated
+    sign_RG = np.random.default_rng(seed).choice([-1.0, 1.0], size=(NULL_DRAWS, len(noise_GB)))
+    return np.abs(sign_RG @ noise_GB).sum(-1) / max(len(gap_N), 1)
+
+
+def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> Brier:
+    """The mean squared distance of score and label, and Murphy's decomposition over equal-mass bins.
+
+    With n_b steps in bin b, of mean score p_b and share right o_b, and o the share of all:
+    reliability = sum n_b (p_b - o_b)^2 / N, resolution = sum n_b (o_b - o)^2 / N, uncertainty = o (1 - o).
+    Scores that differ within a bin add `within_bin`, their variance less twice their covariance with the labels,
+    without which the identity is not exact (Stephenson, Coelho & Jolliffe 2008, Weather and Forecasting 23, 752).
+    """
+    score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
+    if not len(score_N):
+        return Brier(*[np.nan] * 5)
+    bin_N = equal_mass_bins(score_N, bins)
+    n_B = np.bincount(bin_N)
+    p_N, o_N = ((np.bincount(bin_N, x_N) / n_B)[bin_N] for x_N in (score_N, right_N))
+    mean = right_N.mean()
+    return Brier(
+        brier=np.mean((score_N - right_N) ** 2),
+        reliability=np.mean((p_N - o_N) ** 2),
+        resolution=np.mean((o_N - mean) ** 2),
+        uncertainty=mean * (1 - mean),
+        within_bin=np.mean((score_N - p_N) ** 2) - 2 * np.mean((score_N - p_N) * (right_N - o_N)),
+    )
+
+
+def reliability_curve(
+    score_N: Float[np.ndarray, " N"],
+    right_N: Bool[np.ndarray, " N"],
+    groups: Sequence[Any],
+    *,
+    seed: int,
+    bins: int = BINS,
+) -> dict[str, list[float | None]]:
+    """The reliability diagram as lists over bins: `n` steps, their mean `score`, and the share right as `value`,
+    `low`, `high`, a 95 % interval over groups (problems)."""
+    score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
+    if not len(score_N):
+        return {"n": [], "score": [], "value": [], "low": [], "high": []}
+    one_hot_NB = _one_hot(equal_mass_bins(score_N, bins))
+    n_B = one_hot_NB.sum(0)
+
+    def shares(weight_RN):
+        with np.errstate(invalid="ignore"):
+            return (weight_RN @ (right_N[:, None] * one_hot_NB)) / (weight_RN @ one_hot_NB)
+
+    curve = bootstrap(shares, groups, seed=seed).json()
+    return {"n": [int(n) for n in n_B], "score": jsonable(score_N @ one_hot_NB / n_B), **curve}
+
+
+def calibration_report(
+    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]],
+    calibrate: Sequence[Mapping[str, Any]],
+    neutral: str,
+    seed: int,
+) -> dict[str, Any]:
+    """How far scores are probabilities on scored chains and trees, before and after maps fitted on `calibrate`.
+
+    Top level: `n_steps`, `n_problems`, `neutral`; the figures of `_figures` on all files, `raw`; `by` with groups of
+    `step`, `length` (quartiles of characters) and `subset` (the files), each a list of the same figures with `group`;
+    and `recalibrated`, by kind of map, its figures, its `map` and its `calibration_steps`. Steps of problems that occur
+    in `calibrate` are left out of everything but the fit, and counted in `left_out`.
+
+    `conformal` lists thresholds from the chains of `calibrate`, one a problem, a chain scoring its lowest step: the
+    JSON of `Threshold`, and `held_out` with what it does on the files' chains, `n` and the `rate` that `alpha` bounds.
+    """
+    fitted = _Steps.of({"calibrate": calibrate}, neutral)
+    if len(set(fitted.right_N)) < 2:
+        raise ScoreError("the calibration split holds no step labelled right, or none labelled wrong")
+    maps = {kind: fit(kind, fitted.score_N, fitted.right_N) for kind in KINDS}
+    steps = _Steps.of(records_by_file, neutral)
+    apart_N = ~np.isin(steps.problem_N, fitted.problem_N)
+    if not apart_N.any():
+        raise ScoreError("every labelled step is of a problem in the calibration split: nothing is left to judge")
+    left_out, steps = int((~apart_N).sum()), steps.only(apart_N)
+    quartile_N = np.searchsorted(np.quantile(steps.length_N, [0.25, 0.5, 0.75]), steps.length_N)
+    edges = np.quantile(steps.length_N, [0, 0.25, 0.5, 0.75, 1]).astype(int)
+    groupings = {
+        "step": (
+            np.minimum(steps.depth_N, DEPTHS),
+            {d: str(d + 1) if d < DEPTHS else f"{d + 1} and later" for d in range(DEPTHS + 1)},
+        ),
+        "length": (quartile_N, {q: f"{edges[q]} to {edges[q + 1]} characters" for q in range(4)}),
+        "subset": (steps.file_N, {name: name for name in records_by_file}),
+    }
+    held_out = [tree for records in records_by_file.values() for tree in trees_of(records, neutral)]
+    return {
+        "neutral": neutral,
+        "n_steps": len(steps.score_N),
+        "n_problems": len(set(steps.problem_N)),
+        "left_out": left_out,
+        "raw": _figures(steps, seed),
+        "by": {
+            name: [
+                {"group": label, **_figures(steps.only(group_N == value), seed)}
+                for value, label in labels.items()
+                if (group_N == value).any()
+            ]
+            for name, (group_N, labels) in groupings.items()
+        },
+        "recalibrated": {
+            kind: {
+                "map": fitted_map.to_json(),
+                "calibration_steps": len(fitted.score_N),
+                **_figures(steps.mapped(fitted_map), seed),
+            }
+            for kind, fitted_map in maps.items()
+        },
+        "conformal": _conformal(
+            _lowest(trees_of(calibrate, neutral)),
+            _lowest([tree for tree in held_out if tree.problem not in set(fitted.problem_N)]),
+        ),
+    }
+
+
+def _conformal(calibrate, held_out) -> list[dict[str, Any]]:
+    lowest_N, right_N = calibrate
+    thresholds = [
+        *(false_alarm_threshold(lowest_N[right_N], alpha) for alpha in ALPHAS),
+        *(false_alarm_threshold(lowest_N[right_N], alpha, confidence=CONFIDENCE) for alpha in ALPHAS),
+        *(accept_threshold(lowest_N, right_N, alpha, confidence=CONFIDENCE) for alpha in ALPHAS),
+    ]
+    return [threshold.to_json() | {"held_out": _held_out(threshold, *held_out)} for threshold in thresholds]
+
+
+def _held_out(threshold: Threshold, lowest_N, right_N) -> dict[str, Any]:
+    if threshold.kind == "false_alarm":
+        counted_N, bad_N = right_N, lowest_N < threshold.threshold
+    else:
+        counted_N, bad_N = lowest_N >= threshold.threshold, ~right_N
+    return {"n": int(counted_N.sum()), "rate": jsonable(bad_N[counted_N].mean()) if counted_N.any() else None}
+
+
+def _lowest(trees: Sequence[Tree]) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """The lowest score of the first judged chain of each problem, and whether it has no wrong step. Trees that branch
+    are passed over: their chains share steps."""
+    found: dict[str, tuple[float, bool]] = {}
+    for tree in trees:
+        chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()
+        if chain and ((tree.class_N == 0).any() or (tree.class_N == 1).all()):
+            found.setdefault(tree.problem, (float(tree.score_N.min()), bool((tree.class_N == 1).all())))
+    lowest_N, right_N = np.array(list(found.values()), float).reshape(-1, 2).T
+    return lowest_N, right_N == 1
+
+
+class _Steps(NamedTuple):
+    """Labelled steps of all files."""
+
+    score_N: Float[np.ndarray, " N"]
+    right_N: Bool[np.ndarray, " N"]
+    problem_N: np.ndarray
+    file_N: np.ndarray
+    depth_N: Int[np.ndarray, " N"]
+    length_N: Int[np.ndarray, " N"]
+
+    @classmethod
+    def of(cls, records_by_file, neutral) -> _Steps:
+        parts = []
+        for file, records in records_by_file.items():
+            for i, tree in enumerate(trees_of(records, neutral)):
+                some = tree.class_N != UNLABELLED
+                if ((tree.score_N < 0) | (tree.score_N > 1)).any():
+                    raise ScoreError(f"{file}: record {i}: a score outside [0, 1] has no calibration: map it first")
+                same = (np.full(some.sum(), x, dtype=object) for x in (tree.problem, file))
+                parts.append((tree.score_N[some], tree.class_N[some] == 1, *same, tree.depth_N[some],
+                              tree.length_N[some]))  # fmt: skip
+        if not sum(len(part[0]) for part in parts):
+            raise ScoreError("the records hold no labelled step")
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def only(self, some_N: Bool[np.ndarray, " N"]) -> _Steps:
+        return _Steps(*(x_N[some_N] for x_N in self))
+
+    def mapped(self, recalibration: Recalibration) -> _Steps:
+        return self._replace(score_N=apply(recalibration, self.score_N))
+
+
+def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
+    score_N, right_N, problem_N = steps.score_N, steps.right_N, steps.problem_N.astype(str)
+    enough = len(set(problem_N)) >= PROBLEMS_PER_BIN
+    bins = int(np.clip(len(set(problem_N)) // PROBLEMS_PER_BIN, 1, BINS))
+    null_R = ece_if_calibrated(score_N, right_N, problem_N, bins, seed=seed)
+    found = bootstrap(lambda weight_RN: ece(score_N, right_N, bins, weight_RN), problem_N, seed=seed)
+    square_N = (score_N - right_N) ** 2
+    return {
+        "n": len(score_N),
+        "bins": bins,
+        "mean_score": jsonable(score_N.mean()),
+        "share_right": jsonable(right_N.mean()),
+        "ece": found.json(),
+        "ece_if_calibrated": {"mean": jsonable(null_R.mean()), "high": jsonable(np.quantile(null_R, 0.95))},
+        "miscalibrated": bool(found.value > np.quantile(null_R, 0.95)) if enough else None,
+        "brier": bootstrap(lambda weight_RN: weighted_mean(square_N, weight_RN), problem_N, seed=seed).json()
+        | {key: jsonable(x) for key, x in brier(score_N, right_N, bins)._asdict().items() if key != "brier"},
+        "auroc": jsonable(auroc(score_N, right_N)),
+        "curve": reliability_curve(score_N, right_N, problem_N, seed=seed, bins=bins),
+    }
+
+
+def _one_hot(bin_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, "N B"]:
+    return (bin_N[:, None] == np.arange(bin_N.max(initial=-1) + 1)).astype(float)

@@ -1,0 +1,139 @@
+"""Thresholds with a guarantee for finite samples, whatever the model and the distribution of its scores.
+
+The guarantees hold for new chains that are exchangeable with the calibration chains, from the same policy on the same
+kind of problems, and for one chain a problem: chains of one problem are not independent of each other. They say nothing
+about other policies or harder problems.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.stats import beta
+
+GRID = np.linspace(1, 0, 101)
+"""Thresholds that `accept_threshold` tries: fixed before any score is seen, as the guarantee wants it."""
+
+STARTS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Threshold:
+    """A threshold and what it promises.
+
+    `false_alarm`: a chain is flagged where its smallest step score is below `threshold`; at most a share `alpha` of
+    the chains without an error is. `accept`: a chain is accepted where its score is at least `threshold`; at most a
+    share `alpha` of the accepted chains is wrong. With `confidence` the promise is about this threshold, and holds for
+    that share of calibration sets; without, it is about the average over calibration sets and the next chain.
+    """
+
+    kind: str
+    threshold: float  # -inf flags nothing, inf accepts nothing
+    alpha: float
+    confidence: float | None
+    n: int  # calibration chains that it rests on
+    bound: float | None  # accept: upper confidence bound on the error rate at this threshold alone
+
+    def to_json(self) -> dict[str, Any]:
+        """The threshold is None where it is infinite: nothing is flagged, or nothing accepted."""
+        return dataclasses.asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Threshold:
+        """The threshold that `to_json` wrote. Raises ValueError for anything else."""
+        none = {"false_alarm": -math.inf, "accept": math.inf}
+        if set(record) != {field.name for field in dataclasses.fields(Threshold)} or record["kind"] not in none:
+            raise ValueError(f"no conformal threshold: {sorted(record)}")
+        threshold = none[record["kind"]] if record["threshold"] is None else float(record["threshold"])
+        return Threshold(**record | {"threshold": threshold})
+
+
+def false_alarm_threshold(
+    lowest_N: Float[np.ndarray, " N"], alpha: float, *, confidence: float | None = None
+) -> Threshold:
+    """The highest threshold that flags at most a share `alpha` of chains without an error; `lowest_N` are the smallest
+    step scores of N such chains.
+
+    Split conformal prediction (Vovk, Gammerman & Shafer 2005; Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1):
+    the threshold is the k-th smallest of `lowest_N`. A new chain without an error is flagged where it is below; it then
+    is among the k lowest of N + 1 exchangeable values, which has probability at most k / (N + 1), and exactly that
+    where scores do not tie. So k = floor(alpha (N + 1)); for k = 0 nothing is flagged.
+
+    That is an average over calibration sets. Given one, the rate is Beta(k, N + 1 - k) distributed where scores do not
+    tie, and below that where they do (Vovk 2012, arXiv 1209.2673, proposition 2a); with `confidence`, k is the largest
+    for which it stays below `alpha` with that probability.
+    """
+    lowest_N = _checked(lowest_N, alpha, confidence)
+    n = len(lowest_N)
+    k_max = math.floor(alpha * (n + 1) + 1e-9)  # 0.1 * 30 is 3.0000000000000004, 0.29 * 100 is 28.999999999999996
+    k = min(k_max, n)
+    if confidence is not None:
+        k_K = np.arange(1, k + 1)
+        k = int((beta.cdf(alpha, k_K, n + 1 - k_K) >= confidence).sum())
+    threshold = float(np.sort(lowest_N)[k - 1]) if k else -math.inf
+    return Threshold("false_alarm", threshold, alpha, confidence, n, None)
+
+
+def accept_threshold(
+    score_N: Float[np.ndarray, " N"],
+    right_N: Bool[np.ndarray, " N"],
+    alpha: float,
+    *,
+    confidence: float,
+    grid: Sequence[float] = GRID,
+    starts: int = STARTS,
+) -> Threshold:
+    """The lowest threshold of `grid` at which at most a share `alpha` of the accepted chains is wrong, with
+    probability `confidence` over the calibration chains. Infinite, so that nothing is accepted, where there is none.
+
+    Learn then test (Angelopoulos, Bates, Candes, Jordan & Lei 2021, arXiv 2110.01052). Given how many of N independent
+    chains score at least t, the number of wrong ones among them is binomial with the error rate at t. So the test
+    "the Clopper-Pearson upper bound at level d is at most alpha" falsely passes a threshold whose error rate is above
+    alpha with probability at most d. From `starts` evenly spaced thresholds of the grid, each walks down while the test
+    at d = (1 - confidence) / starts passes (their fixed sequence testing with several starts); a walk passes a false
+    threshold only if it does so at its own first one, hence all walks together with probability at most 1 - confidence.
+    The error rate need not fall with the score. `grid` must not be chosen on these chains.
+    """
+    score_N = _checked(score_N, alpha, confidence)
+    right_N = np.asarray(right_N, bool)
+    grid_K = np.sort(np.asarray(grid, float))[::-1]
+    if right_N.shape != score_N.shape:
+        raise ValueError(f"{score_N.shape} scores for {right_N.shape} outcomes")
+    if not (1 <= starts <= len(grid_K)):
+        raise ValueError(f"{starts} starts on {len(grid_K)} thresholds")
+    accepted_K = (score_N >= grid_K[:, None]).sum(1)
+    wrong_K = ((score_N >= grid_K[:, None]) & ~right_N).sum(1)
+    bound_K = clopper_pearson(wrong_K, accepted_K, 1 - (1 - confidence) / starts)
+    passed_K = np.zeros(len(grid_K), bool)
+    for start in np.linspace(0, len(grid_K), starts, endpoint=False).astype(int):
+        fails_K = np.flatnonzero(bound_K[start:] > alpha)
+        passed_K[start : start + (fails_K[0] if len(fails_K) else len(grid_K))] = True
+    if not passed_K.any():
+        return Threshold("accept", math.inf, alpha, confidence, len(score_N), None)
+    k = int(np.flatnonzero(passed_K)[-1])
+    bound = float(clopper_pearson(wrong_K[k], accepted_K[k], confidence))
+    return Threshold("accept", float(grid_K[k]), alpha, confidence, len(score_N), bound)
+
+
+def clopper_pearson(wrong: Any, n: Any, confidence: float) -> Any:
+    """The exact one-sided upper bound on a binomial probability, after `wrong` of `n`; 1 where n is 0 or all are wrong.
+
+    Clopper & Pearson 1934: the probability p at which P(Bin(n, p) <= wrong) = 1 - confidence, a quantile of
+    Beta(wrong + 1, n - wrong).
+    """
+    wrong, n = np.asarray(wrong), np.asarray(n)
+    return np.where(wrong >= n, 1.0, beta.ppf(confidence, wrong + 1, np.maximum(n - wrong, 1)))
+
+
+def _checked(score_N, alpha: float, confidence: float | None) -> np.ndarray:
+    score_N = np.asarray(score_N, float)
+    if not 0 < alpha < 1 or (confidence is not None and not 0 < confidence < 1):
+        raise ValueError(f"alpha {alpha} and confidence {confidence} must lie between 0 and 1")
+    if score_N.ndim != 1 or not np.isfinite(score_N).all():
+        raise ValueError("a conformal threshold needs one finite score a chain")
+    return score_N

@@ -1,0 +1,192 @@
+"""PRMBench (Song et al. 2025, arXiv 2501.03124): find the wrong steps of chains with one class of error written in.
+
+As published (mr_eval/tasks/prmtest_classified/task.py and mr_visualize/.../form_latex_strs.ipynb of ssmisya/PRMBench):
+a step is called right if its score is above 0.5, strictly. F1 is of the right steps as positives, negative F1 of the
+wrong ones, and PRMScore the mean of the two, from the counts of all steps of a class; overall from those of all classes
+together. `multi_solutions` has no wrong step: its PRMScore is its F1. A group is the plain mean of its classes. The
+first record of an (`idx`, `classification`) counts; a few occur twice.
+
+One difference: the published script writes -1 for a ratio 0 / 0, so F1 is -1 for a scorer that calls no right step
+right; here F1 is then 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jprm.evaluate.metrics import Interval, bootstrap, jsonable
+from jprm.evaluate.scored import ScoreError, checked_scores
+
+GROUPS = {
+    "simplicity": {"redundency": "NR", "circular": "NCL"},
+    "soundness": {"counterfactual": "ES", "step_contradiction": "SC", "domain_inconsistency": "DC", "confidence": "CI"},
+    "sensitivity": {"missing_condition": "PS", "deception": "DR", "multi_solutions": "MS"},
+}
+"""The classes as the files name them, and as the paper's table does (`redundency` is the files' spelling)."""
+
+CLASSES = tuple(name for group in GROUPS.values() for name in group)
+_RIGHT_ONLY = CLASSES.index("multi_solutions")
+_MEMBERS = [[CLASSES.index(name) for name in group] for group in GROUPS.values()]
+
+
+class Counts(NamedTuple):
+    """Steps by truth and verdict; arrays of one shape."""
+
+    right_called_right: Any
+    wrong_called_right: Any
+    wrong_called_wrong: Any
+    right_called_wrong: Any
+
+
+def f1s(counts: Counts) -> tuple[Any, Any]:
+    """F1 and negative F1; NaN where there is neither such a step nor a verdict that says so."""
+    tp, fp, tn, fn = counts
+    return _ratio(2 * tp, 2 * tp + fp + fn), _ratio(2 * tn, 2 * tn + fp + fn)
+
+
+def prm_score(counts: Counts) -> Any:
+    """The mean of F1 and negative F1."""
+    f1, negative_f1 = f1s(counts)
+    return 0.5 * f1 + 0.5 * negative_f1
+
+
+def prm_scores(count_RC4: Float[np.ndarray, "*R 9 4"]) -> Float[np.ndarray, "*R 13"]:
+    """PRMScore overall, of the nine classes in the order of `CLASSES`, and of the groups in the order of `GROUPS`.
+
+    A class without a step is NaN, and so is its group; a class of wrong steps only has no F1 of right ones, hence NaN.
+    """
+    overall_R = prm_score(Counts(*np.moveaxis(count_RC4.sum(-2), -1, 0)))
+    counts = Counts(*np.moveaxis(count_RC4, -1, 0))
+    class_RC = prm_score(counts)
+    class_RC[..., _RIGHT_ONLY] = f1s(counts)[0][..., _RIGHT_ONLY]
+    groups = [class_RC[..., members].mean(-1) for members in _MEMBERS]
+    return np.concatenate([overall_R[..., None], class_RC, np.stack(groups, -1)], -1)
+
+
+def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, " N"]) -> tuple[float, float]:
+    """The threshold with the highest PRMScore over all steps, and that PRMScore. In sample: an upper bound."""
+    value_U, index_N = np.unique(score_N, return_inverse=True)
+    right_U, wrong_U = (np.bincount(index_N.reshape(-1), x_N, len(value_U)) for x_N in (right_N, 1 - right_N))
+    # called wrong: everything up to and with the threshold, which is nothing or one of the values
+    fn_K, tn_K = (np.r_[0, np.cumsum(x_U)] for x_U in (right_U, wrong_U))
+    curve_K = prm_score(Counts(fn_K[-1] - fn_K, tn_K[-1] - tn_K, tn_K, fn_K))
+    if np.isnan(curve_K).all():
+        return np.nan, np.nan
+    best = int(np.nanargmax(curve_K))
+    return float(value_U[best - 1] if best else np.nextafter(value_U[0], -np.inf)), float(curve_K[best])
+
+
+def prmbench_report(records: Sequence[Mapping[str, Any]], seed: int, threshold: float = 0.5) -> dict[str, Any]:
+    """The report of scored chains (`labels`, `scores`, `classification`, `idx`).
+
+    `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
+    problems. Top and classes have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` of all steps,
+    `right_accuracy`, `wrong_accuracy`, `first_error_accuracy`. `repeated` counts the records left out. `upper_bound` is
+    the best threshold of these very chains. `baselines` are PRMScores of verdicts that look at nothing: all right, all
+    wrong, and those of a coin, from the counts expected of it. A group is None unless all of its classes are there.
+    """
+    chains, repeated = _chains(records)
+    score_N = np.concatenate([chain.score_P for chain in chains])
+    right_N = np.concatenate([chain.right_P for chain in chains])
+    count_BC4 = np.zeros((len(chains), len(CLASSES), 4))
+    first_B = np.full(len(chains), np.nan)  # whether the first error was called wrong
+    for i, chain in enumerate(chains):
+        called_P, right_P = chain.score_P > threshold, chain.right_P
+        count_BC4[i, chain.class_index] = [
+            (right_P & called_P).sum(),
+            (~right_P & called_P).sum(),
+            (~right_P & ~called_P).sum(),
+            (right_P & ~called_P).sum(),
+        ]
+        if not right_P.all():
+            first_B[i] = not called_P[np.argmin(right_P)]
+    flat_BK = count_BC4.reshape(len(chains), -1)
+    interval = bootstrap(
+        lambda weight_RB: prm_scores((weight_RB @ flat_BK).reshape(-1, len(CLASSES), 4)),
+        [chain.source for chain in chains],
+        seed=seed,
+    )
+    columns = [Interval(*(x[i] for x in interval)).json() for i in range(1 + len(CLASSES) + len(GROUPS))]
+    class_B = np.array([chain.class_index for chain in chains])
+
+    def figures(some_B):
+        counts = Counts(*count_BC4[some_B].sum((0, 1)))
+        tp, fp, tn, fn = counts
+        f1, negative_f1 = f1s(counts)
+        found_B = first_B[some_B & ~np.isnan(first_B)]
+        accuracies = {
+            "f1": f1,
+            "negative_f1": negative_f1,
+            "accuracy": _ratio(tp + tn, sum(counts)),
+            "right_accuracy": _ratio(tp, tp + fn),
+            "wrong_accuracy": _ratio(tn, tn + fp),
+            "first_error_accuracy": _ratio(found_B.sum(), len(found_B)),
+        }
+        sizes = {"n": int(some_B.sum()), "n_steps": int(sum(counts)), "n_wrong": int(tn + fp)}
+        return sizes | {key: jsonable(x) for key, x in accuracies.items()}
+
+    best, top = best_threshold(score_N, right_N.astype(float))
+    n_right, n_wrong = right_N.sum(), (~right_N).sum()
+    baselines = {
+        "always_right": Counts(n_right, n_wrong, 0, 0),
+        "always_wrong": Counts(0, 0, n_wrong, n_right),
+        "coin": Counts(n_right / 2, n_wrong / 2, n_wrong / 2, n_right / 2),
+    }
+    return {
+        "prm_score": columns[0],
+        **figures(np.ones(len(chains), bool)),
+        "threshold": threshold,
+        "repeated": repeated,
+        "groups": dict(zip(GROUPS, columns[1 + len(CLASSES) :], strict=True)),
+        "classes": {
+            name: {"prm_score": columns[1 + c], **figures(class_B == c)}
+            for c, name in enumerate(CLASSES)
+            if (class_B == c).any()
+        },
+        "upper_bound": {"prm_score": jsonable(top), "threshold": jsonable(best)},
+        "baselines": {name: {"prm_score": jsonable(prm_score(counts))} for name, counts in baselines.items()},
+    }
+
+
+class _Chain(NamedTuple):
+    class_index: int
+    source: str
+    score_P: Float[np.ndarray, " P"]
+    right_P: Int[np.ndarray, " P"]
+
+
+def _chains(records: Sequence[Mapping[str, Any]]) -> tuple[list[_Chain], int]:
+    seen: dict[tuple[str, Any], Mapping[str, Any]] = {}
+    for i, record in enumerate(records):
+        name = record.get("classification")
+        if name not in CLASSES:
+            raise ScoreError(f"record {i}: classification is {name!r}, not one of {', '.join(CLASSES)}")
+        if record.get("idx") is None:
+            raise ScoreError(f"record {i}: no idx, which tells repeated records")
+        if any(label not in (0, 1) for label in record.get("labels") or [None]):
+            raise ScoreError(f"record {i}: labels are not 0 or 1 for every step")
+        seen.setdefault((name, record["idx"]), record)
+    if not seen:
+        raise ScoreError("no PRMBench record")
+    scores = checked_scores(
+        (f"{name} {idx}", len(record["steps"]), record.get("scores")) for (name, idx), record in seen.items()
+    )
+    chains = [
+        _Chain(
+            class_index=CLASSES.index(name),
+            source=str(record.get("original_question", record["problem"])),
+            score_P=score_P,
+            right_P=np.array(record["labels"]) == 1,
+        )
+        for ((name, _), record), score_P in zip(seen.items(), scores, strict=True)
+    ]
+    return chains, len(records) - len(chains)
+
+
+def _ratio(numerator, denominator):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.asarray(denominator) > 0, np.true_divide(numerator, denominator), np.nan)

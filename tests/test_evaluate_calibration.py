@@ -1,0 +1,254 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from jprm.evaluate import calibration as cal
+from jprm.evaluate import conformal, recalibration
+from jprm.evaluate.metrics import equal_mass_bins
+from jprm.evaluate.scored import ScoreError
+
+SCORE = st.sampled_from([0.0, 1e-12, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
+LABELLED = st.lists(st.tuples(SCORE, st.booleans()), min_size=2, max_size=40)
+BOTH = LABELLED.filter(lambda items: {right for _, right in items} == {True, False})
+
+
+def split(items):
+    return np.array([score for score, _ in items]), np.array([right for _, right in items])
+
+
+def sample(n, seed, sharpness=1.0):
+    """Scores whose log-odds are `sharpness` times the true ones: 1 is calibrated, 3 overconfident."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(0.7, 1.5, n)
+    return 1 / (1 + np.exp(-sharpness * truth)), rng.random(n) < 1 / (1 + np.exp(-truth))
+
+
+def test_bins_hold_equally_many_and_ties_share_one():
+    rng = np.random.default_rng(0)
+    assert np.bincount(equal_mass_bins(rng.permutation(1000) / 1000, 8)).tolist() == [125] * 8
+    assert equal_mass_bins(np.array([0.5, 1, 1, 1, 1, 1, 0, 0.5]), 4).tolist() == [1, 2, 2, 2, 2, 2, 0, 1]
+
+
+def test_ece_by_hand():
+    score = np.array([0.1, 0.3, 0.8, 0.8])
+    right = np.array([False, True, True, True])
+    # bins {0.1, 0.3}: |0.5 - 0.2|; {0.8, 0.8}: |1 - 0.8|
+    assert cal.ece(score, right, 2) == pytest.approx((2 * 0.3 + 2 * 0.2) / 4)
+    weight = np.array([[1, 1, 1, 1], [0, 1, 0, 0]])
+    np.testing.assert_allclose(cal.ece(score, right, 2, weight), [0.25, 0.7])
+
+
+@given(LABELLED, st.integers(1, 9), st.randoms())
+@settings(deadline=None)
+def test_brier_is_the_sum_of_its_parts(items, bins, random):
+    part = cal.brier(*split(items), bins)
+    assert part.brier == pytest.approx(np.mean([(score - right) ** 2 for score, right in items]))
+    # sums of at most 40 numbers in [0, 1] in float64
+    assert part.brier == pytest.approx(
+        part.reliability - part.resolution + part.uncertainty + part.within_bin, abs=1e-13
+    )
+    random.shuffle(items)
+    np.testing.assert_allclose(cal.brier(*split(items), bins), part, atol=1e-13)
+
+
+def test_parts_of_brier_in_the_extremes():
+    right = np.arange(100) % 4 > 0
+    perfect = cal.brier(right.astype(float), right)
+    assert (perfect.brier, perfect.reliability) == (0, 0) and perfect.resolution == pytest.approx(perfect.uncertainty)
+    constant = cal.brier(np.full(100, 0.75), right)
+    assert constant.resolution == 0 and constant.reliability == 0 and constant.brier == constant.uncertainty == 0.1875
+
+
+def test_the_noise_of_ece_is_known():
+    """Over 200 samples of a calibrated scorer, ECE passes the 95 % quantile of its noise in about 5 %."""
+    found, clustered = [], []
+    for seed in range(200):
+        score, right = sample(400, seed)
+        found.append(cal.ece(score, right) > np.quantile(cal.ece_if_calibrated(score, right, range(400), seed=0), 0.95))
+        # problems of 8 steps that share score and label: as if there were 400 steps, not 3,200
+        score, right, problem = (np.repeat(x, 8) for x in (score, right, np.arange(400)))
+        null = cal.ece_if_calibrated(score, right, problem, seed=0)
+        clustered.append(cal.ece(score, right) > np.quantile(null, 0.95))
+    # The quantile is an estimate, and passed in up to 9 %; 3 standard errors of a share of 200 are 0.06.
+    assert np.mean(found) < 0.15 and np.mean(clustered) < 0.15
+    score, right = sample(400, 0, sharpness=3)
+    assert cal.ece(score, right) > np.quantile(cal.ece_if_calibrated(score, right, range(400), seed=0), 0.999)
+
+
+@pytest.mark.parametrize("kind", recalibration.KINDS)
+@given(BOTH)
+@settings(deadline=None, max_examples=40)
+def test_maps_are_monotone_and_keep_to_probabilities(kind, items):
+    fitted = recalibration.fit(kind, *split(items))
+    score = np.sort(np.r_[0, 1, [s for s, _ in items], np.linspace(0, 1, 50)])
+    mapped = recalibration.apply(fitted, score)
+    assert ((mapped >= 0) & (mapped <= 1)).all() and (np.diff(mapped) >= 0).all()
+    again = recalibration.from_json(json.loads(json.dumps(fitted.to_json())))
+    assert again == fitted and np.isnan(recalibration.apply(again, np.array([np.nan]))).all()
+
+
+def test_isotonic_is_that_of_scikit_learn():
+    score, right = sample(500, 1, sharpness=3)
+    score = np.round(score, 2)  # ties
+    grid = np.linspace(0, 1, 333)
+    expected = IsotonicRegression(out_of_bounds="clip").fit(score, right).predict(grid)
+    # scikit-learn's thresholds are float64 like ours: only the order of the sums differs
+    np.testing.assert_allclose(
+        recalibration.apply(recalibration.fit("isotonic", score, right), grid), expected, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("kind", ["temperature", "platt"])
+def test_logistic_maps_are_those_of_scikit_learn(kind):
+    score, right = sample(500, 2, sharpness=2)
+    n = right.sum()
+    high, low = (n + 1) / (n + 2), 1 / (500 - n + 2)
+    target = np.where(right, high, low)
+    z = np.log(score / (1 - score))
+    model = LogisticRegression(C=np.inf, fit_intercept=kind == "platt", tol=1e-10)
+    model.fit(np.r_[z, z][:, None], np.r_[np.ones(500), np.zeros(500)], np.r_[target, 1 - target])
+    fitted = recalibration.fit(kind, score, right)
+    # two optimisers of one smooth convex loss, each stopped near gradient 1e-6 or better
+    np.testing.assert_allclose([fitted.slope, fitted.intercept], [model.coef_[0, 0], np.r_[model.intercept_, 0][0]],
+                               atol=1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", recalibration.KINDS)
+def test_recalibration_repairs_an_overconfident_scorer(kind):
+    fitted = recalibration.fit(kind, *sample(4000, 3, sharpness=3))
+    score, right = sample(4000, 4, sharpness=3)
+    mapped = recalibration.apply(fitted, score)
+    # the noise of ECE with 15 bins of 267 steps is about 0.02; before it is above 0.1
+    assert cal.ece(score, right) > 0.1 and cal.ece(mapped, right) < 0.035
+    assert cal.brier(mapped, right).brier < cal.brier(score, right).brier
+    if kind == "temperature":  # the truth is 3; its standard error is about 1.5 %
+        assert 1 / fitted.slope == pytest.approx(3, rel=0.06)
+
+
+def test_a_scorer_worse_than_none_becomes_a_constant():
+    score, right = sample(300, 5)
+    for kind in recalibration.KINDS:
+        mapped = recalibration.apply(recalibration.fit(kind, 1 - score, right), np.array([0, 0.3, 1.0]))
+        # the base rate, but for a temperature, which can only say 0.5; noise at the ends of an isotonic map may stay
+        assert mapped[1] == pytest.approx(0.5 if kind == "temperature" else right.mean(), abs=0.05)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="right and wrong steps: 2 of 2"):
+        recalibration.fit("platt", np.array([0.1, 0.2]), np.array([True, True]))
+    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+        recalibration.fit("platt", np.array([0.1, 1.2]), np.array([True, False]))
+    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+        recalibration.apply(recalibration.Logistic("platt", 1.0), np.array([-0.1]))
+    for record in ({"kind": "magic"}, {"kind": "platt", "slope": 1.0}, [],
+                   {"kind": "platt", "slope": -1, "intercept": 0}, {"kind": "platt", "slope": None, "intercept": 0},
+                   {"kind": "isotonic", "score": [0, 1], "probability": [1, 0]},
+                   {"kind": "quantile", "score": [], "probability": []}):  # fmt: skip
+        with pytest.raises(ValueError):
+            recalibration.from_json(record)
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    """For uniform scores the false-alarm rate of a threshold is the threshold itself."""
+    rng = np.random.default_rng(0)
+    for n, alpha in [(19, 0.1), (50, 0.1), (99, 0.05)]:
+        rate = [conformal.false_alarm_threshold(rng.random(n), alpha).threshold for _ in range(2000)]
+        k = int(alpha * (n + 1) + 1e-9)
+        error = np.std(rate) / np.sqrt(2000)
+        assert np.mean(rate) == pytest.approx(k / (n + 1), abs=4 * error) and k / (n + 1) <= alpha
+    rate = np.array(
+        [conformal.false_alarm_threshold(rng.random(200), 0.1, confidence=0.9).threshold for _ in range(2000)]
+    )
+    # at most 10 % of the calibration sets exceed alpha, within 3 standard errors; and not much rarer than that
+    assert 0.05 < (rate > 0.1).mean() < 0.1 + 3 * np.sqrt(0.09 / 2000)
+
+
+def test_false_alarms_with_ties_and_few_chains():
+    assert conformal.false_alarm_threshold(np.full(8, 0.2), 0.1).threshold == -np.inf
+    # all tie: flagging what is below 0.2 flags none of them
+    assert conformal.false_alarm_threshold(np.full(100, 0.2), 0.1).threshold == 0.2
+    assert conformal.false_alarm_threshold(np.arange(29) / 29, 0.1).threshold == 2 / 29  # the third of 29 + 1 chains
+
+
+def test_clopper_pearson_inverts_the_binomial():
+    for wrong, n in [(0, 10), (3, 50), (49, 50)]:
+        bound = conformal.clopper_pearson(wrong, n, 0.95)
+        assert stats.binom.cdf(wrong, n, bound) == pytest.approx(0.05)
+    assert conformal.clopper_pearson([0, 5], [0, 5], 0.95).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("shape", ["rising", "wavy"])
+def test_accepted_chains_are_as_good_as_promised(shape):
+    """The error rate above every threshold of the grid is known; it must exceed alpha in at most 10 % of the trials."""
+    fine = np.linspace(0, 1, 100_001)
+    wrong = 0.5 * (1 - fine) if shape == "rising" else 0.1 + 0.1 * np.sin(25 * fine)
+    above = np.cumsum(wrong[::-1])[::-1] / np.arange(len(fine), 0, -1)  # mean error of scores >= each point
+    rng = np.random.default_rng(1)
+    broken, accepting = 0, 0
+    for _ in range(300):
+        score = rng.random(2000)
+        right = rng.random(2000) >= np.interp(score, fine, wrong)
+        found = conformal.accept_threshold(score, right, 0.1, confidence=0.9)
+        if np.isfinite(found.threshold):
+            accepting += 1
+            broken += np.interp(found.threshold, fine, above) > 0.1
+            assert found.bound <= 0.1
+    assert broken / 300 <= 0.1 + 3 * np.sqrt(0.09 / 300)
+    if shape == "rising":  # of the 200 chains from 0.9 up, 2.5 % are wrong: far enough below alpha to be seen
+        assert accepting > 290
+
+
+def test_thresholds_survive_json():
+    found = conformal.accept_threshold(np.zeros(5), np.zeros(5, bool), 0.1, confidence=0.9)
+    assert found.threshold == np.inf and found.to_json()["threshold"] is None
+    for threshold in (found, conformal.false_alarm_threshold(np.arange(99) / 99, 0.05)):
+        assert conformal.Threshold.from_json(json.loads(json.dumps(threshold.to_json()))) == threshold
+    with pytest.raises(ValueError):
+        conformal.Threshold.from_json({"kind": "accept"})
+    with pytest.raises(ValueError, match="finite"):
+        conformal.false_alarm_threshold(np.array([np.nan]), 0.1)
+
+
+def records(n, seed, sharpness, name):
+    score, right = sample(5 * n, seed, sharpness)
+    chains = zip(score.reshape(n, 5).tolist(), right.reshape(n, 5).astype(float).tolist(), strict=True)
+    return [
+        {"problem": f"{name} {i}", "steps": [f"step {'x' * j}" for j in range(5)], "scores": scores, "labels": labels}
+        for i, (scores, labels) in enumerate(chains)
+    ]
+
+
+def test_report_finds_miscalibration_and_says_how_to_repair_it():
+    calibrate = records(150, 0, 3.0, "calibrate")
+    files = {"bad": [*records(100, 1, 3.0, "bad"), *calibrate[:3]], "good": records(100, 2, 1.0, "good")}
+    report = cal.calibration_report(files, calibrate, "drop", 0)
+    json.dumps(report, allow_nan=False)
+    assert report["n_steps"] == 1000 and report["n_problems"] == 200 and report["left_out"] == 15
+    bad, good = report["by"]["subset"]
+    assert (bad["group"], bad["miscalibrated"], good["group"], good["miscalibrated"]) == ("bad", True, "good", False)
+    assert [group["n"] for group in report["by"]["step"]] == [200] * 5
+    assert sum(group["n"] for group in report["by"]["length"]) == 1000
+    assert sum(bad["curve"]["n"]) == 500
+    # one chain a problem; the calibration chains are those without an error
+    chains = [all(record["labels"]) for record in calibrate]
+    held_out = [all(record["labels"]) for records in files.values() for record in records]
+    for row in report["conformal"]:
+        threshold = conformal.Threshold.from_json({key: x for key, x in row.items() if key != "held_out"})
+        false_alarm = threshold.kind == "false_alarm"
+        assert threshold.n == (sum(chains) if false_alarm else len(chains))
+        assert not false_alarm or row["held_out"]["n"] == sum(held_out) - sum(chains[:3])
+    few = cal.calibration_report({"few": records(5, 3, 3.0, "few")}, calibrate, "drop", 0)
+    assert few["raw"]["miscalibrated"] is None and few["raw"]["bins"] == 1
+    for figures in report["recalibrated"].values():
+        recalibration.from_json(figures["map"])
+    with pytest.raises(ScoreError, match="nothing is left"):
+        cal.calibration_report({"bad": calibrate}, calibrate, "drop", 0)
+    calibrate[0]["scores"][0] = 1.5
+    with pytest.raises(ScoreError, match=r"calibrate: record 0: a score outside \[0, 1\]"):
+        cal.calibration_report({"bad": calibrate}, calibrate, "drop", 0)

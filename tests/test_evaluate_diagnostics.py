@@ -1,0 +1,172 @@
+"""Synthetic scorers with one known flaw each: its diagnostic finds it, and is silent on the clean scorer."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jprm.evaluate import diagnostics as dg
+from jprm.evaluate.best_of_n import pools_of
+from jprm.evaluate.scored import ScoreError
+
+SEEDS = range(5)
+
+
+def squash(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def scored(rng, labels, correct, flaw=None):
+    """A clean scorer's log-odds are 2 at right steps and -1 at wrong ones, with noise of 1."""
+    odds = np.where(np.array(labels) > 0, 2.0, -1.0) + rng.normal(size=len(labels))
+    if flaw == "last_step":
+        odds[-1] -= 1.5
+    if flaw == "length":
+        odds += 0.3 * (len(labels) - 6)
+    if flaw == "outcome":
+        odds = np.where(correct, 2.0, -1.0) + rng.normal(size=len(labels))
+    return squash(odds).tolist()
+
+
+def chains(n, seed, flaw=None):
+    rng = np.random.default_rng(seed)
+    records = []
+    for i in range(n):
+        length = int(rng.integers(2, 10))
+        error = int(rng.integers(length)) if rng.random() < 0.5 else -1
+        labels = [float(error < 0 or k < error) for k in range(length)]
+        correct = error < 0 or rng.random() < 0.3
+        records.append({"problem": f"p{i}", "steps": ["step"] * length, "labels": labels, "first_error": error,
+                        "correct": correct, "scores": scored(rng, labels, correct, flaw)})  # fmt: skip
+    return records
+
+
+def pools(n, seed, flaw=None, size=12):
+    """Wrong chains are longer on average, as they are: no flaw of the scorer."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for i in range(n):
+        samples = []
+        for _ in range(size):
+            correct = rng.random() < 0.5
+            labels = [1] * int(rng.integers(3, 8)) if correct else [1] * int(rng.integers(2, 8)) + [0, 0]
+            samples.append({"steps": ["step"] * len(labels), "correct": bool(correct),
+                            "scores": scored(rng, labels, correct, flaw)})  # fmt: skip
+        records.append({"problem": f"p{i}", "samples": samples})
+    return records
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lowest_at_end(seed):
+    assert not dg.lowest_at_end(chains(300, seed), seed)["finding"]
+    assert not dg.lowest_at_end(chains(300, seed, "length"), seed)["finding"]
+    report = dg.lowest_at_end(chains(300, seed, "last_step"), seed)
+    assert report["finding"] and report["share"] > 2 * report["expected"]
+
+
+def test_lowest_at_end_by_hand():
+    def chain(scores, labels=None):
+        return {"problem": str(scores), "steps": ["s"] * len(scores), "labels": labels or [1] * len(scores),
+                "scores": scores}  # fmt: skip
+
+    report = dg.lowest_at_end([chain([0.2, 0.1]), chain([0.5, 0.5]), chain([0.1, 0.9, 0.2]), chain([0.3]),
+                               chain([0.9, 0.1], [1, 0])], 0)  # fmt: skip
+    assert report["n"] == 3 and report["share"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert report["expected"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3)
+    with pytest.raises(ScoreError):
+        dg.lowest_at_end([chain([0.3])], 0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_length_slopes(seed):
+    clean = dg.length_slopes(pools_of(pools(150, seed)), seed)
+    # Only rules that do not fall with length by construction can be silent.
+    assert not clean["last"]["finding"] and not clean["mean"]["finding"]
+    assert clean["prod"]["finding"] and clean["prod"]["slope"] < 0
+    flawed = dg.length_slopes(pools_of(pools(150, seed, "length")), seed)
+    assert flawed["last"]["finding"] and flawed["mean"]["finding"] and flawed["last"]["slope"] > 0
+
+
+def test_length_slope_by_hand():
+    """Two problems: within each the slope is 0.1 a step, across them it is negative."""
+    records = [
+        {"problem": f"p{p}", "samples": [{"steps": ["s"] * k, "scores": [0.6 - 0.4 * p + 0.1 * (k - 2 - 5 * p)] * k,
+         "correct": True} for k in (1 + 5 * p, 3 + 5 * p)]}
+        for p in (0, 1)
+    ]  # fmt: skip
+    report = dg.length_slopes(pools_of(records), 0)
+    assert report["mean"]["slope"] == pytest.approx(0.1, abs=1e-6)  # float32 scores
+    assert report["mean"]["correlation"]["value"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_wrong_process(seed):
+    clean = dg.wrong_process(chains(600, seed), 0.5, seed)
+    assert not clean["finding"] and clean["detected"]["low"] > clean["false_alarms"]["high"]
+    flawed = dg.wrong_process(chains(600, seed, "outcome"), 0.5, seed)
+    assert flawed["finding"] and flawed["gap"]["low"] > 0.1
+    with pytest.raises(ScoreError, match="0 chains with a right answer and a wrong step"):
+        dg.wrong_process([r for r in chains(20, seed) if r["first_error"] < 0], 0.5, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_over_optimisation(seed):
+    clean = dg.over_optimisation(pools_of(pools(100, seed)), seed)
+    assert not any(report["finding"] for report in clean.values())
+    # The rare chain that fools the scorer: one in ten, wrong, and scored above all others.
+    rng = np.random.default_rng(seed)
+    fooled = pools(100, seed)
+    for record in fooled:
+        for sample in record["samples"]:
+            if rng.random() < 0.1:
+                sample["correct"], sample["scores"] = False, [0.999 + 0.001 * rng.random()] * len(sample["steps"])
+    report = dg.over_optimisation(pools_of(fooled), seed)["prod"]
+    assert report["finding"] and 1 < report["peak"] < 12
+    assert report["value"][report["peak"] - 1] == max(report["value"])
+
+
+def test_drift_verdicts():
+    verdicts = {"same": 0, "other": 0}
+    for seed in range(20):
+        report = dg.drift(chains(60, seed), chains(60, 1000 + seed), seed)
+        verdicts["same" if report["verdict"] == "same" else "other"] += 1
+    # p < 0.01 and a distance above the margin on equal distributions: even one in twenty is unlikely
+    assert verdicts["other"] <= 1
+    before = chains(200, 0)
+    moved = [r | {"scores": [s**0.5 for s in r["scores"]]} for r in chains(200, 1)]
+    assert dg.drift(before, moved, 0)["verdict"] == "recalibrate"
+    broken = chains(200, 2, "outcome")
+    assert dg.drift(before, broken, 0)["verdict"] == "retrain"
+    unlabelled = [{key: value for key, value in record.items() if key != "labels"} for record in moved]
+    report = dg.drift(before, unlabelled, 0)
+    assert report["verdict"] == "shifted" and report["finding"] and report["p"] == 1 / 1000
+    json.dumps(report, allow_nan=False)
+
+
+def test_drift_p_values_are_uniform_under_dependence():
+    """Steps of a problem share a score: a test that took steps for independent would find drift nearly always."""
+    p = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        files = [
+            [
+                {"problem": f"{side}{i}", "steps": ["s"] * 20, "scores": [float(x)] * 20}
+                for i, x in enumerate(rng.random(15))
+            ]
+            for side in "ab"
+        ]
+        p.append(dg.drift(*files, seed)["p"])
+    # a share of 60 at 0.2, within 3 standard errors of 0.052
+    assert 0.045 < np.mean(np.array(p) <= 0.2) < 0.355
+
+
+def test_drift_of_a_file_from_itself():
+    report = dg.drift(chains(30, 0), chains(30, 0), 0)
+    assert (report["ks"], report["p"], report["verdict"]) == (0, 1, "same")
+
+
+def test_all_at_once():
+    report = dg.diagnostics_report(chains(100, 0), pools(20, 0), 0.5, 0)
+    json.dumps(report, allow_nan=False)
+    assert set(report) == {"lowest_at_end", "wrong_process", "length_slopes", "over_optimisation"}
+    assert dg.diagnostics_report(None, pools(20, 0), 0.5, 0)["wrong_process"] is None

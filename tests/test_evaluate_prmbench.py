@@ -1,0 +1,150 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from jprm.data.readers import READERS
+from jprm.evaluate import prmbench as pb
+from jprm.evaluate.report import print_prmbench
+from jprm.evaluate.run import OPTIONS
+from jprm.evaluate.scored import ScoreError
+
+
+def record(name, labels, scores, idx=0):
+    return {"problem": f"problem {idx}", "steps": ["step"] * len(labels), "labels": labels, "scores": scores,
+            "classification": name, "idx": idx}  # fmt: skip
+
+
+def published(chains, right_only=False):
+    """The counts, ratios and order of operations of the benchmark's own script, -1 and all."""
+    tp = fp = tn = fn = 0
+    for labels, scores in chains:
+        for label, score in zip(labels, scores, strict=True):
+            called = score > 0.5
+            tp, fp = tp + (label == 1 and called), fp + (label == 0 and called)
+            tn, fn = tn + (label == 0 and not called), fn + (label == 1 and not called)
+
+    def ratio(a, b):
+        return a / b if b else -1
+
+    precision, recall = ratio(tp, tp + fp), ratio(tp, tp + fn)
+    f1 = ratio(2 * precision * recall, precision + recall)
+    precision, recall = ratio(tn, tn + fn), ratio(tn, tn + fp)
+    negative = ratio(2 * precision * recall, precision + recall)
+    return f1 if right_only else f1 * 0.5 + negative * 0.5, tp, tn
+
+
+CHAIN = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.4, 0.5, 0.6, 1.0])), min_size=1, max_size=6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(pb.CLASSES), CHAIN), min_size=1, max_size=12))
+def test_scores_equal_the_published_script(items):
+    chains = [(name, [label for label, _ in chain], [score for _, score in chain]) for name, chain in items]
+    counts = np.zeros((len(pb.CLASSES), 4))
+    for name, labels, scores in chains:
+        right, called = np.array(labels) == 1, np.array(scores) > 0.5
+        counts[pb.CLASSES.index(name)] += [(right & called).sum(), (~right & called).sum(), (~right & ~called).sum(),
+                                           (right & ~called).sum()]  # fmt: skip
+    found = pb.prm_scores(counts)
+    expected, tp, tn = published([chain[1:] for chain in chains])
+    if tp and tn:  # elsewhere the script has its -1
+        assert found[0] == pytest.approx(expected)
+    for c, name in enumerate(pb.CLASSES):
+        expected, tp, tn = published([chain[1:] for chain in chains if chain[0] == name], name == "multi_solutions")
+        if tp and (tn or name == "multi_solutions"):
+            assert found[1 + c] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("f1", "negative", "published"), [(75.7, 28.3, 52.0), (86.9, 46.7, 66.8), (90.8, 29.2, 60.0), (64.9, 29.2, 47.0)]
+)
+def test_prm_score_of_published_f1s(f1, negative, published):
+    """Llemma-PRM800k, GPT-4o, ReasonEval-7B and Math-Shepherd in the benchmark's own results, all classes."""
+    # Any counts with these two F1s: with a wrong verdict of each kind on w steps, F1 = 2 tp / (2 tp + 2 w).
+    counts = pb.Counts(f1 / (100 - f1), 1, negative / (100 - negative), 1)
+    assert [100 * x for x in pb.f1s(counts)] == pytest.approx([f1, negative])
+    assert 100 * pb.prm_score(counts) == pytest.approx(published, abs=0.1)  # each of three numbers is rounded to 0.05
+
+
+def test_report_by_hand(capsys):
+    records = [
+        record("circular", [1, 0, 1, 0], [0.9, 0.1, 0.5, 0.8]),  # 0.5 is not above 0.5
+        record("circular", [1, 1], [0.9, 0.9], idx=1),
+        record("circular", [0, 0], [0.1, 0.1], idx=1),  # repeated
+        record("redundency", [0, 1], [0.7, 0.9], idx=0),
+        record("multi_solutions", [1, 1, 1], [0.9, 0.9, 0.2], idx=7),
+    ]
+    report = pb.prmbench_report(records, seed=0)
+    json.dumps(report, allow_nan=False)
+    circular = report["classes"]["circular"]
+    # 3 right called right, 1 wrong called right, 1 wrong called wrong, 1 right called wrong
+    assert (circular["f1"], circular["negative_f1"]) == (0.75, 0.5) and circular["prm_score"]["value"] == 0.625
+    assert (circular["n"], circular["n_steps"], circular["n_wrong"]) == (2, 6, 2)
+    assert (circular["right_accuracy"], circular["wrong_accuracy"], circular["first_error_accuracy"]) == (0.75, 0.5, 1)
+    redundency = report["classes"]["redundency"]
+    assert (
+        redundency["prm_score"]["value"] == pytest.approx((2 / 3 + 0) / 2) and redundency["first_error_accuracy"] == 0
+    )
+    multi = report["classes"]["multi_solutions"]
+    assert multi["prm_score"]["value"] == pytest.approx(0.8) and multi["wrong_accuracy"] is None
+    assert report["groups"]["simplicity"]["value"] == pytest.approx((0.625 + 1 / 3) / 2)
+    assert report["groups"]["soundness"]["value"] is report["groups"]["sensitivity"]["value"] is None
+    # all classes together: 6, 2, 1, 2
+    assert report["prm_score"]["value"] == pytest.approx((12 / 16 + 2 / 6) / 2)
+    assert report["repeated"] == 1 and report["first_error_accuracy"] == 0.5
+    print_prmbench(report, Console(width=120))
+    assert "circular" in capsys.readouterr().out
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1, max_size=10))
+def test_no_threshold_beats_the_best(items):
+    score, right = (np.array(x, float) for x in zip(*items, strict=True))
+    threshold, top = pb.best_threshold(score, right)
+
+    def at(t):
+        called, true = score > t, right == 1
+        return pb.prm_score(pb.Counts((true & called).sum(), (~true & called).sum(), (~true & ~called).sum(),
+                                      (true & ~called).sum()))  # fmt: skip
+
+    values = [at(t) for t in (-1, 0.0, 0.3, 0.5, 0.9)]
+    if np.isnan(values).all():
+        assert np.isnan(top)
+    else:
+        assert top == np.nanmax(values) == at(threshold)
+
+
+def test_a_random_scorer_gets_what_theory_predicts(shared_data):
+    records = []
+    for path in sorted((shared_data / "prmbench").glob("*.jsonl")):
+        records += [chain for _, chain in READERS["prmbench"].read(path, **OPTIONS["prmbench"])]
+    rng = np.random.default_rng(0)
+    for item in records:
+        item["scores"] = rng.random(len(item["steps"])).tolist()
+    report = pb.prmbench_report(records, seed=0)
+    assert report["repeated"] == 5 and set(report["classes"]) == set(pb.CLASSES)
+    share = 1 - report["n_wrong"] / report["n_steps"]
+    # precision is the share of right steps, recall 1/2; and the same for the wrong ones
+    theory = (share / (share + 0.5) + (1 - share) / (1.5 - share)) / 2
+    assert report["baselines"]["coin"]["prm_score"] == pytest.approx(theory)
+    # 1,800 wrong steps, half found: the standard error of that share is 0.012, of PRMScore less than half of it
+    assert report["n_wrong"] > 1500 and report["prm_score"]["value"] == pytest.approx(theory, abs=0.02)
+    assert report["prm_score"]["low"] < theory < report["prm_score"]["high"]
+    for item in records:
+        item["scores"] = [float(label) for label in item["labels"]]
+    report = pb.prmbench_report(records, seed=0)
+    assert report["prm_score"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert {group["value"] for group in report["groups"].values()} == {1.0}
+
+
+def test_bad_records_are_refused():
+    with pytest.raises(ScoreError, match="classification is 'odd'"):
+        pb.prmbench_report([record("odd", [1], [0.5])], 0)
+    with pytest.raises(ScoreError, match="circular 0: 1 scores for 2 steps"):
+        pb.prmbench_report([record("circular", [1, 1], [0.5])], 0)
+    with pytest.raises(ScoreError, match="labels are not 0 or 1"):
+        pb.prmbench_report([record("circular", [1, None], [0.5, 0.5])], 0)
+    with pytest.raises(ScoreError, match="no PRMBench record"):
+        pb.prmbench_report([], 0)
