@@ -62,6 +62,7 @@ def test_a_source_that_contradicts_itself_agrees_with_nobody():
 
 def test_gaps_of_a_search_are_filled_where_the_value_follows():
     assert implied([None, 0.5, None, 0.25, 0.0, None]) == [0.5, 0.5, 0.25, 0.25, 0.0, None]
+    assert implied([None, 0.0]) == [None, 0.0]  # the error may be either
     (kept,) = consensus([chain([None, 0.5, 0], semantics="value")], [chain([1, 1, 0])])
     assert kept.extra["consensus"] == 2
     assert [node.label for node in kept.nodes] == [None, 0.5, 0]  # what was measured, no more

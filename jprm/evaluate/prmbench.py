@@ -6,8 +6,8 @@ wrong ones, and PRMScore the mean of the two, from the counts of all steps of a 
 together. `multi_solutions` has no wrong step: its PRMScore is its F1. A group is the plain mean of its classes. The
 first record of an (`idx`, `classification`) counts; a few occur twice.
 
-One difference: the published script writes -1 for a ratio 0 / 0, so F1 is -1 for a scorer that calls no right step
-right; here F1 is then 0.
+Two differences: the published script writes -1 for a ratio 0 / 0, so that its F1 is -1, not 0, for a scorer that calls
+wrong steps right and no right one; and the one step of the release without text is left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def prm_score(counts: Counts) -> Any:
 def prm_scores(count_RC4: Float[np.ndarray, "*R 9 4"]) -> Float[np.ndarray, "*R 13"]:
     """PRMScore overall, of the nine classes in the order of `CLASSES`, and of the groups in the order of `GROUPS`.
 
-    A class without a step is NaN, and so is its group; a class of wrong steps only has no F1 of right ones, hence NaN.
+    A class without a step is NaN, and so is its group.
     """
     overall_R = prm_score(Counts(*np.moveaxis(count_RC4.sum(-2), -1, 0)))
     counts = Counts(*np.moveaxis(count_RC4, -1, 0))

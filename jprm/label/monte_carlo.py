@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -203,8 +203,3 @@ def _labelled(tree: ReasoningTree, right, total, known, config: MonteCarloConfig
 def _without(extra) -> dict:
     """A tree's keys, less those of a chain or pool record that a tree record would read as something else."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
-
-
-def tree_rollouts(trees: Sequence[ReasoningTree]) -> int:
-    """Rollouts behind the labels of trees, as their nodes count them."""
-    return sum(node.extra.get("rollouts", 0) for tree in trees for node in tree.nodes)
