@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 import zlib
 
 import jax
@@ -135,6 +136,20 @@ def test_layers_groups_and_places(tmp_path):
         base.model_config(tmp_path, layers=4)
     with pytest.raises(ValueError, match="rope_theta is 1000.0, the config says 7.0"):
         load_decoder(tmp_path, dataclasses.replace(config, rope_theta=7.0))
+
+
+def test_the_host_holds_one_tensor_at_a_time(tmp_path):
+    make(tmp_path, num_hidden_layers=8, intermediate_size=2**14)
+    config = model_config(tmp_path)
+    load_decoder(tmp_path, config)  # compiles
+    tracemalloc.start()
+    try:
+        decoder = jax.block_until_ready(load_decoder(tmp_path, config))
+        peak = tracemalloc.get_traced_memory()[1]  # numpy's and Python's memory; that of devices is not in it
+    finally:
+        tracemalloc.stop()
+    largest = decoder["layers_0"]["up"][0].nbytes
+    assert largest < peak < 1.3 * largest
 
 
 FIELDS = dict(

@@ -56,7 +56,7 @@ def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `to_file`: a tensor of a file as one layer's parameter of the shape."""
+    """The inverse of `to_file`, as a view: a tensor of a file as one layer's parameter of the shape."""
     return array if role == "embed" else array.T.reshape(shape)
 
 
@@ -82,7 +82,8 @@ def load(
 ) -> dict:
     """The decoder's parameters in float32, each in its place on the mesh that is set.
 
-    A parameter is made on the devices and filled there a layer at a time, so the host holds one tensor of the file.
+    A parameter is made on the devices and filled there a layer at a time, where a tensor is turned and made float32
+    too: the host holds one tensor of the file, in the file's type.
 
     Args:
       name_of: role and layer to the tensor's name.
@@ -96,14 +97,14 @@ def load(
             raise ValueError(f"{path}: tensor {name} is of shape {found}, the model's is {shapes[role]}")
 
     def get(role: str, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
-        return np.asarray(from_file(role, read(role, name_of(role, layer)), shape), np.float32, order="C")
+        return from_file(role, read(role, name_of(role, layer)), shape)
 
     first_of = dict(zip(range(len(config.layer_groups)), np.cumsum((0, *config.layer_groups)).tolist(), strict=False))
     wanted = jax.eval_shape(functools.partial(init, config), jax.random.key(0))["decoder"]
     params: dict = {}
     for part, shape in wanted.items():
         if not isinstance(shape, Mapping):
-            params[part] = _place(part, get(part, None, shape.shape))
+            params[part] = _place(part, get(part, None, shape.shape)).astype(jnp.float32)
             continue
         first = first_of[int(part.removeprefix("layers_"))]
         params[part] = {}
@@ -124,4 +125,4 @@ def _place(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = N
 @functools.partial(jax.jit, donate_argnums=0)
 def _fill(stack: Array, layer: Array, i: Array) -> Array:
     """`stack` with its i-th layer replaced, in the same memory."""
-    return jax.lax.dynamic_update_index_in_dim(stack, layer, i, 0)
+    return jax.lax.dynamic_update_index_in_dim(stack, layer.astype(stack.dtype), i, 0)
