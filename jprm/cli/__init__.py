@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.extras import SubcommandApp
@@ -114,6 +114,27 @@ def score(
     from jprm.score.files import score_file
 
     print(score_file(model, input, output, on_error=on_error))
+
+
+@app.command
+def convert(
+    source: Annotated[Positional[Path], arg(metavar="SRC")],
+    target: Annotated[Positional[Path], arg(metavar="DST")],
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> None:
+    """Write a trained model as a folder that transformers loads as a token classifier, with the same logits.
+
+    For example:
+      jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2
+
+    Args:
+        source: The folder of a trained model.
+        target: The folder to write. It must not be there yet; nothing is left behind if the command is stopped.
+        dtype: Type of the numbers in the files. float32 is what the model has.
+    """
+    from jprm.checkpoints.export import export
+
+    print(f"{export(source, target, dtype=dtype)}: written")
 
 
 app.command(

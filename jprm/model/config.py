@@ -7,6 +7,8 @@ from typing import Literal
 
 import jax
 
+from jprm.model.rope import RopeScaling
+
 HEAD_CLASSES = {"binary": 2, "ternary": 3, "scalar": 1}
 """Logits a step by head. binary: (wrong, right); ternary: (negative, neutral, positive); scalar: one log-odds."""
 
@@ -25,6 +27,7 @@ class ModelConfig:
     norm_eps: float
     qkv_bias: bool = False  # Qwen2
     qk_norm: bool = False  # Qwen3: RMSNorm of every query and key head
+    rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts that were stretched after training
     tied_embeddings: bool = True  # matters to the language head only
     head: Literal["binary", "ternary", "scalar", "language"] = "binary"
     layer_groups: tuple[int, ...] = ()

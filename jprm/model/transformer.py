@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jprm.model.attention import Plan, attention, plan
 from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.rope import frequencies
 from jprm.model.sharding import sharding
 from jprm.rows import Rows
 
@@ -59,11 +60,12 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> 
     return (x32 * scale).astype(x.dtype)
 
 
-def rotary(position_BT: Int[Array, "B T"], head_dim: int, theta: float) -> tuple[Array, Array]:
-    """cos and sin of position x theta^(-2i / head_dim), each (B, T, head_dim / 2), in float32 (Su et al. 2021)."""
-    frequency_H = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+def rotary(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[Array, Array]:
+    """cos and sin of position x frequency, each (B, T, head_dim / 2), in float32 (Su et al. 2021)."""
+    frequency_H = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     angle_BTH = position_BT[..., None].astype(jnp.float32) * frequency_H
-    return jnp.cos(angle_BTH), jnp.sin(angle_BTH)
+    size = config.rope_scaling.attention_factor
+    return jnp.cos(angle_BTH) * size, jnp.sin(angle_BTH) * size
 
 
 def rotate(x: Float[Array, "B T *N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "B T *N H"]:
@@ -153,7 +155,7 @@ class Decoder(nn.Module):
         c = self.config
         embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
         x_BTD = embed_VD.at[tokens_BT].get(out_sharding=sharding("batch", None, None)).astype(c.dtype)
-        cos_BTH, sin_BTH = rotary(position_BT, c.head_dim, c.rope_theta)
+        cos_BTH, sin_BTH = rotary(position_BT, c)
         seen = plan(until_BT, c)
         for i, layers in enumerate(c.layer_groups):
             x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, cos_BTH, sin_BTH, seen)

@@ -54,7 +54,10 @@ class DataConfig:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What `jprm train` runs. `base` and `tokenizer` are files; an empty base starts from random parameters."""
+    """What `jprm train` runs.
+
+    `base` is a GGUF file or a Hugging Face folder, or empty: random parameters. `tokenizer` is a file or a folder.
+    """
 
     name: str
     model: ModelConfig

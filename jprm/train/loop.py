@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm import data
-from jprm.checkpoints import gguf, store
+from jprm.checkpoints import base, store
 from jprm.data.pipeline import PipelineConfig, packed_batches
 from jprm.evaluate.metrics import auroc, jsonable
 from jprm.jsonl import atomic_file
@@ -127,7 +127,7 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     model, key = experiment.model, jax.random.key(experiment.seed)
     if experiment.base and load_base:
         head = jax.jit(lambda key: transformer.init(model, key).get("head"))(key)
-        params = {"decoder": gguf.load_decoder(experiment.base, model), **({"head": head} if head else {})}
+        params = {"decoder": base.load_decoder(experiment.base, model), **({"head": head} if head else {})}
     else:
         params = jax.jit(transformer.init, static_argnums=0)(model, key)
     trained, frozen = split(params, experiment.optimizer.freeze)

@@ -1,0 +1,128 @@
+"""How a decoder lies in the files of others, and the way from there into its place on the mesh.
+
+GGUF and Hugging Face both keep matrices as (out, in), a layer at a time; jprm keeps them as (in, out) with the heads
+apart and a group's layers stacked. A format's module says what its tensors are called and how its fields are read.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import sharding
+from jprm.model.transformer import AXES, init
+
+FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
+          "norm_eps", "qkv_bias", "qk_norm")  # fmt: skip
+"""Fields in which a file and a config must agree; a config may have fewer layers."""
+
+Slot = tuple[str, int | None]
+"""A role, a key of `transformer.AXES`, and its layer: None for what is not in a layer."""
+
+
+def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of each role's tensor in a file, those of layers for one layer."""
+    D, F, H = config.width, config.mlp_width, config.head_dim
+    Q, K = config.heads * H, config.kv_heads * H
+    shapes = {
+        "embed": (config.vocab_size, D), "final_norm": (D,), "attention_norm": (D,), "query": (Q, D), "key": (K, D),
+        "value": (K, D), "out": (D, Q), "mlp_norm": (D,), "gate": (F, D), "up": (F, D), "down": (D, F),
+    }  # fmt: skip
+    if config.qkv_bias:
+        shapes |= {"query_bias": (Q,), "key_bias": (K,), "value_bias": (K,)}
+    if config.qk_norm:
+        shapes |= {"query_norm": (H,), "key_norm": (H,)}
+    return shapes
+
+
+def slots(config: ModelConfig) -> Iterator[Slot]:
+    """Every tensor of the decoder, all layers of a role together."""
+    for role in file_shapes(config):
+        for layer in (None,) if role in ("embed", "final_norm") else range(config.layers):
+            yield role, layer
+
+
+def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
+    """One layer's parameter as (out, in)."""
+    shape = file_shapes(config)[role]
+    return np.ascontiguousarray(array if role == "embed" else array.reshape(shape[::-1]).T)
+
+
+def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The inverse of `to_file`, as a view: a tensor of a file as one layer's parameter of the shape."""
+    return array if role == "embed" else array.T.reshape(shape)
+
+
+def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> None:
+    """Raises ValueError naming the field in which the file, by `known`, differs from what is asked for."""
+    for field in FIELDS:
+        if getattr(known, field) != getattr(config, field):
+            raise ValueError(f"{path}: {field} is {getattr(known, field)}, the config says {getattr(config, field)}")
+
+
+def check_layers(path: str | os.PathLike, found: int, changes: Mapping) -> None:
+    """Raises ValueError where the changes ask for more layers than there are."""
+    if changes.get("layers", found) > found:
+        raise ValueError(f"{path}: has {found} layers, not {changes['layers']}")
+
+
+def load(
+    path: str | os.PathLike,
+    config: ModelConfig,
+    name_of: Callable[[str, int | None], str],
+    shape_of: Callable[[str], tuple[int, ...]],
+    read: Callable[[str, str], np.ndarray],
+) -> dict:
+    """The decoder's parameters in float32, each in its place on the mesh that is set.
+
+    A parameter is made on the devices and filled there a layer at a time, where a tensor is turned and made float32
+    too: the host holds one tensor of the file, in the file's type.
+
+    Args:
+      name_of: role and layer to the tensor's name.
+      shape_of: its name to its shape, (out, in); all are checked before the first is read.
+      read: role and name to the tensor, in any float type, rotary pairs at (i, i + H/2).
+    """
+    shapes = file_shapes(config)
+    for role, layer in slots(config):
+        name = name_of(role, layer)
+        if (found := tuple(shape_of(name))) != shapes[role]:
+            raise ValueError(f"{path}: tensor {name} is of shape {found}, the model's is {shapes[role]}")
+
+    def get(role: str, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
+        return from_file(role, read(role, name_of(role, layer)), shape)
+
+    first_of = dict(zip(range(len(config.layer_groups)), np.cumsum((0, *config.layer_groups)).tolist(), strict=False))
+    wanted = jax.eval_shape(functools.partial(init, config), jax.random.key(0))["decoder"]
+    params: dict = {}
+    for part, shape in wanted.items():
+        if not isinstance(shape, Mapping):
+            params[part] = _place(part, get(part, None, shape.shape)).astype(jnp.float32)
+            continue
+        first = first_of[int(part.removeprefix("layers_"))]
+        params[part] = {}
+        for role, stack in shape.items():
+            array = jnp.zeros(stack.shape, jnp.float32, out_sharding=sharding(*AXES[role]))
+            for i in range(len(array)):
+                array = _fill(array, _place(role, get(role, first + i, stack.shape[1:]), AXES[role][1:]), i)
+            params[part][role] = array
+    return params
+
+
+def _place(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
+    mesh = jax.sharding.get_mesh()
+    place = None if mesh.empty else jax.sharding.NamedSharding(mesh, sharding(*(axes or AXES[role])))
+    return jax.device_put(array, place)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _fill(stack: Array, layer: Array, i: Array) -> Array:
+    """`stack` with its i-th layer replaced, in the same memory."""
+    return jax.lax.dynamic_update_index_in_dim(stack, layer.astype(stack.dtype), i, 0)

@@ -1,0 +1,153 @@
+"""Folders of safetensors files, one or many with an index: checked from their headers, read a tensor at a time.
+
+Nothing is read before all names, shapes, types and files have been checked. The files are memory-mapped, so that a
+tensor costs host memory only while it is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import safetensors
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
+"""Types that are read; the 8 and 4-bit floats of quantised checkpoints need scales that the header does not name."""
+
+AGAIN = "Download it again"
+
+
+class Tensors:
+    """The tensors of a folder or of one file, by name; `shape(name)` reads nothing, `tensor(name)` that tensor alone.
+
+    Raises ValueError or FileNotFoundError, naming the file and the tensor, for whatever is cut short, missing, named
+    twice, inconsistent, or in a format that runs code when it is read.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+        self._files: dict[pathlib.Path, Any] = {}
+        self._file_of: dict[str, pathlib.Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file, wanted in _files(self.path).items():
+            self._add(file, wanted)
+
+    def __iter__(self):
+        return iter(self._file_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._shapes:
+            raise ValueError(f"{self.path}: tensor {name} is missing; the checkpoint is cut short or of another model")
+        return self._shapes[name]
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The tensor in the file's own type (bfloat16 through ml_dtypes)."""
+        self.shape(name)
+        try:
+            return self._files[self._file_of[name]].get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ValueError(f"{self._file_of[name]}: tensor {name} cannot be read ({error}). {AGAIN}") from error
+
+    def _add(self, file: pathlib.Path, wanted: set[str] | None) -> None:
+        try:
+            opened = safetensors.safe_open(file, framework="numpy")  # checks sizes and offsets against the file
+        except FileNotFoundError:
+            message = f"{file}: not there, and {self.path / INDEX} names it. Download the missing file"
+            raise FileNotFoundError(message) from None
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: not a complete safetensors file ({error}). {AGAIN}") from error
+        found = _header(file)
+        if absent := sorted((wanted or set()) - set(found)):
+            raise ValueError(f"{file}: tensor {absent[0]} is not in it, though {INDEX} says so. {AGAIN}")
+        if wanted is not None and (extra := sorted(set(found) - wanted)):
+            where = self._file_of.get(extra[0])
+            reason = f"is in {where.name} too" if where else f"is not in {INDEX}, or there in another file"
+            raise ValueError(f"{file}: tensor {extra[0]} {reason}. The files are of different checkpoints: {AGAIN}")
+        self._files[file] = opened
+        for name, (dtype, shape) in found.items():
+            if dtype not in TYPES:
+                raise ValueError(
+                    f"{file}: tensor {name} is of type {dtype}, a quantised checkpoint's; use the one in bfloat16"
+                )
+            self._file_of[name], self._shapes[name] = file, shape
+
+
+def _files(path: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
+    """Files to open, with the tensors that the index puts there (None: no index, so all that are there)."""
+    if path.is_dir() and not (path / FILE).is_file():
+        if (path / INDEX).is_file():
+            return _read_index(path)
+        names = sorted(file.name for file in path.iterdir())
+        if pickles := [name for name in names if name.endswith(PICKLES)]:
+            raise _pickle(path / pickles[0])
+        if shards := [name for name in names if name.endswith(".safetensors")]:
+            raise FileNotFoundError(f"{path / INDEX}: not there, though {shards[0]} is. Download the index too")
+        raise FileNotFoundError(f"{path / FILE}: not there, nor {INDEX}; {path} is not a checkpoint's folder")
+    file = path / FILE if path.is_dir() else path
+    if file.name.endswith(PICKLES):
+        raise _pickle(file)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file")
+    return {file: None}
+
+
+def _pickle(file: pathlib.Path) -> ValueError:
+    return ValueError(
+        f"{file}: is a pickle, which runs any code that is in it when it is read. Convert it where it may do so, with"
+        " transformers: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors"
+    )
+
+
+def _read_index(folder: pathlib.Path) -> dict[pathlib.Path, set[str]]:
+    index = folder / INDEX
+    content = read_json(index)
+    places = content.get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ValueError(f"{index}: weight_map is not an object of tensor names and files. {AGAIN}")
+    files: dict[pathlib.Path, set[str]] = {}
+    for name, file in places.items():
+        plain = isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\:\0")
+        if not plain:
+            raise ValueError(f"{index}: tensor {name} is in {file!r}, which is no plain file name. Do not trust it")
+        if file.endswith(PICKLES):
+            raise _pickle(folder / file)
+        files.setdefault(folder / file, set()).add(name)
+    return files
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON object without repeated keys. Raises ValueError naming the file."""
+    try:
+        content = json.loads(path.read_bytes(), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not JSON ({str(error)[:200]}). {AGAIN}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: is not a JSON object. {AGAIN}")
+    return content
+
+
+def _header(file: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape by name, of a file whose header `safe_open` has accepted; that keeps the last of equal names."""
+    with open(file, "rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        try:
+            header = json.loads(opened.read(size), object_pairs_hook=_once)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file}: bad header ({str(error)[:200]}). {AGAIN}") from error
+    return {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items() if name != "__metadata__"}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return content

@@ -1,0 +1,174 @@
+"""A trained model written for transformers: the same logits there, the same bits when it is read again."""
+
+import dataclasses
+import hashlib
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_run as tiny
+from tiny import chain_ids, chain_rows, logits, params
+from tiny_run import MODEL
+
+import jprm
+from jprm import cli
+from jprm.checkpoints import export as exporting
+from jprm.checkpoints.export import export
+from jprm.checkpoints.huggingface import load_decoder, model_config
+from jprm.checkpoints.safetensors import Tensors
+from jprm.layout import NativeLayout
+from jprm.model.rope import RopeScaling
+from jprm.model.sharding import make_mesh
+from jprm.score.scorer import PRM
+from jprm.tokenizer import load_tokenizer
+from jprm.train.config import to_json
+from jprm.tree import tree_of
+
+KINDS = {
+    "llama": dict(qkv_bias=False, qk_norm=False),
+    "llama3": dict(qkv_bias=False, qk_norm=False, rope_scaling=RopeScaling("llama3", 8.0, 16, 1.0, 4.0)),
+    "qwen2": dict(qk_norm=False, layer_groups=(1, 1)),
+    "qwen2-yarn": dict(qk_norm=False, rope_scaling=RopeScaling("yarn", 4.0, 16, 1.0, 4.0, 1.2)),
+    "qwen3": dict(qkv_bias=False, head_dim=8, rope_scaling=RopeScaling("linear", 2.0)),
+    "ternary": dict(qkv_bias=False, head="ternary"),
+}
+CHAIN = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7.", "It is 8."]}
+
+
+def untrained(folder, kind="llama"):
+    """A PRM of random parameters, none of them zero, with the experiment that a run would have written."""
+    model = dataclasses.replace(MODEL, **KINDS[kind])
+    experiment = tiny.experiment(tiny.make_data(folder), model=model)
+    (folder / "experiment.json").write_text(json.dumps(to_json(experiment)))
+    layout = NativeLayout(load_tokenizer(folder / "tokenizer.json"))
+    return PRM(params(model), model, layout, make_mesh(devices=jax.devices()[:1]), "rating", str(folder), 3)
+
+
+def ids_of(prm):
+    return chain_ids(tree_of(CHAIN), len(CHAIN["steps"]) - 1, prm.layout)
+
+
+def in_transformers(folder, ids):
+    """Logits of every token, by the class that the folder itself names."""
+    torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
+    model, report = transformers.AutoModelForTokenClassification.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), "a tensor is missing, left over or of another shape"
+    with torch.no_grad():
+        return model.eval()(torch.tensor([ids])).logits[0].numpy(), model.config
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_computes_the_same_logits(tmp_path, kind):
+    prm = untrained(tmp_path / "run", kind)
+    folder, ids = export(prm, tmp_path / "out"), ids_of(prm)
+    found, config = in_transformers(folder, ids)
+    every = np.arange(len(ids))[None]
+    rows = dataclasses.replace(chain_rows([ids], 64), step_end=every, label=every, weight=every)
+    wanted = np.asarray(logits(prm.params, prm.config, rows))[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
+    assert np.abs(wanted).max() > 0.1
+    assert tuple(config.id2label.values()) == exporting.LABELS[prm.config.head]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_exported_reads_back_bit_for_bit(tmp_path, kind):
+    prm = untrained(tmp_path / "run", kind)
+    one = export(prm, tmp_path / "one")
+    many = export(prm, tmp_path / "many", shard_bytes=8_000)
+    sizes = sorted(file.stat().st_size for file in many.glob("*.safetensors"))
+    assert len(sizes) > 3 and not (many / "model.safetensors").exists()
+    assert max(sizes[:-1]) < 8_000 + 2_000 < prm.params["decoder"]["embed"].nbytes < sizes[-1]  # with headers
+    for folder in (one, many):
+        config = model_config(folder, layer_groups=prm.config.layer_groups, head=prm.config.head, remat="nothing",
+                              attention="paths", attention_block=32)  # fmt: skip
+        assert config == dataclasses.replace(prm.config, tied_embeddings=False)
+        assert tiny.equal(load_decoder(folder, config), prm.params["decoder"])
+        file = Tensors(folder)
+        head = {"kernel": file.tensor("score.weight").T, "bias": file.tensor("score.bias")}
+        assert tiny.equal(head, prm.params["head"])
+
+
+def test_bfloat16_is_the_rounded_model(tmp_path):
+    prm = untrained(tmp_path / "run")
+    folder = export(prm, tmp_path / "out", dtype="bfloat16")
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    rounded = jax.tree.map(lambda x: x.astype(jax.numpy.bfloat16).astype(np.float32), prm.params["decoder"])
+    assert tiny.equal(load_decoder(folder, prm.config), rounded)
+
+
+def test_the_folder_is_whole_and_says_what_it_is(tmp_path):
+    prm = untrained(tmp_path / "run")
+    folder = export(prm, tmp_path / "new" / "out")
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "README.md", "SHA256SUMS", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    sums = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    found = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir() if f.name != "SHA256SUMS"}
+    assert sums == found
+    card = (folder / "README.md").read_text()
+    for part in ("train.jsonl", "neutral: positive", "0 = wrong, 1 = right", "bos: none", "3 steps"):
+        assert part in card
+    assert f"ids {list(prm.layout.newline)}" in card
+    assert load_tokenizer(folder).encode("3 + 4") == prm.layout.tokenizer.encode("3 + 4")
+
+
+def test_nothing_is_half_written_and_nothing_replaced(tmp_path, monkeypatch):
+    prm = untrained(tmp_path / "run")
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "left").touch()
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "_card", stop)
+        with pytest.raises(KeyboardInterrupt):
+            export(prm, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export(prm, tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists() and not (tmp_path / "out" / "left").exists()
+    with pytest.raises(FileExistsError, match="out: is there already"):
+        export(prm, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(qkv_bias=True, qk_norm=True), "qkv_bias and qk_norm together"),
+        (dict(head="scalar"), "head 'scalar' is no token classifier; one of binary, ternary is"),
+        (dict(qkv_bias=False, qk_norm=False, width=18), "width 18 is not a multiple of 4 heads"),
+    ],
+)
+def test_models_that_transformers_lacks_are_refused(tmp_path, changes, message):
+    prm = untrained(tmp_path / "run")
+    prm = dataclasses.replace(prm, config=dataclasses.replace(MODEL, **changes))
+    with pytest.raises(ValueError, match=message):
+        export(prm, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):
+    """`base` takes an exported folder, and `jprm convert` writes the run that started there."""
+    start = export(untrained(tmp_path / "first", "qwen2"), tmp_path / "start")
+    changes = dict(layer_groups=(1, 1), remat="nothing", attention="paths", attention_block=32)
+    experiment = tiny.experiment(
+        tiny.make_data(tmp_path / "data"), model=model_config(start, **changes), base=str(start), steps=1,
+        checkpoint_every=1, valid=(),
+    )  # fmt: skip
+    tiny.loop.train(experiment, tmp_path / "run")
+    assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.endswith("out: written\n")
+    prm = jprm.load(tmp_path / "run")
+    exported = load_decoder(tmp_path / "out", prm.config)
+    assert tiny.equal(exported, prm.params["decoder"])
+    before = load_decoder(start, prm.config)
+    moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), exported, before)
+    assert 0 < max(jax.tree.leaves(moved)) < 0.02  # one step of Adam at a learning rate of 0.01, from the base
+    ids = ids_of(prm)
+    found, _ = in_transformers(tmp_path / "out", ids)
+    pieces = [prm.layout.problem(CHAIN["problem"]), *(prm.layout.step(step, 0) for step in CHAIN["steps"])]
+    ends = np.cumsum([len(ids) for ids in pieces])
+    probability = 1 / (1 + np.exp(found[:, 0] - found[:, 1]))
+    np.testing.assert_allclose(prm.score(**CHAIN), probability[ends[1:] - 1], atol=1e-5)

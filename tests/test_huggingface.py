@@ -1,0 +1,274 @@
+"""Hugging Face folders against transformers, which makes them and computes what jprm must compute."""
+
+import dataclasses
+import json
+import tracemalloc
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import chain_rows, hidden
+
+from jprm.checkpoints import base
+from jprm.checkpoints.huggingface import load_decoder, model_config
+from jprm.model.sharding import MeshConfig, make_mesh, spec
+from jprm.model.transformer import AXES
+
+REASON = "the extra 'parity' is not installed"
+SIZES = dict(
+    vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64,
+)  # fmt: skip
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+KINDS = {
+    "llama": ("llama", {}),
+    "llama2": ("llama", dict(num_key_value_heads=4, rms_norm_eps=1e-5)),
+    "llama3": ("llama", dict(rope_parameters=dict(LLAMA3, rope_theta=500.0))),
+    "llama-linear": ("llama", dict(rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=100.0))),
+    "llama-head": ("llama", dict(head_dim=12)),
+    "smollm2": ("llama", dict(tie_word_embeddings=True, num_attention_heads=8, num_key_value_heads=2)),
+    "mistral": ("mistral", dict(sliding_window=None, head_dim=16)),
+    "mistral-wide": ("mistral", dict(sliding_window=64)),
+    "qwen2": ("qwen2", dict(rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
+    "qwen2-yarn": ("qwen2", dict(rope_parameters=dict(
+        rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=100.0, beta_fast=4.0))),
+    "qwen3": ("qwen3", dict(head_dim=16, tie_word_embeddings=True)),
+    "qwen3-yarn": ("qwen3", dict(head_dim=16, rope_parameters=dict(
+        rope_type="yarn", factor=2.0, original_max_position_embeddings=32, rope_theta=1e6, attention_factor=1.5))),
+}  # fmt: skip
+IDS = (np.random.default_rng(0).permutation(128)[:48]).tolist()
+
+
+def make(folder, kind="llama", shard=None, head="CausalLM", **changes):
+    """A folder of random weights as transformers saves it. Everything is random: biases and norms matter too."""
+    torch = pytest.importorskip("torch", reason=REASON)
+    transformers = pytest.importorskip("transformers", reason=REASON)
+    family, fields = KINDS[kind]
+    name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+    config = getattr(transformers, f"{name}Config")(**(SIZES | fields | changes))
+    model = getattr(transformers, f"{name}{head}" if head == "Model" else f"{name}For{head}")(config).eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            torch.manual_seed(zlib.crc32(key.removeprefix("model.").encode()))  # whatever head is beside it
+            value.copy_(torch.rand_like(value) + 0.5 if "norm" in key else torch.randn_like(value) * 0.2)
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    return model
+
+
+def expected(model, ids=IDS):
+    torch = pytest.importorskip("torch", reason=REASON)
+    with torch.no_grad():
+        decoder = getattr(model, "model", model)
+        return decoder(torch.tensor([ids])).last_hidden_state[0].numpy()
+
+
+def states(decoder, config, ids=IDS):
+    return np.asarray(hidden({"decoder": decoder}, config, chain_rows([ids], len(ids))))[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
+    model = make(tmp_path, kind)
+    config = model_config(tmp_path, attention="reference", remat="nothing")
+    found, wanted = states(load_decoder(tmp_path, config), config), expected(model)
+    # Two layers of float32 sums in another order, on states of size about one.
+    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
+    assert np.abs(wanted).max() > 1
+
+
+def test_the_scalings_change_the_numbers():
+    """Else the test above would pass with the scaling left out."""
+    from jprm.model.rope import RopeScaling, frequencies
+
+    plain = frequencies(8, 500.0)
+    for scaling in (RopeScaling("linear", 4.0), RopeScaling("llama3", 8.0, 16, 1.0, 4.0),
+                    RopeScaling("yarn", 4.0, 16, 1.0, 4.0)):  # fmt: skip
+        ratio = frequencies(8, 500.0, scaling) / plain
+        assert ratio.min() == pytest.approx(1 / scaling.factor) and ratio.max() <= 1
+
+
+@pytest.mark.parametrize(("head", "shard"), [("Model", None), ("CausalLM", "20KB"), ("TokenClassification", "20KB")])
+def test_shards_and_heads_make_no_difference(tmp_path, head, shard):
+    make(tmp_path / "one", "qwen3")
+    make(tmp_path / "other", "qwen3", shard, head)
+    config = model_config(tmp_path / "one")
+    assert dataclasses.replace(model_config(tmp_path / "other"), tied_embeddings=config.tied_embeddings) == config
+    one, other = (load_decoder(tmp_path / name, config) for name in ("one", "other"))
+    assert len(list((tmp_path / "other").glob("*.safetensors"))) > (1 if shard else 0)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_16_bit_files_are_read_without_loss(tmp_path):
+    torch = pytest.importorskip("torch", reason=REASON)
+    make(tmp_path / "32")
+    config = model_config(tmp_path / "32")
+    whole = load_decoder(tmp_path / "32", config)
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        make(tmp_path / name).to(dtype).save_pretrained(tmp_path / name)
+        half = load_decoder(tmp_path / name, config)
+        rounded = jax.tree.map(lambda a, n=name: np.asarray(a).astype(n).astype(np.float32), whole)
+        jax.tree.map(np.testing.assert_array_equal, half, rounded)
+
+
+def test_layers_groups_and_places(tmp_path):
+    make(tmp_path, "qwen2", num_hidden_layers=3)
+    config = model_config(tmp_path, layer_groups=(2, 1))
+    whole = load_decoder(tmp_path, dataclasses.replace(config, layer_groups=(3,)))
+    parts = load_decoder(tmp_path, config)
+    for name, stack in whole["layers_0"].items():
+        np.testing.assert_array_equal(stack[:2], parts["layers_0"][name])
+        np.testing.assert_array_equal(stack[2:], parts["layers_1"][name])
+    first = load_decoder(tmp_path, model_config(tmp_path, layers=1))["layers_0"]
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:1], b), whole["layers_0"], first)
+    with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
+        placed = base.load_decoder(tmp_path, config)
+    for part in ("layers_0", "layers_1"):
+        for name, array in placed[part].items():
+            assert array.sharding.spec == spec(*AXES[name])
+    assert placed["embed"].sharding.spec == spec(*AXES["embed"])
+    jax.tree.map(np.testing.assert_array_equal, placed, parts)
+    with pytest.raises(ValueError, match="has 3 layers, not 4"):
+        base.model_config(tmp_path, layers=4)
+    with pytest.raises(ValueError, match="rope_theta is 1000.0, the config says 7.0"):
+        load_decoder(tmp_path, dataclasses.replace(config, rope_theta=7.0))
+
+
+def test_the_host_holds_one_tensor_at_a_time(tmp_path):
+    make(tmp_path, num_hidden_layers=8, intermediate_size=2**14)
+    config = model_config(tmp_path)
+    load_decoder(tmp_path, config)  # compiles
+    tracemalloc.start()
+    try:
+        decoder = jax.block_until_ready(load_decoder(tmp_path, config))
+        peak = tracemalloc.get_traced_memory()[1]  # numpy's and Python's memory; that of devices is not in it
+    finally:
+        tracemalloc.stop()
+    largest = decoder["layers_0"]["up"][0].nbytes
+    assert largest < peak < 1.3 * largest
+
+
+FIELDS = dict(
+    model_type="llama", vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, max_position_embeddings=64,
+)  # fmt: skip
+
+
+def configured(folder, **changes):
+    fields = {name: value for name, value in (FIELDS | changes).items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def test_fields_of_old_and_new_configs_mean_the_same(tmp_path):
+    old = model_config(configured(tmp_path, rope_theta=5e5, rope_scaling=LLAMA3 | {"type": "llama3"}))
+    new = model_config(configured(tmp_path, rope_parameters=LLAMA3 | {"rope_theta": 5e5}))
+    assert old == new and old.rope_theta == 5e5 and old.rope_scaling.positions == 16
+    smollm2 = dict(
+        architectures=["LlamaForCausalLM"], attention_bias=False, attention_dropout=0.0, bos_token_id=1,
+        eos_token_id=2, hidden_act="silu", initializer_range=0.04, is_llama_config=True, mlp_bias=False,
+        pad_token_id=2, pretraining_tp=1, rope_interleaved=False, rope_scaling=None, rope_theta=1e5,
+        tie_word_embeddings=True, torch_dtype="bfloat16", transformers_version="4.42.3", use_cache=True,
+        **{"transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}},
+    )  # fmt: skip
+    assert model_config(configured(tmp_path, **smollm2)).tied_embeddings
+    math_7b = dict(model_type="qwen2", use_sliding_window=False, sliding_window=4096, max_window_layers=28)
+    assert model_config(configured(tmp_path, **math_7b)).qkv_bias
+    window = configured(tmp_path, model_type="mistral", sliding_window=32)
+    promised = model_config(window, max_tokens=32)
+    assert promised == model_config(configured(tmp_path, model_type="mistral"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(model_type="gemma2"), "model_type 'gemma2' is not supported; one of llama, mistral, qwen2, qwen3 is"),
+        (dict(model_type=["llama"]), "model_type"),
+        (dict(attention_bias=True), "attention_bias True is not supported; only false is"),
+        (dict(mlp_bias=True), "mlp_bias True is not supported"),
+        (dict(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
+        (dict(attn_logit_softcapping=50.0), "attn_logit_softcapping .'50.0'. is not known to jprm"),
+        (dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
+        (dict(quantization_config={"bits": 4}), "quantization_config"),
+        (dict(model_type="mistral", sliding_window=32), "sliding_window 32 is not supported where chains may have 64"),
+        (dict(model_type="qwen2", sliding_window=32, use_sliding_window=True), "sliding_window 32 is not supported"),
+        (dict(layer_types=["full_attention", "chunked_attention"]), "layer_types"),
+        (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling.rope_type 'dynamic' is not supp"),
+        (dict(rope_scaling={"rope_type": "longrope"}), "rope_scaling.rope_type 'longrope' is not supported"),
+        (dict(rope_scaling={"type": "yarn", "factor": 2.0, "mscale": 0.7}), "rope_scaling.mscale is not supported"),
+        (dict(rope_scaling={"type": "linear"}), "rope_scaling.factor is missing"),
+        (dict(rope_scaling={"type": "linear", "factor": 0}), "rope_scaling.factor is 0, and not a positive number"),
+        (dict(rope_scaling=LLAMA3 | {"low_freq_factor": 9.0}), "needs .* 0 < low=9.0 < high=4.0"),
+        (dict(rope_scaling=[1]), "rope_scaling .* is not an object"),
+        (dict(hidden_size="absent"), "hidden_size is missing"),
+        (dict(hidden_size=True), "hidden_size is True, and not a positive integer"),
+        (dict(num_hidden_layers=0), "num_hidden_layers is 0"),
+        (dict(num_key_value_heads=3), "num_key_value_heads 3 does not divide"),
+        (dict(head_dim=7), "head_dim 7 is odd"),
+        (dict(model_type="qwen3"), "head_dim is missing"),
+        (dict(rms_norm_eps="1e-5"), "rms_norm_eps is '1e-5', and not a positive number"),
+        (dict(rope_theta=1), "rope_theta is 1.0, and must be above 1"),
+        (dict(tie_word_embeddings=1), "tie_word_embeddings is 1, and neither true nor false"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=f"config.json: .*{message}"):
+        model_config(configured(tmp_path, **changes))
+
+
+ODD = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.integers(), max_size=2)
+)
+KEYS = [*FIELDS, "head_dim", "rope_theta", "sliding_window", "layer_types", "tie_word_embeddings", "hidden_act"]
+ROPE = st.dictionaries(
+    st.sampled_from(["type", "rope_type", *LLAMA3, "beta_fast", "rope_theta"]),
+    ODD | st.sampled_from(["linear", "llama3", "yarn"]),
+)
+FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(st.dictionaries(st.sampled_from(KEYS), ODD), ROPE | ODD)
+def test_no_config_does_more_than_be_refused(tmp_path, changes, rope):
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS | changes | {"rope_scaling": rope}))
+    try:
+        config = model_config(tmp_path)
+    except ValueError as error:
+        assert str(error).startswith(f"{tmp_path / 'config.json'}: ")
+    else:
+        assert config.heads % config.kv_heads == 0
+
+
+def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    make(tmp_path)
+    config, file = model_config(tmp_path), tmp_path / "model.safetensors"
+    whole = load_file(file)
+
+    def refused(message, remove=(), **changes):
+        tensors = {name: value for name, value in (whole | changes).items() if name not in remove}
+        save_file(tensors, file)
+        with pytest.raises(ValueError, match=f"{tmp_path}.*: {message}"):
+            load_decoder(tmp_path, config)
+
+    up = "model.layers.1.mlp.up_proj.weight"
+    refused(f"tensor {up} is missing", [up])
+    refused(rf"tensor {up} is of shape \(32, 48\), the model's is \(48, 32\)", **{up: whole[up].T.copy()})
+    refused(f"tensor {up} is of type int8", **{up: whole[up].astype(np.int8)})
+    for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.norm.weight", "other", "model.embed.weight"):
+        refused(f"tensor {name} is one that jprm does not know", **{name: whole[up]})
+
+
+def test_the_base_is_chosen_by_its_path(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none: no such file or folder"):
+        base.model_config(tmp_path / "none")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match="give the folder that holds config.json"):
+        base.model_config(tmp_path / "model.safetensors")
+    with pytest.raises(FileNotFoundError, match="config.json: not there"):
+        base.model_config(tmp_path)
