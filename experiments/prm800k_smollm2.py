@@ -1,4 +1,15 @@
-"""SmolLM2-135M on PRM800K phase 1: a process reward model from human step ratings, on two CPU cores."""
+"""SmolLM2-135M on PRM800K phase 1: a process reward model from human step ratings, on two CPU cores.
+
+    make train-prm800k        prepares the data, trains this and `prm800k_smollm2_orm.py`, evaluates both
+
+The figures of the whole run are not measured yet. A shorter one (48 updates, 387,000 tokens, 10,245 ratings, 36 minutes on
+one core shared with other work; 25 of the 942 trees held out) reached on phase1_test, by problem-bootstrap 95 % intervals, neutral as
+positive: step AUROC 0.648 [0.616, 0.682], beside 0.601 for the position in the chain and 0.600 for the length of the step.
+Its first-error F1 at threshold 0.5 was 7.6 %: it hardly ever says "wrong", since 61 % of the steps are right.
+
+Learning rates of 1.5e-4 (1.5e-3 for the head) diverge at the peak: batches of 8,192 tokens hold five trees or so, whose
+ratings are alike.
+"""
 
 import os
 
@@ -28,12 +39,13 @@ def experiment() -> Experiment:
         target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
         loss="cross_entropy",
         optimizer=OptimizerConfig(
-            learning_rate=1.5e-4,
+            learning_rate=4e-5,
             warmup_steps=8,
             decay="cosine",
+            b2=0.98,
             weight_decay=0.01,
             freeze="embed|layers_0",
-            rate_factors=(("head", 10.0),),
+            rate_factors=(("head", 5.0),),
         ),  # fmt: skip
         mesh=MeshConfig(),
         steps=56,
