@@ -2,10 +2,11 @@
 
     make train-prm800k        prepares the data, trains this and `prm800k_smollm2_orm.py`, evaluates both
 
-The figures of the whole run are not measured yet. A shorter one (48 updates, 387,000 tokens, 10,245 ratings, 36 minutes on
-one core shared with other work; 25 of the 942 trees held out) reached on phase1_test, by problem-bootstrap 95 % intervals, neutral as
-positive: step AUROC 0.648 [0.616, 0.682], beside 0.601 for the position in the chain and 0.600 for the length of the step.
-Its first-error F1 at threshold 0.5 was 7.6 %: it hardly ever says "wrong", since 61 % of the steps are right.
+The figures of the whole run are not measured yet. A shorter one (48 updates, 387,000 tokens, 10,245 ratings, 36 minutes
+on one core shared with other work; 25 of the 942 trees held out) reached on phase1_test, with 95 % intervals over
+problems and neutral as positive, a step AUROC of 0.648 [0.616, 0.682], beside 0.601 for the position in the chain and
+0.600 for the length of the step. Its first-error F1 at threshold 0.5 was 7.6 %: it hardly ever says "wrong", since 61 %
+of the steps are right.
 
 Learning rates of 1.5e-4 (1.5e-3 for the head) diverge at the peak: batches of 8,192 tokens hold five trees or so, whose
 ratings are alike.
