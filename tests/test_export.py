@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 
 import jax
 import numpy as np
@@ -172,3 +173,12 @@ def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys
     ends = np.cumsum([len(ids) for ids in pieces])
     probability = 1 / (1 + np.exp(found[:, 0] - found[:, 1]))
     np.testing.assert_allclose(prm.score(**CHAIN), probability[ends[1:] - 1], atol=1e-5)
+
+
+def test_every_file_may_be_read_by_whom_the_umask_lets(tiny_run, tmp_path):
+    before = os.umask(0o022)
+    try:
+        export(tiny_run.folder, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == {"0o644"}

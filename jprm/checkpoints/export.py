@@ -128,7 +128,10 @@ def _write_tensors(folder: pathlib.Path, prm: PRM, dtype: np.dtype, shard_bytes:
 
     def flush() -> None:
         path = folder / f"{len(files)}.safetensors"
+        path.touch()  # safetensors would make a file that its owner alone may read; a server often runs as another user
+        mode = path.stat().st_mode
         save_file(shards[0], path, metadata={"format": "pt"})
+        path.chmod(mode)
         files.append((path, list(shards[0])))
         shards[0] = {}
 
