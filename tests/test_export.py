@@ -175,10 +175,10 @@ def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys
     np.testing.assert_allclose(prm.score(**CHAIN), probability[ends[1:] - 1], atol=1e-5)
 
 
-def test_every_file_may_be_read_by_whom_the_umask_lets(tiny_run, tmp_path):
+def test_every_file_may_be_read_by_whom_the_umask_lets(tmp_path):
     before = os.umask(0o022)
     try:
-        export(tiny_run.folder, tmp_path / "out")
+        export(untrained(tmp_path / "run"), tmp_path / "out")
     finally:
         os.umask(before)
     assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == {"0o644"}
