@@ -76,28 +76,40 @@ def rotate(x: Float[Array, "B T *N H"], cos_BTH: Array, sin_BTH: Array) -> Float
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
 
 
-def block(x_BTD, layer: Mapping[str, Array], cos_BTH, sin_BTH, seen: Plan, config: ModelConfig):
-    """One layer: attention and SwiGLU, each after an RMSNorm and added to the stream."""
-    w = {name: value.astype(config.dtype) for name, value in layer.items() if not name.endswith("norm")}
-    stream = sharding("batch", None, None)
+def weights(layer: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
+    """A layer's parameters in the computation's dtype; norms stay as they are, for they are applied in float32."""
+    return {name: w if name.endswith("norm") else w.astype(config.dtype) for name, w in layer.items()}
 
-    y_BTD = rms_norm(x_BTD, layer["attention_norm"], config.norm_eps)
+
+def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
+    """Queries (B, T, K, G, H), keys and values (B, T, K, H) of the normed stream, rotated."""
+    y_BTD = rms_norm(x_BTD, w["attention_norm"], config.norm_eps)
     q_BTKGH = jnp.einsum("BTD,DKGH->BTKGH", y_BTD, w["query"])
     k_BTKH = jnp.einsum("BTD,DKH->BTKH", y_BTD, w["key"])
     v_BTKH = jnp.einsum("BTD,DKH->BTKH", y_BTD, w["value"])
     if config.qkv_bias:
         q_BTKGH, k_BTKH, v_BTKH = q_BTKGH + w["query_bias"], k_BTKH + w["key_bias"], v_BTKH + w["value_bias"]
     if config.qk_norm:
-        q_BTKGH = rms_norm(q_BTKGH, layer["query_norm"], config.norm_eps)
-        k_BTKH = rms_norm(k_BTKH, layer["key_norm"], config.norm_eps)
-    q_BTKGH, k_BTKH = rotate(q_BTKGH, cos_BTH, sin_BTH), rotate(k_BTKH, cos_BTH, sin_BTH)
-    y_BTKGH = attention(q_BTKGH, k_BTKH, v_BTKH, seen, config)
-    x_BTD = x_BTD + jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
+        q_BTKGH = rms_norm(q_BTKGH, w["query_norm"], config.norm_eps)
+        k_BTKH = rms_norm(k_BTKH, w["key_norm"], config.norm_eps)
+    return rotate(q_BTKGH, cos_BTH, sin_BTH), rotate(k_BTKH, cos_BTH, sin_BTH), v_BTKH
 
-    y_BTD = rms_norm(x_BTD, layer["mlp_norm"], config.norm_eps)
+
+def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
+    """The stream after the heads' output and SwiGLU are added to it."""
+    stream = sharding("batch", None, None)
+    x_BTD = x_BTD + jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
+    y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["gate"])
     up_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["up"])
     return x_BTD + jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate_BTF) * up_BTF, w["down"], out_sharding=stream)
+
+
+def block(x_BTD, layer: Mapping[str, Array], cos_BTH, sin_BTH, seen: Plan, config: ModelConfig):
+    """One layer: attention and SwiGLU, each after an RMSNorm and added to the stream."""
+    w = weights(layer, config)
+    q_BTKGH, k_BTKH, v_BTKH = heads(x_BTD, w, cos_BTH, sin_BTH, config)
+    return mixed(x_BTD, attention(q_BTKGH, k_BTKH, v_BTKH, seen, config), w, config)
 
 
 REMAT = {
