@@ -35,21 +35,21 @@ def experiment() -> Experiment:
             smollm2, layers=10, layer_groups=(4, 6), remat="nothing", attention="paths", attention_block=128
         ),
         data=DataConfig(
-            train=(DATA,), supervise="step", too_long="truncate", tokens=4096, slots=512, rows=2, window=128
+            train=(DATA,), supervise="step", too_long="truncate", tokens=4096, slots=512, rows=4, window=128
         ),
         target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
         loss="cross_entropy",
         optimizer=OptimizerConfig(
-            learning_rate=4e-5,
+            learning_rate=8e-5,
             warmup_steps=8,
             decay="cosine",
             b2=0.98,
             weight_decay=0.01,
             freeze="embed|layers_0",
-            rate_factors=(("head", 5.0),),
+            rate_factors=(("head", 2.5),),
         ),  # fmt: skip
         mesh=MeshConfig(),
-        steps=56,
+        steps=60,
         log_every=2,
-        checkpoint_every=14,
+        checkpoint_every=15,
     )
