@@ -35,13 +35,13 @@ def experiment() -> Experiment:
             smollm2, layers=10, layer_groups=(4, 6), remat="nothing", attention="paths", attention_block=128
         ),
         data=DataConfig(
-            train=(DATA,), supervise="step", too_long="truncate", tokens=4096, slots=512, rows=4, window=128
+            train=(DATA,), supervise="step", too_long="truncate", tokens=4096, slots=512, rows=2, window=128
         ),
         target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
         loss="cross_entropy",
         optimizer=OptimizerConfig(
-            learning_rate=8e-5,
-            warmup_steps=8,
+            learning_rate=7e-5,
+            warmup_steps=10,
             decay="cosine",
             b2=0.98,
             weight_decay=0.01,
@@ -49,7 +49,7 @@ def experiment() -> Experiment:
             rate_factors=(("head", 2.5),),
         ),  # fmt: skip
         mesh=MeshConfig(),
-        steps=60,
+        steps=84,
         log_every=2,
-        checkpoint_every=15,
+        checkpoint_every=14,
     )
