@@ -1,0 +1,173 @@
+"""The quickstart's task: word problems about a running count, worked solutions with systematic mistakes, and a checker.
+
+A problem tells a story ("Ana has 37 coins. She finds 8 more. Half are lost.") and a solution works it out, one equation
+a step. A policy that learns from these solutions makes the mistakes of their authors: not noise, but habits that fire
+where a carry or a borrow does. On problems with several of them the most common answer is wrong, as in life.
+
+The checker knows nothing of how a solution was made: it reads the story and every step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+NAMES = ("Ana", "Ben", "Cai", "Dia", "Eli", "Fay")
+THINGS = ("coins", "shells", "cards", "nuts", "pens", "beads")
+PHRASES = {
+    "+": ("finds {} more", "buys {} more", "wins {} more"),
+    "-": ("loses {}", "gives away {}", "sells {}"),
+    "*": ("then has {} times as many",),
+}
+LARGEST = 99
+"""A story's counts stay between 1 and this; what a wrong solution comes to may not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Habits:
+    """How often an author makes each mistake where there is occasion for it."""
+
+    carry: float = 0.55  # 37 + 8 = 35: the carry is dropped
+    borrow: float = 0.45  # 42 - 5 = 47: the smaller digit is taken from the larger
+    sign: float = 0.05  # the story's loss is added, or its gain subtracted
+    cancel: float = 0.08  # a slip by one and, in the next step, another that takes it back
+    slip: float = 0.01  # off by one, for no reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    start: int
+    moves: tuple[tuple[str, int], ...]
+    text: str
+
+    @property
+    def counts(self) -> list[int]:
+        """The count after each move."""
+        count, counts = self.start, []
+        for sign, amount in self.moves:
+            count = apply(count, sign, amount)
+            counts.append(count)
+        return counts
+
+    @property
+    def answer(self) -> int:
+        return self.counts[-1]
+
+
+def apply(count: int, sign: str, amount: int) -> int:
+    return {"+": count + amount, "-": count - amount, "*": count * amount}[sign]
+
+
+def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 6)) -> Problem:
+    """A story of between `moves[0]` and `moves[1]` moves whose counts stay in range."""
+    count = start = int(rng.integers(11, 60))
+    chosen = []
+    for _ in range(int(rng.integers(moves[0], moves[1] + 1))):
+        options = [("+", int(rng.integers(2, 10))), ("-", int(rng.integers(2, 10))), ("*", int(rng.integers(2, 4)))]
+        options = [(s, a) for s, a in options if 1 <= apply(count, s, a) <= LARGEST]
+        sign, amount = options[int(rng.integers(len(options)))]
+        count = apply(count, sign, amount)
+        chosen.append((sign, amount))
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    tale = [f"{name} {rng.choice(PHRASES[sign]).format(amount)}." for sign, amount in chosen]
+    text = " ".join([f"{name} has {start} {thing}.", *tale, f"How many {thing} does {name} have?"])
+    return Problem(start, tuple(chosen), text)
+
+
+def solution(task: Problem, rng: np.random.Generator, habits: Habits | None) -> list[str]:
+    """A worked solution, one equation a move and a last line with the answer; without `habits` it is right."""
+    count, steps, owed = task.start, [], 0
+    for i, (sign, amount) in enumerate(task.moves):
+        if habits and sign != "*" and rng.random() < habits.sign:
+            sign = "-" if sign == "+" and count > amount else "+"
+        result = apply(count, sign, amount)
+        if owed:
+            result, owed = result - owed * (amount if sign == "*" else 1), 0
+        elif habits:
+            wrong = _mistake(count, sign, amount, habits, rng)
+            following = task.moves[i + 1][0] if i + 1 < len(task.moves) else None
+            if wrong is None and following in ("+", "-") and result > 1 and rng.random() < habits.cancel:
+                owed = int(rng.choice([-1, 1]))
+                wrong = result + owed
+            result = result if wrong is None else wrong
+        steps.append(f"{count} {sign} {amount} = {result}")
+        count = result
+    return [*steps, f"The answer is {count}."]
+
+
+def _mistake(count: int, sign: str, amount: int, habits: Habits, rng: np.random.Generator) -> int | None:
+    tens, ones = divmod(count, 10)
+    if sign == "+" and ones + amount > 9 and rng.random() < habits.carry:
+        return 10 * tens + (ones + amount) % 10
+    if sign == "-" and ones < amount and rng.random() < habits.borrow:
+        return 10 * tens + amount - ones
+    if rng.random() < habits.slip:
+        return apply(count, sign, amount) + int(rng.choice([-1, 1]))
+    return None
+
+
+def parse(text: str) -> Problem:
+    """The problem of a story. Raises ValueError for any other text."""
+    first, *tale = text.split(". ")
+    begins = re.fullmatch(r"(\w+) has (\d+) (\w+)", first)
+    if not begins or not tale:
+        raise ValueError(f"not a story of the quickstart's task: {text[:80]!r}")
+    name, start, thing = begins.groups()
+    moves = []
+    for sentence in tale[:-1]:
+        for sign, phrases in PHRASES.items():
+            for phrase in phrases:
+                if found := re.fullmatch(re.escape(f"{name} {phrase}").replace(r"\{\}", r"(\d+)"), sentence):
+                    moves.append((sign, int(found[1])))
+    if len(moves) != len(tale) - 1 or tale[-1] != f"How many {thing} does {name} have?":
+        raise ValueError(f"not a story of the quickstart's task: {text[:80]!r}")
+    return Problem(int(start), tuple(moves), text)
+
+
+def check(task: Problem, steps: Sequence[str]) -> list[bool]:
+    """Whether each step is right, given the story and the count that the step before it came to.
+
+    A step is judged as a person would rate it: it must do the next thing that the story tells, go on from what is
+    written above it and get the sum right. So what follows a mistake correctly is right by itself; `first_error` and
+    the answer say what it is worth.
+    """
+    count, right = task.start, []
+    for i, step in enumerate(steps):
+        equation = re.fullmatch(r"(-?\d+) ([-+*]) (\d+) = (-?\d+)", step)
+        if equation and i < len(task.moves):
+            left, amount, result = int(equation[1]), int(equation[3]), int(equation[4])
+            sign = equation[2]
+            right.append(left == count and (sign, amount) == task.moves[i] and result == apply(left, sign, amount))
+            count = result
+        else:
+            final = re.fullmatch(r"The answer is (-?\d+)\.", step)
+            right.append(bool(final) and i == len(task.moves) == len(steps) - 1 and int(final[1]) == count)
+    return right
+
+
+def labels(task: Problem, steps: Sequence[str]) -> list[float]:
+    """The checker's labels: 1 up to the first error, 0 from there on, since nothing behind it leads to the answer."""
+    return np.minimum.accumulate([float(right) for right in check(task, steps)]).tolist()
+
+
+def answer_of(steps: Sequence[str]) -> int | None:
+    found = re.fullmatch(r"The answer is (-?\d+)\.", steps[-1]) if steps else None
+    return int(found[1]) if found else None
+
+
+def tokenizer() -> tokenizers.Tokenizer:
+    """Words, signs and single digits, each with the space before it: about 70 tokens, any text of the task."""
+    words = [*NAMES, *THINGS, *"has have does How many The answer is times as then more".split()]
+    words += [word for phrases in PHRASES.values() for phrase in phrases for word in phrase.replace("{}", "").split()]
+    pieces = [*"0123456789", *"+-*=.?", *dict.fromkeys(words)]
+    vocabulary = ["<eos>", "<unk>", "\n", " ", *pieces, *(f" {piece}" for piece in pieces)]
+    inner = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(vocabulary)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\d| ?[A-Za-z]+| ?[^\s\dA-Za-z]|\n| "), behavior="isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens(["<eos>"])
+    return inner
