@@ -1,0 +1,77 @@
+"""The quickstart's four models: a policy, two process reward models and an outcome reward model. All start small.
+
+The reward models start from the policy's decoder, as reward models do, and see the same number of tokens.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from jprm.model.config import ModelConfig
+from jprm.train.config import DataConfig, Experiment
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+TOKENS = 512  # of a row
+POLICY_STEPS, REWARD_STEPS = 360, 120
+"""Updates of 8 rows: 360 x 8 x 512 = 1.5 M tokens for the policy, 120 x 8 x 512 = 0.5 M for each reward model."""
+
+TARGET = TargetConfig(labels="probability", neutral="none", after_error="keep")
+
+
+def model(vocabulary: int, head: str) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=vocabulary,
+        layers=4,
+        width=128,
+        heads=4,
+        kv_heads=4,
+        head_dim=32,
+        mlp_width=384,
+        rope_theta=10000.0,
+        norm_eps=1e-5,
+        head=head,
+        remat="nothing",
+        attention="paths",
+        attention_block=64,
+    )
+
+
+def policy(out: pathlib.Path, vocabulary: int, seed: int) -> Experiment:
+    return Experiment(
+        name="quickstart_policy",
+        model=model(vocabulary, "language"),
+        tokenizer=str(out / "tokenizer"),
+        data=_data(out / "solutions.jsonl", "token", seed),
+        target=TARGET,
+        loss="next_token",
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=30, weight_decay=0.01),
+        steps=POLICY_STEPS,
+        checkpoint_every=POLICY_STEPS,
+        seed=seed,
+    )
+
+
+def reward(out: pathlib.Path, vocabulary: int, labels: str, seed: int) -> Experiment:
+    """`labels` is `formal` or `monte_carlo` (a PRM on the labels of that file), or `outcome` (an ORM)."""
+    file, supervise = ("formal", "outcome") if labels == "outcome" else (labels, "step")
+    return Experiment(
+        name=f"quickstart_{labels}",
+        base=str(out / "policy"),
+        model=model(vocabulary, "binary"),
+        tokenizer=str(out / "tokenizer"),
+        data=_data(out / f"{file}.jsonl", supervise, seed),
+        target=TARGET,
+        loss="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, weight_decay=0.01),
+        steps=REWARD_STEPS,
+        checkpoint_every=REWARD_STEPS,
+        seed=seed,
+    )
+
+
+def _data(file: pathlib.Path, supervise: str, seed: int) -> DataConfig:
+    return DataConfig(
+        train=(str(file),), supervise=supervise, too_long="error", tokens=TOKENS, slots=TOKENS, rows=8, micro_rows=8,
+        window=256, seed=seed,
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+"""The whole loop on a laptop, with nothing downloaded: policy, samples, labels, reward models, search, and a verdict.
+
+    make quickstart                                     # or: python experiments/quickstart/run.py
+    python experiments/quickstart/run.py --seed 1 --out runs/quickstart_1
+
+A policy learns word problems (`task.py`) from solutions whose authors have habits of error. It is sampled; its steps are
+labelled by rollouts and by a formal checker; two process reward models and an outcome reward model are trained on the
+same chains for the same tokens; and on problems that none of them has seen, the ways of using them are compared.
+
+Everything is measured in the run, from the seed. A stage whose output is there is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import judge
+import models
+import task
+
+from jprm.jsonl import read_records, write_records
+from jprm.label.monte_carlo import MonteCarloConfig, label_trees
+from jprm.label.rollouts import Rollouts
+from jprm.policy.protocol import Prefix, Sample
+from jprm.policy.sampler import Sampler, SamplerConfig, load_sampler
+from jprm.train.loop import train
+from jprm.tree import record_of, tree_of
+
+SOLUTIONS = 18_000
+"""Worked solutions that the policy sees once: about 80 tokens each, 1.4 M."""
+
+LABELLED, LABELLED_SAMPLES, ROLLOUTS = 300, 16, 8
+"""Problems whose samples are labelled, samples of each, and rollouts of every prefix."""
+
+TESTED, TESTED_SAMPLES = 200, 64
+
+console = Console()
+
+
+def main(out: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> None:
+    """Run the quickstart.
+
+    Args:
+        out: The folder for everything that is made; a run that was stopped continues in it.
+        seed: Of the problems, the solutions, the training and the samples.
+    """
+    began = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    vocabulary = make_data(out, seed)
+    if not (out / "policy/result.json").is_file():
+        console.rule("the policy learns from solutions with habits of error")
+        train(models.policy(out, vocabulary, seed), out / "policy")
+    policy = load_sampler(out / "policy", SamplerConfig(temperature=1.0, max_tokens=128, rows=512))
+    sample_pools(policy, out / "problems.jsonl", out / "pools.jsonl", LABELLED_SAMPLES, seed)
+    sample_pools(policy, out / "test_problems.jsonl", out / "test_pools.jsonl", TESTED_SAMPLES, seed)
+    label(policy, out, seed)
+    for labels in ("formal", "monte_carlo", "outcome"):
+        if not (out / labels / "result.json").is_file():
+            console.rule(f"a reward model learns from labels: {labels}")
+            train(models.reward(out, vocabulary, labels, seed), out / labels)
+    results = judge.judge(policy, out, seed)
+    results["seconds"] = round(time.perf_counter() - began, 1)
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    judge.show(console, results)
+    console.print(f"{out / 'results.json'}: every figure")
+
+
+def make_data(out: pathlib.Path, seed: int) -> int:
+    """Writes the tokenizer, the policy's solutions and the problems; returns the size of the vocabulary."""
+    tokenizer = task.tokenizer()
+    (out / "tokenizer").mkdir(exist_ok=True)
+    tokenizer.save(str(out / "tokenizer/tokenizer.json"))
+    (out / "tokenizer/tokenizer_config.json").write_text('{"eos_token": "<eos>"}\n')
+    rng = np.random.default_rng(seed)
+    seen = set()
+    for name, count in (("test_problems", TESTED), ("problems", LABELLED), ("solutions", SOLUTIONS)):
+        records = []
+        while len(records) < count:
+            problem = task.problem(rng)
+            if problem.text in seen:  # no problem is in two files
+                continue
+            seen.add(problem.text)
+            record = {"problem": problem.text, "answer": problem.answer}
+            worked = {"steps": task.solution(problem, rng, task.Habits())} if name == "solutions" else {}
+            records.append(record | worked)
+        if not (out / f"{name}.jsonl").is_file():
+            write_records(out / f"{name}.jsonl", records)
+    return tokenizer.get_vocab_size()
+
+
+def sample_pools(policy: Sampler, problems: pathlib.Path, pools: pathlib.Path, count: int, seed: int) -> None:
+    """`count` samples of every problem, with their answers and whether they are correct."""
+    if pools.is_file():
+        return
+    console.rule(f"{pools.name}: {count} samples of every problem")
+    records = problems_of(problems)
+    drawn = policy.sample([Prefix(record["problem"]) for record in records], count, until="end", seed=seed)
+    write_records(pools, (pool(record, samples) for record, samples in zip(records, drawn, strict=True)))
+
+
+def problems_of(path: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def pool(record: dict, samples: list[Sample]) -> dict:
+    """A pool record. A sample that was cut off has no answer."""
+
+    def entry(sample: Sample) -> dict:
+        answer = task.answer_of(sample.steps) if sample.finish_reason == "stop" else None
+        correct = answer == record["answer"]
+        return {"steps": list(sample.steps), "answer": answer, "correct": correct, "tokens": sample.tokens}
+
+    whole = [entry(sample) for sample in samples if sample.steps]
+    return {"problem": record["problem"], "answer": record["answer"], "samples": whole}
+
+
+def label(policy: Sampler, out: pathlib.Path, seed: int) -> None:
+    """Writes the labelled samples twice: labels of the formal checker, and values by rollouts."""
+    pools = list(read_records(out / "pools.jsonl"))
+    if not (out / "formal.jsonl").is_file():
+        write_records(out / "formal.jsonl", map(formally_labelled, pools))
+    if (out / "monte_carlo.jsonl").is_file():
+        return
+    console.rule(f"Monte Carlo: {ROLLOUTS} rollouts of every prefix")
+
+    def right(prefix: Prefix, sample: Sample, truth: int) -> bool:
+        return sample.finish_reason == "stop" and task.answer_of((*prefix.steps, *sample.steps)) == truth
+
+    with Rollouts(policy, out / "rollouts.jsonl", batch=4096) as rollouts:
+        config = MonteCarloConfig(estimate="soft", k=ROLLOUTS, seed=seed, trees_at_once=50)
+        trees = label_trees(map(tree_of, pools), rollouts, config, right)
+        write_records(out / "monte_carlo.jsonl", map(record_of, console_progress(trees, len(pools))))
+
+
+def console_progress(items, total: int):
+    from rich.progress import track
+
+    return track(items, "labelling", total=total, console=console)
+
+
+def formally_labelled(record: dict) -> dict:
+    problem = task.parse(record["problem"])
+    samples = [sample | {"labels": task.labels(problem, sample["steps"])} for sample in record["samples"]]
+    return record | {"samples": samples}
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
