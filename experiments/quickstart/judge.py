@@ -76,12 +76,15 @@ def judge(policy: Policy, out: pathlib.Path, seed: int) -> dict[str, Any]:
 def wrong_working(records: list[dict], rule: str | None, seed: int) -> dict[str, Any]:
     """How often the chosen of all samples has the right answer and a wrong step; `rule` None chooses at random."""
     size = min(len(record["samples"]) for record in records)
-    wrong_PN = np.array([[float(_wrong_working(record, sample)) for sample in record["samples"][:size]] for record in records])  # fmt: skip
+    samples = [record["samples"][:size] for record in records]
+    wrong_PN = np.array(
+        [[float(_wrong_working(record, x)) for x in own] for record, own in zip(records, samples, strict=True)]
+    )
     key_PN = np.zeros(wrong_PN.shape)
     if rule:
         reduce = {"min": min, "last": lambda scores: scores[-1]}[rule]
-        key_PN = np.array([[reduce(sample["scores"]) for sample in record["samples"][:size]] for record in records])
-    valid_PN = np.array([[sample["answer"] is not None for sample in r["samples"][:size]] for r in records])
+        key_PN = np.array([[reduce(x["scores"]) for x in own] for own in samples])
+    valid_PN = np.array([[x["answer"] is not None for x in own] for own in samples])
     value_P = best_of_n(key_PN, wrong_PN, valid_PN, np.full(len(records), size), size)[:, -1]
     return bootstrap(lambda w: weighted_mean(value_P, w), [r["problem"] for r in records], seed=seed).json()
 
@@ -165,10 +168,15 @@ def show(console: Console, results: dict[str, Any]) -> None:
     table = Table(title=f"on {n} samples of each unseen problem")
     for column in ("chosen by", "right answer", "95 % interval", "of these with wrong working"):
         table.add_column(column, justify="left" if column == "chosen by" else "right")
-    rows = [("one sample", "pass_1", "sample"), ("majority vote", f"majority_{n}", None)]
-    rows += [(text, f"{name}_best_of_{n}", name) for name, text in (
-        ("orm", "outcome reward model"), ("prm_monte_carlo", "PRM, labels by rollouts"), ("prm", "PRM, formal labels"))]  # fmt: skip
-    for text, key, working in [*rows, ("any of them (oracle)", f"pass_{n}", None)]:
+    rows = [
+        ("one sample", "pass_1", "sample"),
+        ("majority vote", f"majority_{n}", None),
+        ("outcome reward model", f"orm_best_of_{n}", "orm"),
+        ("PRM, labels by rollouts", f"prm_monte_carlo_best_of_{n}", "prm_monte_carlo"),
+        ("PRM, formal labels", f"prm_best_of_{n}", "prm"),
+        ("any of them (oracle)", f"pass_{n}", None),
+    ]
+    for text, key, working in rows:
         figure = results[key]
         wrong = f"{results['wrong_working'][working]['value']:.1%}" if working else ""
         table.add_row(text, f"{figure['value']:.1%}", f"{figure['low']:.1%} to {figure['high']:.1%}", wrong)

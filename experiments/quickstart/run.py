@@ -3,9 +3,9 @@
     make quickstart                                     # or: python experiments/quickstart/run.py
     python experiments/quickstart/run.py --seed 1 --out runs/quickstart_1
 
-A policy learns word problems (`task.py`) from solutions whose authors have habits of error. It is sampled; its steps are
-labelled by rollouts and by a formal checker; two process reward models and an outcome reward model are trained on the
-same chains for the same tokens; and on problems that none of them has seen, the ways of using them are compared.
+A policy learns word problems (`task.py`) from solutions whose authors have habits of error. It is sampled; its steps
+are labelled by rollouts and by a formal checker; two process reward models and an outcome reward model are trained on
+the same chains for the same tokens; and on problems that none of them has seen, the ways of using them are compared.
 
 Everything is measured in the run, from the seed. A stage whose output is there is not run again.
 """
