@@ -18,22 +18,21 @@ nothing; GSM8K's `<<48/2=24>>` is an equation of its own.
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jprm.label.expressions import Equation, Token, equations
+from jprm.label.equations import Equation, equations
+from jprm.label.lexer import Token
+from jprm.label.values import Irrational, Unread, bounds, exact, nodes_of, symbols_of, sympy_of
 from jprm.label.verdict import Verdict
 from jprm.worker import Worker, serve
 
 LIMIT_S = 5.0
 """Seconds that a step may take."""
 
-_BITS = 4096  # of the numerator and denominator of any number on the way
 _NODES = 150  # of an expression that SymPy is given
-_DEGREE = 12  # of a power of a sum
 
 
 def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
@@ -68,10 +67,6 @@ _SINGULAR = {"feet": "foot", "inches": "inch"}
 _SCALES = set("dozen dozens pair pairs hundred hundreds thousand thousands million millions billion score half".split())
 
 
-class _Unread(Exception):
-    """Beyond the limits, or not of plain numbers."""
-
-
 def _verdict(text: str) -> tuple[int | None, int, str | None]:
     results: list[tuple[bool | None, str]] = []
     for part in (*_MARK.findall(text), _MARK.sub(" ", text)):
@@ -88,11 +83,11 @@ def _holds(equation: Equation, step: str) -> bool | None:
     if bare:
         return None  # 1 foot = 12 inches
     try:
-        if _symbols(equation.left) | _symbols(equation.right):
+        if symbols_of(equation.left) | symbols_of(equation.right):
             same = equation.relation == "=" and not bare and _identical(equation.left, equation.right)
             return True if same else None
         verdicts = [_compare(equation, reading) for reading in _readings(equation)]
-    except (_Unread, ZeroDivisionError, OverflowError):
+    except (Unread, ZeroDivisionError, OverflowError):
         return None
     if True in verdicts:
         return True
@@ -102,8 +97,8 @@ def _holds(equation: Equation, step: str) -> bool | None:
 
 
 def _readings(equation: Equation) -> list[dict[str, bool]]:
-    kinds = {node[0] for side in (equation.left, equation.right) for node in _nodes(side)}
-    flags = [flag for flag in ("percent", "note", "mixed", "factorial") if flag in kinds]
+    kinds = {node[0] for side in (equation.left, equation.right) for node in nodes_of(side)}
+    flags = [flag for flag in ("percent", "note", "mixed", "factorial", "either") if flag in kinds]
     return [dict(zip(flags, values, strict=True)) for values in itertools.product((True, False), repeat=len(flags))]
 
 
@@ -113,7 +108,7 @@ def _compare(equation: Equation, reading: Mapping[str, Any]) -> bool | None:
         return None  # 200 - 10 % = 180
     try:
         left, right = (exact(side, reading) for side in sides)
-    except _Irrational:
+    except Irrational:
         return _compare_roots(equation, reading)
     if relation in _ORDER:
         return _ORDER[relation](left, right)
@@ -157,8 +152,8 @@ def _printed(side: tuple) -> Fraction | None:
 
 def _relative_percent(node: tuple) -> bool:
     return any(
-        n[0] in ("+", "-") and n[2][0] == "percent" and not any(m[0] == "percent" for m in _nodes(n[1]))
-        for n in _nodes(node)
+        n[0] in ("+", "-") and n[2][0] == "percent" and not any(m[0] == "percent" for m in nodes_of(n[1]))
+        for n in nodes_of(node)
     )
 
 
@@ -175,127 +170,14 @@ def _run_on(equation: Equation) -> bool:
         node = node[1]
     try:
         return node is not equation.right and node[0] == "num" and exact(equation.left, {}) == node[1]
-    except (_Unread, _Irrational, ZeroDivisionError):
+    except (Unread, Irrational, ZeroDivisionError):
         return False
 
 
-class _Irrational(Exception):
-    """A root or pi: SymPy's."""
-
-
-def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
-    """The value of an expression, in one reading, which also holds the values of its symbols.
-
-    Raises:
-      _Irrational, _Unread, ZeroDivisionError: not rational, too large, no value.
-    """
-    kind = node[0]
-    if kind == "num":
-        return node[1]
-    if kind in ("sqrt", "pi"):
-        raise _Irrational
-    if kind == "sym":
-        if node[1] not in reading:
-            raise _Unread
-        return reading[node[1]]
-    values = [exact(child, reading) for child in node[1:]]
-    if kind == "^" and values[1].denominator != 1:
-        raise _Irrational
-    return _apply(kind, values, reading)
-
-
-def _apply(kind: str, values: Sequence[Fraction], reading: Mapping[str, Any]) -> Fraction:
-    a, b = values[0], values[-1]
-    if kind == "^":
-        size = max(a.numerator.bit_length(), a.denominator.bit_length())
-        if abs(b) > _BITS or size * abs(b) > _BITS:
-            raise _Unread
-        result = a ** int(b)
-    elif kind == "factorial":
-        if not reading.get("factorial", True):
-            return a
-        if a.denominator != 1 or not 0 <= a <= 200:
-            raise _Unread
-        result = Fraction(math.factorial(int(a)))
-    elif kind == "percent":
-        return a / 100 if reading.get("percent", True) else a
-    elif kind == "note":
-        result = a * b if reading.get("note", True) else a
-    elif kind == "mixed":
-        result = a * b if reading.get("mixed", True) else a + b
-    else:
-        result = {"neg": lambda: -a, "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b}[
-            kind
-        ]()
-    if max(result.numerator.bit_length(), result.denominator.bit_length()) > _BITS:
-        raise _Unread
-    return result
-
-
-def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
-    """The least and greatest value where every suspect decimal may be anything that rounds to it."""
-    if node[0] == "num":
-        half = Fraction(1, 2 * 10 ** node[2]) if node[3] else Fraction(0)
-        return node[1] - half, node[1] + half
-    if node[0] in ("sqrt", "pi", "sym"):
-        raise _Unread
-    ends = [bounds(child, reading) for child in node[1:]]
-    if node[0] == "/" and ends[1][0] <= 0 <= ends[1][1]:
-        raise ZeroDivisionError
-    corners = [_apply(node[0], values, reading) for values in itertools.product(*ends)]
-    return min(corners), max(corners)
-
-
-def _nodes(node: tuple) -> Iterable[tuple]:
-    yield node
-    for child in node[1:]:
-        if isinstance(child, tuple):
-            yield from _nodes(child)
-
-
-def _symbols(node: tuple) -> set[str]:
-    return {n[1] for n in _nodes(node) if n[0] == "sym"}
-
-
-def _sympy(node: tuple, reading: Mapping[str, Any]) -> Any:
-    import sympy
-
-    kind = node[0]
-    if kind == "num":
-        return sympy.Rational(node[1].numerator, node[1].denominator)
-    if kind == "sym":
-        return sympy.Symbol(node[1])
-    if kind == "pi":
-        return sympy.pi
-    if not _symbols(node):
-        try:
-            value = exact(node, reading)
-            return sympy.Rational(value.numerator, value.denominator)
-        except _Irrational:
-            pass
-    values = [_sympy(child, reading) for child in node[1:]]
-    a, b = values[0], values[-1]
-    if kind == "^":
-        if not b.is_Rational or abs(b.p) > (_DEGREE if a.free_symbols else 100) or b.q > 10:
-            raise _Unread
-        return a**b
-    if kind == "percent":
-        return a / 100 if reading.get("percent", True) else a
-    if kind == "note":
-        return a * b if reading.get("note", True) else a
-    if kind == "mixed":
-        return a * b if reading.get("mixed", True) else a + b
-    if kind == "factorial":
-        raise _Unread
-    if kind == "/" and b == 0:
-        raise ZeroDivisionError
-    return {"neg": -a, "+": a + b, "-": a - b, "*": a * b, "sqrt": sympy.sqrt(a), "/": a / b if b != 0 else None}[kind]
-
-
 def _compare_roots(equation: Equation, reading: Mapping[str, Any]) -> bool | None:
-    if sum(1 for side in (equation.left, equation.right) for _ in _nodes(side)) > _NODES:
-        raise _Unread
-    left, right = (_sympy(side, reading).evalf(40) for side in (equation.left, equation.right))
+    if sum(1 for side in (equation.left, equation.right) for _ in nodes_of(side)) > _NODES:
+        raise Unread
+    left, right = (sympy_of(side, reading).evalf(40) for side in (equation.left, equation.right))
     if not (left.is_real and right.is_real):
         return None
     gap, size = abs(left - right), max(abs(left), abs(right))
@@ -313,26 +195,31 @@ def _identical(left: tuple, right: tuple) -> bool:
     """Whether two expressions are the same rational function."""
     import sympy
 
-    if sum(1 for side in (left, right) for _ in _nodes(side)) > _NODES:
-        raise _Unread
-    if any(node[0] in ("sqrt", "percent", "note", "mixed", "factorial") for s in (left, right) for node in _nodes(s)):
+    if sum(1 for side in (left, right) for _ in nodes_of(side)) > _NODES:
+        raise Unread
+    unsure = {"sqrt", "percent", "note", "mixed", "factorial", "either"}
+    if unsure & {node[0] for side in (left, right) for node in nodes_of(side)}:
         return False
     if left == right:
         return False
     for start in (3, 11):  # most differ at the first point, and SymPy takes milliseconds
-        point = {name: Fraction(start + 2 * i, 7) for i, name in enumerate(sorted(_symbols(left) | _symbols(right)))}
+        point = {
+            name: Fraction(start + 2 * i, 7) for i, name in enumerate(sorted(symbols_of(left) | symbols_of(right)))
+        }
         try:
             if exact(left, point) != exact(right, point):
                 return False
-        except (_Irrational, ZeroDivisionError):
+        except (Irrational, ZeroDivisionError):
             pass
-    one, two = _sympy(left, {}), _sympy(right, {})
+    one, two = sympy_of(left, {}), sympy_of(right, {})
     if not (one.free_symbols | two.free_symbols):
         return False
     return sympy.cancel(sympy.together(one - two)) == 0
 
 
-_FRESH = re.compile(r"\b(case|or|if|when|other|another|similarly|second|also|and|let|where|either|suppose|next|for)\b")
+_FRESH = re.compile(
+    r"\b(case|or|if|when|other|another|similarly|second|also|and|let|where|either|suppose|next)\b|\bfor\W*$"
+)
 
 
 def _derivations(found: Sequence[Equation], tokens: Sequence[Token]) -> list[tuple[bool | None, str]]:
@@ -342,17 +229,17 @@ def _derivations(found: Sequence[Equation], tokens: Sequence[Token]) -> list[tup
     """
     results = []
     for one, two in itertools.pairwise(found):
-        unknown = _symbols(one.left) | _symbols(one.right)
-        if len(unknown) != 1 or unknown != _symbols(two.left) | _symbols(two.right):
+        unknown = symbols_of(one.left) | symbols_of(one.right)
+        if len(unknown) != 1 or unknown != symbols_of(two.left) | symbols_of(two.right):
             continue
-        if two.shared or {one.relation, two.relation} != {"="} or one.doubtful or two.doubtful:
+        if two.shared or one.left == two.left or {one.relation, two.relation} != {"="} or one.doubtful or two.doubtful:
             continue
         between = " ".join(token.text.lower() for token in tokens[one.end : two.start])
         if one.left[0] == "sym" and _printed(one.right) is not None or _FRESH.search(between):
             continue
         try:
             results.append((_follows(one, two, unknown.pop()), f"{one.text} ; {two.text}"))
-        except (_Unread, ZeroDivisionError, OverflowError):
+        except (Unread, ZeroDivisionError, OverflowError):
             continue
     return results
 
@@ -360,12 +247,12 @@ def _derivations(found: Sequence[Equation], tokens: Sequence[Token]) -> list[tup
 def _follows(one: Equation, two: Equation, unknown: str) -> bool | None:
     import sympy
 
-    if sum(1 for e in (one, two) for side in (e.left, e.right) for _ in _nodes(side)) > _NODES:
-        raise _Unread
+    if sum(1 for e in (one, two) for side in (e.left, e.right) for _ in nodes_of(side)) > _NODES:
+        raise Unread
     x = sympy.Symbol(unknown)
     numerators = []
     for equation in (one, two):
-        difference = _sympy(equation.left, {}) - _sympy(equation.right, {})
+        difference = sympy_of(equation.left, {}) - sympy_of(equation.right, {})
         numerator = sympy.fraction(sympy.cancel(sympy.together(difference)))[0]
         if not numerator.is_polynomial(x) or not numerator.has(x):
             return None
@@ -378,8 +265,8 @@ def _follows(one: Equation, two: Equation, unknown: str) -> bool | None:
         return True
     if first.degree() == second.degree() == 1:
         root, printed = (-p.nth(0) / p.nth(1) for p in (first, second))
-        unit = _printed(two.right) or 0
-        return None if abs(root - printed) <= max(sympy.Rational(1, 100) * abs(root), sympy.Rational(str(unit))) else False
+        unit = sympy.Rational(str(_printed(two.right) or 0))
+        return None if abs(root - printed) <= max(abs(root) / 100, unit) else False
     return None
 
 

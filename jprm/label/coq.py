@@ -51,7 +51,9 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIM
     return verdicts
 
 
-def check_tactics(theorem: str, steps: Sequence[str], *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
+def check_tactics(
+    theorem: str, steps: Sequence[str], *, sandbox: bool = True, limits: Limits = LIMITS
+) -> list[Verdict]:
     """The verdict on every step of one proof."""
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
     nothing = [Verdict(None)] * len(steps)

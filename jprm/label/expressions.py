@@ -1,293 +1,26 @@
-"""Equations in the text of a step: plain or LaTeX, found and parsed by a grammar that computes nothing.
-
-No text is ever evaluated by Python or SymPy. A text becomes tokens; each relation sign takes the longest run of tokens
-on either side that the grammar reads as an expression. What it cannot read is left alone.
+"""Expressions: a grammar over tokens, which computes nothing.
 
 An expression is nested tuples: ("num", Fraction, decimals, suspect), ("sym", name), ("pi",), (op, left, right) for
-`+ - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and two that can be read in more than one way:
-("note", left, right), `5 (3 + 4)`, a product or a remark in brackets, and ("mixed", left, right), `2\\frac12`.
+`+ - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and three that can be read in more than one way:
+("note", left, right), `5 (3 + 4)`, a product or a remark in brackets; ("mixed", left, right), `2\\frac12`; and
+("either", left, right), `- 5 + 3` with a minus sign or a bullet.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
-LONGEST = 6000  # characters of a step that are read
+from jprm.label.lexer import Token
+
 _DEEPEST = 40  # nested brackets
-
-
-class Token(NamedTuple):
-    kind: str  # N number, S symbol, W word, O operator, R relation, F function, B break, P unreadable, and signs
-    text: str
-    spaced: bool = True  # a space stands before it
-
-
-class Equation(NamedTuple):
-    """`left relation right`. `doubtful`: words around it may change what it says, so it is never held to be wrong."""
-
-    left: tuple
-    relation: str
-    right: tuple
-    text: str
-    units: frozenset[str]
-    doubtful: bool
-    shared: bool  # the left side is the right side of the equation before: a chain of equalities
-    start: int  # tokens between equations say how one follows from the other
-    end: int
-
-
-def equations(text: str) -> tuple[list[Equation], list[Token]]:
-    """The equations and inequalities of a step whose sides are both readable, in order; and the tokens."""
-    tokens = _brackets(_soft(_tokens(text[:LONGEST])))
-    found: list[Equation] = []
-    relations = [i for i, token in enumerate(tokens) if token.kind == "R"]
-    whole = None  # the side between the relation before and this one, where it is one expression
-    for n, at in enumerate(relations):
-        shared = whole is not None
-        left = whole or _suffix(tokens, relations[n - 1] + 1 if n else 0, at)
-        end = relations[n + 1] if n + 1 < len(relations) else len(tokens)
-        right = _prefix(tokens, at + 1, end)
-        whole = right if right and right[2] == end and n + 1 < len(relations) else None
-        if left and right:
-            words = " ".join(token.text for token in tokens[left[1] : right[2]])
-            units = frozenset(t.text.lower() for t in tokens[left[1] : right[2] + 1] if t.kind in ("W", "$"))
-            alone = not shared and left[0][0] == "num"  # in 48 hours = 2400 + 600: words that are not read matter
-            doubtful = alone or left[3] or (right[3] and whole is None)
-            found.append(
-                Equation(left[0], tokens[at].text, right[0], words, units, doubtful, shared, left[1], right[2])
-            )
-    return found, tokens
-
-
-_MARKS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "√": "\\sqrt ", "“": '"', "−": "-", "–": "-"}
-_REWRITE = [(re.compile(pattern), new) for pattern, new in (
-    (r"\{,\}|,\\!(?=\d)", ","),
-    (r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|limits)(?![a-zA-Z])|\\[,;!: ]|~", " "),
-    (r"\\[dt]frac", r"\\frac"),
-    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-    (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname|boxed|fbox)\s*(?=\{)", " "),
-    (r"\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split)\*?\}|\\\\", "\n"),
-    (r"\\([$%])", r"\1"),
-    (r"\*\*(?=\s*[\d(])(?<=[\d)]\*\*)", "^"),
-    (r"\*\*", r"\\("),
-)]  # fmt: skip
-_LEXEMES = re.compile(
-    r"(?P<space>[ \t]+)|(?P<line>\n+)|(?P<number>\d+(?:,\d+)*(?:\.\d+)?|\.\d+)|(?P<delimiter>\\[()\[\]]|\$\$)"
-    r"|(?P<command>\\[a-zA-Z]+)|(?P<word>[^\W\d_][^\W_]*(?:['’-][^\W\d_]+)*(?:_\{[^{}]*\}|_\w+)?)"
-    r"|(?P<arrow>=>|<=>|->|→|⇒|⟹)|(?P<relation><=|>=|!=|==|=|≈|≤|≥|≠|<|>)|(?P<other>.)"
-)
-_ORDINAL = re.compile(r"(st|nd|rd|th)\b")
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
-_OPERATORS = {"+": "+", "-": "-", "*": "*", "×": "*", "·": "*", "⋅": "*", "∙": "*", "✕": "*", "/": "/", "÷": "/", "⁄": "/",
-              "^": "^", "times": "*", "cdot": "*", "ast": "*", "div": "/"}  # fmt: skip
-_RELATIONS = {"≈": "≈", "approx": "≈", "sim": "≈", "simeq": "≈", "≤": "<=", "le": "<=", "leq": "<=", "leqslant": "<=",
-              "≥": ">=", "ge": ">=", "geq": ">=", "geqslant": ">=", "≠": "!=", "ne": "!=", "neq": "!=", "==": "=",
-              "lt": "<", "gt": ">"}  # fmt: skip
-_GREEK = set("alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi omega".split())
-_STOPS = set("implies Rightarrow Longrightarrow rightarrow to quad qquad therefore because iff".split())
-_SPOKEN = {"times": "*", "plus": "+", "minus": "-", "divided": "/", "multiplied": "*"}
-_CLOSES = {")": "(", "]": "[", "}": "{"}
-
-
-def _tokens(text: str) -> list[Token]:
-    for mark, plain in _MARKS.items():
-        text = text.replace(mark, plain)
-    for pattern, new in _REWRITE:
-        text = pattern.sub(new, text)
-    tokens, spaced = [], True
-    for match in _LEXEMES.finditer(text):
-        kind, lexeme = match.lastgroup, match.group()
-        if kind == "space":
-            spaced = True
-            continue
-        rest = text[match.end() : match.end() + 3]
-        token = _token(kind, lexeme, rest)
-        if kind == "number" and _ORDINAL.match(rest) and text[match.start() - 1 : match.start()] != "/":
-            token = "P", lexeme
-        if token:
-            tokens.append(Token(*token, spaced))
-        spaced = kind == "line"
-    return list(_spoken(tokens))
-
-
-def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
-    if kind == "line":
-        return "L", text
-    if kind == "number":
-        odd = "," in text and not _THOUSANDS.fullmatch(text) or re.match(r"0\d", text) or len(text) > 40
-        odd = odd or re.match(r"[eE][+-]?\d|_|:\d", rest)
-        return ("P" if odd else "N"), text
-    if kind == "delimiter":
-        return "D", text
-    if kind == "arrow":
-        return "B", text
-    if kind == "relation" or text[1:] in _RELATIONS and kind == "command":
-        return "R", _RELATIONS.get(text.removeprefix("\\"), text)
-    if kind == "word":
-        return ("S" if len(text) == 1 or text[1] == "_" and text[0].isalpha() else "W"), text
-    if kind == "command":
-        name = text[1:]
-        if name in _OPERATORS:
-            return "O", _OPERATORS[name]
-        if name in ("frac", "sqrt", "binom"):
-            return "F", name
-        if name == "pi":
-            return "pi", name
-        if name in _GREEK:
-            return "S", name
-        if name == "circ":
-            return "°", name
-        return ("B" if name in _STOPS else "P"), text
-    if text in _OPERATORS:
-        return "O", _OPERATORS[text]
-    if text in "()[]{}%!°":
-        return text, text
-    if text in "$€£₹¥":
-        return "$", text
-    if text in "&'":
-        return None
-    if text == "π":
-        return "pi", text
-    return ("P" if text in "|_…\\@" else "B"), text
-
-
-def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Words that are operators between numbers (`5 times 3`, `20% of 60`), the letter x that is one, articles."""
-    skip = False
-    for i, token in enumerate(tokens):
-        if skip:
-            skip = False
-            continue
-        before = tokens[i - 1].kind if i else "B"
-        after = tokens[i + 1] if i + 1 < len(tokens) else Token("B", "")
-        text = token.text.lower()
-        operand = before in ("N", ")", "}", "%", "W")
-        if token.kind == "S" and text == "x" and operand and (
-            after.kind in ("N", "$", "F") or (after.kind == "(" and token.spaced)
-        ):  # fmt: skip
-            yield Token("O", "*", token.spaced)
-        elif token.kind == "S" and text in ("a", "i") and token.spaced and after.kind == "W":
-            yield token._replace(kind="W")
-        elif token.kind == "W" and before in ("N", ")", "}", "%") and text in _SPOKEN:
-            by = after.text.lower() == "by"
-            following = tokens[i + 2].kind if by and i + 2 < len(tokens) else after.kind
-            if following in ("N", "$", "("):
-                skip = by
-                yield Token("O", _SPOKEN[text])
-            else:
-                yield token
-        elif text == "of" and after.kind in ("N", "$", "(") and (
-            before == "%" or (i >= 3 and before == "N" and (tokens[i - 2].text == "/" or tokens[i - 1].text[:2] == "0."))
-        ):  # fmt: skip
-            yield Token("O", "*")
-        else:
-            yield token
-
-
-def _soft(tokens: Sequence[Token]) -> list[Token]:
-    """Currency signs, formula delimiters and line ends: dropped inside an equation, a break elsewhere."""
-    kept: list[Token] = []
-    money = False
-    for i, token in enumerate(tokens):
-        before = kept[-1].kind if kept else "B"
-        after = next((t.kind for t in tokens[i + 1 :] if t.kind not in ("D", "$", "L")), "B")
-        if token.kind == "$":
-            money = after == "N"
-            inside = before in ("O", "R", "(", "{", "[", "B", "W") or after in ("O", "R", ")")
-        elif token.kind == "D":
-            inside = before in ("O", "R", "B", "W") or after in ("O", "R", ")", "W")
-        elif token.kind == "L":
-            inside = before in ("O", "R", "B") or after == "R"
-        else:
-            kept.append(token._replace(text="$" + token.text) if money and token.kind == "N" else token)
-            money = False
-            continue
-        if not inside:
-            kept.append(Token("B", token.text))
-    return kept
-
-
-def _brackets(tokens: Sequence[Token]) -> list[Token]:
-    """Brackets around prose become breaks, those around a remark one token A, those around a list one token P."""
-    out: list[Token] = []
-    opened: list[int] = []
-    for token in tokens:
-        if token.kind in _CLOSES.values():
-            opened.append(len(out))
-            out.append(token)
-        elif token.kind not in _CLOSES:
-            out.append(token)
-        elif not opened or out[opened[-1]].kind != _CLOSES[token.kind]:
-            opened.clear()
-            out.append(Token("B", token.text))
-        else:
-            start = opened.pop()
-            inner, kinds = out[start + 1 :], {t.kind for t in out[start + 1 :]}
-            if "R" in kinds:
-                out[start] = Token("B", out[start].text)
-                out.append(Token("B", token.text))
-            elif "B" in kinds and "W" not in kinds:
-                out[start:] = [Token("P", "(list)", out[start].spaced)]
-            elif out[start].kind != "{" and "W" in kinds and _parse(inner) is None:
-                out[start:] = [Token("A" if out[start].spaced else "P", "(remark)", out[start].spaced)]
-            else:
-                out.append(token)
-    return [Token("B", t.text) if i in opened else t for i, t in enumerate(out)]
-
-
-_TAKES = set(
-    "and of by than times plus minus from to divided multiplied half twice thrice double triple over with sum product "
-    "difference between per least about remainder total every each subtract subtracting add adding multiply "
-    "multiplying divide dividing negative quotient ratio average".split()
-)
-_GIVES = set(
-    "more less fewer times plus minus remainder r over divided multiplied dozen hundred thousand million billion "
-    "trillion with mod modulo percent and or to by of degrees squared cubed k m cents cent".split()
-)
-
-
-def _suffix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, int, bool] | None:
-    """The longest expression that ends at `end`: (expression, start, end, doubtful)."""
-    first = max((i + 1 for i in range(start, end) if tokens[i].kind in "BP"), default=start)
-    for i in range(max(first, end - 120), end):
-        before = tokens[i - 1] if i > start else Token("B", "")
-        if before.kind not in ("B", "W", "A") or tokens[i].kind == "W":
-            continue
-        inner = _parse(tokens[i:end])
-        if inner is None:
-            continue
-        signed = tokens[i].kind == "O"
-        if signed and before.kind != "B":
-            return None
-        odd = before.kind == "W" and before.text.lower() in _TAKES
-        open_ = before.text in "([{" and i - 1 > start and tokens[i - 2].kind == "O"  # and never closed
-        return inner, i, end, odd or open_ or (signed and tokens[i + 1].spaced)
-    return None
-
-
-def _prefix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, int, bool] | None:
-    """The longest expression that begins at `start`."""
-    last = min((i for i in range(start, end) if tokens[i].kind in "BP"), default=end)
-    unreadable = last < end and tokens[last].kind == "P"
-    for i in range(min(last, start + 120), start, -1):
-        after = tokens[i] if i < end else Token("B", "")
-        if after.kind not in ("B", "W", "A", "R") or (unreadable and i == last):
-            continue
-        inner = _parse(tokens[start:i])
-        if inner is not None:
-            words = [t.text.lower() for t in tokens[max(start, i - 3) : i + 3] if t.kind in "WS"]
-            return inner, start, i, any(word in _GIVES for word in words)
-    return None
 
 
 class _No(Exception):
     """The tokens are no expression."""
 
 
-def _parse(tokens: Sequence[Token]) -> tuple | None:
+def parse(tokens: Sequence[Token]) -> tuple | None:
     try:
         parser = _Parser(tokens)
         node = parser.sum(0)
@@ -320,8 +53,10 @@ class _Parser:
             if token.kind == "O" and token.text in "*/":
                 self.at += 1
                 node = (token.text, node, self.signed(depth))
-            elif token.kind in ("(", "[") and last.kind == "S" and self.peek(2).kind in (")", "]"):
-                raise _No  # f(2)
+            elif token.kind in ("(", "[") and (_is_function(last, token) or self.peek(2).kind in (")", "]") and (
+                last.kind == "S" or node[0] == "^" and node[1][0] == "sym"
+            )):  # fmt: skip
+                raise _No  # f(2), f^{-1}(13)
             elif token.kind in ("S", "F", "pi", "(", "["):
                 loose = token.kind == "(" and token.spaced and last.kind not in (")", "]")
                 mixed = token.text == "frac" and node[0] == "num" and node[2] == 0 and last.kind == "N"
@@ -343,7 +78,9 @@ class _Parser:
             self.at += 2
         elif self.peek().text == "^":
             self.at += 1
-            node = ("^", node, self.signed(depth + 1) if depth < _DEEPEST else None)
+            if depth >= _DEEPEST:
+                raise _No
+            node = ("^", node, self.signed(depth + 1))
         while self.peek().kind in ("%", "!", "°"):
             kind = self.peek().kind
             self.at += 1
@@ -371,12 +108,12 @@ class _Parser:
         if token.kind == "N":
             over, below = self.peek(1), self.peek(2)
             if self.peek().kind == "N" and over.text == "/" and below.kind == "N" and not over.spaced:
-                whole, part = number(token), ("/", number(self.peek()), number(below))
+                whole, part = _number(token), ("/", _number(self.peek()), _number(below))
                 self.at += 3
                 if whole[2] or part[1][1] >= part[2][1]:
                     raise _No
                 return ("+", whole, part)  # 2 1/2
-            return number(token)
+            return _number(token)
         if token.kind == "S":
             return ("sym", token.text)
         if token.kind == "pi":
@@ -405,10 +142,15 @@ class _Parser:
         return node
 
 
-def number(token: Token) -> tuple:
-    """("num", value, decimals, suspect): a decimal that ends in neither 0 nor 5 may have been rounded; money is exact."""
+def _is_function(name: Token, bracket: Token) -> bool:
+    return name.kind == "S" and name.text[0] in "fghFGPQ" and not bracket.spaced
+
+
+def _number(token: Token) -> tuple:
+    """("num", value, decimals, suspect): a decimal that ends in neither 0 nor 5 may be rounded, unless it is money."""
     text = token.text.removeprefix("$").replace(",", "")
     decimals = len(text.partition(".")[2])
     digits = len(text.replace(".", "").lstrip("0"))
-    suspect = not token.text.startswith("$") and decimals > 0 and text[-1] not in "05" and max(decimals, digits - 1) >= 2
+    long = decimals > 0 and max(decimals, digits - 1) >= 2
+    suspect = long and text[-1] not in "05" and not token.text.startswith("$")
     return ("num", Fraction(text), decimals, suspect)

@@ -197,7 +197,9 @@ def _labelled(tree: ReasoningTree, right, total, known, config: MonteCarloConfig
             extra |= {"low": round(float(low[i]), 6), "high": round(float(high[i]), 6)}
         origin = ORIGIN if label is not None else None
         nodes.append(dataclasses.replace(node, label=label, origin=origin, extra=extra))
-    return dataclasses.replace(tree, nodes=tuple(nodes), semantics="value", kind="tree", extra=without_chain(tree.extra))
+    return dataclasses.replace(
+        tree, nodes=tuple(nodes), semantics="value", kind="tree", extra=without_chain(tree.extra)
+    )
 
 
 def without_chain(extra) -> dict:

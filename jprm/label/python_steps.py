@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from jprm.label.sandbox import Limits, Outcome, python, run
 from jprm.label.verdict import Verdict
-from jprm.tree import RecordError, ReasoningTree
+from jprm.tree import ReasoningTree, RecordError
 
 LIMITS = Limits(seconds=10.0, memory=1 << 30)
 """Of one step's program with its tests."""
@@ -124,6 +124,8 @@ def _run(code: str, tests: Sequence[str], last: bool, sandbox: bool, limits: Lim
     question = json.dumps({"nonce": nonce, "code": code, "tests": list(tests)})
     outcome = run([python(), "-I", "-S", "-c", _HARNESS], question, limits, sandbox=sandbox)
     reported = outcome.output.rpartition("\n" + nonce)[2] if nonce in outcome.output else None
+    if reported is None and outcome.output.startswith(("bwrap: ", "prlimit: ")):
+        return Verdict(None)  # it was never started
     if reported is None:
         return Verdict(0, 1, _ended(outcome, limits))
     report = json.loads(reported)

@@ -45,4 +45,3 @@ def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
     return dataclasses.replace(
         tree, nodes=tuple(nodes), semantics="correctness", kind="tree", extra=without_chain(tree.extra)
     )
-
