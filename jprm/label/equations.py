@@ -73,6 +73,8 @@ def _brackets(tokens: Sequence[Token]) -> list[Token]:
             if "R" in kinds:
                 out[start] = Token("B", out[start].text)
                 out.append(Token("B", token.text))
+            elif token.kind == "}" and kinds <= {"W", "B", "A", "%"}:
+                out[start:] = inner  # \text{ miles}
             elif "B" in kinds and "W" not in kinds:
                 out[start:] = [Token("P", "(list)", out[start].spaced)]
             elif out[start].kind != "{" and "W" in kinds and parse(inner) is None:
