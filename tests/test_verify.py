@@ -138,7 +138,6 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
     assert "of another request" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_trained_teacher_gives_its_scores(folder, tiny_run, one_device, capsys, monkeypatch):
     records = tiny.chains(3) + [tiny.pool_of(tiny.chains(2, seed=3))] + tiny.trees(2)
     write_records(folder / "in.jsonl", records)
