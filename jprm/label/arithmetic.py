@@ -79,12 +79,11 @@ def _verdict(text: str) -> tuple[int | None, int, str | None]:
 
 
 def _holds(equation: Equation, step: str) -> bool | None:
-    bare = all(_printed(side) is not None for side in (equation.left, equation.right))
-    if bare:
+    if all(_printed(side) is not None for side in (equation.left, equation.right)):
         return None  # 1 foot = 12 inches
     try:
         if symbols_of(equation.left) | symbols_of(equation.right):
-            same = equation.relation == "=" and not bare and _identical(equation.left, equation.right)
+            same = equation.relation == "=" and _identical(equation.left, equation.right)
             return True if same else None
         verdicts = [_compare(equation, reading) for reading in _readings(equation)]
     except (Unread, ZeroDivisionError, OverflowError):

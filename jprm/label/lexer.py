@@ -22,6 +22,7 @@ _SHORT = set(
     "of is in at to by on or an as if so we he it my up us no do am pm be me mm cm km ft yd mi in mg kg lb oz ml kl cc "
     "gb mb kb tb kw hr st nd rd th hz mp".split()
 )
+"""Words of two letters; any other is taken for a product of symbols."""
 
 _MARKS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "√": "\\sqrt ", "“": '"', "−": "-", "–": "-"}
 _REWRITE = [(re.compile(pattern), new) for pattern, new in (
