@@ -20,7 +20,8 @@ from jprm.model.sharding import sharding
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
-          "norm_eps", "qkv_bias", "qk_norm")  # fmt: skip
+          "norm_eps", "qkv_bias", "qk_norm", "design", "windows", "rope_theta_local", "query_pre_attn_scalar",
+          "attention_softcap", "logit_softcap")  # fmt: skip
 """Fields in which a file and a config must agree; a config may have fewer layers."""
 
 Slot = tuple[str, int | None]
@@ -37,6 +38,8 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }  # fmt: skip
     if config.qkv_bias:
         shapes |= {"query_bias": (Q,), "key_bias": (K,), "value_bias": (K,)}
+    if config.design == "gemma":
+        shapes |= {"attention_post_norm": (D,), "mlp_post_norm": (D,)}
     if config.qk_norm:
         shapes |= {"query_norm": (H,), "key_norm": (H,)}
     return shapes
