@@ -43,14 +43,15 @@ class ModelConfig:
     head: Literal["binary", "ternary", "scalar", "language"] = "binary"
     layer_groups: tuple[int, ...] = ()
     """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group of them all. A group
-    is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass."""
+    is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass. A single
+    group follows `layers`, whatever it says."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
     attention: Literal["reference", "blocked", "paths"] = "blocked"
     attention_block: int = 256  # queries a block of `blocked` and `paths`
 
     def __post_init__(self):
-        if not self.layer_groups:
+        if len(self.layer_groups) < 2:
             object.__setattr__(self, "layer_groups", (self.layers,))
         object.__setattr__(self, "layer_groups", tuple(self.layer_groups))
         if sum(self.layer_groups) != self.layers or min(self.layer_groups) < 1:
