@@ -18,6 +18,7 @@ import numpy as np
 from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype
 from jprm.model.rope import RopeScaling
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
@@ -110,8 +111,8 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     return ModelConfig(**(values | changes))
 
 
-def load_decoder(folder: str | os.PathLike, config: ModelConfig) -> dict:
-    """The decoder's parameters in float32, each put in its place on the mesh that is set; heads are left alone.
+def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set; heads are left alone.
 
     Every name and shape is checked before the first tensor is read.
     """
@@ -129,7 +130,10 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig) -> dict:
             raise ValueError(f"{folder}: tensor {name} is of type {array.dtype}, and not of floating point")
         return array
 
-    return decoder.load(folder, config, lambda role, layer: prefix + name_of(role, layer, config), file.shape, read)
+    def name(role: str, layer: int | None) -> str:
+        return prefix + name_of(role, layer, config)
+
+    return decoder.load(folder, config, name, file.shape, read, dtype)
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
