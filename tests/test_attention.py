@@ -84,7 +84,7 @@ def test_the_formula(kind):
     assert all(np.isfinite(g).all() for g in gradients)
 
 
-WINDOW = dict(query_pre_attn_scalar=2.0, attention_softcap=1.5)
+WINDOW = dict(query_pre_attn_scalar=2, attention_softcap=1.5)
 
 
 @settings(max_examples=15, deadline=None)

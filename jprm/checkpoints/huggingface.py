@@ -232,7 +232,7 @@ def _values(fields: _Fields) -> dict[str, Any]:
     caps = (50.0, 30.0) if family == "gemma2" else (None, None)  # of transformers' classes, where nothing is said
     values |= dict(
         design="gemma",
-        query_pre_attn_scalar=fields.number("query_pre_attn_scalar", 256.0),
+        query_pre_attn_scalar=fields.count("query_pre_attn_scalar", 256),
         attention_softcap=fields.cap("attn_logit_softcapping", caps[0]),
         logit_softcap=fields.cap("final_logit_softcapping", caps[1]),
     )

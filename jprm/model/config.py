@@ -35,7 +35,7 @@ class ModelConfig:
     """Sliding windows, layer by layer, repeated where the layers are more: with n, a query sees the keys less than n
     positions before it; with 0, and everywhere with (), all."""
     rope_theta_local: float = 0.0  # Gemma 3: of the layers with a window, unscaled; 0: theirs is like the others'
-    query_pre_attn_scalar: float = 0.0  # Gemma: attention's logits are divided by its root; 0: by that of head_dim
+    query_pre_attn_scalar: int = 0  # Gemma: attention's logits are divided by its root; 0: by that of head_dim
     attention_softcap: float = 0.0  # Gemma 2: attention's logits x become cap tanh(x / cap); 0: they stay
     logit_softcap: float = 0.0  # Gemma 2: the same for the language head's
     rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts that were stretched after training
