@@ -89,7 +89,7 @@ def test_a_run_is_scored_in_a_smaller_type(tiny_run, one_device):
 
 
 def test_the_error_on_smollm2(smollm2_gguf):
-    """Whole model, real text; the bounds are twice what was measured."""
+    """Whole model, real text; the bounds are twice what was measured, 3.2 % of a state and 0.0045 nats a token."""
     ids = load_tokenizer(smollm2_gguf).encode(TEXT)
     config = base.model_config(smollm2_gguf, attention="reference", remat="nothing")
     rows, states, size = chain_rows([ids], len(ids)), {}, {}
@@ -105,4 +105,4 @@ def test_the_error_on_smollm2(smollm2_gguf):
             ((d, x[:-1]) for d, x in logit.items())}  # fmt: skip
     print(f"int8: hidden states off by {error_T.mean():.4f} (largest {error_T.max():.4f}), loss {loss}, bytes {size}")
     assert size["int8"] < 0.26 * size["float32"]
-    assert error_T.mean() < 0.1 and abs(loss["int8"] - loss["float32"]) < 0.05
+    assert error_T.mean() < 0.064 and abs(loss["int8"] - loss["float32"]) < 0.01
