@@ -32,6 +32,9 @@ KINDS = {
     "qwen2": dict(qk_norm=False, layer_groups=(1, 1)),
     "qwen2-yarn": dict(qk_norm=False, rope_scaling=RopeScaling("yarn", 4.0, 16, 1.0, 4.0, 1.2)),
     "qwen3": dict(qkv_bias=False, head_dim=8, rope_scaling=RopeScaling("linear", 2.0)),
+    "mistral-window": dict(qkv_bias=False, qk_norm=False, windows=(3,)),
+    "qwen2-window": dict(qk_norm=False, windows=(0, 3)),
+    "gemma2": dict(qkv_bias=False, qk_norm=False, design="gemma", windows=(3, 0), query_pre_attn_scalar=7),
     "ternary": dict(qkv_bias=False, head="ternary"),
 }
 CHAIN = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7.", "It is 8."]}
@@ -138,6 +141,9 @@ def test_nothing_is_half_written_and_nothing_replaced(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         (dict(qkv_bias=True, qk_norm=True), "qkv_bias and qk_norm together"),
+        (dict(qkv_bias=False, design="gemma"), "transformers has no token classifier of Gemma 3's design"),
+        (dict(qk_norm=False, attention_softcap=2.0), "transformers has no token classifier of this model's design"),
+        (dict(qk_norm=False, windows=(2, 3)), "windows .2, 3. are no pattern"),
         (dict(head="scalar"), "head 'scalar' is no token classifier; one of binary, ternary is"),
         (dict(qkv_bias=False, qk_norm=False, width=18), "width 18 is not a multiple of 4 heads"),
     ],

@@ -22,6 +22,7 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.huggingface import name_of
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Int8
 from jprm.score.scorer import PRM, load
 from jprm.tokenizer import JsonTokenizer
 from jprm.train.config import Experiment, read
@@ -71,11 +72,16 @@ def export(
 def config_json(prm: PRM, experiment: Experiment, dtype: str = "float32") -> dict[str, Any]:
     """What config.json says. Raises ValueError, naming the field, where no family of transformers is this model."""
     c = prm.config
+    if isinstance(prm.params["decoder"]["embed"], Int8):
+        raise ValueError(f"{prm.name}: was loaded in int8, which loses digits; load it without dtype to export it")
     if c.head not in LABELS:
         raise ValueError(f"{prm.name}: head {c.head!r} is no token classifier; one of {', '.join(LABELS)} is")
     if c.qkv_bias and c.qk_norm:
         raise ValueError(f"{prm.name}: qkv_bias and qk_norm together are no model that transformers has")
-    family = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias else "llama"  # Mistral is Llama without its window
+    family = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias else "mistral" if c.windows else "llama"
+    if c.design == "gemma":
+        family = "gemma2"
+    variant = _variant(prm, family)
     if family == "llama" and c.width % c.heads:
         raise ValueError(f"{prm.name}: width {c.width} is not a multiple of {c.heads} heads, as its class demands")
     tokenizer = prm.layout.tokenizer
@@ -89,7 +95,7 @@ def config_json(prm: PRM, experiment: Experiment, dtype: str = "float32") -> dic
         "num_attention_heads": c.heads,
         "num_key_value_heads": c.kv_heads,
         "head_dim": c.head_dim,
-        "hidden_act": "silu",
+        **variant,
         "rms_norm_eps": c.norm_eps,
         "rope_parameters": _rope_json(c),
         "max_position_embeddings": experiment.data.tokens,  # no longer chain was ever in a row
@@ -103,6 +109,32 @@ def config_json(prm: PRM, experiment: Experiment, dtype: str = "float32") -> dic
         "use_cache": False,
         "dtype": dtype,
     }
+
+
+def _variant(prm: PRM, family: str) -> dict[str, Any]:
+    """The fields in which families differ. Raises ValueError for what the family's class does not compute."""
+    c = prm.config
+    kinds = [c.windows[i % len(c.windows)] for i in range(c.layers)] if c.windows else []
+    if len(set(kinds) - {0}) > 1 or (family == "mistral" and 0 in kinds):
+        raise ValueError(f"{prm.name}: windows {c.windows} are no pattern that transformers' {family} has")
+    plain = not (c.query_pre_attn_scalar or c.attention_softcap or c.logit_softcap or c.rope_theta_local)
+    if (family == "gemma2" and (c.qkv_bias or c.qk_norm)) or (family != "gemma2" and not plain):
+        name = "Gemma 3" if c.design == "gemma" and c.qk_norm else "this model"
+        raise ValueError(f"{prm.name}: transformers has no token classifier of {name}'s design")
+    fields: dict[str, Any] = {"hidden_act": "silu"}
+    if family == "gemma2":
+        fields = {
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": c.query_pre_attn_scalar or c.head_dim,
+            "attn_logit_softcapping": c.attention_softcap or None, "final_logit_softcapping": c.logit_softcap or None,
+            "sliding_window": None,
+        }  # fmt: skip
+    if family != "mistral" and (c.windows or family == "gemma2"):
+        names = ("full_attention", "sliding_attention")
+        fields["layer_types"] = [names[kind > 0] for kind in kinds or [0] * c.layers]
+    if c.windows:
+        fields["sliding_window"] = max(c.windows)
+        fields |= {"use_sliding_window": True} if family in ("qwen2", "qwen3") else {}
+    return fields
 
 
 def _rope_json(config: ModelConfig) -> dict[str, Any]:
@@ -169,7 +201,7 @@ def _tensors(prm: PRM) -> Iterator[tuple[str, np.ndarray]]:
                 groups = [np.asarray(params[f"layers_{i}"][role]) for i in range(len(config.layer_groups))]
                 stacks = role, np.concatenate(groups) if len(groups) > 1 else groups[0]
             array = stacks[1][layer]
-        yield f"model.{name_of(role, layer)}", decoder.to_file(role, array, config)
+        yield f"model.{name_of(role, layer, config)}", decoder.to_file(role, array, config)
     head = jax.tree.map(np.asarray, prm.params["head"])
     yield "score.weight", np.ascontiguousarray(head["kernel"].T)
     yield "score.bias", head["bias"]

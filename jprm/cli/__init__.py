@@ -99,6 +99,7 @@ def score(
     input: Annotated[Path, arg(metavar="F.jsonl")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
     on_error: OnError = "stop",
+    dtype: Literal["float32", "bfloat16", "int8"] | None = None,
 ) -> None:
     """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
 
@@ -110,10 +111,11 @@ def score(
         input: Records to score, one a line.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        dtype: What the parameters are held in: int8 takes a quarter of float32's memory. Default: as they were trained.
     """
     from jprm.score.files import score_file
 
-    print(score_file(model, input, output, on_error=on_error))
+    print(score_file(model, input, output, on_error=on_error, dtype=dtype))
 
 
 @app.command

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jprm.checkpoints import store
 from jprm.layout import Layout, NativeLayout
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.sharding import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import init, step_logits
 from jprm.pack import empty_rows, pack, token_tree
@@ -110,8 +111,11 @@ class PRM:
                 yield np.asarray(_score(self.params, self.config, batch)), first
 
 
-def load(folder: str | os.PathLike, mesh: MeshConfig | None = None) -> PRM:
+def load(folder: str | os.PathLike, mesh: MeshConfig | None = None, dtype: Dtype | None = None) -> PRM:
     """The newest checkpoint of a run's folder, ready to score.
+
+    `dtype` is what its parameters are held in: None, as they were trained. bfloat16 (and float32) is then the type of
+    the computation too; int8 takes a quarter of the memory, with an error that `tests/test_int8.py` measures.
 
     Raises FileNotFoundError or ValueError, naming what is missing or damaged.
     """
@@ -128,11 +132,13 @@ def load(folder: str | os.PathLike, mesh: MeshConfig | None = None) -> PRM:
         )
         params = store.restore(checkpoints, {"params": wanted})["params"]
         step = checkpoints.latest.step
+        model = experiment.model
+        if dtype is not None:
+            params = params | {"decoder": held_decoder(params["decoder"], dtype)}
+            model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
     outcome, rating = experiment.data.supervise == "outcome", experiment.target.labels == "rating"
     semantics = "value" if outcome else "rating" if rating else "correctness"
-    return PRM(
-        params, experiment.model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step
-    )
+    return PRM(params, model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step)
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
