@@ -91,8 +91,8 @@ _RECORDS = (
         aggregation="min",
         context=4096,
     ),
-    # GAIR-NLP/ReasonEval, codes/examples.py: the separator is taken out again, so a step ends in its own last token. That
-    # is where the example reads the 34B; the 7B one token earlier, its indices being of ids without the bos.
+    # GAIR-NLP/ReasonEval, codes/examples.py: the separator is taken out again, so a step ends in its own last token.
+    # There the example reads the 34B; the 7B it reads one token earlier, its indices being of ids without the bos.
     Adapter(
         name="reasoneval",
         problem="{bos}Question:\n{problem}\nAnswer:\nLet's think step by step.\n",
