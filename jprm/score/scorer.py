@@ -113,8 +113,8 @@ class PRM:
 
         `problem_BS` is the tokens of each step's problem.
         """
-        size = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        missing = -len(rows.tokens) % size
+        size, count = self.mesh.shape["data"] * self.mesh.shape["fsdp"], len(rows.tokens)
+        missing = -count % size
         if missing:
             filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
             rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), rows, filler)
@@ -129,7 +129,7 @@ class PRM:
                     score_BS = self.ratio(
                         self.params, self.config, batch, jax.device_put(problem_BS[some], batch.tokens.sharding)
                     )
-                yield np.asarray(score_BS), first
+                yield np.asarray(score_BS)[: count - first], first  # without the filler
 
     def _check_length(self, tree: TokenTree) -> None:
         longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
