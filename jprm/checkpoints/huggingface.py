@@ -48,6 +48,7 @@ FIXED: dict[str, tuple] = {
     "mlp_bias": (False,),
     "attention_bias": (False,),  # transformers then gives the output projection a bias too
     "rope_interleaved": (False,),
+    "use_mrope": (False,),  # Qwen2.5 bases say so; rotary positions of images and time
     "partial_rotary_factor": (None, 1.0),
     "is_encoder_decoder": (False,),
     "chunk_size_feed_forward": (0,),
