@@ -152,10 +152,12 @@ def test_an_implicit_prm_is_the_log_ratio_of_two_models_along_the_chain(tmp_path
     np.testing.assert_allclose(jprm.load(folder, MESH).score(PROBLEM, STEPS), scores, atol=CLOSE, rtol=0)
 
 
-def test_a_mesh_makes_no_difference_to_a_head_of_two_layers(tmp_path):
+def test_a_head_of_two_layers_on_a_mesh_and_in_int8(tmp_path):
     folder, _ = make(tmp_path, CASES["qwen-prm"])
     one, many = (jprm.load(folder, mesh).score(PROBLEM, STEPS) for mesh in (None, MESH))
     np.testing.assert_allclose(many, one, atol=1e-6, rtol=0)
+    small = jprm.load(folder, dtype="int8").score(PROBLEM, STEPS)
+    assert 0 < np.abs(small - one).max() < 0.05
 
 
 def tokenizer(kind):

@@ -46,7 +46,7 @@ def inputs(seed):
 def by_hand(q_BTKGH, k_BTKH, v_BTKH, until_BT, position_BT=None, window=None, scale=H**-0.5, cap=None):
     seen_BTT = np.asarray(visible(until_BT))
     if window is not None:
-        seen_BTT &= position_BT[:, :, None] - position_BT[:, None] < window
+        seen_BTT = seen_BTT & (position_BT[:, :, None] - position_BT[:, None] < window)
     y_BTKGH = np.zeros(q_BTKGH.shape)
     for b, t, k, g in np.ndindex(q_BTKGH.shape[:4]):
         keys = np.flatnonzero(seen_BTT[b, t])
@@ -84,7 +84,7 @@ def test_the_formula(kind):
     assert all(np.isfinite(g).all() for g in gradients)
 
 
-WINDOW = dict(query_pre_attn_scalar=2.0, attention_softcap=1.5)
+WINDOW = dict(query_pre_attn_scalar=2, attention_softcap=1.5)
 
 
 @settings(max_examples=15, deadline=None)

@@ -34,7 +34,7 @@ KINDS = {
     "qwen3": dict(qkv_bias=False, head_dim=8, rope_scaling=RopeScaling("linear", 2.0)),
     "mistral-window": dict(qkv_bias=False, qk_norm=False, windows=(3,)),
     "qwen2-window": dict(qk_norm=False, windows=(0, 3)),
-    "gemma2": dict(qkv_bias=False, qk_norm=False, design="gemma", windows=(3, 0), query_pre_attn_scalar=7.0),
+    "gemma2": dict(qkv_bias=False, qk_norm=False, design="gemma", windows=(3, 0), query_pre_attn_scalar=7),
     "ternary": dict(qkv_bias=False, head="ternary"),
 }
 CHAIN = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7.", "It is 8."]}

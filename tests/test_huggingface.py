@@ -203,7 +203,7 @@ def test_windows_are_where_transformers_puts_them(tmp_path):
     assert windows(**qwen, layer_types=kinds) == (32, 0)
     gemma = dict(head_dim=8, hidden_activation="gelu_pytorch_tanh")
     assert windows(model_type="gemma2", sliding_window=16, **gemma) == (16, 0)
-    assert windows(model_type="gemma3_text", sliding_window=16, **gemma) == (16, 16, 16, 16, 16, 0, 16)
+    assert windows(model_type="gemma3_text", sliding_window=16, **gemma) == (16, 16, 16, 16, 16, 0)
     assert windows(model_type="gemma3_text", sliding_window=16, sliding_window_pattern=2, **gemma) == (16, 0)
 
 

@@ -223,7 +223,7 @@ def test_every_part_of_gemma_matters(some_rows):
     language = dataclasses.replace(GEMMA, head="language")
     expected = logits(params(language), language, some_rows)
     for change in (dict(windows=(5,)), dict(windows=(6, 0)), dict(rope_theta_local=0.0), dict(attention_softcap=0.0),
-                   dict(query_pre_attn_scalar=0.0), dict(logit_softcap=0.0), dict(design="llama")):  # fmt: skip
+                   dict(query_pre_attn_scalar=0), dict(logit_softcap=0.0), dict(design="llama")):  # fmt: skip
         other = dataclasses.replace(language, **change)
         weights = params(language)
         assert np.abs(logits(weights, other, some_rows) - expected).max() > 1e-3, change

@@ -22,6 +22,7 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.huggingface import name_of
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Int8
 from jprm.score.scorer import PRM, load
 from jprm.tokenizer import JsonTokenizer
 from jprm.train.config import Experiment, read
@@ -71,6 +72,8 @@ def export(
 def config_json(prm: PRM, experiment: Experiment, dtype: str = "float32") -> dict[str, Any]:
     """What config.json says. Raises ValueError, naming the field, where no family of transformers is this model."""
     c = prm.config
+    if isinstance(prm.params["decoder"]["embed"], Int8):
+        raise ValueError(f"{prm.name}: was loaded in int8, which loses digits; load it without dtype to export it")
     if c.head not in LABELS:
         raise ValueError(f"{prm.name}: head {c.head!r} is no token classifier; one of {', '.join(LABELS)} is")
     if c.qkv_bias and c.qk_norm:

@@ -18,6 +18,7 @@ import numpy as np
 from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype
 from jprm.model.rope import RopeScaling
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
@@ -112,8 +113,10 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     return ModelConfig(**(values | changes))
 
 
-def load_decoder(folder: str | os.PathLike, config: ModelConfig, *, file: Tensors | None = None) -> dict:
-    """The decoder's parameters in float32, each put in its place on the mesh that is set; heads are left alone.
+def load_decoder(
+    folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Tensors | None = None
+) -> dict:
+    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set; heads are left alone.
 
     `file` is the folder's tensors where they are open already, or changed by a LoRA.
 
@@ -134,7 +137,10 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, *, file: Tensor
             raise ValueError(f"{folder}: tensor {name} is of type {array.dtype}, and not of floating point")
         return array
 
-    return decoder.load(folder, config, lambda role, layer: prefix + name_of(role, layer, config), file.shape, read)
+    def name(role: str, layer: int | None) -> str:
+        return prefix + name_of(role, layer, config)
+
+    return decoder.load(folder, config, name, file.shape, read, dtype)
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
@@ -233,7 +239,7 @@ def _values(fields: _Fields) -> dict[str, Any]:
     caps = (50.0, 30.0) if family == "gemma2" else (None, None)  # of transformers' classes, where nothing is said
     values |= dict(
         design="gemma",
-        query_pre_attn_scalar=fields.number("query_pre_attn_scalar", 256.0),
+        query_pre_attn_scalar=fields.count("query_pre_attn_scalar", 256),
         attention_softcap=fields.cap("attn_logit_softcapping", caps[0]),
         logit_softcap=fields.cap("final_logit_softcapping", caps[1]),
     )

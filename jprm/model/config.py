@@ -35,7 +35,7 @@ class ModelConfig:
     """Sliding windows, layer by layer, repeated where the layers are more: with n, a query sees the keys less than n
     positions before it; with 0, and everywhere with (), all."""
     rope_theta_local: float = 0.0  # Gemma 3: of the layers with a window, unscaled; 0: theirs is like the others'
-    query_pre_attn_scalar: float = 0.0  # Gemma: attention's logits are divided by its root; 0: by that of head_dim
+    query_pre_attn_scalar: int = 0  # Gemma: attention's logits are divided by its root; 0: by that of head_dim
     attention_softcap: float = 0.0  # Gemma 2: attention's logits x become cap tanh(x / cap); 0: they stay
     logit_softcap: float = 0.0  # Gemma 2: the same for the language head's
     rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts that were stretched after training
@@ -44,14 +44,15 @@ class ModelConfig:
     head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU before the head's own
     layer_groups: tuple[int, ...] = ()
     """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group of them all. A group
-    is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass."""
+    is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass. A single
+    group follows `layers`, whatever it says."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
     attention: Literal["reference", "blocked", "paths"] = "blocked"
     attention_block: int = 256  # queries a block of `blocked` and `paths`
 
     def __post_init__(self):
-        if not self.layer_groups:
+        if len(self.layer_groups) < 2:
             object.__setattr__(self, "layer_groups", (self.layers,))
         object.__setattr__(self, "layer_groups", tuple(self.layer_groups))
         if sum(self.layer_groups) != self.layers or min(self.layer_groups) < 1:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jprm.model.attention import Plan, attention, plan
 from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.int8 import Int8
 from jprm.model.paths import capped
 from jprm.model.rope import RopeScaling, frequencies
 from jprm.model.sharding import sharding
@@ -76,7 +77,8 @@ def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L
 
 def embedded(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
     """The stream before the first layer, in the computation's dtype."""
-    x_BTD = embed_VD.at[tokens_BT].get(out_sharding=sharding("batch", None, None)).astype(config.dtype)
+    stream = sharding("batch", None, None)
+    x_BTD = jax.tree.map(lambda table: table.at[tokens_BT].get(out_sharding=stream), embed_VD).astype(config.dtype)
     return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
 
 
@@ -107,7 +109,7 @@ def rotate(x: Float[Array, "B T *N H"], cos_BTH: Array, sin_BTH: Array) -> Float
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
 
 
-def weights(layer: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
+def weights(layer: Mapping[str, Array | Int8], config: ModelConfig) -> dict[str, Array]:
     """A layer's parameters in the computation's dtype; norms stay in float32 and become what they multiply by."""
     return {
         name: norm_scale(w, config) if name.endswith("norm") else w.astype(config.dtype) for name, w in layer.items()
@@ -265,6 +267,7 @@ class Model(nn.Module):
         if c.head != "language":
             return Head(HEAD_CLASSES[c.head], hidden=c.head_hidden, name="head")(x_BSD)
         if c.tied_embeddings:
+            embed_VD = embed_VD.astype(jnp.float32)
             logit_BSV = jnp.einsum("BSD,VD->BSV", x_BSD, embed_VD, out_sharding=sharding("batch", None, None))
         else:
             logit_BSV = Head(c.vocab_size, bias=False, name="head")(x_BSD)

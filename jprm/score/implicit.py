@@ -48,7 +48,9 @@ def log_probs(params: dict, config: ModelConfig, rows: Rows) -> Float[Array, "B 
         token_Bt = jax.lax.dynamic_slice_in_dim(rows.tokens, start, block, axis=1)
         place = sharding("batch", None, None)
         if config.tied_embeddings:
-            logit_BtV = jnp.einsum("BtD,VD->BtV", x_BtD, params["decoder"]["embed"], out_sharding=place)
+            logit_BtV = jnp.einsum(
+                "BtD,VD->BtV", x_BtD, params["decoder"]["embed"].astype(jnp.float32), out_sharding=place
+            )
         else:
             logit_BtV = jnp.einsum("BtD,DV->BtV", x_BtD, params["head"]["kernel"], out_sharding=place)
         chosen_Bt = jnp.take_along_axis(logit_BtV, token_Bt[..., None], axis=-1)[..., 0]

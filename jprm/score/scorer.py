@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jprm.checkpoints import store
 from jprm.layout import Layout, NativeLayout
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.sharding import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import init, step_logits
 from jprm.pack import empty_rows, pack, token_tree
@@ -140,11 +141,20 @@ class PRM:
             )
 
 
-def load(folder: str | os.PathLike | PRM, mesh: MeshConfig | None = None, adapter: str | None = None) -> PRM:
+def load(
+    folder: str | os.PathLike | PRM,
+    mesh: MeshConfig | None = None,
+    dtype: Dtype | None = None,
+    adapter: str | None = None,
+) -> PRM:
     """The model in a folder, ready to score: the newest checkpoint of a run, or a published PRM.
 
     A published one is recognised from its files, or read as `adapter` says: a name in `jprm.adapters.published`, or a
     JSON file as in `jprm.adapters.record`.
+
+    `dtype` is what its parameters are held in: None, as they were trained, and float32 of a published one. bfloat16
+    (and float32) is then the type of the computation too; int8 takes a quarter of the memory, with an error that
+    `tests/test_int8.py` measures.
 
     Raises FileNotFoundError or ValueError, naming what is missing or damaged.
     """
@@ -156,7 +166,7 @@ def load(folder: str | os.PathLike | PRM, mesh: MeshConfig | None = None, adapte
     if adapter or (published and not path.is_file()):
         from jprm.adapters.load import load as load_published
 
-        return load_published(folder, adapter, mesh)
+        return load_published(folder, adapter, mesh, dtype)
     if not path.is_file():
         raise FileNotFoundError(
             f"{path}: not there; {folder} is not the folder of a run of `jprm train`, nor has it the config.json of a"
@@ -171,11 +181,13 @@ def load(folder: str | os.PathLike | PRM, mesh: MeshConfig | None = None, adapte
         )
         params = store.restore(checkpoints, {"params": wanted})["params"]
         step = checkpoints.latest.step
+        model = experiment.model
+        if dtype is not None:
+            params = params | {"decoder": held_decoder(params["decoder"], dtype)}
+            model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
     outcome, rating = experiment.data.supervise == "outcome", experiment.target.labels == "rating"
     semantics = "value" if outcome else "rating" if rating else "correctness"
-    return PRM(
-        params, experiment.model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step
-    )
+    return PRM(params, model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step)
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
