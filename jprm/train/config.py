@@ -16,6 +16,7 @@ import jax
 
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import MeshConfig
+from jprm.train.lora import LoraConfig
 from jprm.train.losses import LOSSES
 from jprm.train.optimizer import OptimizerConfig
 from jprm.train.targets import TargetConfig
@@ -68,6 +69,7 @@ class Experiment:
     optimizer: OptimizerConfig
     steps: int
     base: str = ""
+    lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
     mesh: MeshConfig = MeshConfig()
     seed: int = 0
     log_every: int = 10

@@ -31,6 +31,8 @@ from jprm.model.sharding import check, make_mesh, put_rows
 from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer
 from jprm.train.config import DataConfig, Experiment, read, to_json
+from jprm.train.lora import TRAINED, merge
+from jprm.train.lora import init as init_adapters
 from jprm.train.losses import probability
 from jprm.train.optimizer import join, make_optimizer, split
 from jprm.train.step import Metrics, State, make_step
@@ -59,7 +61,9 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
     if tokenizer.vocab_size > experiment.model.vocab_size:
         raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {experiment.model.vocab_size}")
     batches = iter(batches_of(experiment.data, experiment.data.train, experiment.target, NativeLayout(tokenizer)))
-    step = make_step(experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps)
+    step = make_step(
+        experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps, experiment.lora
+    )
     _claim(workdir, experiment)
     tokenizer.save(workdir)
 
@@ -85,7 +89,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
                     log.add(*pending, checkpoints, close=save)  # a step that has diverged is never saved
                     pending = None
                 if judge:
-                    log.write({"step": done, **validate(experiment, state.params, tokenizer)})
+                    log.write({"step": done, **validate(experiment, merge(state.params, experiment.lora), tokenizer)})
                 if save:
                     _save(checkpoints, state, batches)
             checkpoints.wait()
@@ -123,14 +127,16 @@ def batches_of(
 
 
 def initial_state(experiment: Experiment, load_base: bool = True) -> State:
-    """Parameters from the base model, or random ones, and their optimizer's state, sharded like them."""
+    """Parameters from the base model, or random ones, and adapters; the optimizer's state, sharded like the trained."""
     model, key = experiment.model, jax.random.key(experiment.seed)
     if experiment.base and load_base:
         head = jax.jit(lambda key: transformer.init(model, key).get("head"))(key)
         params = {"decoder": base.load_decoder(experiment.base, model), **({"head": head} if head else {})}
     else:
         params = jax.jit(transformer.init, static_argnums=0)(model, key)
-    trained, frozen = split(params, experiment.optimizer.freeze)
+    freeze, lora = experiment.optimizer.freeze, experiment.lora
+    adapters = jax.jit(init_adapters, static_argnums=(0, 1, 2))(lora, model, freeze, jax.random.fold_in(key, 1))
+    trained, frozen = split(join(flatten_dict(params, sep="/"), adapters), freeze, TRAINED if lora.rank else "")
     optimizer = jax.jit(make_optimizer(experiment.optimizer, experiment.steps).init)(trained)
     return State(jnp.int32(0), trained, frozen, optimizer)
 
