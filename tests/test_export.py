@@ -160,7 +160,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
     with pytest.raises(ValueError, match=f"{saved[0]}: differs from what SHA256SUMS says"):
         export(prm, out, shard_bytes=8_000)
     shard.unlink()
-    with pytest.raises(ValueError, match=f"{saved[0]} is not a file beside it"):
+    with pytest.raises(ValueError, match=f"SHA256SUMS: '{saved[0]}' is not a file beside it"):
         exporting.verify(out)
 
 
