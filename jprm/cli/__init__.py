@@ -126,21 +126,27 @@ def score(
 def convert(
     source: Annotated[Positional[Path], arg(metavar="SRC")],
     target: Annotated[Positional[Path], arg(metavar="DST")],
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    format: Literal["transformers", "qwen2-prm", "peft"] = "transformers",
 ) -> None:
-    """Write a trained model as a folder that transformers loads as a token classifier, with the same logits.
+    """Write a trained model as a folder that transformers, vLLM or PEFT loads, with the same logits.
+
+    The same command continues one that was stopped, and checks a folder that is whole against its SHA256SUMS.
 
     For example:
       jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2
+      jprm convert runs/lora exported/adapters --format peft
 
     Args:
         source: The folder of a trained model.
-        target: The folder to write. It must not be there yet; nothing is left behind if the command is stopped.
+        target: The folder to write. A stopped command leaves DST.partial, never half a DST.
         dtype: Type of the numbers in the files. float32 is what the model has.
+        format: transformers: a token classifier, adapters merged, which vLLM serves too. qwen2-prm: the format of
+            Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the head of a LoRA run.
     """
     from jprm.checkpoints.export import export
 
-    print(f"{export(source, target, dtype=dtype)}: written")
+    print(f"{export(source, target, dtype=dtype, format=format)}: whole, as its SHA256SUMS says")
 
 
 app.command(

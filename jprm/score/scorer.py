@@ -17,20 +17,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jprm.checkpoints import store
 from jprm.layout import Layout, NativeLayout
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.sharding import MeshConfig, make_mesh, put_rows
-from jprm.model.transformer import init, step_logits
+from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.rows import Rows
 from jprm.score.implicit import LogRatio
 from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tokenizer import load_tokenizer
 from jprm.train.config import read
+from jprm.train.lora import merge
 from jprm.train.losses import probability
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
@@ -174,14 +175,9 @@ def load(
         )
     experiment = read(path)
     grid = make_mesh(mesh or MeshConfig())
-    with jax.set_mesh(grid), store.open_checkpoints(folder, keep=None) as checkpoints:
-        shapes = jax.eval_shape(functools.partial(init, experiment.model), jax.random.key(0))
-        wanted = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(grid, x.sharding.spec)), shapes
-        )
-        params = store.restore(checkpoints, {"params": wanted})["params"]
-        step = checkpoints.latest.step
-        model = experiment.model
+    with jax.set_mesh(grid):
+        params, step = store.load_params(folder, experiment, grid)
+        params, model = merge(params, experiment.lora), experiment.model
         if dtype is not None:
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
             model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
