@@ -6,12 +6,16 @@ under a temporary name and renames it, so that a step that is there is whole.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
+
+from jprm.model.config import ModelConfig
+from jprm.model.transformer import init
 
 FOLDER = "checkpoints"
 
@@ -50,3 +54,14 @@ def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> d
             f"{folder / str(step)}: cannot be restored ({reason}). If its files are damaged, remove that folder to"
             " continue from an earlier step; if the experiment has changed, use another --workdir"
         ) from error
+
+
+def load_params(folder: str | os.PathLike, config: ModelConfig) -> tuple[dict, int]:
+    """Parameters of the newest checkpoint of a run's folder, in their places on the mesh that is set; and its step."""
+    mesh = jax.sharding.get_mesh()
+    shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
+    wanted = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, x.sharding.spec)), shapes
+    )
+    with open_checkpoints(folder, keep=None) as checkpoints:
+        return restore(checkpoints, {"params": wanted})["params"], checkpoints.latest.step
