@@ -98,7 +98,8 @@ def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
 def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     """The stream after the heads' output and SwiGLU are added to it."""
     stream = sharding("batch", None, None)
-    x_BTD = x_BTD + jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
+    # An einsum would contract in the order G, H, K of its letters, and copy the transposed weights for it.
+    x_BTD = x_BTD + jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=stream)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["gate"])
     up_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["up"])
