@@ -23,8 +23,8 @@ from jprm.model.transformer import heads, mixed, rms_norm, rotary, weights
 
 Cache = tuple[tuple[Array, Array], ...]
 """Keys and values of every group of layers: of rows (B, K, S, H), or of slots (N, K, H), behind an axis of layers where
-the group has many. A group of one has no such axis, because XLA writes the new keys of a decoding loop in place then, and
-otherwise copies the whole cache for every token."""
+the group has many. A group of one has no such axis: XLA then writes the new keys of a decoding loop in place, and else
+copies the whole cache for every token."""
 
 QUERIES = 256
 """New tokens of a row whose attention is computed at once."""
