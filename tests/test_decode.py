@@ -55,7 +55,7 @@ def test_a_shared_prompt_then_a_token_at_a_time(tokens, expected, groups):
     past = decode.Past(cache, np.arange(PAST + 3) < np.full((ROWS // 2, 1), PAST))
     own = decode.empty_cache(config, ROWS, 16)
     assert own[0][0].shape == (2, ROWS, 2, 16, 4) if groups == (2,) else (ROWS, 2, 16, 4)
-    step = jax.jit(decode.forward, static_argnums=1, donate_argnums=5)
+    step = jax.jit(lambda *args: decode.forward(*args), static_argnums=1, donate_argnums=5)
     for i in range(TOKENS - PAST):
         new, at = tokens[:, PAST + i, None], np.full((ROWS, 1), PAST + i)
         x_BTD, own = step(weights, config, new, at, past, own, jnp.int32(i))
