@@ -54,7 +54,9 @@ def make(mesh=None, eos=1, **options):
     mesh = mesh or make_mesh(MeshConfig(), jax.devices()[:1])
     put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key])))  # noqa: E731
     placed = jax.tree_util.tree_map_with_path(put, weights())
-    return Sampler(placed, MODEL, Letters(eos), mesh, SamplerConfig(**{"max_tokens": 40, **options}), "letters")
+    return Sampler(
+        placed, MODEL, Letters(eos), mesh, SamplerConfig(**{"max_tokens": 40, "top_p": 0.97, **options}), "letters"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from jprm.checkpoints import base, store
 from jprm.layout import Layout, NativeLayout
 from jprm.model import decode
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig, make_mesh, put_rows, sharding, spec
+from jprm.model.sharding import MeshConfig, check, make_mesh, put_rows, sharding, spec
 from jprm.policy.draw import draw
 from jprm.policy.protocol import Prefix, Sample
 from jprm.tokenizer import Tokenizer, load_tokenizer
@@ -191,6 +191,7 @@ class Sampler:
         decode.check(config)
         if config.head != "language":
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
+        check(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
         with jax.set_mesh(mesh):
             self._params, self._config = decode.unstacked(params, config)
