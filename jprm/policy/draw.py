@@ -34,13 +34,18 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
         round, floor_B, token_B, accepted_B = carry
         rest_BV = jnp.where(weight_BV > floor_B[:, None], weight_BV, 0)
         drawn_B = _from_weights(_uniform(key_B, round), rest_BV)
-        drawn_weight_B = jnp.take_along_axis(weight_BV, drawn_B[:, None], axis=-1)[:, 0]
+        drawn_weight_B = pick(weight_BV, drawn_B)
         above_B = jnp.sum(jnp.where(weight_BV > drawn_weight_B[:, None], weight_BV, 0), axis=-1)
         token_B = jnp.where(accepted_B, token_B, drawn_B)
         return round + 1, jnp.maximum(floor_B, drawn_weight_B), token_B, accepted_B | (above_B < top_p * total_B)
 
     start = (jnp.int32(0), jnp.full_like(total_B, -1), jnp.zeros_like(total_B, jnp.int32), total_B < 0)
     return jax.lax.while_loop(again, body, start)[2]
+
+
+def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Float[Array, "B *W"]:
+    """Of every row, the element with its index."""
+    return jax.vmap(lambda x, i: x[i])(x_BN, index_B)
 
 
 def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
@@ -53,7 +58,7 @@ def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"
     padded_BV = jnp.pad(weight_BV, ((0, 0), (0, -V % _BLOCK)))
     weight_BNW = reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
     block_B = _invert(uniform_B2[:, 0], jnp.sum(weight_BNW, axis=-1))
-    inner_BW = jnp.take_along_axis(weight_BNW, block_B[:, None, None], axis=1)[:, 0]
+    inner_BW = pick(weight_BNW, block_B)
     return block_B * _BLOCK + _invert(uniform_B2[:, 1], inner_BW)
 
 

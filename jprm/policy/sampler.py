@@ -28,7 +28,7 @@ from jprm.layout import Layout, NativeLayout
 from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import MeshConfig, check, make_mesh, put_rows, sharding, spec
-from jprm.policy.draw import draw
+from jprm.policy.draw import draw, pick
 from jprm.policy.protocol import Prefix, Sample
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.config import read
@@ -146,7 +146,7 @@ def _decode(
         logit_BV = decode.language_logits(params, config, x_B1D[:, 0])
         key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
         token_B = draw(key, logit_BV, temperature, top_p)
-        logprob_B = jnp.take_along_axis(logit_BV, token_B[:, None], axis=1)[:, 0] - jax.nn.logsumexp(logit_BV, axis=1)
+        logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
         running_B = s.end_B == RUNNING
         progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
         ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
