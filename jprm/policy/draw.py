@@ -43,8 +43,8 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
     return jax.lax.while_loop(again, body, start)[2]
 
 
-def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Float[Array, "B *W"]:
-    """Of every row, the element with its index."""
+def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Array:
+    """(B, *W): of every row, the element with its index."""
     return jax.vmap(lambda x, i: x[i])(x_BN, index_B)
 
 
