@@ -189,7 +189,7 @@ def tensors(params: Mapping, config: ModelConfig) -> dict[str, np.ndarray]:
             a, b = np.asarray(stack[role + A]), np.asarray(stack[role + B])
             rank = a.shape[-1]
             for i in range(layers):
-                name = f"base_model.model.model.{name_of(role, first + i).removesuffix('.weight')}"
+                name = f"base_model.model.model.{name_of(role, first + i, config).removesuffix('.weight')}"
                 arrays[f"{name}.lora_A.weight"] = np.ascontiguousarray(a[i].reshape(-1, rank).T)
                 arrays[f"{name}.lora_B.weight"] = np.ascontiguousarray(b[i].reshape(rank, -1).T)
     arrays["base_model.model.score.weight"] = np.ascontiguousarray(np.asarray(params["head"]["kernel"]).T)
