@@ -25,6 +25,9 @@ COMMANDS = [
     ["label", "mc"],
     ["label", "omega"],
     ["label", "consensus"],
+    ["search"],
+    ["search", "best-of-n"],
+    ["search", "beam"],
 ]
 
 
