@@ -28,6 +28,9 @@ COMMANDS = [
     ["search"],
     ["search", "best-of-n"],
     ["search", "beam"],
+    ["search", "dvts"],
+    ["search", "mcts"],
+    ["search", "refine"],
 ]
 
 

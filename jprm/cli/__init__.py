@@ -142,7 +142,7 @@ app.command(
     evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
 )
 app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
-app.command(search, name="search", help="Find the best chain for each problem, by best-of-n or beam.")
+app.command(search, name="search", help="Find a chain for each problem: best-of-n, beam, dvts, mcts or refine.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

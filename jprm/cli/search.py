@@ -107,6 +107,145 @@ def beam(
     _run(policy, model, input, output, Beam(width, expand, max_steps), on_error, rule, choose, budget, seed, at_once)
 
 
+@search.command(name="dvts")
+def dvts(
+    policy: PolicyFile,
+    model: Folder,
+    input: Problems,
+    budget: Budget,
+    output: Output,
+    subtrees: int = 4,
+    expand: int = 4,
+    max_steps: int = 40,
+    choose: Choose = "best",
+    rule: Rule | None = None,
+    seed: int = 0,
+    at_once: int = 32,
+    on_error: OnError = "stop",
+) -> None:
+    """DVTS (diverse verifier tree search): independent subtrees, each going on from the best of its own next steps.
+
+    The same command continues one that was stopped.
+
+    For example:
+      jprm search dvts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --subtrees 4 --expand 4 --output dvts.jsonl
+
+    Args:
+        policy: What writes the steps: a JSON file with the `url` and `model` of an OpenAI-compatible server.
+        model: The folder of a trained model, which scores them.
+        input: Records with `problem` and, where it is known, `answer`, one a line.
+        budget: Generated tokens of one problem, at most.
+        output: A tree a problem, with every step that was drawn, its score, and under `search` what was chosen.
+        subtrees: Independent beams of width 1.
+        expand: Next steps drawn in each of them.
+        max_steps: Rounds, at most.
+        choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
+        rule: From the scores of steps to that of a chain. By default what the model's labels call for.
+        seed: Draws are numbered from here.
+        at_once: Problems that advance together.
+        on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
+    """
+    from jprm.search.beam import DVTS
+
+    method = DVTS(subtrees, expand, max_steps)
+    _run(policy, model, input, output, method, on_error, rule, choose, budget, seed, at_once)
+
+
+@search.command(name="mcts")
+def mcts(
+    policy: PolicyFile,
+    model: Folder,
+    input: Problems,
+    budget: Budget,
+    output: Output,
+    simulations: int = 64,
+    expand: int = 4,
+    c_puct: float = 1.25,
+    rollouts: int = 0,
+    max_steps: int = 40,
+    choose: Choose = "best",
+    rule: Rule | None = None,
+    seed: int = 0,
+    at_once: int = 32,
+    on_error: OnError = "stop",
+) -> None:
+    """Monte Carlo tree search: PUCT decides where to go on, the model's score is the value of a leaf.
+
+    The same command continues one that was stopped.
+
+    For example:
+      jprm search mcts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --simulations 64 --expand 4 --rollouts 1 --output mcts.jsonl
+
+    Args:
+        policy: What writes the steps: a JSON file with the `url` and `model` of an OpenAI-compatible server.
+        model: The folder of a trained model, which scores them.
+        input: Records with `problem` and, where it is known, `answer`, one a line.
+        budget: Generated tokens of one problem, at most.
+        output: A tree a problem, with every step that was drawn, its score, and under `search` what was chosen.
+        simulations: Walks from the problem to a leaf, at most.
+        expand: Next steps drawn of every leaf that is visited.
+        c_puct: How much the search explores.
+        rollouts: Completions of every visited leaf; their mean score is its value instead, and they may be chosen.
+        max_steps: Steps of a chain, at most.
+        choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
+        rule: From the scores of steps to that of a chain. By default what the model's labels call for.
+        seed: Draws are numbered from here.
+        at_once: Problems that advance together.
+        on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
+    """
+    from jprm.search.mcts import MCTS
+
+    method = MCTS(simulations, expand, c_puct, rollouts, max_steps)
+    _run(policy, model, input, output, method, on_error, rule, choose, budget, seed, at_once)
+
+
+@search.command(name="refine")
+def refine(
+    policy: PolicyFile,
+    model: Folder,
+    input: Problems,
+    budget: Budget,
+    output: Output,
+    rounds: int = 8,
+    drafts: int = 1,
+    samples: int = 1,
+    choose: Choose = "best",
+    rule: Rule | None = None,
+    seed: int = 0,
+    at_once: int = 32,
+    on_error: OnError = "stop",
+) -> None:
+    """Iterative refinement: draw a chain again from its weakest step on, and keep the new one if it scores higher.
+
+    The same command continues one that was stopped.
+
+    For example:
+      jprm search refine --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --rounds 8 --drafts 4 --output refine.jsonl
+
+    Args:
+        policy: What writes the steps: a JSON file with the `url` and `model` of an OpenAI-compatible server.
+        model: The folder of a trained model, which scores them.
+        input: Records with `problem` and, where it is known, `answer`, one a line.
+        budget: Generated tokens of one problem, at most.
+        output: A tree a problem, with every step that was drawn, its score, and under `search` what was chosen.
+        rounds: How often a chain is drawn again, at most.
+        drafts: Chains drawn first, of which the best is refined.
+        samples: New endings drawn each time.
+        choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
+        rule: From the scores of steps to that of a chain. By default what the model's labels call for.
+        seed: Draws are numbered from here.
+        at_once: Problems that advance together.
+        on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
+    """
+    from jprm.search.refine import Refine
+
+    method = Refine(rounds, drafts, samples)
+    _run(policy, model, input, output, method, on_error, rule, choose, budget, seed, at_once)
+
+
 def _run(policy: Path, model: Path, input: Path, output: Path, method: Any, on_error: str, rule: str | None,
          choose: str, budget: int, seed: int, at_once: int) -> None:  # fmt: skip
     """Searches and says what was done."""
