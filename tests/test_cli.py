@@ -31,6 +31,7 @@ COMMANDS = [
     ["search", "dvts"],
     ["search", "mcts"],
     ["search", "refine"],
+    ["search", "filter"],
 ]
 
 

@@ -2,9 +2,10 @@
 
 import json
 import math
-import types
+import threading
 
 import pytest
+from stub_server import Server, reply
 from toy_policy import Markov
 from toy_search import Script
 
@@ -183,6 +184,41 @@ def test_the_command(method, folder, monkeypatch, capsys):
         assert report["rules"]["prod"]["best_of_n"]["value"][-1] == pytest.approx(sum(right) / 5)
 
 
+def test_a_beam_from_a_server(folder, monkeypatch, capsys):
+    """Two steps, of which the first is good for two seeds of three, through the policy's own file and HTTP."""
+
+    def arithmetic(number, body):
+        first = body["prompt"].count("\n\n") == 1
+        if first:
+            return reply("good so\n\n" if body["seed"] % 3 else "bad so\n\n", tokens=2, stop_reason="\n\n")
+        return reply(f"good. The answer is {1 if 'good' in body['prompt'] else 0}", tokens=5, stop_reason=None)
+
+    server = Server(arithmetic)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
+    (folder / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "retries": 0}))
+    args = [
+        "search",
+        "beam",
+        "--policy",
+        str(folder / "policy.json"),
+        "--model",
+        "run",
+        "--width",
+        "1",
+        "--expand",
+        "3",
+    ]
+    args += ["--input", str(folder / "problems.jsonl"), "--output", str(folder / "out.jsonl"), "--budget", "100"]
+    try:
+        assert cli.main(args) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "problems: 5, chosen: 5, correct: 5, policy_tokens: 105" in capsys.readouterr().out  # 3 * 2 + 3 * 5 each
+    assert len(server.requests) == 5 * 6
+
+
 def test_the_command_refuses_in_a_line(folder, monkeypatch, capsys):
     write_policy(monkeypatch, Markov())
     args = ["search", "beam", "--policy", "p.json", "--model", "run", "--output", str(folder / "out.jsonl")]
@@ -192,25 +228,3 @@ def test_the_command_refuses_in_a_line(folder, monkeypatch, capsys):
     assert "error: width is 0" in capsys.readouterr().err
     assert cli.main([*args, "--input", str(folder / "none.jsonl"), "--budget", "9"]) == 2
     assert "none.jsonl: No such file" in capsys.readouterr().err
-
-
-def test_rescoring_is_the_model_and_counts_its_tokens():
-    """Every path once more for every new step: what the cached scorer saves."""
-    layout = types.SimpleNamespace(problem=lambda text: [1] * 5, step=lambda text, number: [ord(text[0])] * 3)
-    scorer = Rescorer(types.SimpleNamespace(layout=layout, score_many=Many().score_many))
-    one, two = scorer.open(["p", "q"])
-    (a, b), scores = scorer.extend([one, two], ["a", "b"])
-    assert scores.tolist() == [1, 1] and scorer.tokens == 16
-    _, scores = scorer.extend([a, a, one, b], ["c", "d", "e", "f"])
-    assert scores.tolist() == [2, 2, 1, 2]  # p: a with c and d, and e: 5 + 4 * 3 tokens; q: b with f: 5 + 2 * 3
-    assert scorer.tokens == 16 + 17 + 11
-
-
-class Many:
-    def score_many(self, records):
-        """A step's depth as its score."""
-        for record in records:
-            depth = []
-            for node in record["nodes"]:
-                depth.append(1 if node["parent"] < 0 else depth[node["parent"]] + 1)
-            yield record | {"nodes": [n | {"score": d} for n, d in zip(record["nodes"], depth, strict=True)]}

@@ -142,7 +142,9 @@ app.command(
     evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
 )
 app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
-app.command(search, name="search", help="Find a chain for each problem: best-of-n, beam, dvts, mcts or refine.")
+app.command(
+    search, name="search", help="Find a chain for each problem: best-of-n, beam, dvts, mcts or refine; and filter them."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

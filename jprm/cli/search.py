@@ -246,6 +246,35 @@ def refine(
     _run(policy, model, input, output, method, on_error, rule, choose, budget, seed, at_once)
 
 
+@search.command(name="filter")
+def conformal_filter(
+    input: Annotated[Path, arg(metavar="RESULTS.jsonl")],
+    calibration: Annotated[Path, arg(metavar="KNOWN.jsonl")],
+    output: Output,
+    error_rate: float,
+    confidence: float = 0.9,
+) -> None:
+    """Accept the results of a search, or abstain, so that a stated share of the accepted answers at most is wrong.
+
+    The threshold on the score of the chosen chain comes from results on other problems, whose answers are known. The
+    promise holds for problems like those, searched in the same way. Where no threshold keeps it, nothing is accepted.
+
+    For example:
+      jprm search filter --input best.jsonl --calibration known.jsonl --error-rate 0.1 --output accepted.jsonl
+
+    Args:
+        input: What `jprm search` wrote.
+        calibration: What the same search wrote for problems with answers, none of which is in the input.
+        output: The records of the input, with `accepted` under `search`.
+        error_rate: The share of accepted answers that may be wrong.
+        confidence: The share of calibration sets for which that holds.
+    """
+    from jprm.search.conformal_filter import filter_file
+
+    counts = filter_file(input, calibration, output, error_rate, confidence)
+    print(f"{output}: written. " + ", ".join(f"{name}: {count}" for name, count in counts.items()))
+
+
 def _run(policy: Path, model: Path, input: Path, output: Path, method: Any, on_error: str, rule: str | None,
          choose: str, budget: int, seed: int, at_once: int) -> None:  # fmt: skip
     """Searches and says what was done."""

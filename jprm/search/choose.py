@@ -82,7 +82,10 @@ class Result:
 
 
 def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | None]) -> Result:
-    """The result among the finished draws within the budget; `answer_of` their last nodes."""
+    """The result among the finished draws within the budget; `answer_of` their last nodes.
+
+    Votes count answers as the same where `jprm.answers.canonical_answer` does, as the evaluation of votes does.
+    """
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:
         return Result(None, reason=_why_none(tree))
@@ -143,7 +146,8 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
         return None
     answer_of = answers(tree)
     result = choose(tree, rule, how, answer_of)
-    correct_of = {node: correct(tree, answer) for node, answer in answer_of.items()}
+    judged = {answer: correct(tree, answer) for answer in set(answer_of.values())}
+    correct_of = {node: judged[answer] for node, answer in answer_of.items()}
     scores = [round(score, 7) if math.isfinite(score) else None for score in tree.score]
     drawn = [i for i, draw in enumerate(tree.draws) if draw.end >= 0]  # an empty chain has no place in a record
     out: dict[str, Any] = {"problem": tree.problem.text}

@@ -88,8 +88,9 @@ def search(
     A draw that fails is counted in its tree and the rest goes on.
 
     Raises:
-      PolicyError: a round in which every draw of every problem failed: the policy is down. Where one problem is left
-        and others were answered, the fault may be its own, and its search ends instead.
+      PolicyError: a round in which every draw of every problem failed: the policy is down. Where one is left of those
+        that started together, or at most half, and the policy has answered before, the fault may be their own (a prefix
+        that has grown too long), and it counts as theirs.
     """
     numbered = enumerate(problems)
     answered = [False]  # whether the policy ever was
@@ -107,7 +108,7 @@ def search(
             running = [run for run in running if not run.tree.ended]
             if not running:
                 break
-            drawn = _draw(running, policy, config.seed, answered)
+            drawn = _draw(running, policy, config.seed, answered, few=max(1, len(chunk) // 2))
             _score([run.tree for run in running], scorer)
             ended = _advance(running, lambda run, drawn=drawn: run.steps.send(drawn[run.index]))
             for run in running:
@@ -135,9 +136,10 @@ def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]
     """The asks, less the draws that the budget has no room for, and whether any were cut."""
     share, kept = 1.0, []
     for ask in asks:
-        room = share * tree.affordable(ask.until)
+        all_of_it = tree.affordable(ask.until)
+        room = all_of_it if all_of_it == math.inf else share * all_of_it
         n = ask.n if room >= ask.n else math.floor(room + 1e-9)
-        share -= n / tree.affordable(ask.until) if n else 0.0
+        share -= n / all_of_it if n else 0.0
         kept.append(dataclasses.replace(ask, n=n))
         if n < ask.n:
             kept += [dataclasses.replace(rest, n=0) for rest in asks[len(kept) :]]
@@ -145,7 +147,9 @@ def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]
     return kept, False
 
 
-def _draw(running: list[_Running], policy: Policy, seed: int, answered: list[bool]) -> dict[int, list[list[Draw]]]:
+def _draw(
+    running: list[_Running], policy: Policy, seed: int, answered: list[bool], few: int
+) -> dict[int, list[list[Draw]]]:
     """Samples for all asks, in the trees; for each problem the draws that its method may use."""
     calls = collections.defaultdict(list)  # asks with one n and one number of the first draw are one call
     for run in running:
@@ -160,7 +164,7 @@ def _draw(running: list[_Running], policy: Policy, seed: int, answered: list[boo
         samples |= {(run.index, place): each for (run, place, _), each in zip(members, drawn, strict=True)}
     failed = [sample.error for each in samples.values() for sample in each if sample.finish_reason == "error"]
     down = len(failed) == sum(map(len, samples.values()))
-    if down and (len(running) > 1 or not answered[0]):
+    if down and (len(running) > few or not answered[0]):
         raise PolicyError(
             f"policy {policy.name} failed at all {len(failed)} draws of a round (problems: {len(running)}): "
             f"{failed[-1]}. See that it answers and try again; what `jprm search` had drawn before is kept"
@@ -186,6 +190,7 @@ def _score(trees: list[GrowingTree], scorer: LiveScorer) -> None:
         parents = [tree.root_handle if (i := tree.parent[node]) < 0 else tree.handle[i] for tree, node in new]
         ready = [(*item, parent) for item, parent in zip(new, parents, strict=True) if parent is not None]
         new = [item for item, parent in zip(new, parents, strict=True) if parent is None]
+        assert ready, "a method asked for draws below a node that it had released"
         handles, score_P = scorer.extend([p for _, _, p in ready], [tree.text[node] for tree, node, _ in ready])
         for (tree, node, _), handle, score in zip(ready, handles, score_P, strict=True):
             tree.handle[node], tree.score[node] = handle, float(score)

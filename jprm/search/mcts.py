@@ -110,7 +110,7 @@ class _State:
     def descend(self, c_puct: float) -> list[int]:
         """The walk from the problem to a node without children, the first of equals at every turn."""
         path, node = [], ROOT
-        while node in self.children and (self.children[node] or node == ROOT):
+        while self.children.get(node):
             actions = [child for child in self.children[node] if child not in self.closed]
             visits_A = np.array([self.visits[child] for child in actions])
             value_A = [self.total[a] / n if n else self.value[a] for a, n in zip(actions, visits_A, strict=True)]
