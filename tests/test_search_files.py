@@ -15,6 +15,7 @@ from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.jsonl import read_records, write_records
 from jprm.label.rollouts import PolicyError
 from jprm.policy import load as policies
+from jprm.search import scorer as scorers
 from jprm.search.beam import Beam
 from jprm.search.best_of_n import BestOfN
 from jprm.search.files import search_file
@@ -151,9 +152,14 @@ def test_a_server_that_goes_down_loses_nothing(folder):
     assert whole.sampled - policy.sampled == 60
 
 
-def write_policy(monkeypatch, policy, prm=None):
+def load_good(monkeypatch):
+    monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
+    monkeypatch.setattr(scorers, "live_scorer", Rescorer)
+
+
+def write_policy(monkeypatch, policy):
     monkeypatch.setattr(policies, "load_policy", lambda path: policy)
-    monkeypatch.setattr(jprm, "load", lambda folder: prm or Good(), raising=False)
+    load_good(monkeypatch)
 
 
 METHODS = {
@@ -195,19 +201,19 @@ def test_a_beam_from_a_server(folder, monkeypatch, capsys):
 
     server = Server(arithmetic)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
-    (folder / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "retries": 0}))
+    load_good(monkeypatch)
+    (folder / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "backoff_s": 0.05}))
     args = [
         "search",
         "beam",
-        "--policy",
-        str(folder / "policy.json"),
-        "--model",
-        "run",
         "--width",
         "1",
         "--expand",
         "3",
+        "--policy",
+        str(folder / "policy.json"),
+        "--model",
+        "run",
     ]
     args += ["--input", str(folder / "problems.jsonl"), "--output", str(folder / "out.jsonl"), "--budget", "100"]
     try:
@@ -216,7 +222,8 @@ def test_a_beam_from_a_server(folder, monkeypatch, capsys):
         server.shutdown()
         server.server_close()
     assert "problems: 5, chosen: 5, correct: 5, policy_tokens: 105" in capsys.readouterr().out  # 3 * 2 + 3 * 5 each
-    assert len(server.requests) == 5 * 6
+    # An attempt that finds the server's queue full is made again: the same prompt and seed.
+    assert len({(body["prompt"], body["seed"]) for _, body in server.requests}) == 5 * 6
 
 
 def test_the_command_refuses_in_a_line(folder, monkeypatch, capsys):

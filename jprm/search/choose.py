@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import equivalent, extract_answer
+from jprm.evaluate.scored import padded
 from jprm.evaluate.votes import answer_classes
-from jprm.score.aggregate import rank_keys
+from jprm.score.aggregate import host_rank_keys
 from jprm.search.growing import Draw, GrowingTree
 
 _PROBABILITIES = ("prod", "mean_log", "sum_log_odds")
@@ -28,26 +29,21 @@ def chain_scores(
       ValueError: a score outside [0, 1] under a rule that multiplies probabilities.
     """
     paths = [[tree.score[i] for i in tree.path(node)] for node in nodes]
-    # Powers of two, and none below 16: the jitted rules are compiled for few shapes.
-    score_BP = np.zeros([_power(n) for n in (len(paths), max(map(len, paths), default=1))], np.float32)
-    mask_BP = np.zeros(score_BP.shape, bool)
-    for b, path in enumerate(paths):
-        score_BP[b, : len(path)] = path
-        mask_BP[b, : len(path)] = True
+    score_BP, mask_BP = padded([np.array(path) for path in paths])
     known_B = np.isfinite(score_BP).all(1)
     if rule in _PROBABILITIES and ((score_BP < 0) | (score_BP > 1)).any():
         raise ValueError(
             f"rule {rule!r} wants probabilities, and a step's score lies outside [0, 1]: use 'min' or 'last'"
         )
     score_BP[~known_B] = 0
-    key_B = np.asarray(rank_keys(score_BP, mask_BP)[rule], float)
+    key_B = host_rank_keys(score_BP, mask_BP)[rule].astype(float)
     value_B = key_B
     if rule in ("prod", "mean_log"):  # whose keys are logarithms
         value_B = np.exp(key_B)
     if rule == "sum_log_odds":
         value_B = 1 / (1 + np.exp(-key_B))
     known_B &= mask_BP.any(1)
-    return tuple(np.where(known_B, x_B, np.nan)[: len(paths)] for x_B in (value_B, key_B))
+    return np.where(known_B, value_B, np.nan), np.where(known_B, key_B, np.nan)
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
@@ -124,10 +120,6 @@ def _why_none(tree: GrowingTree) -> str:
     if tree.ended == "budget":
         return f"no chain finished within the budget of {tree.budget} tokens"
     return "no chain finished" + (f"; the policy failed {tree.failed} times: {tree.error}" if tree.failed else "")
-
-
-def _power(n: int) -> int:
-    return 1 << max(15, n - 1).bit_length()
 
 
 def answers(tree: GrowingTree) -> dict[int, str | None]:

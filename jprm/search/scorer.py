@@ -37,6 +37,18 @@ class LiveScorer(Protocol):
         ...
 
 
+def live_scorer(prm: Any) -> LiveScorer:
+    """The scorer that computes every token once; `Rescorer`, with the same scores, for what has no such cache."""
+    try:
+        from jprm.score.live import LiveTrees
+    except ModuleNotFoundError:
+        return Rescorer(prm)
+    try:
+        return LiveTrees(prm)
+    except NotImplementedError:
+        return Rescorer(prm)
+
+
 class Rescorer:
     """A `LiveScorer` over anything that scores whole trees: the path to every new step is computed again.
 
