@@ -49,7 +49,7 @@ class GrowingTree:
       failed, error: draws that the policy marked as errors, and the last reason.
       spent, overspent: generated tokens of the draws within and over the budget.
       notes: what a method has to say about a node, for the record.
-      ended: why the search ended: `done`, `budget`, or what the method returned.
+      ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
     """
 
     def __init__(self, problem: Problem, handle: int, budget: int | None):
