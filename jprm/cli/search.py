@@ -81,7 +81,8 @@ def beam(
 ) -> None:
     """Step beam search: draw next steps, score them, go on from the best `width`.
 
-    The same command continues one that was stopped.
+    It draws about width * expand times the tokens of one chain. A budget that ends before a chain is finished leaves a
+    tree without a result, which says so. The same command continues one that was stopped.
 
     For example:
       jprm search beam --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --width 4 \\
@@ -125,7 +126,8 @@ def dvts(
 ) -> None:
     """DVTS (diverse verifier tree search): independent subtrees, each going on from the best of its own next steps.
 
-    The same command continues one that was stopped.
+    It draws about subtrees * expand times the tokens of one chain. A budget that ends before a chain is finished leaves
+    a tree without a result, which says so. The same command continues one that was stopped.
 
     For example:
       jprm search dvts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
