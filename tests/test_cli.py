@@ -27,6 +27,13 @@ COMMANDS = [
     ["label", "verify"],
     ["label", "teacher"],
     ["label", "consensus"],
+    ["search"],
+    ["search", "best-of-n"],
+    ["search", "beam"],
+    ["search", "dvts"],
+    ["search", "mcts"],
+    ["search", "refine"],
+    ["search", "filter"],
 ]
 
 

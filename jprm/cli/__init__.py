@@ -20,6 +20,7 @@ import jprm
 from jprm.cli.arguments import Adapter, Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
+from jprm.cli.search import search
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
 
@@ -153,6 +154,9 @@ app.command(
     evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
 )
 app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
+app.command(
+    search, name="search", help="Find a chain for each problem: best-of-n, beam, dvts, mcts or refine; and filter them."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
