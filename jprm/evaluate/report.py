@@ -33,12 +33,17 @@ def print_processbench(report: Mapping[str, Any], console: Console | None = None
         rows = {
             f"{name}, n = {file['n']}": file,
             f"  tuned on {tuned['calibrated_on']}{note}": tuned,
+            "  cross-fitted": file["cross_fit"],
+            "  oracle (best threshold in sample)": file["upper_bound"],
             **{f"  {_words(key)}": value for key, value in file["baselines"].items()},
         }
         for label, row in rows.items():
-            f1 = _interval(row["f1"], row["f1_low"], row["f1_high"])
-            accuracies = (_percent(row[key]) for key in ("error_accuracy", "correct_accuracy"))
-            table.add_row(label, f1, *accuracies, "" if row["threshold"] is None else f"{row['threshold']:.4g}")
+            if row is None:  # too few problems to cross-fit
+                continue
+            f1 = _interval(*(row.get(key) for key in ("f1", "f1_low", "f1_high")))
+            accuracies = (_percent(row.get(key)) for key in ("error_accuracy", "correct_accuracy"))
+            threshold = row.get("threshold")
+            table.add_row(label, f1, *accuracies, "" if threshold is None else f"{threshold:.4g}")
         table.add_section()
     (console or _console()).print(table)
 
