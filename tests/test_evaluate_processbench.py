@@ -192,12 +192,12 @@ def test_average_f1_is_the_mean_of_the_files_with_intervals_that_cover_it():
         files[name] = [
             record(int(e), s.tolist()) | {"problem": p} for p, e, s in zip(problems, error, scores, strict=True)
         ]
-    report, found = pb.processbench_report(files, "a", seed=0), pb.average_f1(files, "a", seed=0)
+    report, found = pb.processbench_report(files, "a", seed=0), pb.average_f1(files, "a", seed=0, files="ab")
     for kind, of in [("half", lambda f: f), ("tuned", lambda f: f["tuned"]), ("cross_fit", lambda f: f["cross_fit"])]:
         assert found[kind]["value"] == pytest.approx(np.mean([of(report[name])["f1"] for name in "ab"]))
         assert found[kind]["low"] < found[kind]["value"] < found[kind]["high"]
     # Of two independent files the mean's interval is narrower than either's, by about the square root of two.
     widths = [report[name]["f1_high"] - report[name]["f1_low"] for name in "ab"]
     assert found["half"]["high"] - found["half"]["low"] < 0.85 * max(widths)
-    few = pb.average_f1({"a": files["a"], "b": files["b"][:3]}, "a", seed=0)
+    few = pb.average_f1({"a": files["a"], "b": files["b"][:3]}, "a", seed=0, files="ab")
     assert few["cross_fit"] is None and few["half"] is not None

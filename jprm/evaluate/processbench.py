@@ -155,17 +155,25 @@ def processbench_report(
 
 
 def average_f1(
-    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int
+    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int, files: Sequence[str]
 ) -> dict[str, Any]:
-    """The published headline, the unweighted mean of the files' F1: at 0.5, `tuned` on `calibration` and `cross_fit`.
+    """The published headline, the unweighted mean of the F1 of `files`: at 0.5, `tuned` on `calibration`, `cross_fit`.
 
     Each is `{"value", "low", "high"}`; problems are resampled within each file. None where a file has no such figure.
     """
     drawn = f1_draws(records_by_file, calibration, seed)
     return {
-        kind: None if any(x is None for x in by_file.values()) else _average(list(by_file.values())).json()
+        kind: None if any(by_file[name] is None for name in files) else Interval(value, *percentiles(drawn_R)).json()
         for kind, by_file in drawn.items()
+        for value, drawn_R in [average_draws(by_file, files)]
     }
+
+
+def average_draws(by_file: Mapping[str, Any], files: Sequence[str]) -> tuple[Any, Any]:
+    """The mean over `files` of one kind of `f1_draws`, and its draws; None where a file has none."""
+    if any(by_file[name] is None for name in files):
+        return None, None
+    return np.mean([by_file[name][0] for name in files]), np.mean([by_file[name][1] for name in files], 0)
 
 
 def f1_draws(
@@ -191,11 +199,6 @@ def f1_draws(
         fitted = _cross_fitted(file, seed)
         found["cross_fit"][name] = None if fitted is None else drawn(fitted[0])
     return found
-
-
-def _average(by_file: Sequence[tuple[Any, np.ndarray]]) -> Interval:
-    values, drawn = zip(*by_file, strict=True)
-    return Interval(np.mean(values), *percentiles(np.mean(drawn, 0)))
 
 
 def _cross_fitted(file: Mapping[str, Any], seed: int):
