@@ -20,6 +20,7 @@ import jprm
 from jprm.cli.arguments import Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
+from jprm.cli.report import report
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
 
@@ -99,6 +100,7 @@ def score(
     input: Annotated[Path, arg(metavar="F.jsonl")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
     on_error: OnError = "stop",
+    calibrated: FlagCreatePairsOff[bool] = False,
 ) -> None:
     """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
 
@@ -110,10 +112,11 @@ def score(
         input: Records to score, one a line.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        calibrated: Map scores to probabilities as `jprm eval calibration --store` found; refused where it was not run.
     """
     from jprm.score.files import score_file
 
-    print(score_file(model, input, output, on_error=on_error))
+    print(score_file(model, input, output, on_error=on_error, calibrated=calibrated))
 
 
 @app.command
@@ -138,8 +141,11 @@ def convert(
 
 
 app.command(
-    evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
+    evaluation,
+    name="eval",
+    help="Say how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n.",
 )
+app.command(report)
 app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
 
 
