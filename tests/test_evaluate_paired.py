@@ -71,7 +71,7 @@ def pools(seed, quality, n=60, size=12):
 
 
 def test_rules_and_models_are_compared_on_the_same_problems():
-    good, bad = pools(0, 2.0), pools(0, 0.0)
+    good, bad = pools(0, 2.0, 300), pools(0, 0.0, 300)
     report = best_of_n_report(good, seed=0, trials=20)
     found = {(row["a"], row["b"]): row for row in report["paired"]}
     assert len(found) == 7 * 6 / 2 + 7
@@ -80,7 +80,8 @@ def test_rules_and_models_are_compared_on_the_same_problems():
     for n, value in zip(row["n"], row["value"], strict=True):
         curves = (report["rules"][rule]["best_of_n"]["value"][n - 1] for rule in ("prod", "max"))
         assert value == pytest.approx(next(curves) - next(curves), abs=1e-12)
-    assert row["low"][0] == row["high"][0] == 0 and row["better"][0] == 0.5  # the best of one is any one
+    # The best of one is any one, whatever chose it; 1e-6 is far above the rounding of the two sums.
+    assert max(abs(row["low"][0]), abs(row["high"][0])) < 1e-6 and row["better"][0] == 0.5
     assert row["better"][-1] > 0.9 and row["value"][-1] > 0  # three steps say more than the highest alone
 
     curves = [chosen_curves(pools_of(records)) for records in (good, bad)]

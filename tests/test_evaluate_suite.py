@@ -89,7 +89,7 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
     calls.clear()
     monkeypatch.setattr(scorer.PRM, "score_trees", lambda self, trees: calls.append(1) or whole_scores(self, trees))
     results = suites.run_suite(tiny_run.folder, suite, tmp_path)
-    assert len(calls) == 2
+    assert len(calls) == 3  # the third and the fourth file, and the edits
     assert json.loads(json.dumps(results)) == suites.read_results(done)
 
 

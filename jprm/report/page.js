@@ -15,14 +15,19 @@
     item.w = some ? wrong : item.o === null ? null : !item.o;
   }
 
-  // How convincing: the lowest score, which an error should have brought down; of a tree, whose branches are not one
-  // chain, the highest score of a wrong step.
+  // How convincing: the lowest score, which an error should have brought down; of a tree the most convincing of the
+  // chains that end in a wrong step. Nodes come depth first, so `path` holds the lowest score above each depth.
   const lowest = (scores) => scores.reduce((a, b) => Math.min(a, b), 1);
   function convincing(item, m) {
     const scores = item.c[m];
     if (!item.d) return scores.length ? lowest(scores) : 0;
     let top = 0;
-    item.l.forEach((label, i) => { if (label !== null && label < 0.5) top = Math.max(top, scores[i]); });
+    const path = [];
+    item.l.forEach((label, i) => {
+      const depth = item.d[i];
+      path[depth] = depth ? Math.min(path[depth - 1], scores[i]) : scores[i];
+      if (label !== null && label < 0.5) top = Math.max(top, path[depth]);
+    });
     return top;
   }
   const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);

@@ -323,7 +323,9 @@ def _table(
     own: Sequence[int] = (),
     text: int | None = None,
 ) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    head = "".join(
+        f'<th scope="col"{" class=text" if text == j else ""}>{escape(column)}</th>' for j, column in enumerate(columns)
+    )
     body = []
     for i, row in enumerate(rows):
         cells = [f'<th scope="row">{escape(row[0])}</th>']

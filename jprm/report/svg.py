@@ -114,7 +114,7 @@ def reliability(title: str, description: str, named: Mapping[str, Mapping[str, A
 
 def heat_map(title: str, description: str, panels: Mapping[str, Sequence[Sequence[int]]]) -> str:
     """For each panel the counts [bin of score][step]: a column is a step, its cells share out the column's steps."""
-    cell, gap, left, top = 22, 34, LEFT, 30
+    cell, gap, left, top = 22, 34, LEFT, 42
     columns = max(len(rows[0]) for rows in panels.values())
     bins = len(next(iter(panels.values())))
     width = left + len(panels) * (columns * cell + gap)
@@ -124,19 +124,21 @@ def heat_map(title: str, description: str, panels: Mapping[str, Sequence[Sequenc
     for panel, (name, rows) in enumerate(panels.items()):
         start = left + panel * (columns * cell + gap)
         total = [sum(column) for column in zip(*rows, strict=True)]
+        shares = [[count / n if n else 0.0 for count, n in zip(row, total, strict=True)] for row in rows]
+        darkest = max(map(max, shares)) or 1.0
         body.append(_text(start, top - 10, f"{name} ({sum(total)})", "start"))
         kind = "right" if panel == 0 else "wrong"
         for b, row in enumerate(rows):
             for j, count in enumerate(row):
-                share = count / total[j] if total[j] else 0
                 x, y = start + j * cell, top + (bins - 1 - b) * cell
                 note = f"step {j + 1}, score {b / bins:g} to {(b + 1) / bins:g}: {count} of {total[j]}"
+                dark = 0.04 + 0.96 * shares[b][j] / darkest if total[j] else 0
                 body.append(
                     f'<rect class="{kind}" x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}"'
-                    f' fill-opacity="{0.04 + 0.96 * share if total[j] else 0:.3f}"><title>{note}</title></rect>'
+                    f' fill-opacity="{dark:.3f}"><title>{note}</title></rect>'
                 )
         for j in range(columns):
-            label = f"{j + 1}+" if j == columns - 1 else str(j + 1)
+            label = f"{j + 1}+" if j == columns - 1 else str(j + 1) if j < columns - 2 else ""
             body.append(_text(start + j * cell + cell / 2, top + bins * cell + 16, label, "middle"))
     body.append(_text(4, 12, "score", "start") + _text(width / 2, top + bins * cell + 34, "step", "middle"))
     return _svg(title, description, width, top + bins * cell + 40, body)

@@ -7,8 +7,8 @@ from typing import Any
 
 from jprm.score.aggregate import DEFAULT_RULE
 
-SURE = 0.975
-"""A difference is called decided where one side is ahead in this share of the draws, or its interval is clear of 0."""
+SCORERS = ("mean", "last", "mean log")
+"""Rules under which a slope against length is the scorer's; a product, a sum or an extreme has one by construction."""
 
 
 def percent(value: float | None) -> str:
@@ -59,15 +59,24 @@ def sentences(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f" baseline, {_words(best)}, has {interval(base)}. The intervals are {'apart' if clear else 'not apart'}.",
         )
     if "prmbench" in results:
-        found, base = results["prmbench"]["prm_score"], results["prmbench"]["baselines"]["coin"]["prm_score"]
-        clear = found["low"] is not None and base is not None and found["low"] > base
+        found = results["prmbench"]["prm_score"]
+        base = max(row["prm_score"] or 0.0 for row in results["prmbench"]["baselines"].values())
+        kind, where = _against(found, base)
         yield (
-            "good" if clear else "bad",
-            f"PRMScore on PRMBench is {interval(found)}; a coin has {percent(base)}.",
+            kind,
+            f"PRMScore on PRMBench is {interval(found)}; the best verdict that looks at nothing has {percent(base)},"
+            f" which is {where} the interval.",
         )
     if "calibration" in results:
         yield _calibration(results["calibration"])
     yield _diagnostics(results["diagnostics"])
+
+
+def _against(figure: Mapping[str, Any], base: float) -> tuple[str, str]:
+    """(`good`, `bad` or `open`, where a baseline lies): below, above or inside the interval of a figure."""
+    if figure["low"] is None or figure["low"] <= base <= figure["high"]:
+        return "open", "inside"
+    return ("good", "below") if figure["low"] > base else ("bad", "above")
 
 
 def _processbench(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -82,12 +91,12 @@ def _processbench(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield "open", f"ProcessBench {name}: too few problems to tune a threshold off the chains it judges."
                 continue
             use, how = file["cross_fit"], "with a cross-fitted threshold"
-        clear = use["f1_low"] is not None and use["f1_low"] > (base["f1"] or 0)
         figure = {"value": use["f1"], "low": use["f1_low"], "high": use["f1_high"]}
+        kind, where = _against(figure, base["f1"] or 0.0)
         yield (
-            "good" if clear else "bad",
+            kind,
             f"ProcessBench {name}: F1 {interval(figure)} {how}; {percent(file['f1'])} at 0.5. The best trivial baseline"
-            f" ({best}) has {percent(base['f1'])}, which is {'below' if clear else 'not below'} the interval.",
+            f" ({best}) has {percent(base['f1'])}, which is {where} the interval.",
         )
 
 
@@ -128,9 +137,14 @@ def _calibration(report: Mapping[str, Any]) -> tuple[str, str]:
 
 def _diagnostics(report: Mapping[str, Any]) -> tuple[str, str]:
     found = [name for name, row in rows_of(report) if row.get("finding")]
+    of_rule = [name for name in found if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
+    found = [name for name in found if name not in of_rule]
     missing = [name for name, row in rows_of(report) if "not_computed" in row]
     said = f"Diagnostics: {len(found)} finding{'' if len(found) == 1 else 's'}"
     said += f" ({'; '.join(found)})." if found else "."
+    if of_rule:
+        rules = ", ".join(name.rsplit(", ", 1)[1] for name in of_rule)
+        said += f" Chains score by their length under {rules}, which such rules do whatever the scorer."
     if missing:
         said += f" Not computed: {'; '.join(missing)}."
     return "bad" if found else "open" if missing or not report else "good", said
