@@ -159,7 +159,11 @@ app.command(
     help="Say how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n.",
 )
 app.command(report)
-app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
+app.command(
+    label,
+    name="label",
+    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus.",
+)
 app.command(
     search, name="search", help="Find a chain for each problem: best-of-n, beam, dvts, mcts or refine; and filter them."
 )

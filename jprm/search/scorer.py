@@ -39,10 +39,8 @@ class LiveScorer(Protocol):
 
 def live_scorer(prm: Any) -> LiveScorer:
     """The scorer that computes every token once; `Rescorer`, with the same scores, for what has no such cache."""
-    try:
-        from jprm.score.live import LiveTrees
-    except ModuleNotFoundError:
-        return Rescorer(prm)
+    from jprm.score.live import LiveTrees
+
     try:
         return LiveTrees(prm)
     except NotImplementedError:
