@@ -19,6 +19,7 @@ setuptools.setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
+    package_data={"jprm.report": ["page.css", "page.js"]},
     python_requires=">=3.11",
     install_requires=[
         "array-record>=0.8.6",
@@ -38,6 +39,7 @@ setuptools.setup(
         "safetensors>=0.8.0",
         "scipy>=1.17.1",
         "sentencepiece>=0.2.3",
+        "sympy>=1.14.0",
         "tensorflow-datasets>=4.9.10",
         "tokenizers>=0.23.3",
         "tyro>=1.0.17",

@@ -17,6 +17,7 @@ import jax
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import MeshConfig
 from jprm.token_tree import Supervise
+from jprm.train.lora import LoraConfig
 from jprm.train.losses import LOSSES
 from jprm.train.optimizer import OptimizerConfig
 from jprm.train.targets import TargetConfig
@@ -70,6 +71,7 @@ class Experiment:
     optimizer: OptimizerConfig
     steps: int
     base: str = ""
+    lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
     mesh: MeshConfig = MeshConfig()
     seed: int = 0
     log_every: int = 10

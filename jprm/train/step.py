@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Scalar
 from jprm.model.config import ModelConfig
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
+from jprm.train.lora import NO_LORA, LoraConfig, merge
 from jprm.train.losses import LOSSES, judged
 from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule
 from jprm.train.targets import TargetConfig, targets
@@ -57,7 +58,12 @@ class Metrics:
 
 
 def make_step(
-    model: ModelConfig, target: TargetConfig, loss: str, optimizer: OptimizerConfig, steps: int
+    model: ModelConfig,
+    target: TargetConfig,
+    loss: str,
+    optimizer: OptimizerConfig,
+    steps: int,
+    lora: LoraConfig = NO_LORA,
 ) -> Callable[[State, Rows], tuple[State, Metrics]]:
     """The step for rows of shape (A, B, ...): A micro-batches of B rows, whose gradients are summed before the update.
 
@@ -73,7 +79,7 @@ def make_step(
     tx, rate = make_optimizer(optimizer, steps), schedule(optimizer, steps)
 
     def objective(trained, frozen, rows):
-        logit_BSC = step_logits(join(trained, frozen), model, rows)
+        logit_BSC = step_logits(merge(join(trained, frozen), lora), model, rows)
         target_BS, weight_BS = targets(rows, target)
         total = loss_sum(logit_BSC, target_BS, weight_BS)
         return total, _metrics(*judged(model.head, logit_BSC, target_BS), weight_BS, rows, total)
