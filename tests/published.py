@@ -260,7 +260,7 @@ def head_tensors(case, seed=0):
     rng = np.random.default_rng(seed)
     shapes = [(len(case.rows), WIDTH), (len(case.rows),), (WIDTH, WIDTH), (WIDTH,)]
     return {
-        name: (rng.normal(size=shape) * 0.5).astype(np.float32) for name, shape in zip(case.head, shapes, strict=False)
+        name: (rng.normal(size=shape) * 0.2).astype(np.float32) for name, shape in zip(case.head, shapes, strict=False)
     }
 
 
