@@ -16,7 +16,9 @@ from jprm.adapters import load as loading
 from jprm.adapters import record
 from jprm.adapters.layout import TemplateLayout, token_ids
 from jprm.adapters.peft import Merged
-from jprm.adapters.published import PUBLISHED
+from jprm.adapters.published import PUBLISHED, SIGNS
+from jprm.checkpoints.export import LABELS
+from jprm.layout import NativeLayout
 from jprm.model.sharding import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.tokenizer import JsonTokenizer
@@ -203,6 +205,17 @@ def test_every_record_is_json(tmp_path):
         assert record.read(tmp_path / "a.json") == a == dataclasses.replace(a)
         assert name == a.name
     assert len({a.digest for a in PUBLISHED.values()}) == len(PUBLISHED)
+
+
+def test_what_jprm_exports_is_read_as_jprm_lays_it_out():
+    for name, head in (("jprm", "binary"), ("jprm-ternary", "ternary")):
+        labels = LABELS[head]
+        assert PUBLISHED[name].channels == labels and set(PUBLISHED[name].score) == set(labels[1:])
+        assert dict((sign.label, other) for other, sign in SIGNS if sign.label)[labels[0]] == name
+    own = tokenizer(pieces_tokenizer)
+    native, layout = NativeLayout(own), TemplateLayout(own, PUBLISHED["jprm"], {})
+    assert native.problem(PROBLEM) == layout.problem(PROBLEM)
+    assert [native.step(step, i) for i, step in enumerate(STEPS)] == [layout.step(s, i) for i, s in enumerate(STEPS)]
 
 
 MINE = {
