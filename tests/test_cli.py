@@ -24,6 +24,8 @@ COMMANDS = [
     ["label"],
     ["label", "mc"],
     ["label", "omega"],
+    ["label", "verify"],
+    ["label", "teacher"],
     ["label", "consensus"],
 ]
 
@@ -119,9 +121,9 @@ def test_train_loads_the_experiment_with_its_overrides(library):
 def test_convert_hands_everything_on(library, capsys):
     calls = []
     library("jprm.checkpoints.export", export=lambda *args, **kwargs: calls.append((args, kwargs)) or args[1])
-    assert cli.main("convert run out --dtype bfloat16".split()) == 0
-    assert calls == [((Path("run"), Path("out")), {"dtype": "bfloat16"})]
-    assert capsys.readouterr().out == "out: written\n"
+    assert cli.main("convert run out --dtype bfloat16 --format peft".split()) == 0
+    assert calls == [((Path("run"), Path("out")), {"dtype": "bfloat16", "format": "peft"})]
+    assert capsys.readouterr().out == "out: whole, as its SHA256SUMS says\n"
 
 
 # A report of best-of-n over one problem with two samples, with nothing but what its table shows.

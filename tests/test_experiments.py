@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from tiny_run import MODEL, chains, loop, make_data, trees
 
@@ -19,8 +20,9 @@ from jprm.jsonl import write_records
 from jprm.model import transformer
 from jprm.model.sharding import AXES, spec
 from jprm.rows import Rows
+from jprm.train import lora
 from jprm.train.config import from_json, load, override, to_json
-from jprm.train.optimizer import make_optimizer, split
+from jprm.train.optimizer import join, make_optimizer, split
 from jprm.train.step import State, make_step
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
@@ -95,14 +97,18 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     assert jprm.load(tmp_path / "run").step == 1
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1)], ids=["one device", "two devices"])
-def test_its_step_type_checks_in_the_large(whole, shape):
+@pytest.mark.parametrize(
+    ("shape", "rank"), [((1, 1, 1), 0), ((2, 1, 1), 0), ((1, 1, 1), 8)], ids=["one device", "two devices", "adapters"]
+)
+def test_its_step_type_checks_in_the_large(whole, shape, rank):
     """By shapes alone: nothing is allocated, nothing compiled."""
-    data, model = whole.data, whole.model
+    whole = override(whole, [f"lora.rank={rank}"])
+    data, model, freeze = whole.data, whole.model, whole.optimizer.freeze
     tx = make_optimizer(whole.optimizer, whole.steps)
 
     def start(key):
-        trained, frozen = split(transformer.init(model, key), whole.optimizer.freeze)
+        params = flatten_dict(transformer.init(model, key), sep="/") | lora.init(whole.lora, model, freeze, key)
+        trained, frozen = split(join(params), freeze, lora.TRAINED if rank else "")
         return State(jnp.int32(0), trained, frozen, tx.init(trained))
 
     mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Explicit,) * 3)
@@ -115,11 +121,13 @@ def test_its_step_type_checks_in_the_large(whole, shape):
             return jax.ShapeDtypeStruct((data.rows // micro, micro, size), dtype, sharding=place)
 
         tokens, slots = rows(data.tokens, jnp.int32), rows(data.slots, jnp.float32)
-        step = make_step(model, whole.target, whole.loss, whole.optimizer, whole.steps)
+        step = make_step(model, whole.target, whole.loss, whole.optimizer, whole.steps, whole.lora)
         after, metrics = jax.eval_shape(
             step, state, Rows(tokens, tokens, tokens, rows(data.slots, jnp.int32), slots, slots)
         )
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert form(after) == form(state)
     assert metrics.loss.shape == ()
-    assert sum(x.size for x in state.frozen.values()) > 0 or not whole.optimizer.freeze
+    assert sum(x.size for x in state.frozen.values()) > 0 or not (freeze or rank)
+    if rank:
+        assert sum(x.size for x in state.trained.values()) < 0.2 * sum(x.size for x in state.frozen.values())

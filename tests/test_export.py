@@ -24,6 +24,7 @@ from jprm.model.sharding import make_mesh
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
 from jprm.train.config import to_json
+from jprm.train.lora import LoraConfig
 from jprm.tree import tree_of
 
 KINDS = {
@@ -106,7 +107,8 @@ def test_the_folder_is_whole_and_says_what_it_is(tmp_path):
     prm = untrained(tmp_path / "run")
     folder = export(prm, tmp_path / "new" / "out")
     assert sorted(file.name for file in folder.iterdir()) == [
-        "README.md", "SHA256SUMS", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "README.md", "SHA256SUMS", "adapter.json", "config.json", "export.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
     ]  # fmt: skip
     sums = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
     found = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir() if f.name != "SHA256SUMS"}
@@ -118,23 +120,139 @@ def test_the_folder_is_whole_and_says_what_it_is(tmp_path):
     assert load_tokenizer(folder).encode("3 + 4") == prm.layout.tokenizer.encode("3 + 4")
 
 
-def test_nothing_is_half_written_and_nothing_replaced(tmp_path, monkeypatch):
-    prm = untrained(tmp_path / "run")
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "left").touch()
+def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_path, monkeypatch):
+    prm, out = untrained(tmp_path / "run"), tmp_path / "out"
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "left").touch()  # of another export
 
-    def stop(*args):
-        raise KeyboardInterrupt
+    saved, whole = [], exporting._save
+
+    def stop_at_the_third(path, arrays):
+        if len(saved) == 2:
+            path.with_name(path.name + ".tmp").write_bytes(b"half")
+            raise KeyboardInterrupt
+        whole(path, arrays)
+        saved.append(path.name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "_card", stop)
+        patch.setattr(exporting, "_save", stop_at_the_third)
         with pytest.raises(KeyboardInterrupt):
-            export(prm, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    export(prm, tmp_path / "out")
-    assert not (tmp_path / "out.partial").exists() and not (tmp_path / "out" / "left").exists()
-    with pytest.raises(FileExistsError, match="out: is there already"):
-        export(prm, tmp_path / "out")
+            export(prm, out, shard_bytes=8_000)
+    assert not out.exists() and not (partial / "left").exists()
+
+    def only_new(path, arrays):
+        assert path.name not in saved
+        whole(path, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "_save", only_new)
+        export(prm, out, shard_bytes=8_000)
+    export(prm, tmp_path / "straight", shard_bytes=8_000)
+    assert contents(out) == contents(tmp_path / "straight")
+    assert not partial.exists()
+
+    # The same call again checks what is there; another one does not replace it.
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "_save", None)
+        assert export(prm, out, shard_bytes=8_000) == out
+    with pytest.raises(FileExistsError, match="out: is there already, and not this export"):
+        export(prm, out, dtype="bfloat16", shard_bytes=8_000)
+    shard = out / saved[0]
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match=f"{saved[0]}: differs from what SHA256SUMS says"):
+        export(prm, out, shard_bytes=8_000)
+    shard.unlink()
+    with pytest.raises(ValueError, match=f"SHA256SUMS: '{saved[0]}' is not a file beside it"):
+        exporting.verify(out)
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_linear_head_is_exact_in_qwens_two_layers():
+    head = {"kernel": np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32), "bias": np.float32([0.3, -2])}
+    x = np.random.default_rng(1).normal(size=(100, 16)).astype(np.float32)
+    two = {name: np.asarray(array, np.float64) for name, array in exporting.two_layers(head).items()}
+    inner = np.maximum(x @ two["0.weight"].T + two["0.bias"], 0)
+    wanted = x.astype(np.float64) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(inner @ two["2.weight"].T + two["2.bias"], wanted, rtol=1e-12)  # float64 sums
+    assert two["0.weight"].shape == (16, 16) and two["2.weight"].shape == (2, 16)
+    with pytest.raises(ValueError, match="2 classes needs 4 hidden units, and the model is 3 wide"):
+        exporting.two_layers({"kernel": np.zeros((3, 2)), "bias": np.zeros(2)})
+
+
+def test_qwens_own_format(tmp_path):
+    """Its forward, written from its description: softmax of Linear, ReLU, Linear over transformers' Qwen2Model."""
+    torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
+    prm = untrained(tmp_path / "run", "qwen2")
+    folder = export(prm, tmp_path / "out", format="qwen2-prm")
+    fields = json.loads((folder / "config.json").read_text())
+    assert fields["architectures"] == ["Qwen2ForProcessRewardModel"] and fields["model_type"] == "qwen2"
+    assert "auto_map" not in fields  # there is no code in the folder
+    assert tiny.equal(load_decoder(folder, prm.config), prm.params["decoder"])
+    file, ids = Tensors(folder), ids_of(prm)
+    score = {name: file.tensor(f"score.{name}") for name in ("0.weight", "0.bias", "2.weight", "2.bias")}
+    with torch.no_grad():
+        states = (
+            transformers.Qwen2Model.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0].numpy()
+        )
+    inner = np.maximum(states @ score["0.weight"].T + score["0.bias"], 0)
+    found = inner @ score["2.weight"].T + score["2.bias"]
+    every = np.arange(len(ids))[None]
+    rows = dataclasses.replace(chain_rows([ids], 64), step_end=every, label=every, weight=every)
+    wanted = np.asarray(logits(prm.params, prm.config, rows))[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
+
+    hidden = {"hidden_kernel": np.full((16, 16), 0.5, np.float32), "hidden_bias": np.ones(16, np.float32)}
+    deep = dataclasses.replace(prm, params=prm.params | {"head": prm.params["head"] | hidden})
+    file = Tensors(export(deep, tmp_path / "deep", format="qwen2-prm"))
+    np.testing.assert_array_equal(file.tensor("score.0.weight"), hidden["hidden_kernel"].T)
+    np.testing.assert_array_equal(file.tensor("score.2.weight"), np.asarray(prm.params["head"]["kernel"]).T)
+    with pytest.raises(ValueError, match="a head of two layers is no token classifier; --format qwen2-prm has one"):
+        export(deep, tmp_path / "no")
+    with pytest.raises(ValueError, match="a Qwen2 model with a binary head, not of llama with head 'binary'"):
+        export(untrained(tmp_path / "llama"), tmp_path / "no", format="qwen2-prm")
+
+
+def test_float16_is_rounded_or_refused(tmp_path):
+    prm = untrained(tmp_path / "run")
+    folder = export(prm, tmp_path / "out", dtype="float16")
+    rounded = jax.tree.map(lambda x: np.asarray(x).astype(np.float16).astype(np.float32), prm.params["decoder"])
+    assert tiny.equal(load_decoder(folder, prm.config), rounded)
+    large = prm.params | {"head": jax.tree.map(lambda x: 1e6 * x, prm.params["head"])}
+    with pytest.raises(ValueError, match="tensor score.weight holds .*, which float16 has not; use --dtype bfloat16"):
+        export(dataclasses.replace(prm, params=large), tmp_path / "no", dtype="float16")
+
+
+def test_the_card_shows_what_was_evaluated(tmp_path):
+    prm = untrained(tmp_path / "run")
+    run = tmp_path / "run"
+    (run / "result.json").write_text(json.dumps({"valid_auroc": 0.75, "seconds": 3.0}))
+    (run / "steps.json").write_text(json.dumps({"auroc": {"value": 0.648, "low": 0.616, "high": 0.682}, "n": 5}))
+    calibration = {"math": {"raw": {"ece": {"value": 0.1, "low": 0.05, "high": 0.2}}}}
+    (run / "calibration.json").write_text(json.dumps(calibration))
+    folder = export(prm, tmp_path / "out")
+    text = (folder / "README.md").read_text()
+    for part in (
+        "| valid_auroc | 0.75 |", "## Evaluation: steps", "| auroc | 0.648 [0.616, 0.682] |",
+        "| math / raw / ece | 0.1 [0.05, 0.2] |", "are in calibration.json", "vllm serve FOLDER --runner pooling",
+    ):  # fmt: skip
+        assert part in text
+    assert "seconds" not in text
+    assert json.loads((folder / "calibration.json").read_text()) == calibration
+
+
+def test_adapters_alone_need_a_run_that_has_them_and_a_base_that_peft_can_load(tmp_path):
+    with pytest.raises(ValueError, match=r"was trained without adapters \(lora.rank=0\)"):
+        export(untrained(tmp_path / "run"), tmp_path / "no", format="peft")
+    prm = untrained(tmp_path / "lora")
+    experiment = tiny.experiment(tmp_path / "lora", model=prm.config, lora=LoraConfig(rank=2))
+    (tmp_path / "lora" / "experiment.json").write_text(json.dumps(to_json(experiment)))
+    with pytest.raises(ValueError, match="its base 'of random parameters' is no Hugging Face folder"):
+        export(prm, tmp_path / "no", format="peft")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +284,7 @@ def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys
     )  # fmt: skip
     tiny.loop.train(experiment, tmp_path / "run")
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.endswith("out: written\n")
+    assert capsys.readouterr().out.endswith("out: whole, as its SHA256SUMS says\n")
     prm = jprm.load(tmp_path / "run")
     exported = load_decoder(tmp_path / "out", prm.config)
     assert tiny.equal(exported, prm.params["decoder"])

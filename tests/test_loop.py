@@ -166,6 +166,22 @@ def test_the_folder_of_another_experiment_is_refused(tiny_run, tmp_path, one_dev
     assert loop.train(dataclasses.replace(tiny_run.experiment, log_every=1, keep=5), folder) == tiny_run.result
 
 
+def test_a_run_goes_on_with_its_own_tokenizer_alone(tiny_run, tmp_path, one_device):
+    folder, path = copy_of(tiny_run, tmp_path), tmp_path / "moved" / "tokenizer.json"
+    path.parent.mkdir()
+    shutil.copy(tiny_run.experiment.tokenizer, path)
+    moved = dataclasses.replace(tiny_run.experiment, tokenizer=str(path))
+    assert loop.train(moved, folder) == tiny_run.result  # it lies elsewhere, and is the same
+    before = (folder / "tokenizer.json").read_bytes()
+    content = json.loads(path.read_text())
+    swapped = {"a": content["model"]["vocab"]["b"], "b": content["model"]["vocab"]["a"]}
+    content["model"]["vocab"] |= swapped
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"run/tokenizer.json: is not the tokenizer that .*moved/tokenizer.json holds"):
+        loop.train(moved, folder)
+    assert (folder / "tokenizer.json").read_bytes() == before
+
+
 def test_a_damaged_experiment_file_is_named(tiny_run, tmp_path, one_device):
     folder = copy_of(tiny_run, tmp_path)
     (folder / "experiment.json").write_text('{"name": "ti')

@@ -164,7 +164,7 @@ def unique(records):
 @pytest.fixture
 def loads(prm, monkeypatch):
     """Files are scored by the model that is loaded already."""
-    monkeypatch.setattr(files, "load", lambda folder, dtype: prm)
+    monkeypatch.setattr(files, "load", lambda folder, **_: prm)
 
 
 def score(input, output, **options):
@@ -227,7 +227,7 @@ def test_an_output_of_another_request_is_left_alone(prm, loads, input_file, tmp_
     write_records(other_input, chains(2, seed=9))
     with pytest.raises(ValueError, match="out.jsonl: is there, but of another model, input or request. Remove it"):
         score(other_input, output)
-    monkeypatch.setattr(files, "load", lambda folder: dataclasses.replace(prm, step=prm.step + 1))
+    monkeypatch.setattr(files, "load", lambda folder, **_: dataclasses.replace(prm, step=prm.step + 1))
     with pytest.raises(ValueError, match="of another model"):
         score(input_file, output)
     output.rename(tmp_path / "out.jsonl.part")  # as if it had been stopped

@@ -1,4 +1,4 @@
-"""The model that training starts from: a GGUF file or a Hugging Face folder, by what the path is."""
+"""The model that training starts from, by what the path is: a GGUF file, a Hugging Face folder, or PEFT's adapters."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 def _format(path: str | os.PathLike) -> ModuleType:
     path = pathlib.Path(path)
     if path.is_dir():
-        from jprm.checkpoints import huggingface
+        from jprm.checkpoints import huggingface, peft
 
+        if peft.is_adapter(path):
+            return peft
         return huggingface
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder; a base is a GGUF file or a Hugging Face folder")

@@ -39,7 +39,7 @@ GEMMA_NAMES = NAMES | {
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }  # fmt: skip
 
-HEADS = re.compile(r"lm_head\.|score\.|v_head\.|classifier\.")
+HEADS = re.compile(r"(pretrained_model\.)?(lm_head|score|score_head|v_head|classifier)\.")
 """Tensors that are not the decoder's: of a language, classification or value head."""
 
 _IDLE = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rotary_emb\.inv_freq")
@@ -49,6 +49,7 @@ FIXED: dict[str, tuple] = {
     "mlp_bias": (False,),
     "attention_bias": (False,),  # transformers then gives the output projection a bias too
     "rope_interleaved": (False,),
+    "use_mrope": (False,),  # Qwen2.5 bases say so; rotary positions of images and time
     "partial_rotary_factor": (None, 1.0),
     "is_encoder_decoder": (False,),
     "chunk_size_feed_forward": (0,),
@@ -84,6 +85,7 @@ HARMLESS = {
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
     # heads
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
+    "score_dimension", "score_dim", "use_bias", "bias", "summary_dropout_prob",
 }  # fmt: skip
 """Fields known not to change the decoder's numbers."""
 
@@ -111,14 +113,19 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     return ModelConfig(**(values | changes))
 
 
-def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+def load_decoder(
+    folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Tensors | None = None
+) -> dict:
     """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set; heads are left alone.
+
+    `file` is the folder's tensors where they are open already, or changed by a LoRA.
 
     Every name and shape is checked before the first tensor is read.
     """
     decoder.check(folder, model_config(folder, layers=config.layers), config)
-    file = Tensors(folder)
-    prefix = "" if NAMES["embed"] in file else "model."
+    file = Tensors(folder) if file is None else file
+    embeds = [name for name in file if name.endswith(NAMES["embed"])]
+    prefix = embeds[0].removesuffix(NAMES["embed"]) if embeds else "model."
     for name in file:
         inner = name.removeprefix(prefix)
         if not (HEADS.match(inner) or _IDLE.fullmatch(inner) or _known(inner, config)):

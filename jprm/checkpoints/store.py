@@ -11,7 +11,14 @@ import pathlib
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
+
+from jprm.model import transformer
+from jprm.train import lora
+from jprm.train.config import Experiment
+from jprm.train.optimizer import join
 
 FOLDER = "checkpoints"
 
@@ -50,3 +57,18 @@ def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> d
             f"{folder / str(step)}: cannot be restored ({reason}). If its files are damaged, remove that folder to"
             " continue from an earlier step; if the experiment has changed, use another --workdir"
         ) from error
+
+
+def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh) -> tuple[dict, int]:
+    """The newest checkpoint's parameters, adapters apart from their matrices, on the mesh that is set; and its step."""
+
+    def init(key: jax.Array) -> dict:
+        adapters = lora.init(experiment.lora, experiment.model, experiment.optimizer.freeze, key)
+        return join(flatten_dict(transformer.init(experiment.model, key), sep="/"), adapters)
+
+    with open_checkpoints(folder) as checkpoints:
+        wanted = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)),
+            jax.eval_shape(init, jax.random.key(0)),
+        )
+        return restore(checkpoints, {"params": wanted})["params"], checkpoints.latest.step

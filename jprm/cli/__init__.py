@@ -17,7 +17,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.extras import SubcommandApp
 
 import jprm
-from jprm.cli.arguments import Files, Folder, OnError, Settings
+from jprm.cli.arguments import Adapter, Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
 
@@ -99,44 +99,54 @@ def score(
     input: Annotated[Path, arg(metavar="F.jsonl")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
     on_error: OnError = "stop",
+    adapter: Adapter = None,
     dtype: Literal["float32", "bfloat16", "int8"] | None = None,
 ) -> None:
     """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
 
     For example:
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
+      jprm score --model Qwen2.5-Math-PRM-7B --input pool.jsonl --output scored.jsonl
+      jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
 
     Args:
-        model: The folder of a trained model.
+        model: The folder of a trained model, or of a published one.
         input: Records to score, one a line.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
         dtype: What the parameters are held in: int8 takes a quarter of float32's memory. Default: as they were trained.
     """
     from jprm.score.files import score_file
 
-    print(score_file(model, input, output, on_error=on_error, dtype=dtype))
+    print(score_file(model, input, output, on_error=on_error, dtype=dtype, adapter=adapter))
 
 
 @app.command
 def convert(
     source: Annotated[Positional[Path], arg(metavar="SRC")],
     target: Annotated[Positional[Path], arg(metavar="DST")],
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    format: Literal["transformers", "qwen2-prm", "peft"] = "transformers",
 ) -> None:
-    """Write a trained model as a folder that transformers loads as a token classifier, with the same logits.
+    """Write a trained model as a folder that transformers, vLLM or PEFT loads, with the same logits.
+
+    The same command continues one that was stopped, and checks a folder that is whole against its SHA256SUMS.
 
     For example:
       jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2
+      jprm convert runs/lora exported/adapters --format peft
 
     Args:
         source: The folder of a trained model.
-        target: The folder to write. It must not be there yet; nothing is left behind if the command is stopped.
+        target: The folder to write. A stopped command leaves DST.partial, never half a DST.
         dtype: Type of the numbers in the files. float32 is what the model has.
+        format: transformers: a token classifier, adapters merged, which vLLM serves too. qwen2-prm: the format of
+            Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the head of a LoRA run.
     """
     from jprm.checkpoints.export import export
 
-    print(f"{export(source, target, dtype=dtype)}: written")
+    print(f"{export(source, target, dtype=dtype, format=format)}: whole, as its SHA256SUMS says")
 
 
 app.command(

@@ -41,6 +41,7 @@ class ModelConfig:
     rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts that were stretched after training
     tied_embeddings: bool = True  # matters to the language head only
     head: Literal["binary", "ternary", "scalar", "language"] = "binary"
+    head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU before the head's own
     layer_groups: tuple[int, ...] = ()
     """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group of them all. A group
     is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass. A single

@@ -29,6 +29,8 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "final_norm": (None,),
     "kernel": ("embed", None),
     "bias": (None,),
+    "hidden_kernel": ("embed", None),
+    "hidden_bias": (None,),
     # of a group of layers, the first axis being the layer
     "attention_norm": (None, None),
     "query": (None, "embed", "kv_heads", None, None),
@@ -199,7 +201,10 @@ class Layers(nn.Module):
             stack["mlp_post_norm"] = _param(self, "mlp_post_norm", (L, D), value=one)
 
         def body(x_BTD, layer):
-            return block(x_BTD, *layer, turns, seen, c), None
+            # What depends on `seen` alone would be moved out of the loop by scan's partial evaluation, which keeps
+            # masks: of every block and of every size that `paths` could choose. The barrier ties it to the layer.
+            x_BTD, here = jax.lax.optimization_barrier((x_BTD, seen))
+            return block(x_BTD, *layer, turns, here, c), None
 
         if c.remat != "nothing":
             body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
@@ -228,13 +233,22 @@ class Decoder(nn.Module):
 
 
 class Head(nn.Module):
-    """Linear map from hidden states to logits, in float32; starts at zero, so that a new head says one half."""
+    """Linear map from hidden states to logits, in float32; starts at zero, so that a new head says one half.
+
+    With `hidden`, of relu(x W + b) in place of x, as in Qwen2.5-Math-PRM.
+    """
 
     classes: int
     bias: bool = True
+    hidden: bool = False
 
     @nn.compact
     def __call__(self, x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S C"]:
+        if self.hidden:
+            width = x_BSD.shape[-1]
+            kernel_DD = _param(self, "hidden_kernel", (width, width), scale=width**-0.5)
+            bias_D = _param(self, "hidden_bias", (width,))
+            x_BSD = jax.nn.relu(jnp.einsum("BSD,DE->BSE", x_BSD, kernel_DD) + bias_D)
         kernel_DC = _param(self, "kernel", (x_BSD.shape[-1], self.classes))
         logit_BSC = jnp.einsum("BSD,DC->BSC", x_BSD, kernel_DC)
         if self.bias:
@@ -254,7 +268,7 @@ class Model(nn.Module):
         x_BTD, embed_VD = Decoder(c, name="decoder")(rows.tokens, rows.position, rows.until)
         x_BSD = jnp.take_along_axis(x_BTD, rows.step_end[..., None], axis=1).astype(jnp.float32)
         if c.head != "language":
-            return Head(HEAD_CLASSES[c.head], bias=True, name="head")(x_BSD)
+            return Head(HEAD_CLASSES[c.head], hidden=c.head_hidden, name="head")(x_BSD)
         if c.tied_embeddings:
             embed_VD = embed_VD.astype(jnp.float32)
             logit_BSV = jnp.einsum("BSD,VD->BSV", x_BSD, embed_VD, out_sharding=sharding("batch", None, None))

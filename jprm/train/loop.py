@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,9 +30,11 @@ from jprm.model import transformer
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import check, make_mesh, put_rows
 from jprm.rows import Rows
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.config import DataConfig, Experiment, read, to_json
-from jprm.train.losses import probability
+from jprm.train.lora import TRAINED, merge
+from jprm.train.lora import init as init_adapters
+from jprm.train.losses import judged
 from jprm.train.optimizer import join, make_optimizer, split
 from jprm.train.step import Metrics, State, make_step
 from jprm.train.targets import TargetConfig, targets
@@ -39,7 +42,8 @@ from jprm.tree import ReasoningTree, tree_of
 
 EXPERIMENT = "experiment.json"
 FREE = ("mesh", "log_every", "valid_every", "checkpoint_every", "keep", "base", "tokenizer")
-"""Fields that may differ when a run is continued: they change neither the parameters' meaning nor the data's order."""
+"""Fields that may differ when a run is continued: they change neither the parameters' meaning nor the data's order. The
+tokenizer may lie elsewhere, but must be the same."""
 
 
 class Diverged(FloatingPointError):
@@ -59,8 +63,10 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
     if tokenizer.vocab_size > experiment.model.vocab_size:
         raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {experiment.model.vocab_size}")
     batches = iter(batches_of(experiment.data, experiment.data.train, experiment.target, NativeLayout(tokenizer)))
-    step = make_step(experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps)
-    _claim(workdir, experiment)
+    step = make_step(
+        experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps, experiment.lora
+    )
+    _claim(workdir, experiment, tokenizer)
     tokenizer.save(workdir)
 
     with jax.set_mesh(mesh), store.open_checkpoints(workdir, experiment.keep) as checkpoints:
@@ -85,7 +91,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
                     log.add(*pending, checkpoints, close=save)  # a step that has diverged is never saved
                     pending = None
                 if judge:
-                    log.write({"step": done, **validate(experiment, state.params, tokenizer)})
+                    log.write({"step": done, **validate(experiment, merge(state.params, experiment.lora), tokenizer)})
                 if save:
                     _save(checkpoints, state, batches)
             checkpoints.wait()
@@ -123,14 +129,16 @@ def batches_of(
 
 
 def initial_state(experiment: Experiment, load_base: bool = True) -> State:
-    """Parameters from the base model, or random ones, and their optimizer's state, sharded like them."""
+    """Parameters from the base model, or random ones, and adapters; the optimizer's state, sharded like the trained."""
     model, key = experiment.model, jax.random.key(experiment.seed)
     if experiment.base and load_base:
         head = jax.jit(lambda key: transformer.init(model, key).get("head"))(key)
         params = {"decoder": base.load_decoder(experiment.base, model), **({"head": head} if head else {})}
     else:
         params = jax.jit(transformer.init, static_argnums=0)(model, key)
-    trained, frozen = split(params, experiment.optimizer.freeze)
+    freeze, lora = experiment.optimizer.freeze, experiment.lora
+    adapters = jax.jit(init_adapters, static_argnums=(0, 1, 2))(lora, model, freeze, jax.random.fold_in(key, 1))
+    trained, frozen = split(join(flatten_dict(params, sep="/"), adapters), freeze, TRAINED if lora.rank else "")
     optimizer = jax.jit(make_optimizer(experiment.optimizer, experiment.steps).init)(trained)
     return State(jnp.int32(0), trained, frozen, optimizer)
 
@@ -141,14 +149,14 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
     The AUROC is None where the labels are all right or all wrong.
     """
     config, mesh = experiment.data, jax.sharding.get_mesh()
-    score, target, weight = [], [], []
+    score, positive, weight = [], [], []
     for rows in batches_of(config, config.valid, experiment.target, NativeLayout(tokenizer), once=True):
         for micro in _unstack(_micro(rows, config.micro_rows)):
-            judged = _judge(params, experiment.model, experiment.target, put_rows(micro, mesh))
-            for part, out in zip((score, target, weight), judged, strict=True):
+            judgement = _judge(params, experiment.model, experiment.target, put_rows(micro, mesh))
+            for part, out in zip((score, positive, weight), judgement, strict=True):
                 part.append(np.asarray(out).ravel())
-    score_N, target_N, weight_N = (np.concatenate(part).astype(np.float64) for part in (score, target, weight))
-    positive_N = target_N > (0 if experiment.target.neutral == "third" else 0.5)
+    score_N, positive_N, weight_N = (np.concatenate(part) for part in (score, positive, weight))
+    weight_N = weight_N.astype(np.float64)
     right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
     return {
         "valid_step_accuracy": float(right / max(weight_N.sum(), 1)),
@@ -159,7 +167,8 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _judge(params: dict, model: ModelConfig, target: TargetConfig, rows: Rows):
-    return probability(transformer.step_logits(params, model, rows)), *targets(rows, target)
+    target_BS, weight_BS = targets(rows, target)
+    return *judged(model.head, transformer.step_logits(params, model, rows), target_BS), weight_BS
 
 
 def _resume(checkpoints, state: State, batches) -> tuple[State, Iterator[Rows]]:
@@ -177,7 +186,7 @@ def _save(checkpoints, state: State, batches) -> None:
     checkpoints.save_checkpointables_async(int(state.step), parts, overwrite=True)
 
 
-def _claim(workdir: pathlib.Path, experiment: Experiment) -> None:
+def _claim(workdir: pathlib.Path, experiment: Experiment, tokenizer: Tokenizer) -> None:
     """Writes the experiment into its folder, or checks that the checkpoints there are this experiment's."""
     path, here = workdir / EXPERIMENT, to_json(experiment)
     if path.exists() and any(step.name.isdigit() for step in (workdir / store.FOLDER).glob("*")):
@@ -188,9 +197,23 @@ def _claim(workdir: pathlib.Path, experiment: Experiment) -> None:
         if differing:
             detail = "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in differing)
             raise ValueError(f"{path}: is another experiment's run ({detail}). Use another --workdir")
+        _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
     workdir.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write((json.dumps(here, indent=2) + "\n").encode())
+
+
+def _check_tokenizer(workdir: pathlib.Path, tokenizer: Tokenizer, source: str) -> None:
+    """Raises ValueError where the tokenizer that the run started with has other content than this one."""
+    with tempfile.TemporaryDirectory() as folder:  # as files: what a tokenizer says of itself is all in them
+        tokenizer.save(folder)
+        for file in sorted(pathlib.Path(folder).iterdir()):
+            there = workdir / file.name
+            if not there.is_file() or there.read_bytes() != file.read_bytes():
+                raise ValueError(
+                    f"{there}: is not the tokenizer that {source} holds, and the parameters were trained with it. Set"
+                    f" tokenizer={workdir}, or use another --workdir"
+                )
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

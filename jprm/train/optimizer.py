@@ -64,11 +64,12 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     )
 
 
-def split(params: dict, freeze: str) -> tuple[dict, dict]:
-    """The trained and the frozen parameters, as flat dicts {path: array}."""
+def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
+    """The trained and the frozen parameters, as flat dicts {path: array}. What `only` does not match is frozen too."""
     flat = flatten_dict(params, sep="/")
-    frozen = {path: value for path, value in flat.items() if freeze and re.search(freeze, path)}
-    if freeze and not frozen:
+    matched = {path for path in flat if freeze and re.search(freeze, path)}
+    frozen = {path: value for path, value in flat.items() if path in matched or not re.search(only, path)}
+    if freeze and not matched:
         raise ValueError(f"freeze={freeze!r} matches no parameter; paths are {', '.join(sorted(flat))}")
     if len(frozen) == len(flat):
         raise ValueError(f"freeze={freeze!r} matches every parameter: nothing is left to train")

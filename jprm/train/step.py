@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Scalar
 from jprm.model.config import ModelConfig
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
-from jprm.train.losses import LOSSES, probability
+from jprm.train.lora import NO_LORA, LoraConfig, merge
+from jprm.train.losses import LOSSES, judged
 from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule
 from jprm.train.targets import TargetConfig, targets
 
@@ -57,7 +58,12 @@ class Metrics:
 
 
 def make_step(
-    model: ModelConfig, target: TargetConfig, loss: str, optimizer: OptimizerConfig, steps: int
+    model: ModelConfig,
+    target: TargetConfig,
+    loss: str,
+    optimizer: OptimizerConfig,
+    steps: int,
+    lora: LoraConfig = NO_LORA,
 ) -> Callable[[State, Rows], tuple[State, Metrics]]:
     """The step for rows of shape (A, B, ...): A micro-batches of B rows, whose gradients are summed before the update.
 
@@ -73,11 +79,10 @@ def make_step(
     tx, rate = make_optimizer(optimizer, steps), schedule(optimizer, steps)
 
     def objective(trained, frozen, rows):
-        logit_BSC = step_logits(join(trained, frozen), model, rows)
+        logit_BSC = step_logits(merge(join(trained, frozen), lora), model, rows)
         target_BS, weight_BS = targets(rows, target)
         total = loss_sum(logit_BSC, target_BS, weight_BS)
-        positive_BS = target_BS > (0.0 if model.head == "ternary" else 0.5)
-        return total, _metrics(logit_BSC, positive_BS, weight_BS, rows, total)
+        return total, _metrics(*judged(model.head, logit_BSC, target_BS), weight_BS, rows, total)
 
     def step(state: State, rows: Rows) -> tuple[State, Metrics]:
         def micro(carry, rows):
@@ -100,8 +105,7 @@ def make_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def _metrics(logit_BSC, positive_BS, weight_BS, rows: Rows, loss) -> Metrics:
-    score_BS = probability(logit_BSC)
+def _metrics(score_BS, positive_BS, weight_BS, rows: Rows, loss) -> Metrics:
     bin_BSN = jax.nn.one_hot(jnp.clip((score_BS * BINS).astype(jnp.int32), 0, BINS - 1), BINS)
     class_CBS = weight_BS * jnp.stack([~positive_BS, positive_BS])
     real_BT = (rows.position > 0) | (rows.until > jnp.arange(rows.until.shape[1]) + 1)

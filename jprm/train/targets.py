@@ -20,7 +20,11 @@ class TargetConfig:
     labels: `rating`, a three-way judgement in {-1, 0, 1}; or `probability`, a number in [0, 1].
     neutral: what a rating of 0 becomes: `positive` (Lightman et al.'s choice), `negative` (TRL's script), `third`
         (a class of its own, for the ternary head) or `drop` (weight 0). For probabilities it must be `none`.
-    after_error: steps behind an earlier error on their own path: `keep` them, or `mask` them (weight 0).
+    after_error: steps behind an earlier error on their own path: `keep` them, or `mask` them (weight 0). The wrong step
+        itself keeps its weight, and so do its alternatives and all that follows these: a path is masked from behind its
+        own first error on. What a path is, tokens say, not nodes: alternatives with equal text are one place, each with
+        its own label and weight, and an error among them masks what follows any of them; a step whose tokens begin with
+        all those of a wrong alternative is behind it (with a newline at each step's end, only one of several lines is).
     soft: `soft` keeps a probability as the target, `hard` makes it 1 where it is above 0 (Math-Shepherd's estimate).
     """
 

@@ -1,0 +1,173 @@
+"""Adapters in PEFT's format: what PEFT writes scores here as there, and what jprm writes scores there as here."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny_run as tiny
+from safetensors.numpy import load_file, save_file
+from tiny import chain_rows, hidden, logits
+
+import jprm
+from jprm.checkpoints import base, peft
+from jprm.checkpoints.export import export
+from jprm.train.lora import LoraConfig
+
+torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
+reference = pytest.importorskip("peft", reason="the extra 'parity' is not installed")
+
+ROLES = {
+    "query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj", "gate": "gate_proj", "up": "up_proj",
+    "down": "down_proj",
+}  # fmt: skip
+IDS = [3, 14, 15, 9, 26, 5, 35]
+KINDS = {
+    "all": dict(target_modules=list(ROLES.values())),
+    "rslora": dict(target_modules=["q_proj", "v_proj", "down_proj"], use_rslora=True, lora_alpha=5),
+    "one layer": dict(target_modules=["o_proj", "k_proj"], layers_to_transform=[1], lora_dropout=0.3),
+    "head": dict(target_modules=["up_proj", "gate_proj"], task_type="TOKEN_CLS"),
+}
+
+
+@pytest.fixture(scope="module")
+def base_folder(tmp_path_factory):
+    """A tiny Llama as transformers writes it, with a vocabulary of bytes."""
+    folder = tmp_path_factory.mktemp("base")
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, rope_theta=100.0, num_labels=2, max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.LlamaForTokenClassification(config).save_pretrained(folder)
+    return folder
+
+
+def adapted(base_folder, out, **changes):
+    """A folder that PEFT wrote, with no adapter zero, and PEFT's model."""
+    torch.manual_seed(1)
+    model = transformers.LlamaForTokenClassification.from_pretrained(base_folder)
+    model = reference.get_peft_model(model, reference.LoraConfig(**({"r": 3, "lora_alpha": 6} | changes)))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                value.copy_(0.5 * torch.randn_like(value))
+    model.save_pretrained(out)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft_adapters_give_the_states_that_peft_gives(base_folder, tmp_path, kind):
+    model = adapted(base_folder, tmp_path / "adapters", **KINDS[kind])
+    config = base.model_config(tmp_path / "adapters", remat="nothing", attention="reference")
+    params = {"decoder": base.load_decoder(tmp_path / "adapters", config)}
+    every = np.arange(len(IDS))[None]
+    rows = dataclasses.replace(chain_rows([IDS], 64), step_end=every)
+    found = np.asarray(hidden(params, config, rows))[0, : len(IDS)]
+    with torch.no_grad():
+        wanted = model(torch.tensor([IDS]), output_hidden_states=True)
+    np.testing.assert_allclose(found, wanted.hidden_states[-1][0].numpy(), atol=1e-4)  # float32, in another order
+    with torch.no_grad(), model.disable_adapter():
+        unchanged = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0].numpy()
+    assert np.abs(found - unchanged).max() > 0.1
+    head = peft.read_head(tmp_path / "adapters")
+    assert (head is not None) == (kind == "head")
+    if head:
+        np.testing.assert_allclose(found @ head["kernel"] + head["bias"], wanted.logits[0].numpy(), atol=1e-4)
+
+
+def damaged(folder, **fields):
+    """The folder with fields of its adapter_config.json replaced."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(use_dora=True), "use_dora True is not supported; only false is"),
+        (dict(bias="all"), "bias 'all' is not supported"),
+        (dict(fan_in_fan_out=True), "fan_in_fan_out True"),
+        (dict(init_lora_weights="pissa"), "init_lora_weights 'pissa' is not supported"),
+        (dict(rank_pattern={"q_proj": 4}), "rank_pattern"),
+        (dict(modules_to_save=["embed_tokens"]), "modules_to_save .*embed_tokens.* only score, classifier are"),
+        (dict(peft_type="IA3"), "peft_type 'IA3' is not supported; only LORA is"),
+        (dict(shiny=1), r"adapter_config.json: shiny \('1'\) is not known to jprm; it might change scores"),
+        (dict(r=4), r"proj.lora_A.weight is of shape \(3, \d+\), not \(4, \d+\)"),
+        (dict(r="3"), "r is '3', and not a positive integer"),
+        (dict(lora_alpha=0), "lora_alpha is 0, and not a positive number"),
+        (dict(base_model_name_or_path="org/model"), "'org/model' is no folder here, and nothing is downloaded"),
+        (dict(base_model_name_or_path=None), "base_model_name_or_path is None; set it"),
+    ],
+)
+def test_what_would_change_the_numbers_is_refused_by_name(peft_folder, tmp_path, fields, message):
+    folder = tmp_path / "adapters"
+    shutil.copytree(peft_folder, folder)
+    config = base.model_config(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        base.load_decoder(damaged(folder, **fields), config)
+
+
+def test_tensors_that_do_not_fit_are_refused(peft_folder, tmp_path):
+    folder = tmp_path / "adapters"
+    shutil.copytree(peft_folder, folder)
+    config, file = base.model_config(folder), folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    for change, message in [
+        ({name.replace("_A", "_B"): None}, "layer 0 has a lora_A of query alone"),
+        ({"base_model.model.lm_head.lora_A.weight": tensors[name]}, "lm_head.lora_A.weight is one that jprm does not"),
+        ({key: None for key in tensors}, "holds no adapter of the model's 2 layers"),
+    ]:
+        save_file({key: value for key, value in (tensors | change).items() if value is not None}, file)
+        with pytest.raises(ValueError, match=message):
+            base.load_decoder(folder, config)
+    file.rename(folder / "adapter_model.bin")
+    with pytest.raises(ValueError, match="adapter_model.bin: is a pickle"):
+        base.load_decoder(folder, config)
+
+
+@pytest.fixture(scope="module")
+def peft_folder(base_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("peft") / "adapters"
+    adapted(base_folder, folder, **KINDS["all"])
+    return folder
+
+
+def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base_folder, tmp_path, one_device):
+    data = tiny.make_data(tmp_path / "data")
+    model = base.model_config(base_folder, layer_groups=(1, 1), remat="nothing", attention="paths", attention_block=32)
+    experiment = tiny.experiment(
+        data, model=model, base=str(base_folder),
+        lora=LoraConfig(rank=3, alpha=5.0, targets="query|out|down", rslora=True),
+        optimizer=dataclasses.replace(tiny.experiment(data).optimizer, freeze="embed|layers_0"), steps=2, valid=(),
+    )  # fmt: skip
+    tiny.loop.train(experiment, tmp_path / "run")
+    out = export(tmp_path / "run", tmp_path / "out", format="peft")
+    prm = jprm.load(tmp_path / "run")
+    assert tiny.equal(base.load_decoder(out, model), prm.params["decoder"])
+    assert tiny.equal(peft.read_head(out), prm.params["head"])
+    fields = json.loads((out / "adapter_config.json").read_text())
+    assert fields["target_modules"] == [
+        f"layers.1.{m}" for m in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")
+    ]
+
+    reference_model = reference.PeftModel.from_pretrained(
+        transformers.AutoModelForTokenClassification.from_pretrained(base_folder), out
+    )
+    every = np.arange(len(IDS))[None]
+    rows = dataclasses.replace(chain_rows([IDS], 64), step_end=every, label=every, weight=every)
+    wanted = np.asarray(logits(jax.tree.map(np.asarray, prm.params), prm.config, rows))[0]
+    with torch.no_grad():
+        found = reference_model.eval()(input_ids=torch.tensor([IDS])).logits[0].numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    whole = export(tmp_path / "run", tmp_path / "whole")  # merged
+    with torch.no_grad():
+        merged = (
+            transformers.AutoModelForTokenClassification.from_pretrained(whole).eval()(torch.tensor([IDS])).logits[0]
+        )
+    np.testing.assert_allclose(merged, wanted, atol=1e-5)
