@@ -19,6 +19,7 @@ setuptools.setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
+    package_data={"jprm.report": ["page.css", "page.js"]},
     python_requires=">=3.11",
     install_requires=[
         "array-record>=0.8.6",

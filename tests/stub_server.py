@@ -11,6 +11,7 @@ class Server(http.server.ThreadingHTTPServer):
     """Plays `script`, a function from (number of the request, its body) to what is done about it."""
 
     daemon_threads = True
+    request_queue_size = 128  # a client's connections of one moment; those beyond would be refused
 
     def __init__(self, script):
         super().__init__(("127.0.0.1", 0), Handler)

@@ -166,7 +166,11 @@ def test_drift_of_a_file_from_itself():
 
 
 def test_all_at_once():
-    report = dg.diagnostics_report(chains(100, 0), pools(20, 0), 0.5, 0)
+    report = dg.diagnostics_report(chains(100, 0), {"a": pools(20, 0), "b": pools(20, 1)}, 0.5, 0)
     json.dumps(report, allow_nan=False)
     assert set(report) == {"lowest_at_end", "wrong_process", "length_slopes", "over_optimisation"}
-    assert dg.diagnostics_report(None, pools(20, 0), 0.5, 0)["wrong_process"] is None
+    assert set(report["length_slopes"]) == {"a", "b"} and "prod" in report["over_optimisation"]["b"]
+    assert set(dg.diagnostics_report(None, {"a": pools(20, 0)}, 0.5, 0)) == {"length_slopes", "over_optimisation"}
+    hopeless = [record for record in chains(100, 0) if record["first_error"] >= 0]
+    for name in ("lowest_at_end", "wrong_process"):
+        assert "not_computed" in dg.diagnostics_report(hopeless, {}, 0.5, 0)[name]

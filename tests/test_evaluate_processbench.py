@@ -99,7 +99,8 @@ def test_report_has_the_promised_keys_and_tunes_on_the_calibration_split_only():
         assert file["tuned"]["calibrated_on"] == "a"
         assert file["tuned"]["in_sample"] == (name == "a")
         assert file["tuned"]["threshold"] == pytest.approx(0.15)
-        assert file["upper_bound"]["f1"] == 1
+        assert file["upper_bound"]["f1"] == 1 and file["upper_bound"]["in_sample"]
+        assert file["cross_fit"] is None  # all chains are of one problem
         assert file["baselines"]["always_correct"]["correct_accuracy"] == 1
         assert file["baselines"]["always_correct"]["error_accuracy"] == 0
         assert file["baselines"]["always_first_step"]["error_accuracy"] == (1 if name == "b" else 0)
@@ -132,3 +133,71 @@ def test_bad_records_are_named(bad, message):
 def test_an_unknown_calibration_split_is_named():
     with pytest.raises(ScoreError, match="'gsm8k' is not among the files"):
         pb.processbench_report({"math": [record(-1, [0.5])]}, "gsm8k", seed=0)
+
+
+def random_chains(rng, count, repeats=1):
+    """Uniform scores without a relation to the first errors; `repeats` chains a problem."""
+    length = rng.integers(2, 9, count)
+    error = np.where(rng.random(count) < 0.5, rng.integers(0, length), -1)
+    return [f"p{i // repeats}" for i in range(count)], error, [rng.random(k) for k in length]
+
+
+def test_a_random_scorer_gets_what_theory_predicts():
+    """With threshold t, k uniform scores are all above it with probability (1 - t)^k, and step e is the first one below
+    with (1 - t)^e t."""
+    problems, error, scores = random_chains(np.random.default_rng(0), 20_000)
+    length = np.array([len(s) for s in scores])
+    for t in (0.2, 0.5):
+        found = pb.f1(error, scores, t)
+        wanted = np.where(error >= 0, (1 - t) ** np.maximum(error, 0) * t, (1 - t) ** length)
+        # standard errors are below 0.5 / sqrt(9,900) = 0.005
+        assert found.error_accuracy == pytest.approx(wanted[error >= 0].mean(), abs=0.015)
+        assert found.correct_accuracy == pytest.approx(wanted[error < 0].mean(), abs=0.015)
+        assert found.f1 == pytest.approx(pb.harmonic_mean(found.error_accuracy, found.correct_accuracy))
+
+
+def test_cross_fit_judges_no_chain_by_a_threshold_that_saw_its_problem(monkeypatch):
+    problems, error, scores = random_chains(np.random.default_rng(1), 60, repeats=2)
+    seen = []
+    whole = pb.best_threshold
+    monkeypatch.setattr(pb, "best_threshold", lambda e, s: seen.append({id(x) for x in s}) or whole(e, s))
+    right, thresholds = pb.cross_fit(error, scores, problems, seed=3, folds=4)
+    assert len(thresholds) == len(seen) == 4
+    judged = np.zeros(60, int)
+    for threshold, tuned_on in zip(thresholds, seen, strict=True):
+        held_out = [i for i in range(60) if id(scores[i]) not in tuned_on]
+        assert not {problems[i] for i in held_out} & {problems[i] for i in range(60) if i not in held_out}
+        judged[held_out] += 1
+        for i in held_out:
+            assert right[i] == (predicted(scores[i], threshold) == error[i])
+    assert (judged == 1).all()
+
+
+def test_the_oracle_is_in_sample_and_cross_fitting_is_not():
+    """On scores that know nothing, the best threshold in sample is better than what it brings on new chains."""
+    gaps = []
+    for seed in range(20):
+        problems, error, scores = random_chains(np.random.default_rng(seed), 60)
+        right, _ = pb.cross_fit(error, scores, problems, seed)
+        oracle = pb.f1(error, scores, pb.best_threshold(error, scores)).f1
+        gaps.append(oracle - pb.weighted_f1(right, error, np.ones(60)).f1)
+    assert np.mean(gaps) > 3 * np.std(gaps) / 20**0.5
+
+
+def test_average_f1_is_the_mean_of_the_files_with_intervals_that_cover_it():
+    rng = np.random.default_rng(4)
+    files = {}
+    for name in "ab":
+        problems, error, scores = random_chains(rng, 40)
+        files[name] = [
+            record(int(e), s.tolist()) | {"problem": p} for p, e, s in zip(problems, error, scores, strict=True)
+        ]
+    report, found = pb.processbench_report(files, "a", seed=0), pb.average_f1(files, "a", seed=0, files="ab")
+    for kind, of in [("half", lambda f: f), ("tuned", lambda f: f["tuned"]), ("cross_fit", lambda f: f["cross_fit"])]:
+        assert found[kind]["value"] == pytest.approx(np.mean([of(report[name])["f1"] for name in "ab"]))
+        assert found[kind]["low"] < found[kind]["value"] < found[kind]["high"]
+    # Of two independent files the mean's interval is narrower than either's, by about the square root of two.
+    widths = [report[name]["f1_high"] - report[name]["f1_low"] for name in "ab"]
+    assert found["half"]["high"] - found["half"]["low"] < 0.85 * max(widths)
+    few = pb.average_f1({"a": files["a"], "b": files["b"][:3]}, "a", seed=0, files="ab")
+    assert few["cross_fit"] is None and few["half"] is not None

@@ -6,8 +6,13 @@ import os
 import pathlib
 from types import ModuleType
 
+import jax
+import numpy as np
+
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
+from jprm.model.sharding import sharding
+from jprm.model.transformer import AXES
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
@@ -21,6 +26,27 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
     Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring.
     """
     return _format(path).load_decoder(path, config, dtype)
+
+
+def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
+    """The language head's parameters in float32, {"kernel": (D, V)}, of a model whose head is not tied.
+
+    They are put in their place on the mesh that is set.
+    """
+    if pathlib.Path(path).is_dir():
+        from jprm.checkpoints.safetensors import Tensors
+
+        file, name = Tensors(path), "lm_head.weight"
+    else:
+        from jprm.checkpoints.gguf import Reader
+
+        file, name = Reader(path), "output.weight"
+    if name not in file or tuple(file.shape(name)) != (config.vocab_size, config.width):
+        raise ValueError(
+            f"{path}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
+        )
+    place = jax.NamedSharding(jax.sharding.get_mesh(), sharding(*AXES["kernel"]))
+    return {"kernel": jax.device_put(np.asarray(file.tensor(name).T, np.float32), place)}
 
 
 def _format(path: str | os.PathLike) -> ModuleType:

@@ -20,6 +20,8 @@ import jprm
 from jprm.cli.arguments import Adapter, Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
+from jprm.cli.report import report
+from jprm.cli.search import search
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
 
@@ -101,6 +103,7 @@ def score(
     on_error: OnError = "stop",
     adapter: Adapter = None,
     dtype: Literal["float32", "bfloat16", "int8"] | None = None,
+    calibrated: FlagCreatePairsOff[bool] = False,
 ) -> None:
     """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
 
@@ -116,10 +119,11 @@ def score(
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
         dtype: What the parameters are held in: int8 takes a quarter of float32's memory. Default: as they were trained.
+        calibrated: Map scores to probabilities as `jprm eval calibration --store` found; refused where it was not run.
     """
     from jprm.score.files import score_file
 
-    print(score_file(model, input, output, on_error=on_error, dtype=dtype, adapter=adapter))
+    print(score_file(model, input, output, on_error=on_error, dtype=dtype, adapter=adapter, calibrated=calibrated))
 
 
 @app.command
@@ -150,9 +154,19 @@ def convert(
 
 
 app.command(
-    evaluation, name="eval", help="Say how good a model is, on processbench, prmbench, steps, calibration or best-of-n."
+    evaluation,
+    name="eval",
+    help="Say how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n.",
 )
-app.command(label, name="label", help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM) or consensus.")
+app.command(report)
+app.command(
+    label,
+    name="label",
+    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus.",
+)
+app.command(
+    search, name="search", help="Find a chain for each problem: best-of-n, beam, dvts, mcts or refine; and filter them."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,12 +6,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from jprm.cli.arguments import Adapter, Files, Folder, Json, opened
 
 evaluation = SubcommandApp()
+
+
+@evaluation.command
+def suite(
+    model: Annotated[tuple[Path, ...], arg(metavar="DIR ...")],
+    suite: Annotated[Path, arg(metavar="SUITE.json")],
+    out: Folder,
+) -> None:
+    """All benchmarks that a file names: scored once, computed in one go, ready for `jprm report`.
+
+    Scores are kept, so that a stopped command continues and a second one only computes. The file holds an object:
+    {"neutral": "positive", "processbench": {"data": ["gsm8k.json", "math.json"], "calibrate": "gsm8k.json"},
+    "prmbench": {"data": [..]}, "steps": {"data": [..]}, "best_of_n": {"data": [..]},
+    "calibration": {"data": [..], "calibrate": [..]}}; any section may be left out.
+
+    For example:
+      jprm eval suite --model runs/mine --suite suite.json --out results/mine
+      jprm eval suite --model runs/prm runs/orm --suite suite.json --out results
+
+    Args:
+        model: The folder of a trained model. Of several, each gets a folder of its name in the output.
+        suite: What to evaluate on. Its paths are relative to itself.
+        out: The folder for results.json and the scores.
+    """
+    from jprm.evaluate import report as reports
+    from jprm.evaluate.suite import read_suite, run_suite
+
+    wanted = read_suite(suite)
+    names = [folder.resolve().name for folder in model]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
+    for folder, name in zip(model, names, strict=True):
+        target = out / name if len(model) > 1 else out
+        reports.print_suite(run_suite(folder, wanted, target, print))
+        print(f"{target / 'results.json'}: written")
 
 
 @evaluation.command
@@ -90,11 +125,14 @@ def calibration(
     neutral: Literal["positive", "negative", "drop"],
     to: Json,
     adapter: Adapter = None,
+    store: Literal["temperature", "platt", "isotonic", "quantile"] | None = None,
 ) -> None:
     """Calibration: how far scores are probabilities, overall and by group, and maps and thresholds that mend it.
 
     For example:
       jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json calibration.json
+      jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json c.json \\
+        --store platt
 
     Args:
         model: The folder of a trained model.
@@ -103,10 +141,12 @@ def calibration(
         neutral: What a neutral rating counts as.
         to: Where to write the report.
         adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
+        store: Keep this map in the model's folder, for `jprm score --calibrated`.
     """
     from jprm.evaluate.run import calibration
 
-    _report(calibration(opened(model, adapter), data, calibrate, neutral, to), to, "calibration")
+    report = calibration(opened(model, adapter), data, calibrate, neutral, to, store=store)
+    _report(report, to, "calibration")
 
 
 @evaluation.command(name="best-of-n")
@@ -131,6 +171,70 @@ def best_of_n(
     from jprm.evaluate.run import best_of_n
 
     _report(best_of_n(input, model and opened(model, adapter), to), to, "best_of_n")
+
+
+@evaluation.command
+def diagnostics(
+    model: Folder,
+    to: Json,
+    chains: Files = (),
+    pools: Files = (),
+) -> None:
+    """Diagnostics: the known ways in which a PRM fails without its accuracy showing it.
+
+    On ProcessBench chains: lowest scores at the end, right answers by wrong steps, edits that keep the meaning, and
+    fluent nonsense. On pools: scores that follow length, and accuracy lost by choosing among more.
+
+    For example:
+      jprm eval diagnostics --model DIR --chains gsm8k.json math.json --pools pool.jsonl --json diagnostics.json
+
+    Args:
+        model: The folder of a trained model.
+        to: Where to write the report.
+        chains: ProcessBench files.
+        pools: Pools of chains with known correctness.
+    """
+    from jprm.evaluate.run import diagnostics
+
+    _report(diagnostics(model, chains, pools, to), to, "diagnostics")
+
+
+@evaluation.command
+def drift(
+    before: Annotated[Positional[Path], arg(metavar="BEFORE.jsonl")],
+    after: Annotated[Positional[Path], arg(metavar="AFTER.jsonl")],
+    to: Json,
+) -> None:
+    """Drift: whether two scored files have scores of one distribution, and whether to recalibrate or to retrain.
+
+    For example:
+      jprm eval drift scored_may.jsonl scored_june.jsonl --json drift.json
+
+    Args:
+        before: Chains or pools that `jprm score` wrote.
+        after: The same later: of another policy, other problems or another model.
+        to: Where to write the report.
+    """
+    from jprm.evaluate.run import drift
+
+    _report(drift(before, after), to, "drift")
+
+
+@evaluation.command
+def contamination(data: Files, benchmark: Files, to: Json) -> None:
+    """Contamination: which problems of benchmarks occur in training data, by normalised text.
+
+    For example:
+      jprm eval contamination --data phase1_train.jsonl --benchmark math.json gsm8k.json --json contamination.json
+
+    Args:
+        data: Source files that a model was or will be trained on.
+        benchmark: Benchmark files.
+        to: Where to write the report.
+    """
+    from jprm.data.overlap import contamination
+
+    _report(contamination(data, benchmark), to, "contamination")
 
 
 def _report(report: Mapping[str, Any], path: Path, kind: str) -> None:

@@ -238,16 +238,31 @@ def drift(
 
 
 def diagnostics_report(
-    chains: Sequence[Mapping[str, Any]] | None, pools: Sequence[Mapping[str, Any]] | None, threshold: float, seed: int
+    chains: Sequence[Mapping[str, Any]] | None,
+    pools: Mapping[str, Sequence[Mapping[str, Any]]],
+    threshold: float,
+    seed: int,
 ) -> dict[str, Any]:
-    """All diagnostics of one scored file of ProcessBench chains and one of pools; None where the file is not given."""
-    pooled = pools_of(pools) if pools is not None else None
-    return {
-        "lowest_at_end": lowest_at_end(_without_error(chains), seed) if chains is not None else None,
-        "wrong_process": wrong_process(chains, threshold, seed) if chains is not None else None,
-        "length_slopes": length_slopes(pooled, seed) if pooled is not None else None,
-        "over_optimisation": over_optimisation(pooled, seed) if pooled is not None else None,
-    }
+    """All diagnostics of scored ProcessBench chains and of scored pools, the latter by file.
+
+    One that finds nothing to look at is `{"not_computed": reason}`; those of chains are left out where None are given.
+    """
+    found: dict[str, Any] = {}
+    if chains is not None:
+        found["lowest_at_end"] = _or_reason(lowest_at_end, _without_error(chains), seed)
+        found["wrong_process"] = _or_reason(wrong_process, chains, threshold, seed)
+    for name, records in pools.items():
+        pooled = pools_of(records)
+        found.setdefault("length_slopes", {})[name] = _or_reason(length_slopes, pooled, seed)
+        found.setdefault("over_optimisation", {})[name] = over_optimisation(pooled, seed)
+    return found
+
+
+def _or_reason(diagnostic, *args) -> dict[str, Any]:
+    try:
+        return diagnostic(*args)
+    except ScoreError as error:
+        return {"not_computed": str(error)}
 
 
 def _without_error(chains):

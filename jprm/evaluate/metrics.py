@@ -77,25 +77,38 @@ class Interval(NamedTuple):
         return {key: jsonable(x) for key, x in self._asdict().items()}
 
 
-def bootstrap(
+class Difference(NamedTuple):
+    """How much better A is than B: the difference, its percentile interval, and `better`, the share of draws in which A
+    is ahead, ties half (close to 1 or 0 where the data decide, about a half where they do not)."""
+
+    value: Any
+    low: Any
+    high: Any
+    better: Any
+
+    def json(self) -> dict[str, Any]:
+        """As `Interval.json`, with `better`."""
+        return {key: jsonable(x) for key, x in self._asdict().items()}
+
+
+def draws(
     statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
     groups: Sequence[Any],
     n: int = DRAWS,
     *,
     seed: int,
-    level: float = 0.95,
-) -> Interval:
-    """Percentile interval of `statistic` over `n` resamples of whole groups, with replacement (a cluster bootstrap).
+) -> tuple[Float[np.ndarray, "*C"], Float[np.ndarray, " R *C"]]:
+    """The statistic, and its value on each of `n` resamples of whole groups, with replacement (a cluster bootstrap).
 
     `groups` names the group of each of the N items: steps of one problem stand or fall together, so problems are drawn,
-    not steps. `statistic` takes R rows of item weights, here how often the item's group was drawn. Draws for which it
-    is undefined (NaN) are left out. The same seed and groups draw the same resamples: two calls can be compared.
+    not steps. `statistic` takes R rows of item weights, here how often the item's group was drawn. The same seed and
+    groups draw the same resamples: the draws of two calls can be subtracted.
     """
     group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     size = len(group_N)
     value = statistic(np.ones((1, size)))[0]
     if not size:
-        return Interval(value, value, value)
+        return value, np.repeat(np.asarray(value)[None], n, 0)
     n_groups = int(group_N.max()) + 1
     rng = np.random.default_rng(seed)
     rows = max(1, _CHUNK // size)
@@ -105,11 +118,40 @@ def bootstrap(
         chosen_RG += n_groups * np.arange(len(chosen_RG))[:, None]
         count_RG = np.bincount(chosen_RG.ravel(), minlength=chosen_RG.size).reshape(chosen_RG.shape)
         drawn.append(statistic(count_RG[:, group_N].astype(float)))
-    drawn_R = np.concatenate(drawn)
+    return value, np.concatenate(drawn)
+
+
+def bootstrap(
+    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
+    groups: Sequence[Any],
+    n: int = DRAWS,
+    *,
+    seed: int,
+    level: float = 0.95,
+) -> Interval:
+    """Percentile interval of `statistic` over `draws`. Those for which it is undefined (NaN) are left out."""
+    value, drawn_R = draws(statistic, groups, n, seed=seed)
+    return Interval(value, *percentiles(drawn_R, level))
+
+
+def difference(
+    a: tuple[Any, Float[np.ndarray, " R *C"]], b: tuple[Any, Float[np.ndarray, " R *C"]], level: float = 0.95
+) -> Difference:
+    """A less B, from two results of `draws` with one seed and the same groups: a paired bootstrap."""
+    drawn_R = a[1] - b[1]
+    defined_R = ~np.isnan(drawn_R)
+    ahead_R = np.where(defined_R, (drawn_R > 0) + 0.5 * (drawn_R == 0), 0.0)
+    return Difference(a[0] - b[0], *percentiles(drawn_R, level), _ratio(ahead_R.sum(0), defined_R.sum(0)))
+
+
+def percentiles(drawn_R: Float[np.ndarray, " R *C"], level: float = 0.95) -> np.ndarray:
+    """(2, *C): the ends of the percentile interval, without the draws that are NaN; NaN where all are."""
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    if not np.isnan(drawn_R).any():
+        return np.quantile(drawn_R, ends, axis=0)  # nanquantile walks over columns in Python
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)  # undefined in every draw: so is the interval
-        low, high = np.nanquantile(drawn_R, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(value, low, high)
+        warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
+        return np.nanquantile(drawn_R, ends, axis=0)
 
 
 def jsonable(x: Any) -> Any:

@@ -17,11 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.evaluate.metrics import bootstrap, jsonable, weighted_mean
+from jprm.evaluate.metrics import Interval, bootstrap, draws, jsonable, percentiles, weighted_mean
 from jprm.evaluate.scored import ScoreError, checked_scores
 
 Scores = Sequence[Float[np.ndarray, " _"]]
 """One array of step scores a chain."""
+
+FOLDS = 5
+"""Of the cross-fitted threshold: each is tuned on four fifths of the problems."""
 
 
 class F1(NamedTuple):
@@ -107,13 +110,37 @@ def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> floa
     return float(threshold_K[np.argmax(curve.f1)])
 
 
+def cross_fit(
+    first_error_N: Int[np.ndarray, " N"], scores: Scores, problems: Sequence[str], seed: int, folds: int = FOLDS
+) -> tuple[Bool[np.ndarray, " N"], list[float]]:
+    """Whether each chain is predicted right at the best threshold of the other folds, and the threshold of each fold.
+
+    Problems, not chains, are dealt to the folds, so that no chain is judged by a threshold that saw another chain of
+    its problem. Raises ScoreError where the chains of all other folds are all wrong or all without an error.
+    """
+    first_error_N = np.asarray(first_error_N)
+    problem_N = np.unique(np.asarray(problems), return_inverse=True)[1].reshape(-1)
+    n_problems = int(problem_N.max(initial=-1)) + 1
+    if n_problems < folds:
+        raise ScoreError(f"{n_problems} problems cannot be dealt to {folds} folds")
+    fold_N = (np.random.default_rng(seed).permutation(n_problems) % folds)[problem_N]
+    right_N, thresholds = np.zeros(len(scores), bool), []
+    for fold in range(folds):
+        inside, outside = np.flatnonzero(fold_N == fold), np.flatnonzero(fold_N != fold)
+        thresholds.append(best_threshold(first_error_N[outside], [scores[i] for i in outside]))
+        right_N[inside] = right_at(first_error_N[inside], [scores[i] for i in inside], thresholds[-1])
+    return right_N, thresholds
+
+
 def processbench_report(
     records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int
 ) -> dict[str, dict[str, Any]]:
     """F1 of scored chain records (`first_error`, `scores`), a key a file; the layout is that of `_file_report`.
 
     `calibration` names the file whose best threshold is the tuned one of all files, here and for the baselines; on that
-    file itself the tuned numbers are in sample, and say so. Intervals resample problems, with thresholds held fixed.
+    file itself the tuned numbers are in sample, and say so. `cross_fit` tunes on the file itself but judges each chain
+    by a threshold that has not seen it; None where the file is too small. `upper_bound` is the per-split oracle, in
+    sample. Intervals resample problems, with thresholds held fixed.
     """
     if calibration not in records_by_file:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(records_by_file)}")
@@ -127,12 +154,65 @@ def processbench_report(
     return {name: _file_report(file, tuned, calibration, name == calibration, seed) for name, file in chains.items()}
 
 
+def average_f1(
+    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int, files: Sequence[str]
+) -> dict[str, Any]:
+    """The published headline, the unweighted mean of the F1 of `files`: at 0.5, `tuned` on `calibration`, `cross_fit`.
+
+    Each is `{"value", "low", "high"}`; problems are resampled within each file. None where a file has no such figure.
+    """
+    drawn = f1_draws(records_by_file, calibration, seed)
+    return {
+        kind: None if any(by_file[name] is None for name in files) else Interval(value, *percentiles(drawn_R)).json()
+        for kind, by_file in drawn.items()
+        for value, drawn_R in [average_draws(by_file, files)]
+    }
+
+
+def average_draws(by_file: Mapping[str, Any], files: Sequence[str]) -> tuple[Any, Any]:
+    """The mean over `files` of one kind of `f1_draws`, and its draws; None where a file has none."""
+    if any(by_file[name] is None for name in files):
+        return None, None
+    return np.mean([by_file[name][0] for name in files]), np.mean([by_file[name][1] for name in files], 0)
+
+
+def f1_draws(
+    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int
+) -> dict[str, dict[str, Any]]:
+    """F1 and its bootstrap draws as `jprm.evaluate.metrics.draws` gives them, by kind of threshold and file.
+
+    The resamples depend on the files' problems and the seed alone: those of two models can be subtracted.
+    """
+    chains = {name: _chains(name, records) for name, records in records_by_file.items()}
+    tuned = best_threshold(chains[calibration]["first_error"], chains[calibration]["scores"])
+    found: dict[str, dict[str, Any]] = {"half": {}, "tuned": {}, "cross_fit": {}}
+    for number, (name, file) in enumerate(chains.items()):
+        first_error_N = file["first_error"]
+
+        def drawn(right_N, file=file, first_error_N=first_error_N, number=number):
+            return draws(
+                lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed + number
+            )
+
+        found["half"][name] = drawn(right_at(first_error_N, file["scores"], 0.5))
+        found["tuned"][name] = drawn(right_at(first_error_N, file["scores"], tuned))
+        fitted = _cross_fitted(file, seed)
+        found["cross_fit"][name] = None if fitted is None else drawn(fitted[0])
+    return found
+
+
+def _cross_fitted(file: Mapping[str, Any], seed: int):
+    try:
+        return cross_fit(file["first_error"], file["scores"], file["problem"], seed)
+    except ScoreError:
+        return None
+
+
 def _file_report(file: Mapping[str, Any], tuned: Mapping[str, float], calibration: str, in_sample: bool, seed: int):
     first_error_N = file["first_error"]
     threshold_K, curve = f1_curve(first_error_N, file["scores"])
 
-    def at(scorer, threshold):
-        right_N = right_at(first_error_N, file[scorer], threshold)
+    def figures(right_N):
         point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
         interval = bootstrap(
             lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed
@@ -141,20 +221,25 @@ def _file_report(file: Mapping[str, Any], tuned: Mapping[str, float], calibratio
             **{key: jsonable(value) for key, value in point._asdict().items()},
             "f1_low": jsonable(interval.low),
             "f1_high": jsonable(interval.high),
-            "threshold": jsonable(threshold),  # None in a baseline that has no threshold
         }
+
+    def at(scorer, threshold):
+        # None in a baseline that has no threshold
+        return figures(right_at(first_error_N, file[scorer], threshold)) | {"threshold": jsonable(threshold)}
 
     def at_tuned(scorer):
         return {**at(scorer, tuned[scorer]), "calibrated_on": calibration, "in_sample": in_sample}
 
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
+    fitted = _cross_fitted(file, seed)
     return {
         **at("scores", 0.5),
         "n": len(first_error_N),
         "n_error": int((first_error_N >= 0).sum()),
         "n_correct": int((first_error_N < 0).sum()),
         "tuned": at_tuned("scores"),
-        "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top])},
+        "cross_fit": None if fitted is None else figures(fitted[0]) | {"thresholds": jsonable(np.array(fitted[1]))},
+        "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top]), "in_sample": True},
         "baselines": {
             "always_correct": at("position", -np.inf),
             "always_first_step": at("position", np.inf),

@@ -25,6 +25,47 @@ def write_json(path: str | os.PathLike[str], obj: Any) -> None:
         partial.unlink(missing_ok=True)
 
 
+def print_suite(results: Mapping[str, Any], console: Console | None = None) -> None:
+    """The tables of every section, and the diagnostics in a line each."""
+    if "processbench" in results:
+        print_processbench(results["processbench"]["files"], console)
+    for key, show in (("prmbench", print_prmbench), ("steps", print_steps), ("calibration", print_calibration)):
+        if key in results:
+            show(results[key], console)
+    for report in results.get("best_of_n", {}).values():
+        print_best_of_n(report, console)
+    print_diagnostics(results["diagnostics"], console)
+    for path in results["absent"]:
+        (console or _console()).print(f"absent: {path}")
+
+
+def print_diagnostics(report: Mapping[str, Any], console: Console | None = None) -> None:
+    found = list(_findings(report))
+    for name in found or ["none"]:
+        (console or _console()).print(f"finding: {name}")
+
+
+def print_drift(report: Mapping[str, Any], console: Console | None = None) -> None:
+    numbers = f"largest distance {report['ks']:.3f}, p = {report['p']:.3f}"
+    means = f"mean score {report['mean_before']:.3f} before, {report['mean_after']:.3f} after"
+    (console or _console()).print(f"verdict: {report['verdict']} ({numbers}; {means})")
+
+
+def print_contamination(report: Mapping[str, Any], console: Console | None = None) -> None:
+    table = _table("Contamination", "problems", "in the data")
+    for name, row in report["benchmarks"].items():
+        table.add_row(name, str(row["n"]), str(row["shared"]))
+    (console or _console()).print(table)
+
+
+def _findings(report: Mapping[str, Any], path: str = ""):
+    for key, value in report.items():
+        if isinstance(value, Mapping):
+            name = f"{path}, {_words(key)}" if path else _words(key)
+            yield from [name] * bool(value.get("finding"))
+            yield from _findings(value, name)
+
+
 def print_processbench(report: Mapping[str, Any], console: Console | None = None) -> None:
     table = _table("ProcessBench", "F1 [95 %]", "error acc.", "correct acc.", "threshold")
     for name, file in report.items():
@@ -33,12 +74,17 @@ def print_processbench(report: Mapping[str, Any], console: Console | None = None
         rows = {
             f"{name}, n = {file['n']}": file,
             f"  tuned on {tuned['calibrated_on']}{note}": tuned,
+            "  cross-fitted": file["cross_fit"],
+            "  oracle (best threshold in sample)": file["upper_bound"],
             **{f"  {_words(key)}": value for key, value in file["baselines"].items()},
         }
         for label, row in rows.items():
-            f1 = _interval(row["f1"], row["f1_low"], row["f1_high"])
-            accuracies = (_percent(row[key]) for key in ("error_accuracy", "correct_accuracy"))
-            table.add_row(label, f1, *accuracies, "" if row["threshold"] is None else f"{row['threshold']:.4g}")
+            if row is None:  # too few problems to cross-fit
+                continue
+            f1 = _interval(*(row.get(key) for key in ("f1", "f1_low", "f1_high")))
+            accuracies = (_percent(row.get(key)) for key in ("error_accuracy", "correct_accuracy"))
+            threshold = row.get("threshold")
+            table.add_row(label, f1, *accuracies, "" if threshold is None else f"{threshold:.4g}")
         table.add_section()
     (console or _console()).print(table)
 

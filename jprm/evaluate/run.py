@@ -5,6 +5,7 @@ Scores lie beside the report, in `OUT.scores/`, so that a stopped command contin
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 from collections.abc import Sequence
@@ -12,16 +13,23 @@ from typing import Any
 
 from jprm.data.reader import read_items
 from jprm.data.readers import READERS
+from jprm.evaluate import diagnostics as diagnostic
 from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.evaluate.calibration import calibration_report
+from jprm.evaluate.diagnostics import diagnostics_report
+from jprm.evaluate.edits import edited, edits_report, right_chains
 from jprm.evaluate.prmbench import prmbench_report
 from jprm.evaluate.processbench import processbench_report
 from jprm.evaluate.steps import steps_report
-from jprm.jsonl import parse, read_records
+from jprm.jsonl import dump, parse, read_records
+from jprm.score.calibrated import store_calibration
 from jprm.score.files import request_of, write_scores
 from jprm.score.scorer import PRM, load
 
 PathLike = str | os.PathLike
+
+EDITED = 100
+"""Right chains that are edited: ten edits each is a thousand chains to score."""
 
 OPTIONS: dict[str, dict[str, str]] = {
     "prm800k": {"human_written": "unlabelled", "control_questions": "drop"},
@@ -35,8 +43,8 @@ names beyond a chain's end are no steps, as in its own evaluation, and neither i
 def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike, out: PathLike, seed: int = 0) -> dict:
     """ProcessBench's F1 a file, at 0.5 and at the threshold tuned on `calibrate`, which may be one of the files."""
     prm = load(model)
-    files = _by_name([*data, calibrate])
-    records = {name: scored_records(prm, path, "processbench", out) for name, path in files.items()}
+    files = by_name([*data, calibrate])
+    records = {name: scored_records(prm, path, "processbench", f"{out}.scores") for name, path in files.items()}
     report = processbench_report(records, pathlib.Path(calibrate).stem, seed)
     return {pathlib.Path(path).stem: report[pathlib.Path(path).stem] for path in data}
 
@@ -44,47 +52,101 @@ def processbench(model: PathLike, data: Sequence[PathLike], calibrate: PathLike,
 def prmbench(model: PathLike, data: Sequence[PathLike], out: PathLike, seed: int = 0) -> dict:
     """PRMScore of the classes that the files hold, at 0.5 as published."""
     prm = load(model)
-    files = _by_name(data).values()
-    return prmbench_report([record for path in files for record in scored_records(prm, path, "prmbench", out)], seed)
+    files = by_name(data).values()
+    return prmbench_report(
+        [record for path in files for record in scored_records(prm, path, "prmbench", f"{out}.scores")], seed
+    )
 
 
 def steps(model: PathLike, data: Sequence[PathLike], neutral: str, out: PathLike, seed: int = 0) -> dict:
     """Step AUROC, average precision and first-error accuracy on files of the PRM800K format or jprm's own."""
     prm = load(model)
-    files = _by_name(data).values()
-    records = [record for path in files for record in scored_records(prm, path, _format(path), out)]
+    files = by_name(data).values()
+    records = [record for path in files for record in scored_records(prm, path, format_of(path), f"{out}.scores")]
     return steps_report(records, neutral, seed)
 
 
 def calibration(
-    model: PathLike, data: Sequence[PathLike], calibrate: Sequence[PathLike], neutral: str, out: PathLike, seed: int = 0
+    model: PathLike,
+    data: Sequence[PathLike],
+    calibrate: Sequence[PathLike],
+    neutral: str,
+    out: PathLike,
+    seed: int = 0,
+    store: str | None = None,
 ) -> dict:
-    """Calibration of step scores on files with step labels, before and after maps fitted on the files `calibrate`."""
+    """Calibration of step scores on files with step labels, before and after maps fitted on the files `calibrate`.
+
+    `store` names the map that is kept in the model's folder.
+    """
     prm = load(model)
-    files = _by_name([*data, *calibrate])
-    records = {name: scored_records(prm, path, _format(path), out) for name, path in files.items()}
+    files = by_name([*data, *calibrate])
+    records = {name: scored_records(prm, path, format_of(path), f"{out}.scores") for name, path in files.items()}
     fitted = [record for path in calibrate for record in records[pathlib.Path(path).stem]]
     names = dict.fromkeys(pathlib.Path(path).stem for path in data)
-    return calibration_report({name: records[name] for name in names}, fitted, neutral, seed)
+    report = calibration_report({name: records[name] for name in names}, fitted, neutral, seed)
+    if store is not None:
+        store_calibration(prm, report["recalibrated"][store]["map"], list(map(os.fspath, calibrate)), neutral)
+    return report
 
 
 def best_of_n(input: PathLike, model: PathLike | None, out: PathLike, seed: int = 0) -> dict:
     """Best-of-n curves of scored pools; with `model`, the pools are scored first."""
     if model is None:
         return best_of_n_report(list(read_records(input)), seed)
-    return best_of_n_report(scored_records(load(model), input, "pools", out), seed)
+    return best_of_n_report(scored_records(load(model), input, "pools", f"{out}.scores"), seed)
 
 
-def scored_records(prm: PRM, path: PathLike, reader: str, out: PathLike) -> list[dict[str, Any]]:
-    """The file's records with scores, from the cache beside `out` where they are there."""
-    output = pathlib.Path(f"{out}.scores") / f"{pathlib.Path(path).stem}.jsonl"
+def diagnostics(
+    model: PathLike, chains: Sequence[PathLike], pools: Sequence[PathLike], out: PathLike, seed: int = 0
+) -> dict:
+    """All diagnostics that ProcessBench chains and pools allow, by name; of pools by file."""
+    prm = load(model)
+    files = by_name([*chains, *pools])
+    if not files:
+        raise ValueError("diagnostics need files of --chains or --pools")
+    scores = {
+        name: scored_records(prm, path, "processbench" if path in chains else "pools", f"{out}.scores")
+        for name, path in files.items()
+    }
+    found = [record for path in chains for record in scores[pathlib.Path(path).stem]]
+    report = diagnostics_report(
+        found if chains else None,
+        {pathlib.Path(path).stem: scores[pathlib.Path(path).stem] for path in pools},
+        0.5,
+        seed,
+    )
+    return report | (edits(prm, found, f"{out}.scores", seed) if chains else {})
+
+
+def edits(prm: PRM, chains: Sequence[dict[str, Any]], folder: PathLike, seed: int) -> dict:
+    """`meaning_kept` and `nonsense` of up to `EDITED` right chains; their edits are scored into FOLDER/edits.jsonl."""
+    right = right_chains(chains, EDITED)
+    if not right:
+        return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}
+    made = edited(right, seed)
+    output = pathlib.Path(folder) / "edits.jsonl"
+    text = "".join(map(dump, made))
+    request = {"model": prm.name, "step": prm.step, "edits": hashlib.sha256(text.encode()).hexdigest()}
+    write_scores(prm, made, output, request, len(made))
+    return edits_report(right, list(read_records(output)), seed)
+
+
+def drift(before: PathLike, after: PathLike, seed: int = 0) -> dict:
+    """Whether the scores of two files of scored chains or pools have drifted apart."""
+    return diagnostic.drift(list(read_records(before)), list(read_records(after)), seed)
+
+
+def scored_records(prm: PRM, path: PathLike, reader: str, folder: PathLike) -> list[dict[str, Any]]:
+    """The file's records with scores, from `FOLDER/NAME.jsonl` where they are there."""
+    output = pathlib.Path(folder) / f"{pathlib.Path(path).stem}.jsonl"
     options = OPTIONS.get(reader, {})
     records = [record for _, record in READERS[reader].read(path, **options)]
     write_scores(prm, records, output, request_of(prm, path, reader=reader, **options), len(records))
     return list(read_records(output))
 
 
-def _by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
+def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
     """The files by the names that the report and the scores beside it have for them."""
     files: dict[str, PathLike] = {}
     for path in paths:
@@ -94,7 +156,7 @@ def _by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
     return files
 
 
-def _format(path: PathLike) -> str:
+def format_of(path: PathLike) -> str:
     """A benchmark as released, prm800k for its chains with ratings as well, else jprm's own records."""
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ def checked_scores(
     Raises ScoreError that names the first bad step and counts all: no scores at all, another number of scores than
     steps, a score that is None, NaN or infinite, or with `probability` one outside [0, 1].
     """
+    chains = list(chains)
+    whole = _all_at_once(chains, probability)
+    if whole is not None:
+        return whole
     arrays, first, bad, total = [], None, 0, 0
     for where, steps, scores in chains:
         score_P, reason = _array(scores, steps)
@@ -42,6 +47,20 @@ def checked_scores(
         wanted = "a probability in [0, 1]" if probability else "a finite score"
         raise ScoreError(f"{first}. {bad} of {total} steps lack {wanted}. Score the file again with `jprm score`.")
     return arrays
+
+
+def _all_at_once(chains, probability: bool) -> list[np.ndarray] | None:
+    """The arrays where nothing is wrong anywhere, None otherwise: a million chains one by one take half a minute."""
+    if not all(type(scores) is list and len(scores) == steps for _, steps, scores in chains):
+        return None
+    flat = list(itertools.chain.from_iterable(scores for _, _, scores in chains))
+    if not set(map(type, flat)) <= {float, int}:
+        return None
+    score_M = np.array(flat, float)
+    if not np.isfinite(score_M).all() or (probability and ((score_M < 0) | (score_M > 1)).any()):
+        return None
+    ends = np.cumsum([steps for _, steps, _ in chains]).tolist()
+    return [score_M[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _array(scores: Any, steps: int) -> tuple[np.ndarray, str | None]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.evaluate.metrics import auroc, average_precision, bootstrap, jsonable, weighted_mean
+from jprm.evaluate.metrics import auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
 from jprm.evaluate.processbench import weighted_f1
 from jprm.evaluate.scored import ScoreError, checked_scores
 
@@ -122,6 +122,17 @@ def steps_report(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) 
             for name, score in baselines.items()
         },
     }
+
+
+def auroc_draws(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) -> tuple[Any, np.ndarray]:
+    """The AUROC of all labelled steps and its draws over problems: those of two models on the same records can be
+    subtracted (`jprm.evaluate.metrics.difference`)."""
+    trees = trees_of(records, neutral)
+    labelled = [tree.class_N != UNLABELLED for tree in trees]
+    score_N = np.concatenate([tree.score_N[some_N] for tree, some_N in zip(trees, labelled, strict=True)])
+    right_N = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, labelled, strict=True)]) == 1
+    problem_N = [tree.problem for tree, some_N in zip(trees, labelled, strict=True) for _ in range(some_N.sum())]
+    return draws(lambda weight_RN: auroc(score_N, right_N, weight_RN), problem_N, seed=seed)
 
 
 def _figures(trees: Sequence[Tree], score_of, seed: int, threshold: float | None) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from jprm.answers import canonical_answer
 ENUMERATE = 10
 """Pools of up to this many samples are enumerated: 2^10 subsets a problem."""
 
+BATCH_BYTES = 32 * 2**20
+
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
     """An id for each answer's equivalence class, in order of appearance; -1 where there is no answer."""
@@ -138,4 +140,6 @@ def _sampled(
         return jax.lax.scan(add_sample, start, order_TN[:, :n_max].T)[1]
 
     inputs = (jax.random.split(key, len(class_PN)), class_PN, correct_PC, weight_PNK, in_pool_PN)
-    return jax.lax.map(problem, inputs)
+    # Many problems at once, as far as their totals (T, C, K) fit into BATCH_BYTES: a step of one is all overhead.
+    batch = max(1, min(len(class_PN), BATCH_BYTES // (4 * trials * correct_PC.shape[1] * weight_PNK.shape[2])))
+    return jax.lax.map(problem, inputs, batch_size=batch)

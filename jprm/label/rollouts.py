@@ -89,7 +89,7 @@ class Rollouts:
         missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
         for prefix, start, count in requests:
             key = prefix_key(prefix)
-            for first, n in _runs([s for s in range(start, start + count) if (key, s) not in self._kept]):
+            for first, n in runs([s for s in range(start, start + count) if (key, s) not in self._kept]):
                 missing[first, n][key] = prefix
         for (first, n), prefixes in missing.items():
             size = max(1, self.batch // n)
@@ -148,7 +148,7 @@ class Rollouts:
             raise RecordError(where, "rollout", f"cannot be read: {error!r}", remedy) from None
 
 
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """(first, count) of the runs of consecutive numbers in an increasing list."""
     runs: list[tuple[int, int]] = []
     for number in numbers:

@@ -133,7 +133,8 @@ def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
 def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     """The stream after the heads' output and the gated MLP's are added to it."""
     stream, gemma = sharding("batch", None, None), config.design == "gemma"
-    y_BTD = jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
+    # An einsum would contract in the order G, H, K of its letters, and copy the transposed weights for it.
+    y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=stream)
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["gate"])

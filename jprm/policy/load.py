@@ -1,4 +1,4 @@
-"""A policy from its description in a file."""
+"""A policy by its path: a model, or the description of one in a file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,58 @@ from jprm.tree import RecordError
 
 
 def load_policy(path: str | os.PathLike) -> Policy:
-    """The policy that a JSON file describes: {"url": ..., "model": ...} and any other field of `ServerConfig`.
+    """The policy that a path names.
+
+    A run's folder, a Hugging Face folder or a GGUF file is sampled in this process, with `SamplerConfig`'s defaults. A
+    JSON file says more: {"url": ..., "model": ...} and any other field of `ServerConfig` is a server; {"model": PATH}
+    and any other field of `SamplerConfig` is a model.
 
     Raises:
       RecordError: a file that is no JSON object, or has a field that is unknown, missing or of the wrong type.
+      FileNotFoundError, ValueError, NotImplementedError: a model that is not there, damaged or not supported.
     """
     path = pathlib.Path(path)
-    if path.is_dir():
-        raise NotImplementedError(f"{path}: is a folder. A policy is described by a JSON file with `url` and `model`")
+    if path.is_dir() or path.suffix == ".gguf":
+        from jprm.policy.sampler import load_sampler
+
+        return load_sampler(path)
     where = str(path)
     settings = parse(path.read_bytes(), where)
-    remedy = 'Write {"url": "http://localhost:8000/v1", "model": NAME}, with other fields of ServerConfig as needed.'
+    remedy = (
+        'Write {"url": "http://localhost:8000/v1", "model": NAME} for a server, with other fields of ServerConfig as'
+        ' needed, or {"model": FOLDER or GGUF}, with those of SamplerConfig.'
+    )
     if not isinstance(settings, dict):
         raise RecordError(where, "policy", "is no JSON object", remedy)
-    fields = {field.name: field for field in dataclasses.fields(ServerConfig)}
+    if "model" not in settings:
+        raise RecordError(where, "model", "is absent", remedy)
+    if "url" in settings:
+        _check(settings, ServerConfig, where, remedy)
+        if settings.get("endpoint", "completions") not in ("completions", "chat"):
+            raise RecordError(where, "endpoint", f"is {settings['endpoint']!r}", "Use 'completions' or 'chat'.")
+        try:
+            return ServerPolicy(ServerConfig(**settings))
+        except ValueError as error:
+            raise RecordError(where, "policy", str(error), remedy) from None
+
+    from jprm.policy.sampler import SamplerConfig, load_sampler
+
+    _check(settings, SamplerConfig, where, remedy, "model")
+    model = settings.pop("model")
+    try:
+        options = SamplerConfig(**settings)
+    except ValueError as error:
+        raise RecordError(where, "policy", str(error), remedy) from None
+    return load_sampler(model, options)
+
+
+def _check(settings: dict, kind: type, where: str, remedy: str, *more: str) -> None:
+    """Raises RecordError for a setting that `kind` has no field for, or of another type than the field's default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)} | dict.fromkeys(more, "")
     for name, value in settings.items():
-        if name not in fields:
-            raise RecordError(where, name, "is no setting of a policy", f"Use {', '.join(fields)}.")
-        default = fields[name].default
+        if name not in defaults:
+            raise RecordError(where, name, "is no setting of a policy", f"Use {', '.join(defaults)}.")
+        default = defaults[name]
         expected = (
             (int, float) if isinstance(default, float) else (type(default),) if type(default) in (int, bool) else ()
         )
@@ -38,12 +72,3 @@ def load_policy(path: str | os.PathLike) -> Policy:
             raise RecordError(where, name, f"is {value!r}", f"Give a value such as {default!r}.")
         if name in ("url", "model", "prompt", "delimiter") and not isinstance(value, str):
             raise RecordError(where, name, f"is {value!r}, not text", remedy)
-    for name in ("url", "model"):
-        if name not in settings:
-            raise RecordError(where, name, "is absent", remedy)
-    if settings.get("endpoint", "completions") not in ("completions", "chat"):
-        raise RecordError(where, "endpoint", f"is {settings['endpoint']!r}", "Use 'completions' or 'chat'.")
-    try:
-        return ServerPolicy(ServerConfig(**settings))
-    except ValueError as error:
-        raise RecordError(where, "policy", str(error), remedy) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 RULES = ("min", "prod", "mean", "last", "max", "sum_log_odds", "mean_log")
@@ -51,23 +52,36 @@ def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
 
     A product of a few hundred steps underflows float32, and chains that are not tied would then look tied.
     """
-    score_BP = jnp.asarray(score_BP, jnp.float32)
+    return _rank_keys(jnp, score_BP, mask_BP)
+
+
+def host_rank_keys(
+    score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"]
+) -> dict[str, Float[np.ndarray, " B"]]:
+    """`rank_keys` in numpy, for few chains at a time and shapes that change: nothing is compiled."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # the logarithm of 0 is -inf here as well
+        return _rank_keys(np, score_BP, mask_BP)
+
+
+def _rank_keys(xp, score_BP, mask_BP):
+    """`xp` is numpy or jax.numpy."""
+    score_BP = xp.asarray(score_BP, xp.float32)
     some_B = mask_BP.any(-1)
-    steps_B = jnp.maximum(mask_BP.sum(-1), 1)
-    last_B = score_BP.shape[-1] - 1 - jnp.argmax(mask_BP[..., ::-1], axis=-1)
-    inner_BP = jnp.clip(score_BP, LOG_ODDS_CLIP, 1 - LOG_ODDS_CLIP)
+    steps_B = xp.maximum(mask_BP.sum(-1), 1)
+    last_B = score_BP.shape[-1] - 1 - xp.argmax(mask_BP[..., ::-1], axis=-1)
+    inner_BP = xp.clip(score_BP, LOG_ODDS_CLIP, 1 - LOG_ODDS_CLIP)
 
     def total(x_BP):
-        return jnp.where(mask_BP, x_BP, 0.0).sum(-1)
+        return xp.where(mask_BP, x_BP, 0.0).sum(-1)
 
-    log_B = total(jnp.log(score_BP))
+    log_B = total(xp.log(score_BP))
     value = {
-        "min": jnp.where(mask_BP, score_BP, jnp.inf).min(-1),
+        "min": xp.where(mask_BP, score_BP, xp.inf).min(-1),
         "prod": log_B,
         "mean": total(score_BP) / steps_B,
-        "last": jnp.take_along_axis(score_BP, last_B[..., None], axis=-1)[..., 0],
-        "max": jnp.where(mask_BP, score_BP, -jnp.inf).max(-1),
-        "sum_log_odds": total(jnp.log(inner_BP) - jnp.log1p(-inner_BP)),
+        "last": xp.take_along_axis(score_BP, last_B[..., None], axis=-1)[..., 0],
+        "max": xp.where(mask_BP, score_BP, -xp.inf).max(-1),
+        "sum_log_odds": total(xp.log(inner_BP) - xp.log1p(-inner_BP)),
         "mean_log": log_B / steps_B,
     }
-    return {rule: jnp.where(some_B, value[rule], -jnp.inf) for rule in RULES}
+    return {rule: xp.where(some_B, value[rule], -xp.inf) for rule in RULES}

@@ -11,28 +11,32 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jprm.evaluate.recalibration import Recalibration
 from jprm.jsonl import Rejects, atomic_file, dump, read_lines, read_records
 from jprm.model.int8 import Dtype
+from jprm.score.calibrated import mapped, stored_calibration
 from jprm.score.scorer import CHUNK, PRM, load
 
 
 def score_file(
     model: str | os.PathLike, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop",
-    dtype: Dtype | None = None, adapter: str | None = None,
+    dtype: Dtype | None = None, adapter: str | None = None, calibrated: bool = False,
 ) -> str:  # fmt: skip
     """Scores a JSON Lines file of chains, pools or trees; returns a sentence that says what was done.
 
-    `dtype` is what the model's parameters are held in, and `adapter` how it is read, as in `jprm.load`.
-
-    With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte.
+    `dtype` is what the model's parameters are held in, and `adapter` how it is read, as in `jprm.load`. With
+    on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
+    through the map of `jprm.score.calibrated`, which raises where the model has none.
     """
     output = pathlib.Path(output)
     total = sum(1 for _ in read_lines(input))
     prm = load(model, dtype=dtype, adapter=adapter)
+    calibration = stored_calibration(prm) if calibrated else None
+    asked = {"dtype": dtype} if dtype else {}
+    asked |= {"calibration": calibration.to_json()} if calibration else {}
     with Rejects(output.with_name(output.name + ".rejects")) as rejects:
-        asked = {"dtype": dtype} if dtype else {}
         records = read_records(input, on_error=on_error, rejects=rejects)
-        there = write_scores(prm, records, output, request_of(prm, input, **asked), total)
+        there = write_scores(prm, records, output, request_of(prm, input, **asked), total, calibration)
         for _ in records:  # not read where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
@@ -48,7 +52,12 @@ def request_of(prm: PRM, input: str | os.PathLike, **more: Any) -> dict[str, Any
 
 
 def write_scores(
-    prm: PRM, records: Iterable[dict[str, Any]], output: str | os.PathLike, request: dict[str, Any], total: int | None
+    prm: PRM,
+    records: Iterable[dict[str, Any]],
+    output: str | os.PathLike,
+    request: dict[str, Any],
+    total: int | None,
+    calibration: Recalibration | None = None,
 ) -> int:
     """Writes the scored records to `output`; returns how many were there from an earlier, interrupted call.
 
@@ -84,6 +93,7 @@ def write_scores(
         with Progress(*columns) as bar:
             task = bar.add_task("", total=total, completed=there)
             for count, record in enumerate(prm.score_many(records), start=1):
+                record = record if calibration is None else mapped(calibration, record)
                 file.write(dump(record).encode() + b"\n")
                 if count % CHUNK == 0:
                     file.flush()

@@ -1,0 +1,181 @@
+"""Edits of right chains: some that keep the meaning, whose scores should stay, and fluent nonsense, whose should not.
+
+An edit makes a new record with `edit` (its name), `of` (the index of the chain it was made from) and, where the meaning
+is kept, `pairs`: (step before, step after) that end at the same place of the argument and should score the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jprm.evaluate.metrics import bootstrap, jsonable, weighted_mean
+from jprm.evaluate.scored import checked_scores
+
+Record = dict[str, Any]
+
+_DOLLARS = re.compile(r"(?<![\\$])\$(?!\$)([^$\n]+?)(?<!\\)\$(?!\$)")
+_PARENTHESES = re.compile(r"\\\((.+?)\\\)")
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])([xyznk])(?![A-Za-z'])")
+_SENTENCE = re.compile(r"(?<=[.;!?])\s+(?=[A-Z$\\])")
+NEW_NAMES = "uvwqrs"
+
+
+def whitespace(chain: Record) -> Record | None:
+    """Two spaces for one, and a line end behind each step."""
+    return _same_steps(chain, [step.replace(" ", "  ") + "\n" for step in chain["steps"]])
+
+
+def latex(chain: Record) -> Record | None:
+    r"""`$x$` as `\(x\)`, or the other way round; None where the chain has neither."""
+    steps = [_DOLLARS.sub(r"\\(\1\\)", step) for step in chain["steps"]]
+    if steps == chain["steps"]:
+        steps = [_PARENTHESES.sub(r"$\1$", step) for step in chain["steps"]]
+    return _same_steps(chain, steps)
+
+
+def rename(chain: Record) -> Record | None:
+    """One of the variables x, y, z, n, k gets a new letter, in the problem and everywhere; None where there is none."""
+    texts = [chain["problem"], *chain["steps"]]
+    used = {letter for text in texts for letter in re.findall(r"(?<![A-Za-z])([A-Za-z])(?![A-Za-z])", text)}
+    found = [letter for text in texts for letter in _VARIABLE.findall(text)]
+    new = next((letter for letter in NEW_NAMES if letter not in used), None)
+    if not found or new is None:
+        return None
+    old = found[0]
+    problem, *steps = (_VARIABLE.sub(lambda m: new if m[1] == old else m[1], text) for text in texts)
+    return _same_steps(chain, steps, problem)
+
+
+def merge(chain: Record) -> Record | None:
+    """Every two steps as one; None for a single step."""
+    steps = chain["steps"]
+    if len(steps) < 2:
+        return None
+    merged = ["\n".join(steps[i : i + 2]) for i in range(0, len(steps), 2)]
+    pairs = [(min(2 * j + 1, len(steps) - 1), j) for j in range(len(merged))]
+    return chain | {"steps": merged, "pairs": pairs}
+
+
+def split(chain: Record) -> Record | None:
+    """Every step of several sentences as two; None where no step has several."""
+    steps, pairs = [], []
+    for i, step in enumerate(chain["steps"]):
+        parts = _SENTENCE.split(step)
+        half = len(parts) // 2
+        steps += [" ".join(parts[:half]), " ".join(parts[half:])] if half else [step]
+        pairs.append((i, len(steps) - 1))
+    return chain | {"steps": steps, "pairs": pairs} if len(steps) > len(chain["steps"]) else None
+
+
+MEANING_KEPT: dict[str, Callable[[Record], Record | None]] = {
+    "whitespace": whitespace,
+    "latex": latex,
+    "rename": rename,
+    "merge": merge,
+    "split": split,
+}
+
+
+def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
+    """For every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and over;
+    `bare_answer`, the last step alone. Left out where that is the chain itself."""
+    rng, made = np.random.default_rng(seed), []
+    for i, chain in enumerate(chains):
+        steps = chain["steps"]
+        other = next((c for c in [*chains[i + 1 :], *chains[:i]] if c["problem"] != chain["problem"]), chain)
+        variants = {
+            "shuffled": [steps[k] for k in rng.permutation(len(steps))],
+            "other_problem": other["steps"],
+            "repeated": [steps[len(steps) // 2]] * len(steps),
+            "bare_answer": steps[-1:],
+        }
+        made += [
+            {"problem": chain["problem"], "steps": list(variant), "edit": name, "of": i}
+            for name, variant in variants.items()
+            if list(variant) != list(steps)
+        ]
+    return made
+
+
+def edited(chains: Sequence[Mapping[str, Any]], seed: int) -> list[Record]:
+    """All edits of all chains."""
+    plain = [{"problem": chain["problem"], "steps": list(chain["steps"])} for chain in chains]
+    kept = [
+        found | {"edit": name, "of": i}
+        for i, chain in enumerate(plain)
+        for name, edit in MEANING_KEPT.items()
+        if (found := edit(chain)) is not None
+    ]
+    return kept + nonsense(plain, seed)
+
+
+def right_chains(records: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """The first `most` chains of ProcessBench that have no error and a right answer."""
+    return [r for r in records if r.get("first_error") == -1 and r.get("correct") and r["steps"]][:most]
+
+
+def edits_report(
+    chains: Sequence[Mapping[str, Any]],
+    changed: Sequence[Mapping[str, Any]],
+    seed: int,
+    *,
+    margin: float = 0.05,
+    nonsense_margin: float = 0.2,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """How scores react to edits, of scored chains and their scored edits (`edited`).
+
+    `meaning_kept`, by edit: `change`, the mean distance of a step's score before and after, with an interval over
+    problems; `shift`, the same with its sign; `flips`, the share of steps that cross 0.5. A finding is a change above
+    `margin`. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's, ties half. A
+    finding is more than `nonsense_margin`: a search would be drawn to it.
+    """
+    before = checked_scores((f"chain {i}", len(c["steps"]), c.get("scores")) for i, c in enumerate(chains))
+    after = checked_scores((f"edit {i}", len(c["steps"]), c.get("scores")) for i, c in enumerate(changed))
+    report: dict[str, dict[str, dict[str, Any]]] = {"meaning_kept": {}, "nonsense": {}}
+    for name in dict.fromkeys(record["edit"] for record in changed):
+        rows = [(record, score_P) for record, score_P in zip(changed, after, strict=True) if record["edit"] == name]
+        problems, values = [], []
+        for record, score_P in rows:
+            whole_P = before[record["of"]]
+            pairs = [(whole_P[i], score_P[j]) for i, j in record["pairs"]] if "pairs" in record else None
+            values += pairs or [(whole_P.min(), score_P.min())]
+            problems += [chains[record["of"]]["problem"]] * len(pairs or [0])
+        old_N, new_N = np.array(values, float).T
+
+        def interval(x_N, problems=problems):
+            return bootstrap(lambda w: weighted_mean(x_N, w), problems, seed=seed)
+
+        if name in MEANING_KEPT:
+            change = interval(np.abs(new_N - old_N))
+            report["meaning_kept"][name] = {
+                "n": len(rows),
+                "change": change.json(),
+                "shift": jsonable((new_N - old_N).mean()),
+                "flips": jsonable(((new_N >= 0.5) != (old_N >= 0.5)).mean()),
+                "margin": margin,
+                "finding": bool(change.low > margin),
+            }
+        else:
+            preferred = interval((new_N > old_N) + 0.5 * (new_N == old_N))
+            report["nonsense"][name] = {
+                "n": len(rows),
+                "preferred": preferred.json(),
+                "margin": nonsense_margin,
+                "finding": bool(preferred.low > nonsense_margin),
+            }
+    return report
+
+
+def _same_steps(chain: Record, steps: Sequence[str], problem: str | None = None) -> Record | None:
+    """The chain with other texts for the same steps; None where nothing has changed."""
+    if list(steps) == chain["steps"]:
+        return None
+    return {
+        "problem": chain["problem"] if problem is None else problem,
+        "steps": list(steps),
+        "pairs": [(i, i) for i in range(len(steps))],
+    }

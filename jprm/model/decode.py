@@ -1,0 +1,195 @@
+"""Cached decoding: hidden states of new tokens, which see each other and tokens whose keys and values were kept.
+
+The layer's pieces are those of `jprm.model.transformer`; only what a query sees is put together differently. A model
+whose `layer_groups` are all 1 has every layer's weights in arrays of their own: the compiled program reads them where
+they lie, while a scan over stacked layers first copies each out of its stack. Decoding one token at a time is bound by
+reading weights, so a sampler wants them so (`unstacked`); many tokens at a time do not care.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jprm.model.config import ModelConfig
+from jprm.model.paths import HIDDEN
+from jprm.model.sharding import reshape, sharding
+from jprm.model.transformer import embedded, heads, mixed, norm_scale, rms_norm, rotary, weights
+
+Cache = tuple[tuple[Array, Array], ...]
+"""Keys and values of every group of layers: of rows (B, K, S, H), or of slots (N, K, H), behind an axis of layers where
+the group has many. A group of one has no such axis: XLA then writes the new keys of a decoding loop in place, and else
+copies the whole cache for every token."""
+
+QUERIES = 256
+"""New tokens of a row whose attention is computed at once."""
+
+_KNOWN = {
+    "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "norm_eps", "qkv_bias",
+    "qk_norm", "rope_scaling", "tied_embeddings", "head", "head_hidden", "layer_groups", "dtype", "remat", "attention",
+    "attention_block",
+}  # fmt: skip
+"""Fields of `ModelConfig` that cached decoding honours, or that cannot matter to it."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """Tokens computed before: R rows of them, which B new rows share, B a multiple of R; row b sees row b // (B / R).
+
+    They all lie before the first new token, so all new tokens of a row see the same of them.
+    """
+
+    cache: Cache  # of R rows
+    seen_RS: Bool[Array, "R S"]
+    slot_RS: Int[Array, "R S"] | None = None  # the cache is slots, in which keys lie anywhere: here
+
+
+def check(config: ModelConfig) -> None:
+    """Raises NotImplementedError naming the field of a model that decoding with a cache would compute wrongly."""
+    for field in dataclasses.fields(config):
+        if field.name not in _KNOWN and getattr(config, field.name) != field.default:
+            raise NotImplementedError(
+                f"{field.name}={getattr(config, field.name)!r}: decoding with a key-value cache does not support it; "
+                "score whole chains, or sample from a server"
+            )
+
+
+def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
+    """Zeros for `size` tokens in each of the rows, split over the mesh that is set."""
+    return _zeros(config, (rows, config.kv_heads, size, config.head_dim), ("batch", "kv_heads", None, None))
+
+
+def empty_slots(config: ModelConfig, size: int) -> Cache:
+    """Zeros for `size` tokens, kept whole on every device but for the heads' split."""
+    return _zeros(config, (size, config.kv_heads, config.head_dim), (None, "kv_heads", None))
+
+
+def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Cache:
+    def zeros(layers: int) -> Array:
+        lead = () if layers == 1 else (layers,)
+        place = sharding(*(None for _ in lead), *axes)
+        return jnp.zeros((*lead, *shape), config.dtype, out_sharding=place)
+
+    return tuple((zeros(layers), zeros(layers)) for layers in config.layer_groups)
+
+
+def forward(
+    params: Mapping,
+    config: ModelConfig,
+    tokens_BT: Int[Array, "B T"],
+    position_BT: Int[Array, "B T"],
+    past: Past | None = None,
+    own: Cache | None = None,
+    start: Int[Array, ""] | int = 0,
+) -> tuple[Float[Array, "B T D"], Cache]:
+    """Hidden states of the new tokens after the final norm, and their rows' keys and values.
+
+    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself: padding goes
+    behind, and means nothing.
+
+    Args:
+      own: keys and values of B rows, which those of the new tokens are written into at `start` and which are returned;
+        None where the rows have nothing but the new tokens, whose keys and values are returned.
+    """
+    decoder = params["decoder"]
+    x_BTD = embedded(tokens_BT, decoder["embed"], config)
+    cos_BTH, sin_BTH = rotary(position_BT, config)
+
+    # Blocks of queries, so that the logits of few are held at once, each against the keys up to its own end.
+    T = tokens_BT.shape[1]
+    blocks = [(i, min(i + QUERIES, T)) for i in range(0, T, QUERIES)]
+
+    def body(group: int, x_BTD, inputs):
+        index, layer, own = inputs
+        w = weights(layer, config)
+        q_BTKGH, *kv = heads(x_BTD, w, cos_BTH, sin_BTH, config)
+        kv = tuple(x.swapaxes(1, 2) for x in kv)
+        if own is not None:
+            kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, start, 2), own, kv)
+        before = () if past is None else ((*_read(past, group, index), past.seen_RS),)
+        y_BTKGH = [
+            _attend(q_BTKGH[:, a:b], before, *(x[:, :, : b + x.shape[2] - T] for x in kv), start + a) for a, b in blocks
+        ]
+        return mixed(x_BTD, jnp.concatenate(y_BTKGH, axis=1), w, config), kv
+
+    cache = []
+    for group, layers in enumerate(config.layer_groups):
+        stack, kept = decoder[f"layers_{group}"], None if own is None else own[group]
+        if layers == 1:
+            x_BTD, kv = body(group, x_BTD, (None, jax.tree.map(lambda w: w[0], stack), kept))
+        else:
+            x_BTD, kv = jax.lax.scan(functools.partial(body, group), x_BTD, (jnp.arange(layers), stack, kept))
+        cache.append(kv)
+    return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
+
+
+def language_logits(params: Mapping, config: ModelConfig, x_BD: Float[Array, "B D"]) -> Float[Array, "B V"]:
+    """Logits of the next token, in float32, of a model whose head is `language`."""
+    table, form = params["decoder"]["embed"], "BD,VD->BV"
+    if not config.tied_embeddings:
+        table, form = params["head"]["kernel"], "BD,DV->BV"
+    return jnp.einsum(form, x_BD.astype(jnp.float32), table, out_sharding=sharding("batch", None))
+
+
+def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
+    """The same model with every layer in a group of its own."""
+    one = dataclasses.replace(config, layer_groups=(1,) * config.layers)
+    if one == config:
+        return dict(params), config
+
+    @jax.jit
+    def split(stacks):
+        return [jax.tree.map(lambda w, i=i: w[i : i + 1], s) for s in stacks for i in range(len(jax.tree.leaves(s)[0]))]
+
+    rest = {name: value for name, value in params["decoder"].items() if not name.startswith("layers_")}
+    layers = split([params["decoder"][f"layers_{group}"] for group in range(len(config.layer_groups))])
+    return {**params, "decoder": rest | {f"layers_{i}": layer for i, layer in enumerate(layers)}}, one
+
+
+def _read(past: Past, group: int, index) -> tuple[Array, Array]:
+    """Keys and values (R, K, S, H) of one layer of a group, or of the only one, where `index` is None."""
+    kv = past.cache[group]
+    if past.slot_RS is None:
+        return kv if index is None else tuple(x[index] for x in kv)
+    place, at = sharding("batch", None, "kv_heads", None), (past.slot_RS,) if index is None else (index, past.slot_RS)
+    return tuple(x.at[at].get(out_sharding=place).swapaxes(1, 2) for x in kv)
+
+
+def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
+    """Softmax over two sets of keys, each computed in its own shape and then weighed against the other, in float32."""
+    T, G, S = q_BTKGH.shape[1], q_BTKGH.shape[3], k_BKSH.shape[2]
+    seen_TS = jnp.arange(S) <= start + jnp.arange(T)[:, None]
+    parts = [_part(q_BTKGH, k_BKSH, v_BKSH, jnp.repeat(seen_TS, G, axis=0))]
+    parts += [_part(q_BTKGH, k, v, seen_RS[:, None, None]) for k, v, seen_RS in before]
+    y, total, top = zip(*parts, strict=True)
+    most_BTKG = functools.reduce(jnp.maximum, top)
+    share = [jnp.exp(t - most_BTKG) for t in top]
+    y_BTKGH = sum(a[..., None] * y for a, y in zip(share, y, strict=True))
+    total_BTKG = sum(a * t for a, t in zip(share, total, strict=True))
+    return (y_BTKGH / total_BTKG[..., None]).astype(v_BKSH.dtype)
+
+
+def _part(q_BTKGH, k_RKSH, v_RKSH, seen):
+    """Of one set of keys: the values weighed by exp(logit - largest logit), these weights' sum, the largest logit."""
+    B, T, K, G, H = q_BTKGH.shape
+    R, split = k_RKSH.shape[0], ("batch", "kv_heads")
+    q_RXKGH = reshape(q_BTKGH, (R, B // R * T, K, G, H), "batch", None, "kv_heads")
+    q_RKQH = reshape(q_RXKGH.swapaxes(1, 2), (R, K, B // R * T * G, H), *split)
+    logit_RKQS = jnp.einsum("RKQH,RKSH->RKQS", q_RKQH, k_RKSH, preferred_element_type=jnp.float32)
+    logit_RKQS = jnp.where(seen, logit_RKQS * H**-0.5, HIDDEN)
+    top_RKQ = jnp.max(logit_RKQS, axis=-1)
+    weight_RKQS = jnp.exp(logit_RKQS - top_RKQ[..., None])
+    y_RKQH = jnp.einsum("RKQS,RKSH->RKQH", weight_RKQS.astype(v_RKSH.dtype), v_RKSH, preferred_element_type=jnp.float32)
+
+    def back(x_RKQ):
+        rest = x_RKQ.shape[3:]
+        x_RKXG = reshape(x_RKQ, (R, K, B // R * T, G, *rest), *split)
+        return reshape(x_RKXG.swapaxes(1, 2), (B, T, K, G, *rest), "batch", None, "kv_heads")
+
+    return back(y_RKQH), back(jnp.sum(weight_RKQS, axis=-1)), back(top_RKQ)

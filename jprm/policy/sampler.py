@@ -1,0 +1,355 @@
+"""A policy that samples from a model in this process: a base model, or one that jprm trained, with its language head.
+
+The prompt of a prefix is computed once and its keys are shared by all samples; a sample's own tokens are decoded in a
+jitted loop that ends when every sample has. Rows, prompts and samples' lengths come in powers of two, and there is one
+compilation for each combination that occurs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Int8
+
+from jprm.checkpoints import base, store
+from jprm.layout import Layout, NativeLayout
+from jprm.model import decode
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import MeshConfig, check, make_mesh, put_rows, sharding, spec
+from jprm.policy.draw import draw, pick
+from jprm.policy.protocol import Prefix, Sample
+from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.train.config import read
+from jprm.train.lora import merge
+
+SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 128
+"""Tokens that a prompt is padded to, and that a sample has room for at first, at least; both are then doubled."""
+
+RUNNING, STEP, STOP = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """How a model is sampled.
+
+    Attributes:
+      temperature: 0 takes the most probable token.
+      top_p: mass of the most probable tokens that are sampled from.
+      max_tokens: of one sample; a sample that reaches it is marked `length`.
+      prompt: what comes before the steps; `{problem}` is replaced, and control tokens such as <|im_start|> are read as
+        such in the rest. Empty: jprm's own layout, in which it trains policies and PRMs.
+      delimiter: white space that ends every step. jprm's own layout has a newline.
+      rows: samples decoded at once, at most.
+    """
+
+    temperature: float = 0.8
+    top_p: float = 1.0
+    max_tokens: int = 512
+    prompt: str = ""
+    delimiter: str = "\n"
+    rows: int = 64
+
+    def __post_init__(self):
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}: it must be 0 or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
+        for field in ("max_tokens", "rows"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}: it must be 1 or more")
+        if self.prompt and "{problem}" not in self.prompt:
+            raise ValueError("prompt has no {problem}")
+        if not self.delimiter or self.delimiter.strip():
+            raise ValueError(f"delimiter is {self.delimiter!r}: use white space, such as '\\n' or '\\n\\n'")
+        if not self.prompt and self.delimiter != "\n":
+            raise ValueError(f"delimiter is {self.delimiter!r}: jprm's own layout has '\\n'; another needs a prompt")
+
+
+@dataclasses.dataclass(frozen=True)
+class TemplateLayout:
+    """A prompt with the problem in it, then `step delimiter` each. Control tokens count in the template alone."""
+
+    tokenizer: Tokenizer
+    template: str
+    delimiter: str
+
+    def problem(self, text: str) -> list[int]:
+        before, after = self.template.split("{problem}", 1)
+        return [*self._template(before), *self.tokenizer.encode(text), *self._template(after)]
+
+    def step(self, text: str, number: int) -> list[int]:
+        del number
+        return [*self.tokenizer.encode(text), *self.tokenizer.encode(self.delimiter)]
+
+    def _template(self, text: str) -> list[int]:
+        ids = []
+        for piece in re.split(r"(<[^\s<>]+>)", text):
+            try:
+                ids += [self.tokenizer.token_id(piece)] if piece.startswith("<") else self.tokenizer.encode(piece)
+            except KeyError:
+                ids += self.tokenizer.encode(piece)
+        return ids
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Samples:
+    """B samples on their way: what the decoding loop carries."""
+
+    count: Array  # tokens written so far, by those that still run
+    last_B: Array  # the token to go on from
+    progress_B: Array  # of the delimiter, a row of the table
+    end_B: Array  # RUNNING, STEP or STOP
+    written_BN: Array
+    length_B: Array  # tokens written, the last one included
+    logprob_B: Array
+    cache: decode.Cache
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _prompt(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.Past:
+    """Keys of the prompts but for their last token, with which decoding begins; of prompt `row_R[r]` for every r."""
+    S = tokens_US.shape[1]
+    position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
+    _, cache = decode.forward(params, config, tokens_US, position_US)
+    place = sharding("batch", "kv_heads", None, None)
+    cache = jax.tree.map(lambda x: x.at[row_R].get(out_sharding=place), cache)
+    length_R = length_U.at[row_R].get(out_sharding=sharding("batch"))
+    return decode.Past(cache, jnp.arange(S) < length_R[:, None] - 1)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), donate_argnums=4)
+def _decode(
+    params, config: ModelConfig, temperature, top_p, samples: _Samples, past, first_B, key_B, table_VP, stop_V, at_step,
+    limit,
+) -> _Samples:  # fmt: skip
+    """Writes tokens until all samples have ended, `limit` is reached, or the cache is full."""
+    capacity = samples.written_BN.shape[1]
+
+    def again(s: _Samples):
+        return (s.count < jnp.minimum(limit, capacity)) & jnp.any(s.end_B == RUNNING)
+
+    def body(s: _Samples) -> _Samples:
+        position_B1 = (first_B + s.count)[:, None]
+        x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, s.count)
+        logit_BV = decode.language_logits(params, config, x_B1D[:, 0])
+        key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
+        token_B = draw(key, logit_BV, temperature, top_p)
+        logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
+        running_B = s.end_B == RUNNING
+        progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
+        ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
+        end_B = jnp.where(at_step & (progress_B < 0), STEP, RUNNING)
+        return _Samples(
+            count=s.count + 1,
+            last_B=token_B,
+            progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
+            end_B=jnp.where(running_B, jnp.where(ends_B, STOP, end_B), s.end_B),
+            written_BN=jax.lax.dynamic_update_slice_in_dim(s.written_BN, token_B[:, None], s.count, 1),
+            length_B=s.length_B + running_B,
+            logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
+            cache=cache,
+        )
+
+    return jax.lax.while_loop(again, body, samples)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _grown(samples: _Samples, size: int) -> _Samples:
+    """The same samples with room for `size` tokens."""
+
+    def pad(x: Array, axis: int) -> Array:
+        return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
+
+    cache = jax.tree.map(lambda x: pad(x, 2), samples.cache)
+    return dataclasses.replace(samples, written_BN=pad(samples.written_BN, 1), cache=cache)
+
+
+class Sampler:
+    """A `Policy` of a language model on a mesh. `logprob` is under the model itself: temperature 1, all tokens.
+
+    A draw's tokens do not depend on the other draws that are computed with it, but for the last bits of its logits.
+    Where the tokenizer has no end of text, chains never end.
+
+    Raises NotImplementedError or ValueError for a model that cannot be sampled.
+    """
+
+    def __init__(
+        self, params: Mapping, config: ModelConfig, tokenizer: Tokenizer, mesh: Mesh, options: SamplerConfig, name: str
+    ):
+        decode.check(config)
+        if config.head != "language":
+            raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
+        check(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
+        self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
+        with jax.set_mesh(mesh):
+            self._params, self._config = decode.unstacked(params, config)
+        self.layout: Layout = NativeLayout(tokenizer)
+        if options.prompt:
+            self.layout = TemplateLayout(tokenizer, options.prompt, options.delimiter)
+        self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
+        self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
+        sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
+        digest = hashlib.sha256(json.dumps([sampled, options.delimiter, config.dtype]).encode()).hexdigest()
+        self.name = f"{name}#{digest[:12]}"
+
+    def sample(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
+    ) -> list[list[Sample]]:
+        """As `Policy.sample`."""
+        prompts = [self._ids(prefix) for prefix in prefixes]
+        # A job is a prompt and up to m of its draws: as many as may share one copy of its keys, and fewer where some
+        # devices would have none.
+        devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        rows = max(self.options.rows, devices)
+        m = min(_power(n), 1 << (rows // devices).bit_length() - 1)
+        while m > 1 and len(prefixes) * -(-n // m) < devices:
+            m //= 2
+        jobs = [(i, j) for i in range(len(prefixes)) for j in range(0, n, m)]
+        jobs.sort(key=lambda job: len(prompts[job[0]]))  # prompts of like length together
+        size = devices * max(1, 1 << (rows // m // devices).bit_length() - 1)
+        drawn: list[list[Sample | None]] = [[None] * n for _ in prefixes]
+        for first in range(0, len(jobs), size):
+            batch = jobs[first : first + size]
+            for (i, j), samples in zip(batch, self._batch(prompts, prefixes, batch, m, n, until, seed), strict=True):
+                drawn[i][j : j + m] = samples
+        return drawn
+
+    def _ids(self, prefix: Prefix) -> list[int]:
+        steps = (self.layout.step(text, number) for number, text in enumerate(prefix.steps))
+        return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
+
+    def _batch(self, prompts, prefixes, jobs, m: int, n: int, until: str, seed: int) -> list[list[Sample]]:
+        """The draws of up to a batch of jobs."""
+        devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        distinct = list(dict.fromkeys(i for i, _ in jobs))
+        U, R = (devices * _power(-(-len(x) // devices)) for x in (distinct, jobs))
+        tokens_US = np.zeros((U, _power(max(SHORTEST_PROMPT, *(len(prompts[i]) for i in distinct)))), np.int32)
+        length_U = np.ones(U, np.int32)
+        for u, i in enumerate(distinct):
+            length_U[u] = len(prompts[i])
+            tokens_US[u, : length_U[u]] = prompts[i]
+        row_R = np.zeros(R, np.int32)
+        row_R[: len(jobs)] = [distinct.index(i) for i, _ in jobs]
+        row_B = np.repeat(row_R, m)
+        hash_B, number_B, end_B = (np.zeros(R * m, dtype) for dtype in (np.uint32, np.uint32, np.int32))
+        end_B[:] = STOP  # padding
+        for r, (i, j) in enumerate(jobs):
+            draws = np.arange(j, min(j + m, n))
+            own = slice(r * m, r * m + len(draws))
+            hash_B[own], number_B[own], end_B[own] = _hash(prefixes[i]), (seed + draws) % 2**32, RUNNING
+        last_B = tokens_US[row_B, length_U[row_B] - 1]
+
+        limit = self.options.max_tokens
+        room = min(SHORTEST_SAMPLE, _power(limit))
+        put = functools.partial(put_rows, mesh=self.mesh)
+        with jax.set_mesh(self.mesh):
+            table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
+            past = _prompt(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
+            zero_B = np.zeros(R * m, np.int32)
+            samples = _Samples(
+                jnp.int32(0), *put((last_B, zero_B, end_B, np.zeros((R * m, room), np.int32), zero_B)),
+                put(zero_B.astype(np.float32)), _empty(self._config, R * m, room),
+            )  # fmt: skip
+            key_B = _keys(put(number_B), put(hash_B))
+            while True:
+                samples = _decode(
+                    self._params, self._config, self.options.temperature, self.options.top_p, samples, past,
+                    put(length_U[row_B] - 1), key_B, table_VP, stop_V, jnp.bool(until == "step"), jnp.int32(limit),
+                )  # fmt: skip
+                if int(samples.count) >= limit or (np.asarray(samples.end_B) != RUNNING).all():
+                    break
+                samples = _grown(samples, 2 * samples.written_BN.shape[1])
+        columns = (np.asarray(x) for x in (samples.written_BN, samples.length_B, samples.end_B, samples.logprob_B))
+        texts = [self._sample(*row, until) for row in zip(*columns, strict=True)]
+        return [texts[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
+
+    def _sample(self, written_N, length, end, logprob, until: str) -> Sample:
+        ids = written_N[:length].tolist()
+        text = self.tokenizer.decode(ids[:-1] if end == STOP and ids else ids)
+        steps = tuple(step.strip() for step in text.split(self.options.delimiter) if step.strip())
+        steps = steps[:1] if until == "step" else steps
+        return Sample(steps, int(length), ("length", "step", "stop")[end], float(logprob))
+
+
+def load_sampler(
+    path: str | os.PathLike, options: SamplerConfig = SamplerConfig(), mesh: MeshConfig | None = None
+) -> Sampler:
+    """The policy in the folder of a run of `jprm train`, in a Hugging Face folder, or in a GGUF file.
+
+    Raises FileNotFoundError, ValueError or NotImplementedError, naming what is missing, damaged or not supported.
+    """
+    path = pathlib.Path(path)
+    grid = make_mesh(mesh or MeshConfig())
+    with jax.set_mesh(grid):
+        if (path / "experiment.json").is_file():
+            experiment = read(path / "experiment.json")
+            config = experiment.model
+            params, step = store.load_params(path, experiment, grid)
+            params = merge(params, experiment.lora)
+            name = f"{path.resolve()}@{step}"
+        else:
+            config = base.model_config(path, head="language")
+            config = dataclasses.replace(config, layer_groups=(1,) * config.layers)
+            decode.check(config)
+            params, name = {"decoder": base.load_decoder(path, config)}, str(path.resolve())
+            if not config.tied_embeddings:
+                params["head"] = base.load_language_head(path, config)
+    return Sampler(params, config, load_tokenizer(path), grid, options, name)
+
+
+def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
+    """By token and progress, the progress after it; -1 where the token ends a step.
+
+    Progress is the count of the delimiter's characters that the text ends with, plus the delimiter's length where there
+    is more than white space before: a blank step is none, and writing goes on. A delimiter may end inside a token.
+    """
+    size = len(delimiter)
+    table = np.zeros((vocab_size, 2 * size), np.int8)
+    for token in range(vocab_size):
+        text = tokenizer.decode([token]) if token < tokenizer.vocab_size else ""
+        for progress in range(2 * size):
+            table[token, progress] = _advance(text, progress % size, progress >= size, delimiter)
+    return table
+
+
+def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
+    for letter in text:
+        written = written or not letter.isspace()
+        tail = delimiter[:matched] + letter
+        matched = next(k for k in range(len(tail), -1, -1) if tail.endswith(delimiter[:k]))
+        if matched == len(delimiter):
+            if written:
+                return -1
+            matched = 0
+    return matched + len(delimiter) * written
+
+
+@jax.jit
+def _keys(number_B, hash_B):
+    return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
+
+
+_empty = jax.jit(decode.empty_cache, static_argnums=(0, 1, 2))
+
+
+def _hash(prefix: Prefix) -> int:
+    text = json.dumps([prefix.problem, *prefix.steps])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()

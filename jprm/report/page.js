@@ -1,0 +1,144 @@
+"use strict";
+(() => {
+  const PAGE = 10;
+  const data = JSON.parse(document.getElementById("chains").textContent);
+  const at = (id) => document.getElementById(id);
+  const list = at("list"), search = at("search"), sort = at("sort"), file = at("file"), kind = at("kind");
+  const model = at("model"), where = at("where");
+  let shown = [], page = 0;
+
+  // A chain is wrong if a step is labelled wrong, or, where no step has a label, if its answer is.
+  for (const item of data.items) {
+    let some = false, wrong = false;
+    for (const label of item.l) if (label !== null) { some = true; wrong = wrong || label < 0.5; }
+    item.labelled = some;
+    item.w = some ? wrong : item.o === null ? null : !item.o;
+  }
+
+  // How convincing: the lowest score, which an error should have brought down; of a tree the most convincing of the
+  // chains that end in a wrong step. Nodes come depth first, so `path` holds the lowest score above each depth.
+  const lowest = (scores) => scores.reduce((a, b) => Math.min(a, b), 1);
+  function convincing(item, m) {
+    const scores = item.c[m];
+    if (!item.d) return scores.length ? lowest(scores) : 0;
+    let top = 0;
+    const path = [];
+    item.l.forEach((label, i) => {
+      const depth = item.d[i];
+      path[depth] = depth ? Math.min(path[depth - 1], scores[i]) : scores[i];
+      if (label !== null && label < 0.5) top = Math.max(top, path[depth]);
+    });
+    return top;
+  }
+  const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
+  const keys = {
+    convincing: (item, m) => (item.w === true ? 1 + convincing(item, m) : 0),
+    doubted: (item, m) => (item.w === false ? 2 - lowest(item.c[m]) : 0),
+    step: (item, m) => largest(item.c[m].map((s, i) => (item.l[i] === null ? 0 : Math.abs(s - item.l[i])))),
+    models: (item) => largest(item.c[0].map((_, i) => {
+      const scores = item.c.map((c) => c[i]);
+      return Math.max(...scores) - Math.min(...scores);
+    })),
+    file: () => 0,
+  };
+
+  function choose() {
+    const words = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const patterns = words.map((w) => new RegExp(w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "i"));
+    const inside = new Map();
+    const problemHas = (p, k) => {
+      const name = p * patterns.length + k;
+      if (!inside.has(name)) inside.set(name, patterns[k].test(data.problems[p]));
+      return inside.get(name);
+    };
+    const f = file.value === "" ? null : Number(file.value), m = Number(model.value || 0);
+    shown = data.items.filter((item) => {
+      if (f !== null && item.f !== f) return false;
+      if (kind.value === "wrong" && item.w !== true) return false;
+      if (kind.value === "right" && item.w !== false) return false;
+      return patterns.every((pattern, k) => problemHas(item.p, k) || item.t.some((text) => pattern.test(text)));
+    });
+    const key = keys[sort.value];
+    const ranked = shown.map((item, i) => [key(item, m), i, item]);
+    ranked.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
+    shown = ranked.map((row) => row[2]);
+    page = 0;
+    draw();
+  }
+
+  function element(name, className, text) {
+    const made = document.createElement(name);
+    if (className) made.className = className;
+    if (text !== undefined) made.textContent = text;  // never markup: a step may hold a script tag
+    return made;
+  }
+
+  function verdict(label) {
+    if (label === null) return ["", "no label"];
+    if (label > 0.5) return ["rightmark", label === 1 ? "✓ right" : "✓ " + label.toFixed(2)];
+    if (label < 0.5) return ["wrongmark", label === 0 ? "✗ wrong" : "✗ " + label.toFixed(2)];
+    return ["", "· neutral"];
+  }
+
+  function step(item, i, m) {
+    const row = element("li", "step"), said = element("div", "said"), score = item.c[m][i];
+    const strength = Math.min(1, Math.abs(score - 0.5) * 2);
+    row.style.borderLeftColor = `rgba(var(${score < 0.5 ? "--lowt" : "--hight"}), ${0.25 + 0.75 * strength})`;
+    row.style.backgroundColor = `rgba(var(${score < 0.5 ? "--lowt" : "--hight"}), ${0.2 * strength})`;
+    if (item.d) row.style.marginLeft = Math.min(item.d[i], 12) * 0.75 + "rem";
+    said.append(element("span", "", score.toFixed(3)));
+    const [mark, words] = verdict(item.l[i]);
+    said.append(element("span", mark, words));
+    if (item.c.length > 1)
+      item.c.forEach((scores, k) => { if (k !== m) said.append(element("span", "soft", `${data.models[k]}: ${scores[i].toFixed(3)}`)); });
+    row.append(said, element("div", "text", item.t[i]));
+    return row;
+  }
+
+  function draw() {
+    const m = Number(model.value || 0), pages = Math.max(1, Math.ceil(shown.length / PAGE));
+    page = Math.max(0, Math.min(page, pages - 1));
+    list.replaceChildren(...shown.slice(page * PAGE, (page + 1) * PAGE).map((item, i) => {
+      const card = element("article");
+      card.tabIndex = -1;
+      const outcome = item.o === null || item.o === undefined ? "" : item.o ? ", answer right" : ", answer wrong";
+      const what = item.d ? "tree" : !item.labelled ? "chain" : item.w ? "chain with an error" : "chain without an error";
+      card.setAttribute("aria-label", `${page * PAGE + i + 1} of ${shown.length}`);
+      card.append(element("p", "soft", `${page * PAGE + i + 1}. ${data.files[item.f]}: ${what}${outcome}`));
+      card.append(element("p", "problem", data.problems[item.p]));
+      const steps = element("ol");
+      steps.append(...item.t.map((_, k) => step(item, k, m)));
+      card.append(steps);
+      return card;
+    }));
+    where.textContent = shown.length ? `${shown.length} of ${data.items.length}, page ${page + 1} of ${pages}` : "none matches";
+    for (const id of ["first", "back"]) at(id).disabled = page === 0;
+    for (const id of ["next", "last"]) at(id).disabled = page >= pages - 1;
+  }
+
+  function turn(to) { page = to; draw(); at("chain-browser").scrollIntoView(); }
+  function focusCard(by) {
+    const cards = [...list.children], now = cards.indexOf(document.activeElement);
+    const to = cards[Math.max(0, Math.min(cards.length - 1, now + by))];
+    if (to) to.focus();
+  }
+
+  let timer;
+  search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(choose, 150); });
+  for (const control of [sort, file, kind, model]) control.addEventListener("change", choose);
+  at("first").addEventListener("click", () => turn(0));
+  at("back").addEventListener("click", () => turn(page - 1));
+  at("next").addEventListener("click", () => turn(page + 1));
+  at("last").addEventListener("click", () => turn(Infinity));
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName);
+    if (event.key === "Escape" && document.activeElement === search) { search.value = ""; search.blur(); choose(); return; }
+    if (typing) return;
+    const act = { "/": () => search.focus(), n: () => turn(page + 1), p: () => turn(page - 1),
+                  j: () => focusCard(1), k: () => focusCard(-1) }[event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+  choose();
+})();

@@ -1,0 +1,218 @@
+"""Scores of trees that grow while a search goes on: every token is computed once.
+
+The keys and values of all live tokens lie in slots on the device, those of a step wherever there was room. A new step
+is computed against the slots of its path, gathered by index, and put into free ones; slots of what a search has dropped
+are used again.
+
+    trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
+    roots = trees.open(["What is 2 + 2 * 3?"])
+    handles, scores = trees.extend([roots[0], roots[0]], ["2 * 3 = 6.", "2 + 2 = 4."])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Float
+
+from jprm.model import decode
+from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.sharding import put_rows, spec
+from jprm.model.transformer import Head
+from jprm.score.scorer import PRM
+
+SLOTS = 4096
+"""Tokens that are held at first; doubled whenever they do not suffice."""
+
+TOKENS = 1024
+"""New tokens computed at once, padding included, where no single step is longer."""
+
+SHORTEST_STEP, SHORTEST_PATH = 16, 128
+"""Tokens that steps and paths are padded to at least; both in powers of two, so that few shapes are compiled."""
+
+
+@dataclasses.dataclass
+class _Node:
+    parent: int  # -1: a problem
+    depth: int  # steps on its path, its own included
+    slots: np.ndarray  # of its own tokens, in order
+    children: int = 0
+    live: bool = True  # not released
+
+
+class LiveTrees:
+    """A scorer of live trees with a PRM's scores: those of `prm.score_many`, to rounding. See `jprm.search.scorer`.
+
+    Attributes:
+      tokens: computed so far, padding left out: those of each problem and of each step once.
+
+    Raises NotImplementedError for a model that cannot be decoded with a cache.
+    """
+
+    def __init__(self, prm: PRM):
+        decode.check(prm.config)
+        if prm.config.head == "language":
+            raise NotImplementedError("head='language': live trees are scored by models with a step head")
+        if prm.ratio is not None:
+            raise NotImplementedError(f"{prm.name}: an implicit PRM is two models, and live trees are kept for one")
+        self._prm = prm
+        self.tokens = 0
+        self._nodes: dict[int, _Node] = {}
+        self._next = 0
+        self._free = np.arange(SLOTS)
+        self._size = SLOTS
+        with jax.set_mesh(prm.mesh):
+            self._pool = _empty(prm.config, SLOTS)
+
+    def open(self, problems: Sequence[str]) -> list[int]:
+        """A handle for each problem's root, whose tokens are computed now."""
+        return self._append([-1] * len(problems), [self._prm.layout.problem(problem) for problem in problems])[0]
+
+    def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
+        """Appends steps[i] below parents[i]: the new handles, and (P,) float32 scores.
+
+        Raises:
+          ValueError: a parent that is not there or was released, a step without tokens.
+          FloatingPointError: a score that is not finite.
+        """
+        for parent in parents:
+            if parent not in self._nodes or not self._nodes[parent].live:
+                raise ValueError(f"handle {parent} is not there, or was released: extend only what is live")
+        ids = []
+        for parent, step in zip(parents, steps, strict=True):
+            ids.append(self._prm.layout.step(step, self._nodes[parent].depth))
+            if not ids[-1]:
+                raise ValueError(f"step {step!r}: the layout gives it no tokens. Drop empty steps")
+        handles, score_P = self._append(parents, ids)
+        if not np.isfinite(score_P).all():
+            step = steps[int(np.argmin(np.isfinite(score_P)))]
+            self.release(handles)
+            raise FloatingPointError(
+                f"step {step[:60]!r}: the model's score is not finite; its checkpoint (or a bfloat16 overflow) is at"
+                " fault: use an earlier checkpoint or float32"
+            )
+        return handles, score_P
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Never to be extended again; slots that no live descendant needs are free. Released twice is released once."""
+        for handle in handles:
+            if handle in self._nodes:
+                self._nodes[handle].live = False
+                self._drop(handle)
+
+    def _drop(self, handle: int) -> None:
+        """Frees a node that is neither live nor an ancestor, then its parent likewise."""
+        freed = []
+        while handle >= 0 and not (node := self._nodes[handle]).live and not node.children:
+            freed.append(node.slots)
+            del self._nodes[handle]
+            handle = node.parent
+            if handle >= 0:
+                self._nodes[handle].children -= 1
+        self._free = np.concatenate([self._free, *freed])
+
+    def _append(self, parents: Sequence[int], ids: Sequence[Sequence[int]]) -> tuple[list[int], np.ndarray]:
+        lengths = [len(x) for x in ids]
+        needed = sum(lengths)
+        with jax.set_mesh(self._prm.mesh):
+            while needed > len(self._free):
+                self._pool = _doubled(self._pool)
+                self._free = np.concatenate([self._free, np.arange(self._size, 2 * self._size)])
+                self._size *= 2
+            taken, self._free = np.split(self._free, [needed])
+            slots = np.split(taken, np.cumsum(lengths)[:-1]) if ids else []
+            paths = [self._path(parent) for parent in parents]
+            score_P = np.zeros(len(ids), np.float32)
+            for some in self._batches(lengths, [len(path) for path in paths]):
+                score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths)))
+        self.tokens += needed
+        handles = list(range(self._next, self._next + len(ids)))
+        self._next += len(ids)
+        for handle, parent, own in zip(handles, parents, slots, strict=True):
+            depth = 0
+            if parent >= 0:
+                self._nodes[parent].children += 1
+                depth = self._nodes[parent].depth + 1
+            self._nodes[handle] = _Node(parent, depth, own)
+        return handles, score_P
+
+    def _path(self, handle: int) -> np.ndarray:
+        """Slots of all tokens from the problem's first to the node's last."""
+        parts = [np.zeros(0, np.int64)]
+        while handle >= 0:
+            parts.append(self._nodes[handle].slots)
+            handle = self._nodes[handle].parent
+        return np.concatenate(parts[::-1])
+
+    def _batches(self, lengths: Sequence[int], depths: Sequence[int]) -> Iterator[list[int]]:
+        """Indices of steps that are computed together: of like length, about TOKENS with their padding."""
+        batch: list[int] = []
+        for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], depths[i])):
+            if batch and self._rows(len(batch) + 1) * _power(lengths[i], SHORTEST_STEP) > TOKENS:
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    def _rows(self, count: int) -> int:
+        """Rows of a batch: a power of two for each device."""
+        devices = self._prm.mesh.shape["data"] * self._prm.mesh.shape["fsdp"]
+        return devices * _power(-(-count // devices), 1)
+
+    def _compute(self, ids, slots, paths) -> np.ndarray:
+        P, T = self._rows(len(ids)), _power(max(map(len, ids)), SHORTEST_STEP)
+        S = _power(max(map(len, paths)), SHORTEST_PATH)
+        tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self._size, np.int32)  # padding: nowhere
+        path_PS, above_P, length_P = np.zeros((P, S), np.int32), np.zeros(P, np.int32), np.ones(P, np.int32)
+        for p, (own, slot, path) in enumerate(zip(ids, slots, paths, strict=True)):
+            tokens_PT[p, : len(own)], place_PT[p, : len(own)] = own, slot
+            path_PS[p, : len(path)], above_P[p], length_P[p] = path, len(path), len(own)
+        rows = put_rows((tokens_PT, length_P, path_PS, above_P), self._prm.mesh)
+        place_PT = jax.device_put(place_PT, NamedSharding(self._prm.mesh, spec()))
+        self._pool, score_P = _extend(
+            self._prm.params, self._prm.config, self._prm.reading, self._pool, *rows, place_PT
+        )
+        return np.asarray(score_P)[: len(ids)]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
+def _extend(
+    params, config: ModelConfig, reading: Callable, pool: decode.Cache, tokens_PT, length_P, path_PS, above_P, place_PT
+):
+    """The pool with the new tokens' keys in their slots, and the scores at the steps' last tokens."""
+    past = decode.Past(pool, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
+    x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
+    x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1).astype(jnp.float32)
+    head = Head(HEAD_CLASSES[config.head], hidden=config.head_hidden)
+    score_PS = reading(head.apply({"params": params["head"]}, x_PSD))
+
+    def put(slots_NKH, x_PKTH):
+        """Of a layer, or of a group of many."""
+        place = spec(*[None] * (x_PKTH.ndim - 2), "kv_heads", None)
+        x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
+        return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
+
+    return jax.tree.map(put, pool, new), score_PS[:, 0]
+
+
+_empty = jax.jit(decode.empty_slots, static_argnums=(0, 1))
+
+
+@jax.jit
+def _doubled(pool: decode.Cache) -> decode.Cache:
+    def double(x):
+        return jnp.pad(x, [(0, x.shape[-3] if axis == x.ndim - 3 else 0) for axis in range(x.ndim)])
+
+    return jax.tree.map(double, pool)
+
+
+def _power(n: int, least: int) -> int:
+    """The least power of two that is neither below n nor below `least`."""
+    return 1 << (max(n, least) - 1).bit_length()

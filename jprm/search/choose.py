@@ -1,0 +1,195 @@
+"""From a searched tree to a result: chain scores, the best chain, votes, and the record that keeps all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.answers import equivalent, extract_answer
+from jprm.evaluate.scored import padded
+from jprm.evaluate.votes import answer_classes
+from jprm.score.aggregate import host_rank_keys
+from jprm.search.growing import Draw, GrowingTree
+
+_PROBABILITIES = ("prod", "mean_log", "sum_log_odds")
+
+
+def chain_scores(
+    tree: GrowingTree, nodes: Sequence[int], rule: str
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+    """(score, key) of the chains that end at these nodes: what `jprm.score.aggregate` gives, log-odds as a probability,
+    and its `rank_keys`. Both are NaN where a step's score is not finite, and for the problem itself.
+
+    Raises:
+      ValueError: a score outside [0, 1] under a rule that multiplies probabilities.
+    """
+    paths = [[tree.score[i] for i in tree.path(node)] for node in nodes]
+    score_BP, mask_BP = padded([np.array(path) for path in paths])
+    known_B = np.isfinite(score_BP).all(1)
+    if rule in _PROBABILITIES and ((score_BP < 0) | (score_BP > 1)).any():
+        raise ValueError(
+            f"rule {rule!r} wants probabilities, and a step's score lies outside [0, 1]: use 'min' or 'last'"
+        )
+    score_BP[~known_B] = 0
+    key_B = host_rank_keys(score_BP, mask_BP)[rule].astype(float)
+    value_B = key_B
+    if rule in ("prod", "mean_log"):  # whose keys are logarithms
+        value_B = np.exp(key_B)
+    if rule == "sum_log_odds":
+        value_B = 1 / (1 + np.exp(-key_B))
+    known_B &= mask_BP.any(1)
+    return np.where(known_B, value_B, np.nan), np.where(known_B, key_B, np.nan)
+
+
+def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
+    """The highest key, the first of equals; one without an answer only where none has an answer. None where all are
+    NaN."""
+    key_N = np.asarray(key_N, float)
+    valid_N = ~np.isnan(key_N)
+    if (valid_N & answered_N).any():
+        valid_N &= answered_N
+    index_M = np.flatnonzero(valid_N)
+    return int(index_M[np.argmax(key_N[index_M])]) if len(index_M) else None
+
+
+def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
+    """The class with the largest sum of weights, the first to appear of equals; -1 has no vote."""
+    class_N = np.asarray(class_N)
+    if not (class_N >= 0).any():
+        return None
+    total_C = np.bincount(class_N[class_N >= 0], np.asarray(weight_N, float)[class_N >= 0])
+    return int(np.argmax(np.round(total_C, 12)))  # sums of equals in another order must still tie
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a search returns: the draw that its chain ends with, None where there is none, and why."""
+
+    draw: int | None
+    answer: str | None = None
+    score: float | None = None
+    correct: bool | None = None
+    reason: str | None = None
+
+
+def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | None]) -> Result:
+    """The result among the finished draws within the budget; `answer_of` their last nodes.
+
+    Votes count answers as the same where `jprm.answers.canonical_answer` does, as the evaluation of votes does.
+    """
+    draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
+    if not draws:
+        return Result(None, reason=_why_none(tree))
+    nodes = [tree.draws[i].end for i in draws]
+    value_N, key_N = chain_scores(tree, nodes, rule)
+    class_N = answer_classes([answer_of[node] for node in nodes])
+    if how != "best":
+        if how == "majority":  # which asks for no score
+            weight_N, key_N = np.ones(len(nodes)), np.where(np.isnan(key_N), -np.inf, key_N)
+        else:
+            weight_N = np.nan_to_num(np.maximum(value_N, 0.0))
+        winner = vote(class_N, weight_N)
+        key_N = key_N if winner is None else np.where(class_N == winner, key_N, np.nan)
+    at = best(key_N, class_N >= 0)
+    if at is None:
+        return Result(None, reason="no finished chain has a finite score at every step")
+    score = float(value_N[at]) if math.isfinite(value_N[at]) else None
+    answer = answer_of[nodes[at]]
+    return Result(draws[at], answer, score, correct(tree, answer))
+
+
+def is_candidate(tree: GrowingTree, draw: Draw) -> bool:
+    return draw.end in tree.finished and draw.sample.finish_reason == "stop" and not draw.over_budget
+
+
+def correct(tree: GrowingTree, answer: str | None) -> bool | None:
+    """Whether the answer is the problem's; None where that is not known."""
+    return None if tree.problem.answer is None else equivalent(tree.problem.answer, answer)
+
+
+def _why_none(tree: GrowingTree) -> str:
+    if tree.draws and all(draw.over_budget for draw in tree.draws):
+        return f"the budget of {tree.budget} tokens is smaller than the first draw, of {tree.draws[0].sample.tokens}"
+    if not tree.draws:
+        return f"the policy failed: {tree.error}"
+    if tree.ended == "budget":
+        return f"no chain finished within the budget of {tree.budget} tokens"
+    return "no chain finished" + (f"; the policy failed {tree.failed} times: {tree.error}" if tree.failed else "")
+
+
+def answers(tree: GrowingTree) -> dict[int, str | None]:
+    """The final answer of every chain that a draw finished, by its last node, those over the budget included."""
+    ends = {draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0}
+    return {node: extract_answer("\n".join(tree.steps(node))) for node in sorted(ends)}
+
+
+def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a finished search, a pool or a tree; None where no step was drawn at all.
+
+    Every draw is in it: as a sample of a pool, or under `draws` of the node that it ends at, with the node it went on
+    from, so that a step drawn twice is one node with two draws. `search` says what was chosen and what it cost.
+    """
+    if not tree.text:
+        return None
+    answer_of = answers(tree)
+    result = choose(tree, rule, how, answer_of)
+    judged = {answer: correct(tree, answer) for answer in set(answer_of.values())}
+    correct_of = {node: judged[answer] for node, answer in answer_of.items()}
+    scores = [round(score, 7) if math.isfinite(score) else None for score in tree.score]
+    drawn = [i for i, draw in enumerate(tree.draws) if draw.end >= 0]  # an empty chain has no place in a record
+    out: dict[str, Any] = {"problem": tree.problem.text}
+    if kind == "pool":
+        out["samples"] = [_sample(tree, tree.draws[i], scores, answer_of, correct_of) for i in drawn]
+        chosen = drawn.index(result.draw) if result.draw is not None else None
+    else:
+        out["nodes"] = _nodes(tree, scores, answer_of, correct_of)
+        chosen = tree.draws[result.draw].end if result.draw is not None else None
+    if tree.problem.answer is not None:
+        out["answer"] = tree.problem.answer
+    unscored = sum(score is None for score in scores)
+    found = {"chosen": chosen, "answer": result.answer, "score": result.score, "correct": result.correct}
+    cost = {"ended": tree.ended, "policy_tokens": tree.spent, "over_budget_tokens": tree.overspent}
+    odd = {"reason": result.reason, "failed": tree.failed, "error": tree.error, "unscored_steps": unscored,
+           "empty": len(tree.draws) - len(drawn)}  # fmt: skip
+    out["search"] = about | {"rule": rule, "choose": how} | found | cost | {k: v for k, v in odd.items() if v}
+    return out | {key: value for key, value in tree.problem.extra.items() if key not in out}
+
+
+def _sample(tree, draw, scores, answer_of, correct_of) -> dict[str, Any]:
+    """A draw as a sample of a pool. A chain that was cut off has no answer, so nothing takes it for finished."""
+    path = tree.path(draw.end)
+    whole = draw.sample.finish_reason == "stop"
+    sample = {"steps": [tree.text[i] for i in path], "answer": answer_of[draw.end] if whole else None}
+    if (right := correct_of[draw.end] if whole else None if tree.problem.answer is None else False) is not None:
+        sample["correct"] = right
+    values = [scores[i] for i in path]
+    sample |= {"scores": values} if None not in values else {"unscored": True}
+    return sample | _about(draw)
+
+
+def _nodes(tree, scores, answer_of, correct_of) -> list[dict[str, Any]]:
+    nodes = []
+    for i, (parent, text) in enumerate(zip(tree.parent, tree.text, strict=True)):
+        node: dict[str, Any] = {"parent": parent, "text": text}
+        node |= {"score": scores[i]} if scores[i] is not None else {"unscored": True}
+        if i in answer_of:
+            node["answer"] = answer_of[i]
+            node |= {"correct": correct_of[i]} if correct_of[i] is not None else {}
+        nodes.append(node | tree.notes.get(i, {}))
+    for draw in tree.draws:
+        if draw.end >= 0:
+            nodes[draw.end].setdefault("draws", []).append({"from": draw.start} | _about(draw))
+    return nodes
+
+
+def _about(draw: Draw) -> dict[str, Any]:
+    sample = draw.sample
+    about: dict[str, Any] = {"finish_reason": sample.finish_reason, "tokens": sample.tokens}
+    if sample.logprob is not None:
+        about["logprob"] = sample.logprob
+    return about | ({"over_budget": True} if draw.over_budget else {})

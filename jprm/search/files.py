@@ -1,0 +1,158 @@
+"""Searches from file to file: what `jprm search` calls.
+
+Beside `OUTPUT`, until it is whole, lie `OUTPUT.part`, a line for every problem that is finished; `OUTPUT.samples`, all
+that the policy wrote; and `OUTPUT.info.json`, what was asked for. So the same command continues: it searches no
+finished problem again and pays for no sample twice.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jprm.jsonl import Rejects, atomic_file, dump, parse, read_lines, reject_with
+from jprm.policy.protocol import Policy
+from jprm.search.choose import record
+from jprm.search.growing import Problem
+from jprm.search.kept import KeptPolicy
+from jprm.search.lockstep import SearchConfig, search
+from jprm.search.scorer import LiveScorer
+from jprm.tree import RecordError, tree_of
+
+Path = str | os.PathLike
+
+_CHAINS = ("steps", "samples", "nodes", "labels", "scores", "completions", "semantics", "search")
+
+
+def read_problems(
+    path: Path, on_error: str = "stop", rejects: Rejects | None = None
+) -> Iterator[tuple[bytes, Problem]]:
+    """The lines of a file of records with `problem` and, where it is known, `answer`; what else they hold is kept, less
+    chains, which are not used.
+
+    Raises:
+      RecordError: for on_error='stop': FILE:LINE, field, reason and remedy. With 'skip' the line goes to `rejects`.
+    """
+    reject = reject_with(on_error, rejects)
+    for number, line in read_lines(path):
+        where = f"{os.fspath(path)}:{number}"
+        try:
+            given = parse(line, where)
+            if not isinstance(given, Mapping):
+                raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "answer": ...} a line.')
+            known = {"problem": given.get("problem"), "answer": given.get("answer"), "steps": ["-"]}
+            tree = tree_of(known, where)
+        except RecordError as error:
+            reject(line, error)
+        else:
+            extra = {key: value for key, value in given.items() if key not in (*known, *_CHAINS)}
+            yield line, Problem(tree.problem, tree.answer, extra)
+
+
+def search_file(
+    policy: Policy,
+    scorer: LiveScorer,
+    scored_by: Mapping[str, Any],
+    input: Path,
+    output: Path,
+    config: SearchConfig,
+    *,
+    on_error: str = "stop",
+) -> dict[str, int]:
+    """Searches the problems of a file; returns counts, of which `prm_tokens` leaves out what a killed run lost.
+
+    `scored_by` identifies the scorer, and is kept with the results. A problem for which the policy wrote no step at
+    all has no record: its line goes, byte for byte, to `OUTPUT.rejects`, and so do bad lines with on_error='skip'.
+
+    Raises:
+      ValueError: `output`, or its beginning, is of another request; nothing is touched.
+      PolicyError: the policy gives nothing; the same call continues once it does.
+    """
+    output = pathlib.Path(output)
+    part, samples, info = (output.with_name(output.name + end) for end in (".part", ".samples", ".info.json"))
+    stat = os.stat(input)
+    method = type(config.method).__name__
+    about = {"method": method, **dataclasses.asdict(config.method), "budget": config.budget, "seed": config.seed}
+    request = {"policy": policy.name, "scorer": dict(scored_by), "input": os.path.abspath(input),
+               "bytes": stat.st_size, "modified": stat.st_mtime_ns, **about, "rule": config.rule,
+               "choose": config.choose}  # fmt: skip
+    if os.path.realpath(input) == os.path.realpath(output):
+        raise ValueError(f"{output}: is the input too; name another output")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    same = info.exists() and json.loads(info.read_text()) == request
+    for path in (output, part, samples):
+        if path.exists() and path.stat().st_size and not same:
+            raise ValueError(f"{path}: is there, but of another request. Remove it or name another file")
+    if output.exists():
+        return _counts(output)
+    with Rejects(output.with_name(output.name + ".rejects")) as rejects:
+        problems = list(read_problems(input, on_error, rejects))
+        with atomic_file(info) as file:
+            file.write((json.dumps(request, indent=2) + "\n").encode())
+        with KeptPolicy(policy, samples) as kept, part.open("a+b") as file, _Bar(output, len(problems)) as bar:
+            done = _read_part(file)
+            bar.advance(bar.task, len(done))
+            left = [i for i in range(len(problems)) if i not in done]
+            tokens = scorer.tokens
+            about = {"method": method, **about, "policy": policy.name, "scorer": dict(scored_by)}
+            for i, tree in search((problems[i][1] for i in left), kept, scorer, config):
+                found = record(tree, config.rule, config.choose, config.method.kind, about)
+                line = {"index": left[i], "record": found, "prm_tokens": scorer.tokens - tokens}
+                if found is None:
+                    line["reason"] = f"the policy wrote no step: {tree.error or 'every chain is empty'}"
+                tokens = scorer.tokens
+                file.write(dump(line).encode() + b"\n")
+                file.flush()
+                done[left[i]] = line
+                bar.advance(bar.task)
+        with atomic_file(output) as file:
+            for i in sorted(done):
+                if done[i]["record"] is not None:
+                    file.write(dump(done[i]["record"]).encode() + b"\n")
+                else:
+                    error = RecordError(f"{os.fspath(input)}: problem {i + 1}", "problem", done[i]["reason"], "")
+                    rejects.add(problems[i][0], error)
+    part.unlink()
+    samples.unlink()
+    extra = {"prm_tokens": sum(line["prm_tokens"] for line in done.values()), "rejected": rejects.count}
+    return _counts(output) | extra
+
+
+def _read_part(file) -> dict[int, dict[str, Any]]:
+    """The finished problems, by index. A last line without its end is what a kill leaves: it is cut off."""
+    file.seek(0)
+    done, whole = {}, 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        found = json.loads(line)
+        done[found["index"]] = found
+        whole += len(line)
+    file.truncate(whole)
+    return done
+
+
+def _counts(output: pathlib.Path) -> dict[str, int]:
+    counts = collections.Counter(problems=0, chosen=0, correct=0, policy_tokens=0, over_budget_tokens=0)
+    for _, line in read_lines(output):
+        found = json.loads(line)["search"]
+        counts["problems"] += 1
+        counts["chosen"] += found["chosen"] is not None
+        counts["correct"] += found["correct"] is True
+        for name in ("policy_tokens", "over_budget_tokens"):
+            counts[name] += found[name]
+    return dict(counts)
+
+
+class _Bar(Progress):
+    def __init__(self, output: pathlib.Path, total: int):
+        columns = TextColumn("searching {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        super().__init__(*columns)
+        self.task = self.add_task(output.name, total=total)

@@ -1,0 +1,105 @@
+"""Scorers of live trees: what a search asks for the scores of new steps."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from jprm.pack import token_tree
+from jprm.tree import Node, ReasoningTree, record_of
+
+
+class LiveScorer(Protocol):
+    """Scores trees while they grow. A handle stands for a prefix: a problem, or a step below another handle.
+
+    `tokens` counts what the model has computed so far, padding left out.
+    """
+
+    tokens: int
+
+    def open(self, problems: Sequence[str]) -> list[int]:
+        """A handle for each problem's root."""
+        ...
+
+    def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
+        """Appends steps[i] below parents[i]; the new handles and their scores, float32.
+
+        The parents may be of many trees, and one may occur many times.
+        """
+        ...
+
+    def release(self, handles: Sequence[int]) -> None:
+        """These are never extended again; what no live descendant needs is freed."""
+        ...
+
+
+def live_scorer(prm: Any) -> LiveScorer:
+    """The scorer that computes every token once; `Rescorer`, with the same scores, for what has no such cache."""
+    from jprm.score.live import LiveTrees
+
+    try:
+        return LiveTrees(prm)
+    except NotImplementedError:
+        return Rescorer(prm)
+
+
+class Rescorer:
+    """A `LiveScorer` over anything that scores whole trees: the path to every new step is computed again.
+
+    `prm` has `score_trees`, as `jprm.PRM`, or `score_many`. Tokens are counted where it has a `layout`, else `tokens`
+    stays 0. `jprm.score.live` has a scorer that computes every token once.
+    """
+
+    def __init__(self, prm: Any):
+        self.prm, self.tokens = prm, 0
+        self._parent: list[int] = []  # by handle; -1 for a problem
+        self._text: list[str] = []
+
+    def open(self, problems: Sequence[str]) -> list[int]:
+        return [self._new(-1, problem) for problem in problems]
+
+    def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
+        paths = [self._path(parent) for parent in parents]
+        nodes: dict[int, list[Node]] = collections.defaultdict(list)  # by the problem's handle
+        index: dict[int, int] = {}  # of a handle in its tree
+        place = []
+        for (root, *path), step in zip(paths, steps, strict=True):
+            at, tree = -1, nodes[root]
+            for handle in path:
+                if handle not in index:
+                    index[handle] = len(tree)
+                    tree.append(Node(at, self._text[handle]))
+                at = index[handle]
+            place.append((root, len(tree)))
+            tree.append(Node(at, step))
+        trees = {root: ReasoningTree(self._text[root], tuple(tree)) for root, tree in nodes.items()}
+        scores = dict(zip(trees, self._score(list(trees.values())), strict=True))
+        handles = [self._new(parent, step) for parent, step in zip(parents, steps, strict=True)]
+        return handles, np.array([scores[root][i] for root, i in place], np.float32)
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Nothing to free but text."""
+
+    def _score(self, trees: list[ReasoningTree]) -> list[np.ndarray]:
+        if (layout := getattr(self.prm, "layout", None)) is not None:
+            self.tokens += sum(len(token_tree(tree, layout).tokens_N) for tree in trees)
+        if hasattr(self.prm, "score_trees"):
+            return self.prm.score_trees(trees)
+        scored = self.prm.score_many(record_of(tree) for tree in trees)
+        return [np.array([node["score"] for node in record["nodes"]], np.float32) for record in scored]
+
+    def _new(self, parent: int, text: str) -> int:
+        self._parent.append(parent)
+        self._text.append(text)
+        return len(self._text) - 1
+
+    def _path(self, handle: int) -> list[int]:
+        path = []
+        while handle >= 0:
+            path.append(handle)
+            handle = self._parent[handle]
+        return path[::-1]

@@ -1,0 +1,98 @@
+"""Edits keep what they should keep; scorers with one known flaw are found out by its edit and by no other."""
+
+import re
+
+import numpy as np
+import pytest
+
+from jprm.evaluate import edits
+
+CHAIN = {
+    "problem": "Let $x$ be even. What is x + 2?",
+    "steps": ["We add 2 to $x$. That is easy.", "So x + 2 is $y$.", "The answer is $y$."],
+}
+
+
+def test_each_edit_changes_what_it_names_and_nothing_else():
+    made = {name: edit(CHAIN) for name, edit in edits.MEANING_KEPT.items()}
+    assert [" ".join(step.split()) for step in made["whitespace"]["steps"]] == CHAIN["steps"]
+    assert made["latex"]["steps"][1] == r"So x + 2 is \(y\)."
+    assert edits.latex(made["latex"])["steps"] == CHAIN["steps"]  # and back
+    assert made["rename"]["problem"] == "Let $u$ be even. What is u + 2?"
+    assert made["rename"]["steps"][0] == "We add 2 to $u$. That is easy." and "$y$" in made["rename"]["steps"][1]
+    assert "".join(made["merge"]["steps"]).replace("\n", "") == "".join(CHAIN["steps"])
+    assert made["merge"]["pairs"] == [(1, 0), (2, 1)]
+    assert made["split"]["steps"][:2] == ["We add 2 to $x$.", "That is easy."]
+    assert made["split"]["pairs"] == [(0, 1), (1, 2), (2, 3)]
+    bare = {"problem": "p", "steps": ["one step"]}
+    assert edits.latex(bare) is edits.rename(bare) is edits.merge(bare) is edits.split(bare) is None
+
+
+def test_names_in_words_are_no_variables():
+    assert edits.rename({"problem": "Max has 3 boxes.", "steps": ["Six is x's half."]}) is None
+
+
+def right_chains(n=80):
+    """Chains whose steps say which problem they belong to and where they stand."""
+    rng = np.random.default_rng(0)
+    chains = []
+    for i in range(n):
+        count = int(rng.integers(3, 6))
+        steps = [f"Part {k} of {i}: we look at $x$ here. Then x is {k}." for k in range(count)]
+        chains.append({"problem": f"Problem {i} about $x$ in {count} parts", "steps": steps, "first_error": -1,
+                       "correct": True})  # fmt: skip
+    return chains
+
+
+def clean(record, flaw=None):
+    """Scores 0.9 wherever the text so far is the solution of the problem, whatever its form, and 0.1 elsewhere."""
+    problem, count = re.search(r"Problem (\d+) .* in (\d+)", record["problem"]).groups()
+    text, scores = "", []
+    rng = np.random.default_rng(int(problem))
+    for step in record["steps"]:
+        text += " " + step
+        parts = [tuple(map(int, found)) for found in re.findall(r"Part\s+(\d+)\s+of\s+(\d+)", text)]
+        good = parts == [(k, int(problem)) for k in range(len(parts))]
+        score = 0.9 if good else 0.1
+        wanted = {"format": "\\(" in step, "space": "  " in step, "name": "$u$" in step,
+                  "merged": step.count("Part") > 1, "half": "Part" not in step}  # fmt: skip
+        if flaw in wanted and wanted[flaw]:
+            score -= 0.4
+        if flaw == "fluent":  # any text that has a part of the problem in it will do
+            score = 0.9 if any(p == int(problem) for _, p in parts) else 0.1
+        if flaw == "blind":  # fluent whatever the problem
+            score = 0.9
+        scores.append(float(np.clip(score + rng.normal() * 0.02, 0, 1)))
+    return record | {"scores": scores}
+
+
+def findings(flaw):
+    chains = right_chains()
+    report = edits.edits_report(
+        [clean(c, flaw) for c in chains], [clean(c, flaw) for c in edits.edited(chains, seed=0)], seed=0
+    )
+    assert set(report["meaning_kept"]) == set(edits.MEANING_KEPT)
+    return {name for part in report.values() for name, row in part.items() if row["finding"]}
+
+
+@pytest.mark.parametrize(
+    ("flaw", "found"),
+    [
+        (None, set()),
+        ("format", {"latex"}),
+        ("space", {"whitespace"}),
+        ("name", {"rename"}),
+        ("merged", {"merge"}),
+        ("half", {"split"}),
+        ("fluent", {"shuffled", "repeated", "bare_answer"}),
+        ("blind", {"shuffled", "repeated", "bare_answer", "other_problem"}),
+    ],
+)
+def test_each_flaw_is_found_by_its_edit_alone(flaw, found):
+    assert findings(flaw) == found
+
+
+def test_only_chains_without_an_error_are_edited():
+    wrong = {"problem": "p", "steps": ["a"], "first_error": 0, "correct": True}
+    assert edits.right_chains([wrong], 10) == []
+    assert len(edits.right_chains([*right_chains(5), wrong], 3)) == 3

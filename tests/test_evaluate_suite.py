@@ -1,0 +1,162 @@
+"""A suite: one file names the benchmarks, one folder holds their scores and results."""
+
+import json
+import shutil
+
+import pytest
+from test_evaluate_run import pool_file, prm800k_file, processbench_file, short_rows  # noqa: F401  (autouse)
+
+from jprm import cli
+from jprm.evaluate import suite as suites
+from jprm.score import scorer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of every section but PRMBench, and the suite that names them."""
+    folder = tmp_path_factory.mktemp("suite")
+    processbench_file(folder / "easy.json", 12, 1), processbench_file(folder / "hard.json", 9, 2)
+    prm800k_file(folder / "rated.jsonl", 5), pool_file(folder / "pool.jsonl")
+    write(folder, whole())
+    return folder
+
+
+def whole():
+    return {
+        "neutral": "positive",
+        "processbench": {"data": ["hard.json", "easy.json", "olympiadbench.json"], "calibrate": "easy.json"},
+        "steps": {"data": ["rated.jsonl"]},
+        "best_of_n": {"data": ["pool.jsonl"]},
+        "calibration": {"data": ["hard.json"], "calibrate": ["easy.json"]},
+    }
+
+
+def write(folder, suite):
+    (folder / "suite.json").write_text(json.dumps(suite))
+    return folder / "suite.json"
+
+
+@pytest.fixture(scope="module")
+def done(tiny_run, folder, short_rows):  # noqa: F811
+    out = folder / "out"
+    assert cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(folder / "suite.json"),
+                     "--out", str(out)]) == 0  # fmt: skip
+    return out
+
+
+def test_everything_is_computed_from_scores_made_once(done, folder, tiny_run, monkeypatch):
+    results = suites.read_results(done)
+    assert results["sections"] == {
+        "processbench": ["hard", "easy"], "steps": ["rated"], "best_of_n": ["pool"], "calibration": ["hard"],
+    }  # fmt: skip
+    assert [path.rsplit("/", 1)[1] for path in results["absent"]] == ["olympiadbench.json"]
+    assert results["model"]["step"] == 6 and results["neutral"] == "positive"
+    assert {name: data["n"] for name, data in results["data"].items()} == {"hard": 9, "easy": 12, "rated": 4, "pool": 3}
+    files = results["processbench"]["files"]
+    assert list(files) == ["hard", "easy"]
+    for kind, f1 in [("half", lambda f: f["f1"]), ("tuned", lambda f: f["tuned"]["f1"])]:
+        assert results["processbench"]["average"][kind]["value"] == pytest.approx(sum(map(f1, files.values())) / 2)
+    assert results["steps"]["n_records"] == 4 and results["best_of_n"]["pool"]["n_max"] == 4
+    diagnostics = results["diagnostics"]
+    kinds = {"lowest_at_end", "wrong_process", "length_slopes", "over_optimisation", "meaning_kept", "nonsense"}
+    assert set(diagnostics) == kinds
+    assert diagnostics["meaning_kept"]["whitespace"]["n"] > 0 and "bare_answer" in diagnostics["nonsense"]
+
+    # Again: the model is asked for nothing, and the results are the same.
+    monkeypatch.setattr(scorer.PRM, "score_trees", lambda *args: pytest.fail("scored again"))
+    suite = suites.read_suite(folder / "suite.json")
+    assert json.loads(json.dumps(suites.run_suite(tiny_run.folder, suite, done))) == results
+    assert suites.read_scores(done, results)["hard"][0]["scores"]
+
+
+def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, monkeypatch):
+    """Killed in the third file: the first two are kept, and no results are there until all is done."""
+    whole_scores, calls = scorer.PRM.score_trees, []
+
+    def dies(self, trees):
+        calls.append(len(trees))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole_scores(self, trees)
+
+    suite = suites.read_suite(folder / "suite.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(scorer.PRM, "score_trees", dies)
+        with pytest.raises(KeyboardInterrupt):
+            suites.run_suite(tiny_run.folder, suite, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"results.json: not there: .* is no finished folder"):
+        suites.read_results(tmp_path)
+    calls.clear()
+    monkeypatch.setattr(scorer.PRM, "score_trees", lambda self, trees: calls.append(1) or whole_scores(self, trees))
+    results = suites.run_suite(tiny_run.folder, suite, tmp_path)
+    assert len(calls) == 3  # the third and the fourth file, and the edits
+    assert json.loads(json.dumps(results)) == suites.read_results(done)
+
+
+def test_half_written_caches_are_named(done, tmp_path):
+    shutil.copytree(done, tmp_path / "copy")
+    results = suites.read_results(tmp_path / "copy")
+    path = tmp_path / "copy" / "scores" / "hard.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="8 records, not 9; run `jprm eval suite` again"):
+        suites.read_scores(tmp_path / "copy", results)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="hard.jsonl: not there"):
+        suites.read_scores(tmp_path / "copy", results)
+    (tmp_path / "copy" / "results.json").write_text('{"sections": {}')
+    with pytest.raises(ValueError, match="results.json: not JSON"):
+        suites.read_results(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"benchmarks": {}}, "benchmarks: unknown"),
+        ({"neutral": "maybe"}, "neutral is 'maybe'"),
+        ({"steps": {"data": []}}, r"steps.data: \[\] is no list of files"),
+        ({"steps": {"files": ["rated.jsonl"]}}, "steps: give an object with data"),
+        ({"steps": {"data": ["absent.jsonl"]}}, "absent.jsonl: not there, and neither is any other file of steps"),
+        ({"calibration": {"data": ["hard.json"], "calibrate": ["no.json"]}}, "no.json: not there, and"),
+        ({"processbench": {"data": ["hard.json"], "calibrate": ["hard.json", "easy.json"]}}, "one threshold"),
+        ({"seed": "0"}, "seed is '0'"),
+    ],
+)
+def test_a_wrong_suite_is_named(folder, change, said):
+    path = folder / "wrong.json"
+    path.write_text(json.dumps(whole() | change))
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        suites.read_suite(path)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="no suite"):
+        suites.read_suite(path)
+
+
+def test_models_of_one_name_are_refused(folder, tmp_path, capsys):
+    line = ["--suite", str(folder / "suite.json"), "--out", str(tmp_path)]
+    assert cli.main(["eval", "suite", "--model", str(tmp_path / "a" / "x"), str(tmp_path / "b" / "x"), *line]) == 2
+    assert "two models of one name" in capsys.readouterr().err
+
+
+def test_diagnostics_drift_and_contamination(folder, done, tiny_run, tmp_path, capsys):
+    """The commands of their own give what the suite gives, and what they are made for."""
+    out = tmp_path / "d.json"
+    line = ["--chains", folder / "hard.json", folder / "easy.json", "--pools", folder / "pool.jsonl", "--json", out]
+    assert cli.main(["eval", "diagnostics", "--model", str(tiny_run.folder), *map(str, line)]) == 0
+    found, wanted = json.loads(out.read_text()), suites.read_results(done)["diagnostics"]
+    assert found["nonsense"] == wanted["nonsense"] and found["length_slopes"] == wanted["length_slopes"]
+
+    hard, pool = (str(done / "scores" / f"{name}.jsonl") for name in ("hard", "pool"))
+    for before, after in [(hard, hard), (hard, pool)]:
+        assert cli.main(["eval", "drift", before, after, "--json", str(out)]) == 0
+        assert f"verdict: {json.loads(out.read_text())['verdict']}" in capsys.readouterr().out
+    assert cli.main(["eval", "drift", hard, hard, "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["verdict"] == "same"
+
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"problem": p, "steps": ["s"]}) + "\n" for p in ("Q1  3", "What is\\, 2?", "new"))
+    )
+    line = ["--data", tmp_path / "train.jsonl", "--benchmark", folder / "easy.json", folder / "rated.jsonl"]
+    assert cli.main(["eval", "contamination", *map(str, line), "--json", str(out)]) == 0
+    easy, rated = json.loads(out.read_text())["benchmarks"].values()
+    assert (easy["n"], easy["shared"], easy["examples"][0]["problem"]) == (12, 1, "q1 3")
+    assert (rated["n"], rated["shared"]) == (5, 1) and rated["examples"][0]["in"] == str(tmp_path / "train.jsonl")

@@ -1,0 +1,321 @@
+"""The page: what it says, that data cannot break out of it, and that a browser shows it without a request or an error.
+
+The suite's folders are of made-up scorers, so that no model is needed.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from jprm import cli
+from jprm.evaluate.report import write_json
+from jprm.evaluate.suite import Suite, results_of
+from jprm.jsonl import write_records
+from jprm.report import page, svg, verdict
+from jprm.report.collect import chains, collect
+
+NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
+
+
+def scored(rng, labels, quality):
+    odds = np.where(np.array(labels, float) > 0.5, 1.5, 1.5 - quality) + rng.normal(size=len(labels))
+    return np.round(1 / (1 + np.exp(-odds)), 4).tolist()
+
+
+def records(quality, seed=1):
+    """Chains, trees and pools with scores; those of two qualities are the same but for the scores."""
+    rng, noise = np.random.default_rng(0), np.random.default_rng(seed)
+    easy = []
+    for i in range(60):
+        n = int(rng.integers(2, 7))
+        error = int(rng.integers(n)) if rng.random() < 0.5 else -1
+        labels = [1] * n if error < 0 else ([1] * error + [0] + [None] * n)[:n]
+        truth = [float(error < 0 or k < error) for k in range(n)]
+        steps = [f"Step {k} of chain {i}: x_{k} = {i}." for k in range(n)]
+        easy.append({"problem": f"What is {i} + {i}?", "steps": steps,
+                     "labels": labels, "first_error": error, "correct": error < 0 or rng.random() < 0.2,
+                     "scores": scored(noise, truth, quality)})  # fmt: skip
+    easy[0]["steps"][0] = NASTY
+    trees = []
+    for i in range(40):
+        parents, ratings = [-1, 0, 0, 1, 2], [1, 1, -1, 0, -1]
+        values = scored(noise, [r > 0 for r in ratings], quality)
+        nodes = [{"parent": p, "text": f"node {j} of tree {i}", "label": r, "score": s}
+                 for j, (p, r, s) in enumerate(zip(parents, ratings, values, strict=True))]  # fmt: skip
+        trees.append({"problem": f"Tree {i}?", "nodes": nodes, "semantics": "rating"})
+    pools = []
+    for i in range(30):
+        samples = []
+        for k in range(6):
+            right = bool(rng.random() < 0.5)
+            answer = i if right else i + 1
+            samples.append({"steps": [f"Sample {k}.", f"So {answer}."], "correct": right, "answer": answer,
+                            "scores": scored(noise, [1, right], quality)})  # fmt: skip
+        pools.append({"problem": f"Pool {i}?", "samples": samples})
+    return {"easy": easy, "rated": trees, "pool": pools}
+
+
+def write_folder(folder, files, name):
+    """As `run_suite` leaves it."""
+    paths = {key: folder / f"{key}.jsonl" for key in files}
+    (folder / "scores").mkdir(parents=True)
+    for key, items in files.items():
+        write_records(folder / "scores" / f"{key}.jsonl", items)
+        write_records(paths[key], items)
+    data = {"processbench": (paths["easy"],), "steps": (paths["rated"],), "best_of_n": (paths["pool"],),
+            "calibration": (paths["easy"],)}  # fmt: skip
+    fitted = {"processbench": (paths["easy"],), "calibration": (paths["rated"],)}
+    suite = Suite("positive", data, fitted, ("absent.json",))
+    model = {"name": name, "folder": f"runs/{name}", "step": 5, "semantics": "rating"}
+    write_json(folder / "results.json", results_of(suite, files) | {"model": model})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report")
+    return [write_folder(root / "good", records(3.0), "good"), write_folder(root / "poor", records(0.3, 2), "poor<b>")]
+
+
+@pytest.fixture(scope="module")
+def written(folders, tmp_path_factory):
+    """(the page of two models, the folder of its figures)."""
+    out = tmp_path_factory.mktemp("page")
+    line = ["report", *map(str, folders), "--out", str(out / "report.html"), "--figures", str(out / "figures")]
+    assert cli.main(line) == 0
+    return out / "report.html", out / "figures"
+
+
+def test_it_is_one_page_without_requests_whose_data_cannot_break_out(written):
+    text = written[0].read_text()
+    assert "Content-Security-Policy" in text and "default-src 'none'" in text
+    assert not re.search(r"(?:src|href)=\"(?!#|data:)", text) and "@import" not in text and "url(" not in text
+    (data,) = re.findall(r'<script type="application/json" id="chains">(.*?)</script>', text, re.S)
+    assert "<" not in data
+    assert json.loads(data)["items"][0]["t"][0] == NASTY
+    assert "poor&lt;b&gt;" in text.replace(data, "") and "poor<b>" not in text
+    for head in (
+        "Verdict",
+        "Comparison of models",
+        "Best of n",
+        "ProcessBench",
+        "Calibration",
+        "Diagnostics",
+        "Chains",
+    ):
+        assert f">{head}</h2>" in text
+    assert "Qwen2.5-Math-PRM-72B" in text and "file absent.json" in text
+
+
+def test_figures_are_whole_files_that_parse(written):
+    import xml.etree.ElementTree as ElementTree
+
+    found = {path.name: ElementTree.parse(path).getroot() for path in written[1].iterdir()}
+    assert {name.split("-")[0] for name in found} == {"best_of_n.", "best_of_n", "reliability", "heat"} - {"best_of_n."}
+    for root in found.values():
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.find("{*}title").text and root.find("{*}desc").text
+
+
+def test_the_verdict_follows_the_figures(folders):
+    by_model = {m["name"]: dict(reversed(list(verdict.sentences(m["results"])))) for m in collect(folders)["models"]}
+    said = {m["name"]: list(verdict.sentences(m["results"])) for m in collect(folders)["models"]}
+    pool = {name: next((k, s) for k, s in rows if s.startswith("pool")) for name, rows in said.items()}
+    assert pool["good"][0] == "good" and "better than majority vote" in pool["good"][1]
+    assert "better than majority vote" not in pool["poor<b>"][1]
+    rated = {name: next(k for k, s in rows if "AUROC" in s) for name, rows in said.items()}
+    assert rated["good"] == "good" and by_model
+
+
+def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
+    (pair,) = collect(folders)["comparisons"]
+    rows = {row["what"]: row for row in pair["rows"]}
+    results = [json.loads((folder / "results.json").read_text()) for folder in folders]
+    values = [r["processbench"]["files"]["easy"]["f1"] for r in results]
+    assert rows["ProcessBench easy, F1 at 0.5"]["value"] == pytest.approx(values[0] - values[1])
+    values = [r["best_of_n"]["pool"]["rules"]["prod"]["best_of_n"]["value"][-1] for r in results]
+    assert rows["pool, best of 6 by prod"]["value"] == pytest.approx(values[0] - values[1])
+    values = [r["steps"]["auroc"]["value"] for r in results]
+    assert rows["steps, AUROC"]["value"] == pytest.approx(values[0] - values[1])
+    assert rows["steps, AUROC"]["better"] == 1.0 and rows["steps, AUROC"]["low"] > 0
+
+    other = records(3.0)
+    other["easy"][5]["steps"][0] = "another step"
+    with pytest.raises(ValueError, match="easy: the two models have scored other records"):
+        collect([folders[0], write_folder(tmp_path / "other", other, "other")])
+    changed = json.loads((folders[1] / "results.json").read_text()) | {"neutral": "drop"}
+    shutil.copytree(folders[1], tmp_path / "drop")
+    write_json(tmp_path / "drop" / "results.json", changed)
+    with pytest.raises(ValueError, match="of another suite than"):
+        collect([folders[0], tmp_path / "drop"])
+
+
+def test_trees_are_shown_depth_first_and_ratings_as_probabilities():
+    tree = records(1.0)["rated"][0]
+    (item,) = chains(["m"], [{"rated": [tree]}])["items"]
+    assert item["t"] == [f"node {j} of tree 0" for j in (0, 1, 3, 2, 4)]
+    assert item["d"] == [0, 1, 2, 1, 2] and item["l"] == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert item["c"] == [[tree["nodes"][j]["score"] for j in (0, 1, 3, 2, 4)]]
+
+
+def test_labels_at_the_ends_of_lines_stay_apart_and_inside():
+    ends = sorted([310.0, i, str(i)] for i in range(8))
+    places = [y for y, *_ in svg._apart(ends)]
+    assert (np.diff(places) >= 14.99).all() and max(places) <= svg.HEIGHT - svg.BOTTOM
+    thin = svg._thinned(svg.Series("s", range(1, 1861), [0.5] * 1860))
+    assert len(thin.x) <= 120 and (thin.x[0], thin.x[-1]) == (1, 1860)
+
+
+# What follows needs a browser.
+
+
+class Browser:
+    """A headless Chromium behind chromedriver, by the WebDriver protocol (https://www.w3.org/TR/webdriver2)."""
+
+    def __init__(self, driver, chromium):
+        self.process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
+        for line in self.process.stdout:
+            if found := re.search(r"successfully on port (\d+)", line):
+                break
+        self.url = f"http://127.0.0.1:{found[1]}"
+        options = {"binary": chromium, "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                                                "--disable-dev-shm-usage", "--force-color-profile=srgb"]}  # fmt: skip
+        wanted = {"alwaysMatch": {"goog:chromeOptions": options,
+                                  "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}}  # fmt: skip
+        session = self.call("POST", "/session", {"capabilities": wanted})["sessionId"]
+        self.url += f"/session/{session}"
+
+    def call(self, method, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)["value"]
+
+    def open(self, url):
+        self.call("POST", "/url", {"url": url})
+
+    def run(self, script, *args):
+        return self.call("POST", "/execute/sync", {"script": script, "args": list(args)})
+
+    def press(self, *keys):
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+
+    def logs(self, kind):
+        return self.call("POST", "/se/log", {"type": kind})
+
+    def wait(self, script, seconds=60):
+        """Until the script's value is true."""
+        end = time.monotonic() + seconds
+        while not self.run(script):
+            assert time.monotonic() < end, script
+            time.sleep(0.1)
+
+    def close(self):
+        self.call("DELETE", "")
+        self.process.terminate()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    found = Browser(driver, chromium)
+    yield found
+    found.close()
+
+
+def requests_of(browser):
+    """The URLs that the browser has asked for since the last call."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.logs("performance")]
+    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.fixture
+def opened(browser, written):
+    browser.open("about:blank")
+    browser.logs("performance"), browser.logs("browser")
+    url = written[0].as_uri()
+    browser.open(url)
+    return browser, url
+
+
+def test_the_browser_asks_for_nothing_and_complains_of_nothing(opened):
+    browser, url = opened
+    assert browser.run("return document.querySelectorAll('article').length") == 10
+    assert set(requests_of(browser)) <= {url, "data:,"}
+    assert browser.logs("browser") == []
+    assert browser.run("return document.title") == "jprm: good, poor<b>"
+
+
+def test_the_most_convincing_wrong_chain_comes_first_and_markup_is_text(opened):
+    browser, _ = opened
+    wrong = [r for r in records(3.0)["easy"] if r["first_error"] >= 0]
+    paths = [(0, 2), (0, 2, 4)]  # the wrong nodes and what leads to them
+    trees = [max(min(r["nodes"][j]["score"] for j in path) for path in paths) for r in records(3.0)["rated"]]
+    pools = [min(s["scores"]) for r in records(3.0)["pool"] for s in r["samples"] if not s["correct"]]
+    best = max([*(min(r["scores"]) for r in wrong), *trees, *pools])
+    first = browser.run("return [...document.querySelectorAll('article:first-child .said span:first-child')]"
+                        ".map(e => +e.textContent)")  # fmt: skip
+    assert any(score == pytest.approx(best, abs=5e-4) for score in first)
+    browser.run("const s = document.getElementById('search'); s.value = 'onerror';"
+                "s.dispatchEvent(new Event('input'))")  # fmt: skip
+    browser.wait("return document.querySelectorAll('article').length === 1")
+    assert browser.run("return document.querySelector('article .text').textContent") == NASTY
+    assert browser.run("return document.querySelectorAll('article script, article img').length") == 0
+    assert browser.run("return document.title") == "jprm: good, poor<b>"
+
+
+def test_the_keyboard_searches_turns_pages_and_clears(opened):
+    browser, _ = opened
+    where = "document.getElementById('where').textContent"
+    everything = browser.run(f"return {where}")
+    browser.press("n")
+    browser.wait(f"return {where}.includes('page 2')")
+    browser.press("/")
+    browser.press(*"tree 39")
+    browser.wait(f"return {where}.startsWith('1 of')")
+    assert browser.run("return document.querySelector('article .problem').textContent") == "Tree 39?"
+    browser.press("\ue00c")  # Escape
+    browser.wait(f"return {where} === {json.dumps(everything)}")
+    browser.press("j")
+    assert browser.run("return document.activeElement.tagName") == "ARTICLE"
+
+
+def test_every_control_has_a_name_and_the_page_fits_a_phone(opened):
+    browser, _ = opened
+    unnamed = browser.run("""return [...document.querySelectorAll('input, select, button, svg')].filter(e =>
+        !(e.labels && e.labels.length) && !e.textContent.trim() && !e.getAttribute('aria-labelledby')).length""")
+    assert unnamed == 0
+    browser.call("POST", "/window/rect", {"width": 500, "height": 800})  # the narrowest window there is
+    wide = browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 0  # what is wider scrolls inside its own box
+
+
+@pytest.mark.slow
+def test_fifty_megabytes_stay_usable(browser, tmp_path):
+    text = "A step that says something about the problem at hand, at some length. " * 4
+    items = [{"f": 0, "p": i % 1000, "t": [f"{text} {i}.{k}" for k in range(8)], "l": [1] * 7 + [i % 2],
+              "c": [[0.9] * 7 + [round((i % 997) / 997, 4)]], "o": None} for i in range(21_000)]  # fmt: skip
+    data = {"models": ["m"], "files": ["f"], "problems": [f"p{i}" for i in range(1000)], "items": items}
+    results = {"model": {"name": "m", "folder": "f", "step": 1, "semantics": "rating"}, "sections": {}, "data": {},
+               "diagnostics": {}, "absent": [], "jprm": "0"}  # fmt: skip
+    whole = {"models": [{"name": "m", "results": results}], "comparisons": [], "heat": [{}], "chains": data}
+    file = tmp_path / "big.html"
+    file.write_text(page.html(whole, {}))
+    assert file.stat().st_size > 50e6
+    browser.open(file.as_uri())
+    assert browser.run("return document.querySelectorAll('article').length") == 10
+    took = browser.run("""const s = document.getElementById('sort'), t = performance.now();
+        s.value = 'step'; s.dispatchEvent(new Event('change')); return performance.now() - t""")
+    assert took < 3000  # a quarter of a second on a quiet machine

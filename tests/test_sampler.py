@@ -1,0 +1,284 @@
+"""The sampler: what it draws, where it stops, and that neither company nor mesh changes a draw."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from tiny import TINY, params
+from tiny_run import experiment, make_data, save_tokenizer
+
+from jprm.checkpoints import store
+from jprm.model import decode
+from jprm.model.sharding import MeshConfig, make_mesh, spec
+from jprm.model.transformer import AXES
+from jprm.policy import sampler
+from jprm.policy.load import load_policy
+from jprm.policy.protocol import Prefix
+from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout, load_sampler, progress_table
+from jprm.tokenizer import load_tokenizer
+from jprm.train.config import to_json
+
+MODEL = dataclasses.replace(TINY, head="language")
+PREFIXES = (Prefix("abc"), Prefix("the problem", ("one step", "two")))
+N = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """A letter a token: 0 is a newline, 1 the end of the text, 2 a space, 3 two newlines."""
+
+    eos: int | None = 1
+    bos = None
+    vocab_size = 64
+    pieces = ("\n", "<end>", " ", "\n\n", *(chr(61 + i) for i in range(4, 64)))
+
+    def encode(self, text):
+        return [self.pieces.index(letter) for letter in text]
+
+    def decode(self, ids):
+        return "".join(self.pieces[i] for i in ids)
+
+    def token_id(self, token):
+        return {"<end>": 1}[token]
+
+
+def weights(scale=0.5):
+    """Flatter than those of the other tests, so that every token is drawn."""
+    return params(MODEL) | {"decoder": params(MODEL)["decoder"] | {"embed": params(MODEL)["decoder"]["embed"] * scale}}
+
+
+def make(mesh=None, eos=1, **options):
+    mesh = mesh or make_mesh(MeshConfig(), jax.devices()[:1])
+    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key])))  # noqa: E731
+    placed = jax.tree_util.tree_map_with_path(put, weights())
+    return Sampler(
+        placed, MODEL, Letters(eos), mesh, SamplerConfig(**{"max_tokens": 40, "top_p": 0.97, **options}), "letters"
+    )
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return make(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def chains(policy):
+    return policy.sample(PREFIXES, N, until="end", seed=5)
+
+
+def log_probabilities(ids):
+    """(T, V): of the token after each, by computing the row as a whole."""
+    tokens = np.zeros((1, 128), np.int32)
+    tokens[0, : len(ids)] = ids
+    x_BTD, _ = jax.jit(decode.forward, static_argnums=1)(weights(), MODEL, tokens, np.arange(128)[None])
+    logit_TV = np.asarray(decode.language_logits(weights(), MODEL, x_BTD[0]))
+    return np.asarray(jax.nn.log_softmax(logit_TV))[: len(ids)]
+
+
+def assert_same(found, expected):
+    """The same tokens; log-probabilities up to the order of float32 sums."""
+    for a, b in zip(sum(found, []), sum(expected, []), strict=True):
+        assert dataclasses.replace(a, logprob=None) == dataclasses.replace(b, logprob=None)
+        assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
+
+
+def prompt_ids(prefix):
+    return Letters().encode("\n".join([prefix.problem, *prefix.steps, ""]))
+
+
+def test_greedy_is_the_most_probable_token_of_the_whole_row_each_time():
+    policy = make(temperature=0.0, eos=None)
+    for prefix, samples in zip(PREFIXES, policy.sample(PREFIXES, 2, until="end", seed=0), strict=True):
+        assert samples[0] == samples[1]
+        ids = prompt_ids(prefix)
+        for _ in range(40):
+            ids.append(int(log_probabilities(ids)[-1].argmax()))
+        text = Letters().decode(ids[len(prompt_ids(prefix)) :])
+        assert samples[0].steps == tuple(step.strip() for step in text.split("\n") if step.strip())
+        assert (samples[0].tokens, samples[0].finish_reason) == (40, "length")
+
+
+def test_log_probabilities_are_the_models_own(policy, chains, monkeypatch):
+    written = []
+    monkeypatch.setattr(Letters, "decode", lambda self, ids: written.append(ids) or "")
+    policy.sample(PREFIXES, N, until="end", seed=5)
+    for i, sample in enumerate(sum(chains, [])):
+        ids = written[i] + [1] * (sample.finish_reason == "stop")
+        before = prompt_ids(PREFIXES[i // N])
+        log_TV = log_probabilities([*before, *ids])[len(before) - 1 : -1]
+        expected = log_TV[np.arange(len(ids)), ids].sum()
+        assert sample.logprob == pytest.approx(expected, abs=1e-3)  # up to 40 float32 terms, each 1e-5 off at most
+        assert sample.tokens == len(ids)
+
+
+def test_a_step_is_the_beginning_of_the_chain(policy, chains):
+    steps = policy.sample(PREFIXES, N, until="step", seed=5)
+    reasons = set()
+    for sample, chain in zip(sum(steps, []), sum(chains, []), strict=True):
+        reasons |= {sample.finish_reason, chain.finish_reason}
+        assert chain.finish_reason in ("stop", "length")
+        assert sample.steps == chain.steps[:1]
+        assert sample.tokens < chain.tokens if sample.finish_reason == "step" else sample.tokens == chain.tokens
+    assert reasons == {"step", "stop", "length"}
+
+
+def test_a_draw_has_its_number_whatever_it_is_drawn_with(policy, chains):
+    assert_same(policy.sample(PREFIXES[::-1], N, until="end", seed=5)[::-1], chains)
+    later = policy.sample(PREFIXES, N, until="end", seed=7)
+    for samples, chain in zip(later, chains, strict=True):
+        assert [s.steps for s in samples[:2]] == [s.steps for s in chain[2:]]
+    drawn = [sample.steps for samples in (*later, *chains) for sample in samples]
+    assert len(set(drawn)) == 12  # four of the sixteen are the same draws
+
+
+def test_more_draws_than_rows_are_decoded_in_turns(chains):
+    assert_same(make(temperature=1.0, rows=4).sample(PREFIXES, N, until="end", seed=5), chains)
+
+
+def test_every_mesh_draws_as_one_device_does(chains):
+    policy = make(make_mesh(MeshConfig(2, 2, 2)), temperature=1.0)
+    assert_same(policy.sample(PREFIXES, N, until="end", seed=5), chains)
+
+
+def test_samples_grow_beyond_the_room_they_start_with(policy, monkeypatch, chains):
+    monkeypatch.setattr(sampler, "SHORTEST_SAMPLE", 16)
+    assert_same(make(temperature=1.0).sample(PREFIXES, N, until="end", seed=5), chains)
+
+
+def test_one_compilation_a_bucket(policy, chains):
+    before = sampler._decode._cache_size(), sampler._prompt._cache_size()
+    for text in ("d", "a longer problem", "z" * 40):
+        for until in ("step", "end"):
+            for seed in (0, 9):
+                policy.sample([Prefix(text), Prefix("b", (text,))], 3 + seed % 2, until=until, seed=seed)
+    assert (sampler._decode._cache_size(), sampler._prompt._cache_size()) == before
+    policy.sample([Prefix("z" * 70), Prefix("b")], N, until="step", seed=0)  # the next size of prompt
+    assert (sampler._decode._cache_size(), sampler._prompt._cache_size()) == tuple(n + 1 for n in before)
+
+
+def test_a_step_ends_where_its_delimiter_does():
+    table = progress_table(Letters(), "\n\n", 64)
+    space, a, line, two = 2, Letters().encode("a")[0], 0, 3
+
+    def ends(*ids):
+        progress = 0
+        for count, token in enumerate(ids, start=1):
+            progress = table[token, progress]
+            if progress < 0:
+                return count
+        return None
+
+    assert ends(a, line, line) == 3 and ends(a, two) == 2 and ends(a, line, two) == 3
+    assert ends(a, line, a, line) is None and ends(a, space, line, space, line) is None
+    assert ends(line, line, two, space, a, line, line) == 7  # what is blank before is no step
+    assert ends(two, two, two) is None
+    assert table.shape == (64, 4) and table.min() == -1
+
+
+def test_templates_have_control_tokens_and_problems_have_none():
+    layout = TemplateLayout(Letters(), "ask <end>{problem}\n", "\n\n")
+    assert layout.problem("abc")[4:] == [1, *Letters().encode("abc\n")]
+    with pytest.raises(ValueError, match="'<' is not in"):  # these letters have no "<": it is read as text
+        dataclasses.replace(layout, tokenizer=Strict()).problem("<end>")
+    assert layout.step("ab", 3) == Letters().encode("ab\n\n")
+
+
+class Strict(Letters):
+    def encode(self, text):
+        for letter in text:
+            if letter not in self.pieces:
+                raise ValueError(f"{letter!r} is not in the vocabulary")
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt": "no place"}, "prompt has no {problem}"),
+        ({"delimiter": "\n\n"}, "another needs a prompt"),
+        ({"delimiter": "###", "prompt": "{problem}"}, "use white space"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SamplerConfig(**options)
+
+
+def test_a_reward_model_is_no_policy(tiny_run):
+    with pytest.raises(ValueError, match="its head is 'binary'; a policy has a language head"):
+        load_policy(tiny_run.folder)
+
+
+def test_names_tell_distributions_apart(policy):
+    names = {policy.name, make(temperature=0.5).name, make(temperature=1.0, top_p=0.5).name}
+    assert len(names) == 3 and all(name.startswith("letters#") for name in names)
+    assert make(temperature=1.0).name == policy.name
+
+
+@pytest.fixture(scope="module")
+def language_run(tmp_path_factory):
+    """A run's folder as training leaves it, of a policy: its experiment, tokenizer and a checkpoint."""
+    folder = tmp_path_factory.mktemp("policy")
+    save_tokenizer(folder / "tokenizer.json")
+    model = dataclasses.replace(MODEL, vocab_size=256, tied_embeddings=False)
+    record = to_json(experiment(make_data(folder / "data"), model=model))
+    (folder / "experiment.json").write_text(json.dumps(record))
+    with store.open_checkpoints(folder, 1) as checkpoints:
+        checkpoints.save_checkpointables(7, {"params": jax.tree.map(jax.numpy.asarray, params(model))})
+    return folder, model
+
+
+def test_a_run_is_a_policy(language_run, tmp_path, monkeypatch):
+    folder, model = language_run
+    monkeypatch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps({"model": str(folder), "temperature": 0.0, "max_tokens": 8}))
+    policy = load_policy(file)
+    assert policy.name.startswith(f"{folder}@7#")
+    ((sample,),) = policy.sample([Prefix("p")], 1, until="end", seed=0)
+    tokenizer = load_tokenizer(folder)
+    ids, prompt = [], policy.layout.problem("p")
+    for _ in range(8):
+        row = np.array([prompt + ids + [0] * (16 - len(prompt + ids))], np.int32)
+        x_BTD, _ = jax.jit(decode.forward, static_argnums=1)(params(model), model, row, np.arange(16)[None])
+        logit_V = decode.language_logits(params(model), model, x_BTD[0, len(prompt + ids) - 1][None])[0]
+        ids.append(int(np.argmax(logit_V)))
+    steps = [step.strip() for step in tokenizer.decode(ids).split("\n") if step.strip()]
+    assert (list(sample.steps), sample.tokens, sample.finish_reason) == (steps, 8, "length")
+
+
+GREEDY = functools.partial(SamplerConfig, temperature=0.0, prompt="{problem}")
+
+
+@pytest.mark.parametrize(
+    "prompts, tokens", [(2, 8), pytest.param(10, 64, marks=pytest.mark.slow)], ids=["small", "whole"]
+)
+def test_greedy_decoding_is_that_of_transformers(smollm2_gguf, monkeypatch, prompts, tokens):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+    policy = load_sampler(smollm2_gguf, GREEDY(max_tokens=tokens))
+    problems = [
+        f"Ana has {i + 2} boxes of {2 * i + 3} eggs and breaks {i}. How many are whole?\n" for i in range(prompts)
+    ]
+    found = policy.sample([Prefix(problem) for problem in problems], 1, until="end", seed=0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    )
+    for problem, (sample,) in zip(problems, found, strict=True):
+        ids = torch.tensor([policy.layout.problem(problem)])
+        with torch.no_grad():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+        new = out[0, ids.shape[1] :].tolist()
+        assert sample.tokens == len(new)
+        if new[-1] == policy.tokenizer.eos:
+            assert sample.finish_reason == "stop"
+            new = new[:-1]
+        expected = tuple(step.strip() for step in policy.tokenizer.decode(new).split("\n") if step.strip())
+        assert sample.steps == expected

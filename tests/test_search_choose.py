@@ -1,0 +1,136 @@
+"""Chain scores, votes and the record of a search, against values worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from toy_search import Script, Table
+
+from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.score.aggregate import RULES, aggregate, rank_keys
+from jprm.search.beam import Beam
+from jprm.search.best_of_n import BestOfN
+from jprm.search.choose import best, chain_scores, choose, record, vote
+from jprm.search.growing import GrowingTree, Problem
+from jprm.search.lockstep import SearchConfig, search
+from jprm.tree import record_of, tree_of
+
+TABLE = {(): ["a", "b", "c~", "a"], ("a",): ["The answer is 1."], ("b",): ["The answer is 2."]}
+SCORES = {"a": 0.5, "b": 0.9, "c~": 1.0, "The answer is 1.": 0.6, "The answer is 2.": 0.8}
+
+
+def run(method, table=TABLE, scores=SCORES, truth="1", choose_by="best", **options):
+    config = SearchConfig(method, "prod", choose_by, **options)
+    policy = Script(table, cost=options.pop("cost", None))
+    ((_, tree),) = search([Problem("p", truth, {"id": 7})], policy, Table(scores), config)
+    return tree, record(tree, config.rule, config.choose, method.kind, {"method": type(method).__name__}), policy
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_chain_scores_are_those_of_the_aggregation(rule):
+    tree = GrowingTree(Problem("p"), 0, None)
+    tree.parent, tree.text, tree.score = [-1, 0, 1, 0, -1], list("abcde"), [0.5, 0.0, 1.0, 0.25, math.nan]
+    value_N, key_N = chain_scores(tree, [0, 2, 3, 4, -1], rule)
+    score_BP = np.array([[0.5, 0, 0], [0.5, 0, 1], [0.5, 0.25, 0]], np.float32)
+    mask_BP = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0]], bool)
+    expected = np.asarray(aggregate(score_BP, mask_BP)[rule])
+    if rule == "sum_log_odds":
+        expected = 1 / (1 + np.exp(-expected))
+    np.testing.assert_allclose(value_N[:3], expected, rtol=1e-6)  # float32
+    np.testing.assert_allclose(key_N[:3], rank_keys(score_BP, mask_BP)[rule], rtol=1e-6)
+    assert np.isnan(value_N[3:]).all() and np.isnan(key_N[3:]).all()
+
+
+def test_a_rule_of_probabilities_refuses_other_scores():
+    tree = GrowingTree(Problem("p"), 0, None)
+    tree.parent, tree.text, tree.score = [-1], ["a"], [-0.5]
+    with pytest.raises(ValueError, match="'prod' wants probabilities"):
+        chain_scores(tree, [0], "prod")
+    assert chain_scores(tree, [0], "min")[0] == [-0.5]
+
+
+def test_the_best_by_hand():
+    yes, no = np.ones(3, bool), np.zeros(3, bool)
+    assert best([0.1, 0.7, 0.7], yes) == 1
+    assert best([0.1, 0.7, np.nan], np.array([True, False, True])) == 0  # an answer comes before a score
+    assert best([0.1, 0.7, np.nan], no) == 1
+    assert best([-np.inf, np.nan, -np.inf], yes) == 0  # a product of 0 is a score
+    assert best([np.nan] * 3, yes) is None
+
+
+def test_votes_by_hand():
+    assert vote([0, 1, 1, -1, -1, -1], [1, 1, 1, 1, 1, 1]) == 1
+    assert vote([0, 1, 1], [0.9, 0.3, 0.4]) == 0
+    assert vote([0, 1, 0, 1], [0.1, 0.3, 0.2, 0.0]) == 0  # 0.1 + 0.2 ties with 0.3, the first to appear wins
+    assert vote([-1, -1], [1, 1]) is None
+
+
+def test_best_of_n_and_votes_on_one_pool():
+    tree, found, policy = run(BestOfN(4))
+    assert [call[1:] for call in policy.calls] == [(4, "end", 0)]
+    # Chains: a 1 (0.30) twice, b 2 (0.72), and one cut off, whose score would be the best.
+    assert found["search"]["chosen"] == 1 and found["search"]["score"] == pytest.approx(0.72)
+    assert (found["search"]["answer"], found["search"]["correct"]) == ("2", False)
+    for how, answer, score in (("majority", "1", 0.30), ("weighted", "2", 0.72)):
+        result = choose(tree, "prod", how, {1: "1", 3: "2"})
+        assert (result.answer, result.score) == (answer, pytest.approx(score))
+
+
+def test_a_pool_is_read_by_the_evaluation():
+    _, found, _ = run(BestOfN(4))
+    assert record_of(tree_of(found)) == found
+    assert [sample["steps"][0] for sample in found["samples"]] == ["a", "b", "c~", "a"]
+    assert [sample["correct"] for sample in found["samples"]] == [True, False, False, True]
+    assert found["samples"][2]["answer"] is None and found["samples"][2]["finish_reason"] == "length"
+    assert found["samples"][0] | {"scores": None} == {
+        "steps": ["a", "The answer is 1."], "answer": "1", "correct": True, "scores": None, "finish_reason": "stop",
+        "tokens": 20, "logprob": -1.0}  # fmt: skip
+    assert found["id"] == 7
+    report = best_of_n_report([found], seed=0)
+    assert report["rules"]["prod"]["best_of_n"]["value"][-1] == 0  # b, which is wrong, as chosen above
+    assert report["majority"]["value"][-1] == 1 and report["without_answer"] == 1
+
+
+def test_a_tree_holds_every_draw():
+    _, found, _ = run(Beam(2, 2), {k: v[:2] for k, v in TABLE.items()})
+    assert record_of(tree_of(found)) == found
+    # Four first draws are two steps drawn twice, and each of them is drawn from twice, with one result.
+    assert [(node["text"], len(node["draws"])) for node in found["nodes"]] == [
+        ("a", 2), ("b", 2), ("The answer is 2.", 2), ("The answer is 1.", 2)]  # fmt: skip
+    node = found["nodes"][found["search"]["chosen"]]
+    assert (node["answer"], node["correct"], node["parent"]) == ("2", False, 1)
+    assert node["draws"] == [{"from": 1, "finish_reason": "stop", "tokens": 10, "logprob": -1.0}] * 2
+    assert found["search"]["policy_tokens"] == 80 == sum(d["tokens"] for n in found["nodes"] for d in n["draws"])
+
+
+def test_all_alike():
+    tree, found, _ = run(Beam(2, 3), {(): ["a"], ("a",): ["The answer is 1."]})
+    assert tree.text == ["a", "The answer is 1."] and len(tree.draws) == 9
+    assert found["search"]["correct"] is True
+    assert len(found["nodes"][0]["draws"]) == 6
+
+
+def test_scores_that_are_not_numbers_are_marked():
+    tree, found, _ = run(BestOfN(4), scores={})
+    assert (found["search"]["chosen"], found["search"]["unscored_steps"]) == (None, 5)
+    assert found["search"]["reason"] == "no finished chain has a finite score at every step"
+    assert len(found["samples"]) == 4 and all(sample["unscored"] for sample in found["samples"])
+    tree_of(found)
+    assert choose(tree, "prod", "majority", {1: "1", 3: "2"}).answer == "1"  # a majority asks for no score
+    _, found, _ = run(Beam(2, 2), scores={})
+    assert found["search"]["chosen"] is None and [node["text"] for node in found["nodes"]] == ["a", "b", "c~"]
+
+
+def test_a_problem_without_an_answer_has_a_result_that_is_not_judged():
+    _, found, _ = run(BestOfN(4), truth=None)
+    assert found["search"]["answer"] == "2" and found["search"]["correct"] is None
+    assert "answer" not in found and not any("correct" in sample for sample in found["samples"])
+
+
+def test_empty_chains_and_failures_are_counted():
+    _, found, _ = run(BestOfN(4), TABLE | {(): ["", "!", "a", "b"]})
+    assert len(found["samples"]) == 2
+    assert (found["search"]["empty"], found["search"]["failed"]) == (1, 1)
+    assert found["search"]["error"] == "the server is down"
+    tree, found, _ = run(BestOfN(4), {(): [""]})
+    assert found is None and len(tree.draws) == 4

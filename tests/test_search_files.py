@@ -1,0 +1,237 @@
+"""`jprm search` from file to file: the command, what a killed run has left, and how it refuses."""
+
+import json
+import math
+import threading
+
+import pytest
+from stub_server import Server, reply
+from toy_policy import Markov
+from toy_search import Script
+
+import jprm
+from jprm import cli
+from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.jsonl import read_records, write_records
+from jprm.label.rollouts import PolicyError
+from jprm.policy import load as policies
+from jprm.search import scorer as scorers
+from jprm.search.beam import Beam
+from jprm.search.best_of_n import BestOfN
+from jprm.search.files import search_file
+from jprm.search.lockstep import SearchConfig
+from jprm.search.scorer import Rescorer
+from jprm.tree import RecordError, record_of, tree_of
+
+PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(5)]
+
+
+class Good:
+    """Scores whole trees: 0.9 for a good step, 0.2 for a bad one. Stops at scoring `limit` trees."""
+
+    name, step, semantics = "good", 3, "correctness"
+
+    def __init__(self, limit=math.inf):
+        self.limit = limit
+
+    def score_trees(self, trees):
+        self.limit -= len(trees)
+        if self.limit < 0:
+            raise KeyboardInterrupt
+        return [[0.9 if node.text.startswith("good") else 0.2 for node in tree.nodes] for tree in trees]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_records(tmp_path / "problems.jsonl", PROBLEMS)
+    return tmp_path
+
+
+def run(folder, policy=None, method=None, scorer=None, input="problems.jsonl", on_error="stop", **options):
+    config = SearchConfig(method or Beam(2, 3), "prod", **({"budget": 400, "at_once": 2} | options))
+    files = folder / input, folder / "out.jsonl"
+    return search_file(policy or Markov(), Rescorer(scorer or Good()), {"model": "good"}, *files, config,
+                       on_error=on_error)  # fmt: skip
+
+
+def left(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("method", [BestOfN(8), Beam(2, 3)], ids=["best_of_n", "beam"])
+def test_a_killed_run_continues(folder, method):
+    policy = Markov()
+    counts = run(folder, policy, method)
+    whole = (folder / "out.jsonl").read_bytes()
+    drawn = policy.sampled
+    assert left(folder) == ["out.jsonl", "out.jsonl.info.json", "problems.jsonl"]
+    assert (counts["problems"], counts["rejected"]) == (5, 0)
+    assert run(folder, policy, method)["correct"] == counts["correct"] and policy.sampled == drawn  # it is there
+
+    (folder / "out.jsonl").unlink()
+    policy, stops = Markov(), 0
+    for limit in range(3, 60, 6):
+        try:
+            run(folder, policy, method, Good(limit))
+            break
+        except KeyboardInterrupt:
+            stops += 1
+            for name in ("out.jsonl.part", "out.jsonl.samples"):  # a line that was being written
+                with (folder / name).open("ab") as file:
+                    file.write(b'{"index": 0, "rec')
+    assert stops >= 2
+    assert (folder / "out.jsonl").read_bytes() == whole
+    assert policy.sampled == drawn and len(set(policy.drawn)) == drawn  # nothing was sampled twice
+    assert left(folder) == ["out.jsonl", "out.jsonl.info.json", "problems.jsonl"]
+
+
+def test_finished_problems_are_not_searched_again(folder):
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, scorer=Good(14))
+    lines = [json.loads(line) for line in (folder / "out.jsonl.part").read_text().splitlines()]
+    assert 0 < len(lines) < 5
+    policy = Markov()
+    run(folder, policy)
+    assert not {prefix.problem for prefix, _ in policy.drawn} & {line["record"]["problem"] for line in lines}
+    assert [record["id"] for record in read_records(folder / "out.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_another_request_touches_nothing(folder):
+    run(folder)
+    before = (folder / "out.jsonl").read_bytes()
+    for change in ({"budget": 300}, {"seed": 1}, {"method": Beam(2, 2)}, {"choose": "majority"}):
+        with pytest.raises(ValueError, match="out.jsonl: is there, but of another request"):
+            run(folder, **change)
+    assert (folder / "out.jsonl").read_bytes() == before
+    with pytest.raises(ValueError, match="is the input too"):
+        run(folder, input="out.jsonl")
+
+
+def test_bad_lines_stop_or_are_set_aside(folder):
+    lines = (folder / "problems.jsonl").read_text().splitlines(keepends=True)
+    bad = ['{"problem": ""}\n', '["p"]\n', '{"problem": "x", "answer": []}\n', '{"proble']
+    (folder / "bad.jsonl").write_text("".join(lines[:2] + bad))
+    with pytest.raises(RecordError, match=r"bad.jsonl:3: problem: is empty"):
+        run(folder, input="bad.jsonl")
+    counts = run(folder, input="bad.jsonl", on_error="skip")
+    assert (counts["problems"], counts["rejected"]) == (2, 4)
+    assert (folder / "out.jsonl.rejects").read_text() == "".join(bad) + "\n"
+
+
+class Poison(Markov):
+    """Fails at p1, and says nothing but the end for p3."""
+
+    def one(self, prefix, until, number):
+        if prefix.problem in ("p1", "p3"):
+            return Script({(): ["!" if prefix.problem == "p1" else ""]}).one((), until, number)
+        return super().one(prefix, until, number)
+
+
+def test_a_problem_without_a_step_is_set_aside(folder):
+    counts = run(folder, Poison())
+    assert [record["id"] for record in read_records(folder / "out.jsonl")] == [0, 2, 4]
+    assert (counts["problems"], counts["rejected"]) == (3, 2)
+    assert list(map(json.loads, (folder / "out.jsonl.rejects").read_text().splitlines())) == [PROBLEMS[1], PROBLEMS[3]]
+
+
+def test_a_server_that_goes_down_loses_nothing(folder):
+    class Down(Markov):
+        up = 60
+
+        def one(self, prefix, until, number):
+            self.up -= 1
+            return super().one(prefix, until, number) if self.up >= 0 else Script({(): ["!"]}).one((), until, number)
+
+    with pytest.raises(PolicyError, match="the server is down"):
+        run(folder, Down())
+    policy = Markov()
+    run(folder, policy)
+    whole = Markov()
+    (folder / "out.jsonl").unlink()
+    run(folder, whole)
+    assert whole.sampled - policy.sampled == 60
+
+
+def load_good(monkeypatch):
+    monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
+    monkeypatch.setattr(scorers, "live_scorer", Rescorer)
+
+
+def write_policy(monkeypatch, policy):
+    monkeypatch.setattr(policies, "load_policy", lambda path: policy)
+    load_good(monkeypatch)
+
+
+METHODS = {
+    "best-of-n": ["--n", "6"],
+    "beam": ["--width", "2", "--expand", "3"],
+    "dvts": ["--subtrees", "2", "--expand", "3"],
+    "mcts": ["--simulations", "9", "--expand", "3", "--rollouts", "1"],
+    "refine": ["--rounds", "4", "--drafts", "2"],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_command(method, folder, monkeypatch, capsys):
+    write_policy(monkeypatch, Markov())
+    args = ["search", method, "--policy", "p.json", "--model", "run", "--input", str(folder / "problems.jsonl")]
+    args += ["--budget", "2000", "--output", str(folder / "out.jsonl"), *METHODS[method]]
+    assert cli.main(args) == 0
+    assert "problems: 5, chosen: 5" in capsys.readouterr().out
+    records = list(read_records(folder / "out.jsonl"))
+    for record in records:
+        assert record_of(tree_of(record)) == record
+        found = record["search"]
+        assert found["rule"] == "prod" and found["policy"] == "markov"  # what the model's labels call for
+        assert found["scorer"] == {"model": "good", "step": 3} and found["policy_tokens"] <= 2000
+    if method == "best-of-n":
+        report = best_of_n_report(records, seed=0)
+        right = [record["search"]["correct"] for record in records]
+        assert report["rules"]["prod"]["best_of_n"]["value"][-1] == pytest.approx(sum(right) / 5)
+
+
+def test_a_beam_from_a_server(folder, monkeypatch, capsys):
+    """Two steps, of which the first is good for two seeds of three, through the policy's own file and HTTP."""
+
+    def arithmetic(number, body):
+        first = body["prompt"].count("\n\n") == 1
+        if first:
+            return reply("good so\n\n" if body["seed"] % 3 else "bad so\n\n", tokens=2, stop_reason="\n\n")
+        return reply(f"good. The answer is {1 if 'good' in body['prompt'] else 0}", tokens=5, stop_reason=None)
+
+    server = Server(arithmetic)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    load_good(monkeypatch)
+    (folder / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "backoff_s": 0.05}))
+    args = [
+        "search",
+        "beam",
+        "--width",
+        "1",
+        "--expand",
+        "3",
+        "--policy",
+        str(folder / "policy.json"),
+        "--model",
+        "run",
+    ]
+    args += ["--input", str(folder / "problems.jsonl"), "--output", str(folder / "out.jsonl"), "--budget", "100"]
+    try:
+        assert cli.main(args) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "problems: 5, chosen: 5, correct: 5, policy_tokens: 105" in capsys.readouterr().out  # 3 * 2 + 3 * 5 each
+    # An attempt that finds the server's queue full is made again: the same prompt and seed.
+    assert len({(body["prompt"], body["seed"]) for _, body in server.requests}) == 5 * 6
+
+
+def test_the_command_refuses_in_a_line(folder, monkeypatch, capsys):
+    write_policy(monkeypatch, Markov())
+    args = ["search", "beam", "--policy", "p.json", "--model", "run", "--output", str(folder / "out.jsonl")]
+    assert cli.main([*args, "--input", str(folder / "problems.jsonl"), "--budget", "0"]) == 2
+    assert "error: a budget of 0 tokens buys nothing" in capsys.readouterr().err
+    assert cli.main([*args, "--input", str(folder / "problems.jsonl"), "--budget", "9", "--width", "0"]) == 2
+    assert "error: width is 0" in capsys.readouterr().err
+    assert cli.main([*args, "--input", str(folder / "none.jsonl"), "--budget", "9"]) == 2
+    assert "none.jsonl: No such file" in capsys.readouterr().err
