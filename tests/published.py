@@ -204,7 +204,13 @@ class Case:
     lora: bool = False
 
 
-QWEN_PRM = dict(family="Qwen2", architecture="Qwen2ForProcessRewardModel", tokenizer=bytes_tokenizer, ids=qwen_ids)
+QWEN_PRM = dict(
+    family="Qwen2", architecture="Qwen2ForProcessRewardModel", tokenizer=bytes_tokenizer, ids=qwen_ids,
+    config=dict(
+        auto_map={"AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig"}, use_mrope=False, use_sliding_window=False,
+        sliding_window=4096, max_window_layers=28, pad_token_id=None,
+    ),
+)  # fmt: skip
 TOKENS = dict(architecture="{}ForTokenClassification", head=("score.weight", "score.bias"), rows=(-1, 1), score=second)
 REASONEVAL = dict(
     architecture="ReasonEval_7B", tokenizer=pieces_tokenizer, ids=reasoneval_ids,
@@ -260,7 +266,7 @@ def head_tensors(case, seed=0):
     rng = np.random.default_rng(seed)
     shapes = [(len(case.rows), WIDTH), (len(case.rows),), (WIDTH, WIDTH), (WIDTH,)]
     return {
-        name: (rng.normal(size=shape) * 0.5).astype(np.float32) for name, shape in zip(case.head, shapes, strict=False)
+        name: (rng.normal(size=shape) * 0.2).astype(np.float32) for name, shape in zip(case.head, shapes, strict=False)
     }
 
 

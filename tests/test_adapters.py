@@ -16,7 +16,9 @@ from jprm.adapters import load as loading
 from jprm.adapters import record
 from jprm.adapters.layout import TemplateLayout, token_ids
 from jprm.adapters.peft import Merged
-from jprm.adapters.published import PUBLISHED
+from jprm.adapters.published import PUBLISHED, SIGNS
+from jprm.checkpoints.export import LABELS
+from jprm.layout import NativeLayout
 from jprm.model.sharding import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.tokenizer import JsonTokenizer
@@ -49,6 +51,16 @@ def published(request, tmp_path_factory):
     return case, folder, reference, prm
 
 
+def logit(scores, reading):
+    """The scores as log-odds: what differs by as little as the logits do, wherever no probability is near 0 or 1."""
+    if reading.activation == "none":
+        return scores
+    low, high = min(0.0, *reading.factors), max(reading.factors)
+    p = (scores.astype(np.float64) - low) / (high - low)
+    assert ((0.003 < p) & (p < 0.997)).all(), "a seventh digit would be seen in the log-odds"
+    return np.log(p / (1 - p))
+
+
 def ids_of(prm, steps=STEPS, problem=PROBLEM):
     ids, ends = prm.layout.problem(problem), []
     for number, step in enumerate(steps):
@@ -64,7 +76,7 @@ def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
     assert found == ends and ids == wanted[: ends[-1] + 1]
     expected = case.score(reference.logits(wanted)[ends])
     scores = prm.score(PROBLEM, STEPS)
-    np.testing.assert_allclose(scores, expected, atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(logit(scores, prm.reading), logit(expected, prm.reading), atol=CLOSE, rtol=0)
     assert np.ptp(expected) > 100 * CLOSE  # else another position would pass too
     for k in range(1, len(STEPS)):
         np.testing.assert_allclose(prm.score(PROBLEM, STEPS[:k]), scores[:k], atol=1e-6, rtol=0)
@@ -193,6 +205,17 @@ def test_every_record_is_json(tmp_path):
         assert record.read(tmp_path / "a.json") == a == dataclasses.replace(a)
         assert name == a.name
     assert len({a.digest for a in PUBLISHED.values()}) == len(PUBLISHED)
+
+
+def test_what_jprm_exports_is_read_as_jprm_lays_it_out():
+    for name, head in (("jprm", "binary"), ("jprm-ternary", "ternary")):
+        labels = LABELS[head]
+        assert PUBLISHED[name].channels == labels and set(PUBLISHED[name].score) == set(labels[1:])
+        assert dict((sign.label, other) for other, sign in SIGNS if sign.label)[labels[0]] == name
+    own = tokenizer(pieces_tokenizer)
+    native, layout = NativeLayout(own), TemplateLayout(own, PUBLISHED["jprm"], {})
+    assert native.problem(PROBLEM) == layout.problem(PROBLEM)
+    assert [native.step(step, i) for i, step in enumerate(STEPS)] == [layout.step(s, i) for i, s in enumerate(STEPS)]
 
 
 MINE = {

@@ -152,6 +152,22 @@ def test_a_mesh_gives_the_same_losses_and_checkpoints_go_to_another(tiny_run, tm
     assert equal(jax.tree.map(np.asarray, prm.params), params(tiny_run.folder))
 
 
+def test_a_run_can_start_from_another_runs_decoder(tiny_run, one_device):
+    """A policy's decoder goes on in a reward model: the decoder is the checkpoint's, the head is new."""
+    begun = dataclasses.replace(tiny_run.experiment, base=str(tiny_run.folder))
+    trained = params(tiny_run.folder)
+    with jax.set_mesh(loop.make_mesh(begun.mesh)):
+        begins = loop.initial_state(begun).params
+    assert equal(begins["decoder"], trained["decoder"])
+    assert not np.any(begins["head"]["kernel"]) and np.any(trained["head"]["kernel"])
+    other = dataclasses.replace(begun, model=dataclasses.replace(begun.model, rope_theta=5.0))
+    with (
+        jax.set_mesh(loop.make_mesh(begun.mesh)),
+        pytest.raises(ValueError, match=r"model.rope_theta=100.0, and 5.0 is asked for"),
+    ):
+        loop.initial_state(other)
+
+
 def test_the_folder_of_another_experiment_is_refused(tiny_run, tmp_path, one_device):
     folder = copy_of(tiny_run, tmp_path)
     before = (folder / "experiment.json").read_bytes()

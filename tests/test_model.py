@@ -220,7 +220,7 @@ def test_heads_read_the_hidden_state_at_the_step_ends(some_rows, head, tied, cla
 
 def test_every_part_of_gemma_matters(some_rows):
     """Else parity could hold with a part left out on both sides of a test."""
-    language = dataclasses.replace(GEMMA, head="language")
+    language = dataclasses.replace(GEMMA, head="language", layer_groups=())
     expected = logits(params(language), language, some_rows)
     for change in (dict(windows=(5,)), dict(windows=(6, 0)), dict(rope_theta_local=0.0), dict(attention_softcap=0.0),
                    dict(query_pre_attn_scalar=0), dict(logit_softcap=0.0), dict(design="llama")):  # fmt: skip

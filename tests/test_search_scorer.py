@@ -26,7 +26,6 @@ def prm(tiny_run):
 @pytest.mark.parametrize("name", ["rescored", "cached"])
 def test_a_beam_has_the_scores_of_its_tree(prm, name):
     if name == "cached":
-        pytest.importorskip("jprm.score.live", reason="needs the scorer with a cache")
         scorer = importlib.import_module("jprm.score.live").LiveTrees(prm)
     else:
         scorer = Rescorer(prm)

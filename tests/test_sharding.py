@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
-from tiny import TINY, filled, init, packed_trees, params, random_tree
+from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
 
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import held_decoder
 from jprm.model.sharding import AXES, RULES, MeshConfig, check, make_mesh, put_rows, sharding, spec
 from jprm.model.transformer import AXES as PARAMETER_AXES
+from jprm.model.transformer import step_logits
 from jprm.rows import Rows
 from jprm.train.optimizer import OptimizerConfig, make_optimizer, split
 from jprm.train.step import State, make_step
@@ -98,6 +100,24 @@ def test_accumulation_changes_nothing(alone):
         sharded, *_ = train(mesh, (2, 4), steps=3)
     for losses in (sharded, train(None, (4, 2), steps=3)[0]):
         np.testing.assert_allclose(losses, alone[0][:3], rtol=1e-5)  # the order of float32 sums
+
+
+@pytest.mark.parametrize("attention", ["blocked", "paths"])
+def test_gemma_and_int8_type_check_on_a_mesh(attention):
+    """Explicit shardings are types: a product or a window that could not be placed would be an error here."""
+    config = dataclasses.replace(GEMMA, attention=attention)
+    rows = filled(packed_trees([random_tree(seed) for seed in range(2)], 64, 16).rows, 4)
+
+    def everything(key, rows):
+        weights = init(config, key)
+        small = weights | {"decoder": held_decoder(weights["decoder"], "int8")}
+        gradient = jax.grad(lambda weights: step_logits(weights, config, rows).sum())(weights)
+        return step_logits(small, config, rows), gradient
+
+    with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
+        logit_BSC, gradient = jax.eval_shape(everything, jax.random.key(0), put_rows(rows, jax.sharding.get_mesh()))
+    assert logit_BSC.sharding.spec[0] == ("data", "fsdp")
+    assert gradient["decoder"]["layers_1"]["up"].sharding.spec == spec(*PARAMETER_AXES["up"])
 
 
 def test_a_mesh_that_does_not_fit_is_refused():

@@ -143,25 +143,23 @@ class _Model:
             module = module.removesuffix(".weight")
         else:
             module = f"{_OUTER}lm_head" if f"{_OUTER}lm_head.weight" in self.file else "lm_head"
-        kernel, bias = self._linear(module, self.config.vocab_size)
-        if not a.channels:
-            return {"kernel": kernel}
-        rows = [ids[channel] for channel in a.channels]
-        return {"kernel": kernel[:, rows], "bias": bias[rows]}
+        rows = [ids[channel] for channel in a.channels] if a.channels else slice(None)
+        kernel, bias = self._linear(module, self.config.vocab_size, rows)
+        return {"kernel": kernel, "bias": bias} if a.channels else {"kernel": kernel}
 
-    def _linear(self, module: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """The module's matrix as (in, out) and its bias, zero where it has none."""
+    def _linear(self, module: str, count: int, rows: list[int] | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the module's matrix of `count` as (in, out), and of its bias, zero where it has none."""
 
         def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
             if self.file.shape(name) != shape:
                 found = self.file.shape(name)
                 raise ValueError(f"{self.place}: tensor {name} is of shape {found}, the adapter's head is {shape}")
-            return self.file.tensor(name).astype(np.float32)
+            return self.file.tensor(name)[rows].astype(np.float32)
 
-        kernel = np.ascontiguousarray(tensor(f"{module}.weight", (rows, self.config.width)).T)
+        kernel = np.ascontiguousarray(tensor(f"{module}.weight", (count, self.config.width)).T)
         if f"{module}.bias" not in self.file:
-            return kernel, np.zeros(rows, np.float32)
-        return kernel, tensor(f"{module}.bias", (rows,))
+            return kernel, np.zeros(kernel.shape[1], np.float32)
+        return kernel, tensor(f"{module}.bias", (count,))
 
 
 def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:

@@ -1,4 +1,7 @@
-"""The model that training starts from, by what the path is: a GGUF file, a Hugging Face folder, or PEFT's adapters."""
+"""The model that training starts from, by what the path is.
+
+A GGUF file, a Hugging Face folder, PEFT's adapters, or the folder of another run.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,10 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
 def _format(path: str | os.PathLike) -> ModuleType:
     path = pathlib.Path(path)
     if path.is_dir():
-        from jprm.checkpoints import huggingface, peft
+        from jprm.checkpoints import huggingface, peft, run
 
+        if run.is_run(path):
+            return run
         if peft.is_adapter(path):
             return peft
         return huggingface

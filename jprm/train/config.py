@@ -59,7 +59,8 @@ class DataConfig:
 class Experiment:
     """What `jprm train` runs.
 
-    `base` is a GGUF file or a Hugging Face folder, or empty: random parameters. `tokenizer` is a file or a folder.
+    `base` is a GGUF file, a Hugging Face folder or that of another run, or empty: random parameters. `tokenizer` is a
+    file or a folder.
     """
 
     name: str

@@ -1,0 +1,40 @@
+"""A run of `jprm train` as the base of another: its decoder goes on, its head does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+import jax
+
+from jprm.checkpoints import store
+from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype, held_decoder
+from jprm.train.config import read
+from jprm.train.lora import merge
+
+FREE = ("head", "head_hidden", "dtype", "remat", "attention", "attention_block", "tied_embeddings", "logit_softcap")
+"""Fields of `ModelConfig` that do not change what the decoder's parameters mean."""
+
+
+def is_run(path: str | os.PathLike) -> bool:
+    return (pathlib.Path(path) / "experiment.json").is_file()
+
+
+def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
+    return dataclasses.replace(read(pathlib.Path(path) / "experiment.json").model, **{"head": "binary", **changes})
+
+
+def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+    """The decoder of the newest checkpoint, adapters merged, on the mesh that is set.
+
+    Raises ValueError naming a field in which `config` is another decoder.
+    """
+    experiment = read(pathlib.Path(path) / "experiment.json")
+    for field in dataclasses.fields(ModelConfig):
+        ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
+        if field.name not in FREE and ours != theirs:
+            raise ValueError(f"{path}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
+    params, _ = store.load_params(path, experiment, jax.sharding.get_mesh())
+    return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
