@@ -179,8 +179,10 @@ _NORMAL = 1  # gguf token type; the others (control, user-defined) are matched w
 def _load_gguf(path: Path) -> JsonTokenizer:
     import gguf
 
+    from jprm.checkpoints.gguf_file import open_gguf
+
     try:
-        fields = gguf.GGUFReader(path).fields
+        fields = open_gguf(path).fields
     except Exception as error:
         raise ValueError(f"{path}: not a GGUF file ({error}). Fetch it again") from error
     keys = ("model", "pre", "tokens", "merges", "token_type", "bos_token_id", "eos_token_id")

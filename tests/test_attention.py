@@ -20,16 +20,18 @@ from jprm.rows import visible
 B, T, K, G, H = 3, 48, 2, 2, 4
 
 
-def configured(kind, block):
-    return dataclasses.replace(TINY, attention=kind, attention_block=block)
+def configured(kind, block, **changes):
+    return dataclasses.replace(TINY, attention=kind, attention_block=block, **changes)
 
 
 @functools.partial(jax.jit, static_argnums=4)
-def run(q_BTKGH, k_BTKH, v_BTKH, until_BT, config):
+def run(q_BTKGH, k_BTKH, v_BTKH, until_BT, config, position_BT=None, window=None):
     """The output, and the gradients of a sum of it that tells all elements apart."""
 
+    position_BT = until_BT if position_BT is None else position_BT  # nothing asks for it
+
     def total(q, k, v):
-        y_BTKGH = attention(q, k, v, plan(until_BT, config), config)
+        y_BTKGH = attention(q, k, v, plan(until_BT, position_BT, config), config, window)
         return jnp.sum(y_BTKGH * jnp.cos(jnp.arange(y_BTKGH.size).reshape(y_BTKGH.shape))), y_BTKGH
 
     gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(q_BTKGH, k_BTKH, v_BTKH)
@@ -41,12 +43,15 @@ def inputs(seed):
     return tuple(rng.normal(size=shape).astype(np.float32) for shape in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
 
 
-def by_hand(q_BTKGH, k_BTKH, v_BTKH, until_BT):
+def by_hand(q_BTKGH, k_BTKH, v_BTKH, until_BT, position_BT=None, window=None, scale=H**-0.5, cap=None):
     seen_BTT = np.asarray(visible(until_BT))
+    if window is not None:
+        seen_BTT = seen_BTT & (position_BT[:, :, None] - position_BT[:, None] < window)
     y_BTKGH = np.zeros(q_BTKGH.shape)
     for b, t, k, g in np.ndindex(q_BTKGH.shape[:4]):
         keys = np.flatnonzero(seen_BTT[b, t])
-        weight = np.exp(k_BTKH[b, keys, k].astype(np.float64) @ q_BTKGH[b, t, k, g] / np.sqrt(H))
+        logit = k_BTKH[b, keys, k].astype(np.float64) @ q_BTKGH[b, t, k, g] * scale
+        weight = np.exp(cap * np.tanh(logit / cap) if cap else logit)
         y_BTKGH[b, t, k, g] = weight / weight.sum() @ v_BTKH[b, keys, k]
     return y_BTKGH
 
@@ -77,6 +82,24 @@ def test_the_formula(kind):
     close(y_BTKGH, by_hand(*inputs(0), rows.until))
     np.testing.assert_array_equal(y_BTKGH[2], np.broadcast_to(inputs(0)[2][2, :, :, None], (T, K, G, H)))  # padding
     assert all(np.isfinite(g).all() for g in gradients)
+
+
+WINDOW = dict(query_pre_attn_scalar=2, attention_softcap=1.5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(reasoning_trees(), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 12))
+def test_windows_reach_up_the_path_in_all_ways_with_their_gradients(trees, seed, window):
+    rows = packed_trees(trees, T, 24, too_long="truncate").rows
+    assume(1 <= len(rows.until) <= B)
+    rows = filled(rows, B)
+    place = (np.asarray(rows.position), np.int32(window))
+    expected = run(*inputs(seed), rows.until, configured("reference", 8, **WINDOW), *place)
+    close(expected[0], by_hand(*inputs(seed), rows.until, *place, 2**-0.5, 1.5))
+    for kind, block in [("blocked", 20), ("paths", 8)]:
+        found = run(*inputs(seed), rows.until, configured(kind, block, **WINDOW), *place)
+        for a, b in zip(found, expected, strict=True):
+            close(a, b)
 
 
 def test_paths_gather_no_more_than_a_block_or_a_half_too_much():

@@ -44,6 +44,13 @@ def test_overrides():
     assert override(EXPERIMENT, []) == EXPERIMENT
 
 
+def test_one_group_of_layers_follows_their_number():
+    whole = dataclasses.replace(EXPERIMENT, model=TINY)
+    assert override(whole, ["model.layers=5"]).model == dataclasses.replace(TINY, layers=5, layer_groups=(5,))
+    with pytest.raises(ValueError, match="layer_groups .1, 1. must be positive and add up to layers=5"):
+        override(EXPERIMENT, ["model.layers=5"])
+
+
 @pytest.mark.parametrize(
     "assignment, message",
     [

@@ -33,6 +33,9 @@ KINDS = {
     "qwen2": dict(qk_norm=False, layer_groups=(1, 1)),
     "qwen2-yarn": dict(qk_norm=False, rope_scaling=RopeScaling("yarn", 4.0, 16, 1.0, 4.0, 1.2)),
     "qwen3": dict(qkv_bias=False, head_dim=8, rope_scaling=RopeScaling("linear", 2.0)),
+    "mistral-window": dict(qkv_bias=False, qk_norm=False, windows=(3,)),
+    "qwen2-window": dict(qk_norm=False, windows=(0, 3)),
+    "gemma2": dict(qkv_bias=False, qk_norm=False, design="gemma", windows=(3, 0), query_pre_attn_scalar=7),
     "ternary": dict(qkv_bias=False, head="ternary"),
 }
 CHAIN = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7.", "It is 8."]}
@@ -256,6 +259,9 @@ def test_adapters_alone_need_a_run_that_has_them_and_a_base_that_peft_can_load(t
     ("changes", "message"),
     [
         (dict(qkv_bias=True, qk_norm=True), "qkv_bias and qk_norm together"),
+        (dict(qkv_bias=False, design="gemma"), "transformers has no token classifier of Gemma 3's design"),
+        (dict(qk_norm=False, attention_softcap=2.0), "transformers has no token classifier of this model's design"),
+        (dict(qk_norm=False, windows=(2, 3)), "windows .2, 3. are no pattern"),
         (dict(head="scalar"), "head 'scalar' is no token classifier; one of binary, ternary is"),
         (dict(qkv_bias=False, qk_norm=False, width=18), "width 18 is not a multiple of 4 heads"),
     ],
@@ -291,6 +297,11 @@ def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys
     ends = np.cumsum([len(ids) for ids in pieces])
     probability = 1 / (1 + np.exp(found[:, 0] - found[:, 1]))
     np.testing.assert_allclose(prm.score(**CHAIN), probability[ends[1:] - 1], atol=1e-5)
+    again = jprm.load(tmp_path / "out")  # by its adapter.json
+    assert (again.semantics, again.config.head) == ("rating", "binary")
+    np.testing.assert_array_equal(again.score(**CHAIN), prm.score(**CHAIN))
+    two = jprm.load(export(tmp_path / "run", tmp_path / "two", format="qwen2-prm"))
+    np.testing.assert_allclose(two.score(**CHAIN), prm.score(**CHAIN), atol=1e-6)  # the same logits, summed in 16 units
 
 
 def test_every_file_may_be_read_by_whom_the_umask_lets(tmp_path):

@@ -1,16 +1,20 @@
 """GGUF base models against transformers, and files that are not what they should be."""
 
 import dataclasses
+import json
 
 import gguf
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import TINY, chain_rows, params
 
 from jprm.checkpoints.gguf import Reader, load_decoder, model_config
+from jprm.checkpoints.gguf_file import open_gguf
+from jprm.model.rope import RopeScaling, frequencies
 from jprm.model.sharding import MeshConfig, make_mesh, spec
-from jprm.model.transformer import AXES, hidden
+from jprm.model.transformer import AXES, hidden, step_logits
 from jprm.tokenizer import load_tokenizer
 
 TEXT = """Denali is 5 years old. She wants 3/4 of $12.50, i.e. \\(x = \\frac{3}{4} \\cdot 12.5\\).
@@ -38,6 +42,44 @@ def test_smollm2_hidden_states_equal_those_of_transformers(smollm2_gguf):
     assert np.abs(expected).max() > 1
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_smollm2s_perplexity_on_gsm8k_equals_that_of_transformers(smollm2_gguf, shared_data, count):
+    """To 4 digits, over solutions given their questions."""
+    torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
+    lines = (shared_data / "gsm8k" / "test.jsonl").read_text().splitlines()[:count]
+    tokenizer, chains = load_tokenizer(smollm2_gguf), []
+    for record in map(json.loads, lines):
+        question, answer = tokenizer.encode(record["question"] + "\n"), tokenizer.encode(record["answer"])
+        chains.append((question + answer, len(question)))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    )
+    expected = []
+    with torch.no_grad():
+        for ids, start in chains:
+            log_TV = torch.log_softmax(reference(torch.tensor([ids])).logits[0, start - 1 : -1], dim=-1)
+            expected += log_TV.gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist()
+    del reference
+    config = model_config(smollm2_gguf, head="language", attention="reference", remat="nothing")
+    weights, tokens = {"decoder": load_decoder(smollm2_gguf, config)}, 64 * -(-max(len(ids) for ids, _ in chains) // 64)
+    every, found = np.arange(tokens)[None], []
+
+    @jax.jit
+    def logs(weights, rows, next_T):
+        log_TV = jax.nn.log_softmax(step_logits(weights, config, rows)[0])
+        return jnp.take_along_axis(log_TV, next_T[:, None], axis=-1)[:, 0]
+
+    for ids, start in chains:
+        rows = dataclasses.replace(chain_rows([ids], tokens), step_end=every, label=every, weight=every)
+        next_T = np.zeros(tokens, np.int32)
+        next_T[: len(ids) - 1] = ids[1:]
+        found += np.asarray(logs(weights, rows, next_T))[start - 1 : len(ids) - 1].tolist()
+    found, expected = np.exp(-np.mean(found)), np.exp(-np.mean(expected))
+    print(f"perplexity of {count} solutions: jprm {found:.6f}, transformers {expected:.6f}")
+    assert f"{found:.3e}" == f"{expected:.3e}" and 1 < found < 100
+
+
 def test_the_hyper_parameters_of_smollm2(smollm2_gguf):
     config = model_config(smollm2_gguf, layers=3, layer_groups=(2, 1), head="scalar")
     assert dataclasses.asdict(config) | {
@@ -46,7 +88,7 @@ def test_the_hyper_parameters_of_smollm2(smollm2_gguf):
     } == dataclasses.asdict(config)  # fmt: skip
 
 
-def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), **fields):
+def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), also=None, **fields):
     """A GGUF file of `decoder`, heads in llama.cpp's order where the architecture has it."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.layers)
@@ -83,6 +125,7 @@ def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), *
             "attn_v.bias": layer["value_bias"].reshape(-1),
             "attn_q_norm.weight": layer["query_norm"], "attn_k_norm.weight": layer["key_norm"],
         }.items()}  # fmt: skip
+    tensors |= also or {}
     for name in extra:
         tensors[name] = np.zeros(config.width, np.float32)
     for name, value in tensors.items():
@@ -108,6 +151,32 @@ def test_a_written_file_reads_back(tmp_path, architecture):
         load_decoder(file, dataclasses.replace(TINY, width=32))
     first = load_decoder(file, dataclasses.replace(TINY, layers=1, layer_groups=()))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:1]), first["layers_0"], decoder["layers_0"])
+
+
+def test_rope_scaling_is_read(tmp_path):
+    """The numbers that a scaling gives are held against transformers in test_huggingface."""
+    decoder, length = params()["decoder"], dict(add_rope_scaling_orig_ctx_len=16)
+
+    def scaling(**fields):
+        return model_config(write(tmp_path / "m.gguf", TINY, decoder, **fields)).rope_scaling
+
+    linear = dict(add_rope_scaling_type=gguf.RopeScalingType.LINEAR, add_rope_scaling_factor=4.0)
+    assert scaling(**linear) == RopeScaling("linear", 4.0)
+    yarn = dict(add_rope_scaling_type=gguf.RopeScalingType.YARN, add_rope_scaling_factor=4.0)
+    assert scaling(**yarn, **length) == RopeScaling("yarn", 4.0, 16, 1.0, 32.0, 0.1 * np.log(4.0) + 1)
+    llama3 = RopeScaling("llama3", 8.0, 8192, 1.0, 4.0)
+    config = dataclasses.replace(TINY, rope_theta=1e9)  # a head of two pairs: one fast, one slow
+    divisor_H = frequencies(config.head_dim, 1e9) / frequencies(config.head_dim, 1e9, llama3)
+    file = write(tmp_path / "m.gguf", config, decoder, also={"rope_freqs.weight": divisor_H})
+    assert divisor_H.max() == 8 and model_config(file).rope_scaling == llama3
+
+
+def test_a_file_is_parsed_once_until_it_changes(tmp_path):
+    file = write(tmp_path / "m.gguf", TINY, params()["decoder"])
+    first = open_gguf(file)
+    assert open_gguf(str(file)) is first
+    write(file, TINY, params()["decoder"], add_rope_scaling_type=gguf.RopeScalingType.LINEAR)
+    assert open_gguf(file) is not first
 
 
 def test_parameters_are_put_where_the_mesh_wants_them(tmp_path):
@@ -138,12 +207,18 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
             load_decoder(file, model_config(file))
 
     refused("architecture 'gemma' is not supported; one of llama, qwen2, qwen3 is", architecture="gemma")
-    refused("RoPE scaling 'yarn' is not supported", add_rope_scaling_type=gguf.RopeScalingType.YARN)
+    yarn = dict(add_rope_scaling_type=gguf.RopeScalingType.YARN)
+    refused("metadata llama.rope.scaling.factor is missing", **yarn)
+    refused("RoPE scaling 'yarn': rope_scaling: yarn needs positions=0", **yarn, add_rope_scaling_factor=4.0)
+    refused("RoPE scaling 'longrope' is not supp", add_rope_scaling_type=gguf.RopeScalingType.LONGROPE,
+            add_rope_scaling_factor=4.0)  # fmt: skip
+    refused("metadata llama.rope.scaling.attn_factor .2.0. is not supported", add_rope_scaling_attn_factors=2.0)
+    refused("tensor rope_freqs.weight is not of Llama 3.1's scaling", extra=("rope_freqs.weight",))
     refused("sliding-window attention .8 tokens. is not supported", add_sliding_window=8)
     refused("rotary embeddings on 2 of 4 dimensions", add_rope_dimension_count=2)
     refused("tensor blk.1.ffn_up.weight is missing", leave_out=("blk.1.ffn_up.weight",))
     refused("tensor token_embd.weight is missing", leave_out=("token_embd.weight",))
-    for name in ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "rope_freqs.weight", "blk.0.ffn_gate_exps.weight"):
+    for name in ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "blk.0.ffn_gate_exps.weight"):
         refused(f"tensors that jprm does not know: {name}", extra=(name,))
 
     writer = gguf.GGUFWriter(tmp_path / "bare.gguf", "llama")  # such as a file that holds a tokenizer alone

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny import chain_rows, hidden
 
 from jprm.checkpoints import base
-from jprm.checkpoints.huggingface import load_decoder, model_config
+from jprm.checkpoints.huggingface import FAMILIES, load_decoder, model_config
 from jprm.model.sharding import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 
@@ -33,10 +33,18 @@ KINDS = {
     "llama-head": ("llama", dict(head_dim=12)),
     "smollm2": ("llama", dict(tie_word_embeddings=True, num_attention_heads=8, num_key_value_heads=2)),
     "mistral": ("mistral", dict(sliding_window=None, head_dim=16)),
-    "mistral-wide": ("mistral", dict(sliding_window=64)),
+    "mistral-window": ("mistral", dict(sliding_window=7)),
     "qwen2": ("qwen2", dict(rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
     "qwen2-yarn": ("qwen2", dict(rope_parameters=dict(
         rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=100.0, beta_fast=4.0))),
+    "qwen2-window": ("qwen2", dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    "qwen3-window": ("qwen3", dict(head_dim=16, use_sliding_window=True, sliding_window=5, num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "full_attention"])),
+    "gemma2": ("gemma2", dict(head_dim=12, sliding_window=6, query_pre_attn_scalar=20, num_hidden_layers=3,
+        attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+    "gemma3": ("gemma3_text", dict(head_dim=12, sliding_window=6, query_pre_attn_scalar=20, num_hidden_layers=7,
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=500.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=50.0)))),
     "qwen3": ("qwen3", dict(head_dim=16, tie_word_embeddings=True)),
     "qwen3-yarn": ("qwen3", dict(head_dim=16, rope_parameters=dict(
         rope_type="yarn", factor=2.0, original_max_position_embeddings=32, rope_theta=1e6, attention_factor=1.5))),
@@ -49,8 +57,11 @@ def make(folder, kind="llama", shard=None, head="CausalLM", **changes):
     torch = pytest.importorskip("torch", reason=REASON)
     transformers = pytest.importorskip("transformers", reason=REASON)
     family, fields = KINDS[kind]
-    name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+    name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
+            "gemma3_text": "Gemma3Text"}[family]  # fmt: skip
     config = getattr(transformers, f"{name}Config")(**(SIZES | fields | changes))
+    name = "Gemma3" if (name, head) == ("Gemma3Text", "CausalLM") else name
+    config._attn_implementation = "eager"  # the only one that knows soft caps
     model = getattr(transformers, f"{name}{head}" if head == "Model" else f"{name}For{head}")(config).eval()
     with torch.no_grad():
         for key, value in model.named_parameters():
@@ -178,15 +189,50 @@ def test_fields_of_old_and_new_configs_mean_the_same(tmp_path):
     assert model_config(configured(tmp_path, **smollm2)).tied_embeddings
     math_7b = dict(model_type="qwen2", use_sliding_window=False, sliding_window=4096, max_window_layers=28)
     assert model_config(configured(tmp_path, **math_7b)).qkv_bias
-    window = configured(tmp_path, model_type="mistral", sliding_window=32)
-    promised = model_config(window, max_tokens=32)
-    assert promised == model_config(configured(tmp_path, model_type="mistral"))
+
+
+def test_windows_are_where_transformers_puts_them(tmp_path):
+    def windows(**changes):
+        return model_config(configured(tmp_path, num_hidden_layers=7, **changes)).windows
+
+    mistral, qwen = dict(model_type="mistral"), dict(model_type="qwen2", use_sliding_window=True, sliding_window=32)
+    assert windows(**mistral, sliding_window=32) == (32,)
+    assert windows(**mistral) == (4096,) and windows(**mistral, sliding_window=None) == ()
+    assert windows(**qwen) == () and windows(**qwen, max_window_layers=5) == (0, 0, 0, 0, 0, 32, 32)
+    kinds = ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]
+    assert windows(**qwen, layer_types=kinds) == (32, 0)
+    gemma = dict(head_dim=8, hidden_activation="gelu_pytorch_tanh")
+    assert windows(model_type="gemma2", sliding_window=16, **gemma) == (16, 0)
+    assert windows(model_type="gemma3_text", sliding_window=16, **gemma) == (16, 16, 16, 16, 16, 0)
+    assert windows(model_type="gemma3_text", sliding_window=16, sliding_window_pattern=2, **gemma) == (16, 0)
+
+
+def test_published_gemma_configs(tmp_path):
+    shared = dict(
+        attention_bias=False, attention_dropout=0.0, cache_implementation="hybrid", head_dim=256,
+        hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=256, rms_norm_eps=1e-6, sliding_window=8,
+        num_hidden_layers=12, use_cache=True,
+    )  # fmt: skip
+    two = dict(model_type="gemma2", hidden_act="gelu_pytorch_tanh", rope_theta=10000.0, attn_logit_softcapping=50.0,
+               final_logit_softcapping=30.0)  # fmt: skip
+    config = model_config(configured(tmp_path, **shared | two))
+    assert (config.design, config.windows, config.tied_embeddings) == ("gemma", (8, 0), True)
+    assert (config.attention_softcap, config.logit_softcap, config.rope_theta) == (50.0, 30.0, 1e4)
+    assert config.query_scale == 1 / 16 and not config.qk_norm and not config.rope_theta_local
+    three = dict(
+        model_type="gemma3_text", attn_logit_softcapping=None, final_logit_softcapping=None, rope_scaling=None,
+        rope_local_base_freq=10000, rope_theta=1000000, sliding_window_pattern=6,
+    )  # fmt: skip
+    config = model_config(configured(tmp_path, **shared | three))
+    assert config.windows == (8, 8, 8, 8, 8, 0) and config.qk_norm and not config.attention_softcap
+    assert (config.rope_theta, config.rope_theta_local, config.rope_scaling.kind) == (1e6, 1e4, "none")
+    assert model_config(tmp_path, layers=2).windows == config.windows
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model_type="gemma2"), "model_type 'gemma2' is not supported; one of llama, mistral, qwen2, qwen3 is"),
+        (dict(model_type="gemma"), "model_type 'gemma' is not supported; one of llama, mistral, qwen2, qwen3, gemma2"),
         (dict(model_type=["llama"]), "model_type"),
         (dict(attention_bias=True), "attention_bias True is not supported; only false is"),
         (dict(mlp_bias=True), "mlp_bias True is not supported"),
@@ -194,8 +240,16 @@ def test_fields_of_old_and_new_configs_mean_the_same(tmp_path):
         (dict(attn_logit_softcapping=50.0), "attn_logit_softcapping .'50.0'. is not known to jprm"),
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
         (dict(quantization_config={"bits": 4}), "quantization_config"),
-        (dict(model_type="mistral", sliding_window=32), "sliding_window 32 is not supported where chains may have 64"),
-        (dict(model_type="qwen2", sliding_window=32, use_sliding_window=True), "sliding_window 32 is not supported"),
+        (dict(model_type="gemma2"), "head_dim is missing"),
+        (dict(model_type="gemma2", hidden_act="gelu"), "hidden_act 'gelu' is not supported; only .gelu_pytorch_tanh"),
+        (dict(model_type="gemma2", use_bidirectional_attention=True), "use_bidirectional_attention True is not"),
+        (dict(model_type="gemma2", head_dim=8, attn_logit_softcapping=-1), "attn_logit_softcapping is -1, and not a"),
+        (dict(model_type="gemma3_text", head_dim=8, sliding_window_pattern=0), "sliding_window_pattern is 0"),
+        (dict(model_type="gemma3_text", head_dim=8, rope_parameters={"rope_theta": 5.0}), "rope_parameters is not an"),
+        (dict(model_type="mistral", sliding_window=-4), "sliding_window is -4, and not a positive integer"),
+        (dict(layer_types=["sliding_attention"] * 2), "layer_types has sliding_attention, and there is no sliding_win"),
+        (dict(layer_types=["full_attention"]), "layer_types names 1 layers, and num_hidden_layers is 2"),
+        (dict(model_type="mistral", layer_types=["full_attention"] * 2), "layer_types has full_attention, though"),
         (dict(layer_types=["full_attention", "chunked_attention"]), "layer_types"),
         (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling.rope_type 'dynamic' is not supp"),
         (dict(rope_scaling={"rope_type": "longrope"}), "rope_scaling.rope_type 'longrope' is not supported"),
@@ -223,7 +277,14 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, changes, message):
 ODD = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.integers(), max_size=2)
 )
-KEYS = [*FIELDS, "head_dim", "rope_theta", "sliding_window", "layer_types", "tie_word_embeddings", "hidden_act"]
+KEYS = [
+    *FIELDS, "head_dim", "rope_theta", "sliding_window", "layer_types", "tie_word_embeddings", "hidden_act",
+    "use_sliding_window", "max_window_layers", "sliding_window_pattern", "query_pre_attn_scalar", "rope_parameters",
+    "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq", "hidden_activation",
+]  # fmt: skip
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
+FAMILY = st.sampled_from(FAMILIES)
+KINDS_OF_LAYERS = st.lists(st.sampled_from(["full_attention", "sliding_attention"]), max_size=3)
 ROPE = st.dictionaries(
     st.sampled_from(["type", "rope_type", *LLAMA3, "beta_fast", "rope_theta"]),
     ODD | st.sampled_from(["linear", "llama3", "yarn"]),
@@ -232,15 +293,16 @@ FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCh
 
 
 @FUZZ
-@given(st.dictionaries(st.sampled_from(KEYS), ODD), ROPE | ODD)
-def test_no_config_does_more_than_be_refused(tmp_path, changes, rope):
-    (tmp_path / "config.json").write_text(json.dumps(FIELDS | changes | {"rope_scaling": rope}))
+@given(FAMILY, st.dictionaries(st.sampled_from(KEYS), ODD | KINDS_OF_LAYERS, max_size=4), ROPE | ODD)
+def test_no_config_does_more_than_be_refused(tmp_path, family, changes, rope):
+    fields = FIELDS | (GEMMA if "gemma" in family else {}) | {"model_type": family} | changes
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"rope_scaling": rope}))
     try:
         config = model_config(tmp_path)
     except ValueError as error:
         assert str(error).startswith(f"{tmp_path / 'config.json'}: ")
     else:
-        assert config.heads % config.kv_heads == 0
+        assert config.heads % config.kv_heads == 0 and all(0 <= window < 2**31 for window in config.windows)
 
 
 def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):

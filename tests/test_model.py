@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import (
+    GEMMA,
     TINY,
     Letters,
     chain_ids,
@@ -35,6 +36,7 @@ from jprm.tree import Node, tree_of
 
 PATHS = dataclasses.replace(TINY, attention="paths", attention_block=32)
 PLAIN = dataclasses.replace(TINY, attention="reference")
+GEMMA_PATHS = dataclasses.replace(GEMMA, attention="paths")
 ROWS, TOKENS, SLOTS, CHAINS = 3, 64, 16, 24
 
 # Two layers of float32 sums of up to some 50 products in another order, each off by a few 6e-8, on logits of size 1.
@@ -58,8 +60,11 @@ def assert_trees_close(a, b, **tolerance):
         np.testing.assert_allclose(x, y, **tolerance, atol=1e-4 * np.abs(y).max() + 1e-7, err_msg=str(name))
 
 
+WAYS = st.sampled_from([PLAIN, PATHS, GEMMA_PATHS])
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(reasoning_trees(), min_size=1, max_size=3), st.integers(0, 99), st.sampled_from([PLAIN, PATHS]))
+@given(st.lists(reasoning_trees(), min_size=1, max_size=3), st.integers(0, 99), WAYS)
 def test_a_tree_equals_its_chains_each_alone_with_the_gradients(trees, seed, config):
     packed = packed_trees(trees, TOKENS, SLOTS, too_long="truncate")
     owned_BS = packed.node_BS >= 0
@@ -73,8 +78,9 @@ def test_a_tree_equals_its_chains_each_alone_with_the_gradients(trees, seed, con
     alone = chain_rows([chain_ids(trees[t], n, Letters()) for t, n in pairs], TOKENS, CHAINS)
     alone.label[: len(pairs), 0] = target_N
 
-    (loss, logit_BSC), gradient = loss_of(params(), config, rows)
-    (loss_alone, logit_N1C), gradient_alone = loss_of(params(), PLAIN, alone)
+    weights, plain = params(config), dataclasses.replace(config, attention="reference")
+    (loss, logit_BSC), gradient = loss_of(weights, config, rows)
+    (loss_alone, logit_N1C), gradient_alone = loss_of(weights, plain, alone)
     close(np.asarray(logit_BSC)[: len(owned_BS)][owned_BS], logit_N1C[: len(pairs), 0])
     close(loss, loss_alone)
     assert_trees_close(gradient, gradient_alone, rtol=1e-4)
@@ -212,6 +218,25 @@ def test_heads_read_the_hidden_state_at_the_step_ends(some_rows, head, tied, cla
     close(logits(weights, config, some_rows), x_BSD @ kernel_DC + bias_C)
 
 
+def test_every_part_of_gemma_matters(some_rows):
+    """Else parity could hold with a part left out on both sides of a test."""
+    language = dataclasses.replace(GEMMA, head="language")
+    expected = logits(params(language), language, some_rows)
+    for change in (dict(windows=(5,)), dict(windows=(6, 0)), dict(rope_theta_local=0.0), dict(attention_softcap=0.0),
+                   dict(query_pre_attn_scalar=0), dict(logit_softcap=0.0), dict(design="llama")):  # fmt: skip
+        other = dataclasses.replace(language, **change)
+        weights = params(language)
+        assert np.abs(logits(weights, other, some_rows) - expected).max() > 1e-3, change
+
+
+def test_equal_windows_are_equal_configs():
+    for windows in ((4, 0), (4, 0, 4), (4, 0, 4, 0)):
+        assert dataclasses.replace(TINY, windows=windows).windows == (4, 0)
+    assert dataclasses.replace(TINY, windows=(4, 4, 4)).windows == (4,)
+    assert dataclasses.replace(TINY, windows=(4, 4, 0)).windows == (4, 4, 0)
+    assert dataclasses.replace(TINY, windows=(0, 0)) == TINY
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -220,6 +245,9 @@ def test_heads_read_the_hidden_state_at_the_step_ends(some_rows, head, tied, cla
         ({"head_dim": 5}, "head_dim=5 is odd"),
         ({"attention": "flash"}, "attention='flash' is not one of reference, blocked, paths"),
         ({"dtype": "float16"}, "dtype='float16' is not one of"),
+        ({"windows": (4, -1)}, "windows .4, -1. must be positive, or 0"),
+        ({"attention_softcap": -1.0}, "attention_softcap=-1.0 must be a positive number, or 0"),
+        ({"rope_theta_local": 10.0}, "rope_theta_local=10.0 is of layers with a window"),
     ],
 )
 def test_impossible_models_are_refused(change, message):

@@ -164,7 +164,7 @@ def unique(records):
 @pytest.fixture
 def loads(prm, monkeypatch):
     """Files are scored by the model that is loaded already."""
-    monkeypatch.setattr(files, "load", lambda folder: prm)
+    monkeypatch.setattr(files, "load", lambda folder, **_: prm)
 
 
 def score(input, output, **options):
@@ -176,6 +176,13 @@ def test_a_scored_file_holds_what_score_many_gives(prm, loads, input_file, tmp_p
     assert "27 records scored" in said
     assert list(read_records(tmp_path / "out.jsonl")) == list(prm.score_many(read_records(input_file)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.info.json"]
+
+
+def test_a_file_scored_in_another_type_is_another_request(prm, loads, input_file, tmp_path):
+    score(input_file, tmp_path / "out.jsonl", dtype="int8")
+    assert json.loads((tmp_path / "out.jsonl.info.json").read_text())["dtype"] == "int8"
+    with pytest.raises(ValueError, match="of another model, input or request"):
+        score(input_file, tmp_path / "out.jsonl")
 
 
 @pytest.mark.parametrize("after", [0, 3, 8, 13, 26])
@@ -220,7 +227,7 @@ def test_an_output_of_another_request_is_left_alone(prm, loads, input_file, tmp_
     write_records(other_input, chains(2, seed=9))
     with pytest.raises(ValueError, match="out.jsonl: is there, but of another model, input or request. Remove it"):
         score(other_input, output)
-    monkeypatch.setattr(files, "load", lambda folder: dataclasses.replace(prm, step=prm.step + 1))
+    monkeypatch.setattr(files, "load", lambda folder, **_: dataclasses.replace(prm, step=prm.step + 1))
     with pytest.raises(ValueError, match="of another model"):
         score(input_file, output)
     output.rename(tmp_path / "out.jsonl.part")  # as if it had been stopped

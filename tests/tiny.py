@@ -28,6 +28,12 @@ TINY = ModelConfig(
     attention_block=32,
 )
 
+# Gemma 2 and 3 at once, with caps low enough to bend what the tests' small logits do.
+GEMMA = dataclasses.replace(
+    TINY, design="gemma", qkv_bias=False, layers=3, layer_groups=(2, 1), windows=(5, 0), rope_theta_local=10.0,
+    query_pre_attn_scalar=7, attention_softcap=2.0, logit_softcap=1.0,
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Letters:

@@ -7,6 +7,7 @@ import pathlib
 from types import ModuleType
 
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
@@ -14,9 +15,12 @@ def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
     return _format(path).model_config(path, **changes)
 
 
-def load_decoder(path: str | os.PathLike, config: ModelConfig) -> dict:
-    """The decoder's parameters in float32, each put in its place on the mesh that is set."""
-    return _format(path).load_decoder(path, config)
+def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set.
+
+    Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring.
+    """
+    return _format(path).load_decoder(path, config, dtype)
 
 
 def _format(path: str | os.PathLike) -> ModuleType:

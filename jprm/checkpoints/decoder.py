@@ -16,11 +16,13 @@ import numpy as np
 from jaxtyping import Array
 
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import SUMMED, Dtype, Int8, held, quantized
 from jprm.model.sharding import sharding
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
-          "norm_eps", "qkv_bias", "qk_norm")  # fmt: skip
+          "norm_eps", "qkv_bias", "qk_norm", "design", "windows", "rope_theta_local", "query_pre_attn_scalar",
+          "attention_softcap", "logit_softcap")  # fmt: skip
 """Fields in which a file and a config must agree; a config may have fewer layers."""
 
 Slot = tuple[str, int | None]
@@ -37,6 +39,8 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }  # fmt: skip
     if config.qkv_bias:
         shapes |= {"query_bias": (Q,), "key_bias": (K,), "value_bias": (K,)}
+    if config.design == "gemma":
+        shapes |= {"attention_post_norm": (D,), "mlp_post_norm": (D,)}
     if config.qk_norm:
         shapes |= {"query_norm": (H,), "key_norm": (H,)}
     return shapes
@@ -79,10 +83,11 @@ def load(
     name_of: Callable[[str, int | None], str],
     shape_of: Callable[[str], tuple[int, ...]],
     read: Callable[[str, str], np.ndarray],
+    dtype: Dtype = "float32",
 ) -> dict:
-    """The decoder's parameters in float32, each in its place on the mesh that is set.
+    """The decoder's parameters, held in `dtype`, each in its place on the mesh that is set.
 
-    A parameter is made on the devices and filled there a layer at a time, where a tensor is turned and made float32
+    A parameter is made on the devices and filled there a layer at a time, where a tensor is turned and gets its type
     too: the host holds one tensor of the file, in the file's type.
 
     Args:
@@ -104,14 +109,15 @@ def load(
     params: dict = {}
     for part, shape in wanted.items():
         if not isinstance(shape, Mapping):
-            params[part] = _place(part, get(part, None, shape.shape)).astype(jnp.float32)
+            params[part] = _held(part, _place(part, get(part, None, shape.shape)), dtype)
             continue
         first = first_of[int(part.removeprefix("layers_"))]
         params[part] = {}
         for role, stack in shape.items():
-            array = jnp.zeros(stack.shape, jnp.float32, out_sharding=sharding(*AXES[role]))
-            for i in range(len(array)):
-                array = _fill(array, _place(role, get(role, first + i, stack.shape[1:]), AXES[role][1:]), i)
+            array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), stack))
+            for i in range(stack.shape[0]):
+                layer = _place(role, get(role, first + i, stack.shape[1:]), AXES[role][1:])
+                array = _fill(array, layer, i, SUMMED.get(role))
             params[part][role] = array
     return params
 
@@ -122,7 +128,15 @@ def _place(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = N
     return jax.device_put(array, place)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _fill(stack: Array, layer: Array, i: Array) -> Array:
+_held = jax.jit(held, static_argnames=("role", "dtype"))
+
+
+def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(shape.shape, shape.dtype, out_sharding=None if shape.sharding is None else shape.sharding.spec)
+
+
+@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _fill(stack: Array | Int8, layer: Array, i: Array, summed: tuple[int, ...] | None) -> Array | Int8:
     """`stack` with its i-th layer replaced, in the same memory."""
-    return jax.lax.dynamic_update_index_in_dim(stack, layer.astype(stack.dtype), i, 0)
+    layer = quantized(layer, summed) if isinstance(stack, Int8) else layer.astype(stack.dtype)
+    return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, i, 0), stack, layer)

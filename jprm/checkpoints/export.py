@@ -30,6 +30,7 @@ from jprm.checkpoints import card, decoder, peft, store
 from jprm.checkpoints.huggingface import name_of
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Int8
 from jprm.model.sharding import make_mesh
 from jprm.score.scorer import PRM, load
 from jprm.train.config import Experiment, read, to_json
@@ -122,11 +123,16 @@ def config_json(
     ForTokenClassification into a pooling model by its name, with a score for every token, and needs no other field.
     """
     c = prm.config
+    if isinstance(prm.params["decoder"]["embed"], Int8):
+        raise ValueError(f"{prm.name}: was loaded in int8, which loses digits; load it without dtype to export it")
     if c.head not in LABELS:
         raise ValueError(f"{prm.name}: head {c.head!r} is no token classifier; one of {', '.join(LABELS)} is")
     if c.qkv_bias and c.qk_norm:
         raise ValueError(f"{prm.name}: qkv_bias and qk_norm together are no model that transformers has")
-    family = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias else "llama"  # Mistral is Llama without its window
+    family = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias else "mistral" if c.windows else "llama"
+    if c.design == "gemma":
+        family = "gemma2"
+    variant = _variant(prm, family)
     if family == "llama" and c.width % c.heads:
         raise ValueError(f"{prm.name}: width {c.width} is not a multiple of {c.heads} heads, as its class demands")
     if format == "transformers" and "hidden_kernel" in prm.params["head"]:
@@ -146,7 +152,7 @@ def config_json(
         "num_attention_heads": c.heads,
         "num_key_value_heads": c.kv_heads,
         "head_dim": c.head_dim,
-        "hidden_act": "silu",
+        **variant,
         "rms_norm_eps": c.norm_eps,
         "rope_theta": c.rope_theta,
         "rope_scaling": _rope_json(c),
@@ -162,6 +168,32 @@ def config_json(
         "dtype": dtype,
         "torch_dtype": dtype,
     }
+
+
+def _variant(prm: PRM, family: str) -> dict[str, Any]:
+    """The fields in which families differ. Raises ValueError for what the family's class does not compute."""
+    c = prm.config
+    kinds = [c.windows[i % len(c.windows)] for i in range(c.layers)] if c.windows else []
+    if len(set(kinds) - {0}) > 1 or (family == "mistral" and 0 in kinds):
+        raise ValueError(f"{prm.name}: windows {c.windows} are no pattern that transformers' {family} has")
+    plain = not (c.query_pre_attn_scalar or c.attention_softcap or c.logit_softcap or c.rope_theta_local)
+    if (family == "gemma2" and (c.qkv_bias or c.qk_norm)) or (family != "gemma2" and not plain):
+        name = "Gemma 3" if c.design == "gemma" and c.qk_norm else "this model"
+        raise ValueError(f"{prm.name}: transformers has no token classifier of {name}'s design")
+    fields: dict[str, Any] = {"hidden_act": "silu"}
+    if family == "gemma2":
+        fields = {
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": c.query_pre_attn_scalar or c.head_dim,
+            "attn_logit_softcapping": c.attention_softcap or None, "final_logit_softcapping": c.logit_softcap or None,
+            "sliding_window": None,
+        }  # fmt: skip
+    if family != "mistral" and (c.windows or family == "gemma2"):
+        names = ("full_attention", "sliding_attention")
+        fields["layer_types"] = [names[kind > 0] for kind in kinds or [0] * c.layers]
+    if c.windows:
+        fields["sliding_window"] = max(c.windows)
+        fields |= {"use_sliding_window": True} if family in ("qwen2", "qwen3") else {}
+    return fields
 
 
 def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
@@ -193,7 +225,7 @@ def _tensors(prm: PRM, format: Format) -> Iterator[Tensor]:
 
     shapes = decoder.file_shapes(config)
     for role, layer in decoder.slots(config):
-        yield f"model.{name_of(role, layer)}", shapes[role], functools.partial(get, role, layer)
+        yield f"model.{name_of(role, layer, config)}", shapes[role], functools.partial(get, role, layer)
     head = jax.tree.map(np.asarray, prm.params["head"])
     for name, array in (two_layers(head) if format == "qwen2-prm" else one_layer(head)).items():
         yield f"score.{name}", array.shape, functools.partial(np.asarray, array)

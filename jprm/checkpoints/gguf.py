@@ -7,14 +7,19 @@ llama.cpp stores query and key heads with the rotary pairs interleaved; jprm, li
 from __future__ import annotations
 
 import importlib.util
+import math
 import pathlib
 import re
+from collections.abc import Iterable
 
 import gguf
 import numpy as np
 
 from jprm.checkpoints import decoder
+from jprm.checkpoints.gguf_file import open_gguf
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype
+from jprm.model.rope import RopeScaling, frequencies
 
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 """Architecture to whether its query and key rows are interleaved in the file."""
@@ -28,7 +33,10 @@ _NAMES = {
 }  # fmt: skip
 """Role to name; those of a layer follow blk.LAYER."""
 
-_KNOWN = {*_NAMES.values(), "output.weight"}
+_FREQUENCIES = "rope_freqs.weight"
+"""What every frequency is divided by: Llama 3.1's scaling, written out."""
+
+_KNOWN = {*_NAMES.values(), "output.weight", _FREQUENCIES}
 
 
 class Reader:
@@ -37,7 +45,7 @@ class Reader:
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
         try:
-            self._file = gguf.GGUFReader(self.path)
+            self._file = open_gguf(self.path)
         except (ValueError, OSError, IndexError) as error:
             raise ValueError(f"{path}: not a complete GGUF file ({error}); download it again") from error
         self._tensors = {tensor.name: tensor for tensor in self._file.tensors}
@@ -50,6 +58,9 @@ class Reader:
     def get(self, key: str, default=None):
         field = self._file.get_field(key.replace("{a}", getattr(self, "architecture", "")))
         return default if field is None else field.contents()
+
+    def keys(self) -> Iterable[str]:
+        return self._file.fields
 
     def need(self, key: str):
         if (value := self.get(key)) is None:
@@ -92,8 +103,6 @@ def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
 
 def _config(file: Reader, **changes) -> ModelConfig:
     get, need = file.get, file.need
-    if (scaling := get("{a}.rope.scaling.type")) not in (None, "none"):
-        raise ValueError(f"{file.path}: RoPE scaling {scaling!r} is not supported")
     if (window := get("{a}.attention.sliding_window")) is not None:
         raise ValueError(f"{file.path}: sliding-window attention ({window} tokens) is not supported")
     unknown = sorted(name for name in file._tensors if re.sub(r"^blk\.\d+\.", "", name) not in _KNOWN)
@@ -103,6 +112,7 @@ def _config(file: Reader, **changes) -> ModelConfig:
     head_dim = get("{a}.attention.key_length", width // heads)
     if (rotated := get("{a}.rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"{file.path}: rotary embeddings on {rotated} of {head_dim} dimensions are not supported")
+    theta = float(get("{a}.rope.freq_base", 10000.0))
     values = dict(
         vocab_size=file.shape("token_embd.weight")[0],
         layers=need("{a}.block_count"),
@@ -111,7 +121,8 @@ def _config(file: Reader, **changes) -> ModelConfig:
         kv_heads=get("{a}.attention.head_count_kv", heads),
         head_dim=head_dim,
         mlp_width=need("{a}.feed_forward_length"),
-        rope_theta=float(get("{a}.rope.freq_base", 10000.0)),
+        rope_theta=theta,
+        rope_scaling=_scaling(file, head_dim, theta),
         norm_eps=round(float(need("{a}.attention.layer_norm_rms_epsilon")), 12),  # stored as float32
         qkv_bias="blk.0.attn_q.bias" in file,
         qk_norm="blk.0.attn_q_norm.weight" in file,
@@ -121,8 +132,43 @@ def _config(file: Reader, **changes) -> ModelConfig:
     return ModelConfig(**(values | changes))
 
 
-def load_decoder(path: str | pathlib.Path, config: ModelConfig) -> dict:
-    """The decoder's parameters in float32, each put in its place on the mesh that is set.
+def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
+    """As llama.cpp reads it: linear and YaRN by their fields, Llama 3.1's from the frequencies' divisors."""
+    prefix = f"{file.architecture}.rope.scal"  # rope.scaling.*, and the old rope.scale_linear
+    known = {f"{prefix}ing.{key}" for key in ("type", "factor", "original_context_length", "finetuned")}
+    if unknown := sorted(key for key in file.keys() if key.startswith(prefix) and key not in known):
+        raise ValueError(f"{file.path}: metadata {unknown[0]} ({file.get(unknown[0])!r}) is not supported")
+    kind = file.get("{a}.rope.scaling.type", "none")
+    if _FREQUENCIES in file:
+        if kind != "none":
+            raise ValueError(f"{file.path}: tensor {_FREQUENCIES} beside RoPE scaling {kind!r} is not supported")
+        divisor_H = file.tensor(_FREQUENCIES)
+        scaling = RopeScaling("llama3", float(divisor_H.max(initial=0)) or 1.0, 8192, 1.0, 4.0)
+        plain_H = frequencies(head_dim, theta)
+        found = divisor_H.shape == plain_H.shape and np.allclose(
+            divisor_H * frequencies(head_dim, theta, scaling), plain_H, rtol=1e-4, atol=0
+        )
+        if not found:
+            raise ValueError(f"{file.path}: tensor {_FREQUENCIES} is not of Llama 3.1's scaling, and is not supported")
+        return scaling
+    if kind == "none":
+        return RopeScaling()
+    factor, positions = (
+        float(file.need("{a}.rope.scaling.factor")),
+        file.get("{a}.rope.scaling.original_context_length"),
+    )
+    try:
+        if kind == "linear":
+            return RopeScaling("linear", factor)
+        if kind == "yarn":
+            return RopeScaling("yarn", factor, int(positions or 0), 1.0, 32.0, 0.1 * math.log(factor) + 1)
+    except ValueError as error:
+        raise ValueError(f"{file.path}: RoPE scaling {kind!r}: {error}") from error
+    raise ValueError(f"{file.path}: RoPE scaling {kind!r} is not supported")
+
+
+def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set.
 
     Fields and shapes are checked against `config`; the head is not in the file.
     """
@@ -140,4 +186,4 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig) -> dict:
     def name_of(role: str, layer: int | None) -> str:
         return _NAMES[role] if layer is None else f"blk.{layer}.{_NAMES[role]}"
 
-    return decoder.load(path, config, name_of, file.shape, read)
+    return decoder.load(path, config, name_of, file.shape, read, dtype)

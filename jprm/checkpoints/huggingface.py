@@ -1,7 +1,7 @@
 """Base models from Hugging Face folders: config.json beside safetensors files. No code of the folder is run.
 
-Llama (and SmolLM2), Mistral, Qwen2 and Qwen3. What would change the numbers is supported or refused by its name: a
-field of config.json that this module does not know is an error.
+Llama (and SmolLM2), Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3 (text). What would change the numbers is supported or
+refused by its name: a field of config.json that this module does not know is an error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import numpy as np
 from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype
 from jprm.model.rope import RopeScaling
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+GEMMA = ("gemma2", "gemma3_text")
 
 NAMES = {
     "embed": "embed_tokens.weight", "final_norm": "norm.weight", "attention_norm": "input_layernorm.weight",
@@ -32,17 +34,22 @@ NAMES = {
 }  # fmt: skip
 """Role to name; those of a layer follow layers.LAYER."""
 
-HEADS = re.compile(r"lm_head\.|score\.|v_head\.|classifier\.")
+GEMMA_NAMES = NAMES | {
+    "attention_post_norm": "post_attention_layernorm.weight", "mlp_norm": "pre_feedforward_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}  # fmt: skip
+
+HEADS = re.compile(r"(pretrained_model\.)?(lm_head|score|score_head|v_head|classifier)\.")
 """Tensors that are not the decoder's: of a language, classification or value head."""
 
 _IDLE = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rotary_emb\.inv_freq")
 """Frequencies that old versions of transformers saved and new ones compute, as jprm does."""
 
 FIXED: dict[str, tuple] = {
-    "hidden_act": ("silu",),
     "mlp_bias": (False,),
     "attention_bias": (False,),  # transformers then gives the output projection a bias too
     "rope_interleaved": (False,),
+    "use_mrope": (False,),  # Qwen2.5 bases say so; rotary positions of images and time
     "partial_rotary_factor": (None, 1.0),
     "is_encoder_decoder": (False,),
     "chunk_size_feed_forward": (0,),
@@ -58,7 +65,14 @@ FIXED: dict[str, tuple] = {
 READ = {
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
-    "tie_word_embeddings", "max_position_embeddings", "sliding_window", "use_sliding_window", "layer_types",
+    "tie_word_embeddings", "max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers",
+    "layer_types", "hidden_act",
+}  # fmt: skip
+
+READ_OF_GEMMA = READ - {"use_sliding_window", "max_window_layers"} | {
+    "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+    "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern", "use_bidirectional_attention",
+    "cache_implementation",
 }  # fmt: skip
 
 HARMLESS = {
@@ -71,8 +85,7 @@ HARMLESS = {
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
     # heads
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
-    # which layers would slide if any did
-    "max_window_layers",
+    "score_dimension", "score_dim", "use_bias", "bias", "summary_dropout_prob",
 }  # fmt: skip
 """Fields known not to change the decoder's numbers."""
 
@@ -85,30 +98,34 @@ _ROPE = {
 """Kinds of RoPE scaling and the fields that each may have."""
 
 
-def model_config(folder: str | os.PathLike, *, max_tokens: int | None = None, **changes) -> ModelConfig:
+def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     """The folder's hyper-parameters; `changes` set what it does not say (head, dtype, layers, ...).
 
-    `layers` smaller than the folder's keeps its first layers only. `max_tokens`, a caller's promise that no chain is
-    longer, lets a sliding window pass that is not shorter.
+    `layers` smaller than the folder's keeps its first layers only.
 
     Raises FileNotFoundError or ValueError, naming file and field, for what is not supported or not known.
     """
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there; {folder} is not a model's folder")
-    values = _values(_Fields(path, read_json(path)), max_tokens)
+    values = _values(_Fields(path, read_json(path)))
     decoder.check_layers(folder, values["layers"], changes)
     return ModelConfig(**(values | changes))
 
 
-def load_decoder(folder: str | os.PathLike, config: ModelConfig, *, max_tokens: int | None = None) -> dict:
-    """The decoder's parameters in float32, each put in its place on the mesh that is set; heads are left alone.
+def load_decoder(
+    folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Tensors | None = None
+) -> dict:
+    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set; heads are left alone.
+
+    `file` is the folder's tensors where they are open already, or changed by a LoRA.
 
     Every name and shape is checked before the first tensor is read.
     """
-    decoder.check(folder, model_config(folder, max_tokens=max_tokens, layers=config.layers), config)
-    file = Tensors(folder)
-    prefix = "" if NAMES["embed"] in file else "model."
+    decoder.check(folder, model_config(folder, layers=config.layers), config)
+    file = Tensors(folder) if file is None else file
+    embeds = [name for name in file if name.endswith(NAMES["embed"])]
+    prefix = embeds[0].removesuffix(NAMES["embed"]) if embeds else "model."
     for name in file:
         inner = name.removeprefix(prefix)
         if not (HEADS.match(inner) or _IDLE.fullmatch(inner) or _known(inner, config)):
@@ -120,18 +137,23 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, *, max_tokens: 
             raise ValueError(f"{folder}: tensor {name} is of type {array.dtype}, and not of floating point")
         return array
 
-    return decoder.load(folder, config, lambda role, layer: prefix + name_of(role, layer), file.shape, read)
+    def name(role: str, layer: int | None) -> str:
+        return prefix + name_of(role, layer, config)
+
+    return decoder.load(folder, config, name, file.shape, read, dtype)
 
 
-def name_of(role: str, layer: int | None) -> str:
+def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
     """The tensor's name below `model.`"""
-    return NAMES[role] if layer is None else f"layers.{layer}.{NAMES[role]}"
+    name = (GEMMA_NAMES if config.design == "gemma" else NAMES)[role]
+    return name if layer is None else f"layers.{layer}.{name}"
 
 
 def _known(name: str, config: ModelConfig) -> bool:
     roles = decoder.file_shapes(config)
     layered = re.sub(r"^layers\.\d+\.", "", name)
-    return any(NAMES[role] == layered and (layered == name) == (role in ("embed", "final_norm")) for role in roles)
+    outer = layered == name
+    return any(name_of(role, None, config) == layered and outer == (role in ("embed", "final_norm")) for role in roles)
 
 
 class _Fields:
@@ -162,6 +184,11 @@ class _Fields:
             raise self.refuse(name, f"is {value!r}, and not a positive number")
         return float(value)
 
+    def cap(self, name: str, default: float | None) -> float:
+        """0 where it is null, the default where it is not there."""
+        default = None if name in self.fields else default
+        return self.number(name, default) if self.has(name) or default else 0.0
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.fields.get(name) if self.has(name) else default
         if type(value) is not bool:
@@ -169,18 +196,21 @@ class _Fields:
         return value
 
 
-def _values(fields: _Fields, max_tokens: int | None) -> dict[str, Any]:
+def _values(fields: _Fields) -> dict[str, Any]:
     family = fields.fields.get("model_type")
     if family not in FAMILIES:
         raise fields.refuse("model_type", f"{family!r} is not supported; one of {', '.join(FAMILIES)} is")
+    gemma = family in GEMMA
+    activation = "gelu_pytorch_tanh" if gemma else "silu"
+    fixed = FIXED | {"hidden_act": (activation,), "hidden_activation": (activation,)}
+    fixed |= {"use_bidirectional_attention": (False, None)}
     for name, value in fields.fields.items():
-        if name in FIXED and value not in FIXED[name]:
-            raise fields.refuse(name, f"{value!r} is not supported; only {json.dumps(FIXED[name][0])} is")
-        if name not in READ and name not in HARMLESS and name not in FIXED:
+        if name not in (READ_OF_GEMMA if gemma else READ) | HARMLESS | set(FIXED):
             raise fields.refuse(name, f"({str(value)[:60]!r}) is not known to jprm; it might change scores")
-    _refuse_window(fields, family, max_tokens)
-    heads, width = fields.count("num_attention_heads"), fields.count("hidden_size")
-    if not fields.has("head_dim") and (family == "qwen3" or width % heads):
+        if name in fixed and value not in fixed[name]:
+            raise fields.refuse(name, f"{value!r} is not supported; only {json.dumps(fixed[name][0])} is")
+    heads, width, layers = (fields.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
+    if not fields.has("head_dim") and (gemma or family == "qwen3" or width % heads):
         raise fields.refuse("head_dim", "is missing")
     grouped = fields.count("num_key_value_heads", heads if family == "llama" else None)
     if heads % grouped:
@@ -188,46 +218,97 @@ def _values(fields: _Fields, max_tokens: int | None) -> dict[str, Any]:
     head_dim = fields.count("head_dim", width // heads)
     if head_dim % 2:
         raise fields.refuse("head_dim", f"{head_dim} is odd; rotary embeddings rotate pairs")
-    theta, scaling = _rope(fields)
-    return dict(
+    windows = _windows(fields, family, layers)
+    values = dict(
         vocab_size=fields.count("vocab_size"),
-        layers=fields.count("num_hidden_layers"),
+        layers=layers,
         width=width,
         heads=heads,
         kv_heads=grouped,
         head_dim=head_dim,
         mlp_width=fields.count("intermediate_size"),
-        rope_theta=theta,
         norm_eps=fields.number("rms_norm_eps"),
         qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        rope_scaling=scaling,
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        qk_norm=family in ("qwen3", "gemma3_text"),
+        windows=windows,
+        tied_embeddings=fields.flag("tie_word_embeddings", gemma),
     )
+    if not gemma:
+        theta, scaling = _rope(fields)
+        return values | dict(rope_theta=theta, rope_scaling=scaling)
+    caps = (50.0, 30.0) if family == "gemma2" else (None, None)  # of transformers' classes, where nothing is said
+    values |= dict(
+        design="gemma",
+        query_pre_attn_scalar=fields.count("query_pre_attn_scalar", 256),
+        attention_softcap=fields.cap("attn_logit_softcapping", caps[0]),
+        logit_softcap=fields.cap("final_logit_softcapping", caps[1]),
+    )
+    if family == "gemma2":
+        theta, scaling = _rope(fields)
+        return values | dict(rope_theta=theta, rope_scaling=scaling)
+    theta, scaling, local = _two_ropes(fields)
+    return values | dict(rope_theta=theta, rope_scaling=scaling, rope_theta_local=local if any(windows) else 0.0)
 
 
-def _refuse_window(fields: _Fields, family: str, max_tokens: int | None) -> None:
-    """Mistral's window slides unless it is null, Qwen's only where `use_sliding_window` says so; Llama has none."""
-    kinds = fields.fields.get("layer_types")
-    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-        slides = isinstance(kinds, list) and set(map(str, kinds)) <= {"full_attention", "sliding_attention"}
-        if not slides or not fields.has("sliding_window"):
-            raise fields.refuse("layer_types", f"{str(kinds)[:80]} is not supported; only full_attention is")
-    elif family == "llama" or not fields.has("sliding_window"):
-        return
-    elif family != "mistral" and not fields.flag("use_sliding_window", False):
-        return
-    window = fields.count("sliding_window")
-    longest = max_tokens or fields.count("max_position_embeddings", 2**31 - 1)
-    if window < longest:
-        raise fields.refuse(
-            "sliding_window",
-            f"{window} is not supported where chains may have {longest} tokens. Where yours are never longer than the"
-            " window, set it to null in a copy of config.json",
-        )
+def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
+    """The window of every layer, 0 for none.
+
+    Llama has none; Mistral's slides in all layers unless it is null; Qwen's only where `use_sliding_window` says so, in
+    the layers that `layer_types` names or those from `max_window_layers` on; Gemma's in all but every second (Gemma 2)
+    or sixth layer (Gemma 3), or in those that `layer_types` names.
+    """
+    kinds, gemma, mistral = fields.fields.get("layer_types"), family in GEMMA, family == "mistral"
+    names = ("full_attention", "sliding_attention")
+    if kinds is not None and not (isinstance(kinds, list) and all(kind in names for kind in kinds)):
+        raise fields.refuse("layer_types", f"{str(kinds)[:80]} is not supported; only {' and '.join(names)} are")
+    if kinds is not None and len(kinds) != layers:
+        raise fields.refuse("layer_types", f"names {len(kinds)} layers, and num_hidden_layers is {layers}")
+    window = 0
+    if "sliding_window" not in fields.fields and (gemma or mistral):
+        window = 4096  # transformers' default
+    elif family != "llama" and fields.has("sliding_window"):
+        window = fields.count("sliding_window")
+    if family in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False):
+        window = 0
+    if kinds is None:
+        if family in ("qwen2", "qwen3"):
+            first = fields.count("max_window_layers", 28) if window else 0
+            kinds = [names[i >= first] for i in range(layers)]
+        else:
+            every = 2 if family == "gemma2" else _pattern(fields) if gemma else 0
+            kinds = [names[not gemma or (i + 1) % every > 0] for i in range(layers)]
+    elif mistral and window and names[0] in kinds:
+        raise fields.refuse("layer_types", f"has {names[0]}, though a window slides in all layers of a {family} model")
+    elif names[1] in kinds and not window:
+        raise fields.refuse("layer_types", f"has {names[1]}, and there is no sliding_window that slides")
+    return tuple(window if kind == names[1] else 0 for kind in kinds)
 
 
-def _rope(fields: _Fields) -> tuple[float, RopeScaling]:
+def _pattern(fields: _Fields) -> int:
+    """Gemma 3: every how many layers one has no window."""
+    name = "_sliding_window_pattern" if fields.has("_sliding_window_pattern") else "sliding_window_pattern"
+    return fields.count(name, 6)
+
+
+def _two_ropes(fields: _Fields) -> tuple[float, RopeScaling, float]:
+    """Gemma 3: theta and scaling of layers that see all, and theta of those with a window, which is never scaled."""
+    content = fields.fields.get("rope_parameters")
+    if content is None:
+        theta, scaling = _rope(fields, 1e6)
+        return theta, scaling, fields.number("rope_local_base_freq", 1e4)
+    parts = {}
+    for kind in ("full_attention", "sliding_attention"):
+        part = content.get(kind) if isinstance(content, dict) else None
+        if not isinstance(part, dict) or set(content) != {"full_attention", "sliding_attention"}:
+            raise fields.refuse("rope_parameters", "is not an object of full_attention and sliding_attention")
+        parts[kind] = _rope(_Fields(fields.path, {"rope_parameters": part}, f"rope_parameters.{kind}: "))
+    theta_local, local = parts["sliding_attention"]
+    if local.kind != "none":
+        raise fields.refuse("rope_parameters.sliding_attention", f"of rope_type {local.kind} is not supported")
+    return *parts["full_attention"], theta_local
+
+
+def _rope(fields: _Fields, default: float = 10000.0) -> tuple[float, RopeScaling]:
     """Theta and scaling: `rope_parameters` as transformers 5 writes them, `rope_scaling` and `rope_theta` as 4 did."""
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
@@ -236,7 +317,7 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling]:
     if not isinstance(content, dict):
         raise fields.refuse(key, f"{str(content)[:60]!r} is not an object")
     inner = _Fields(fields.path, content, f"{key}.")
-    theta = inner.number("rope_theta", fields.number("rope_theta", 10000.0))
+    theta = inner.number("rope_theta", fields.number("rope_theta", default))
     if theta <= 1:
         raise fields.refuse("rope_theta", f"is {theta}, and must be above 1")
     kind = content.get("rope_type", content.get("type", "default"))

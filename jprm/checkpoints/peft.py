@@ -23,6 +23,7 @@ from jprm.checkpoints import base, decoder
 from jprm.checkpoints.huggingface import NAMES, name_of
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.sharding import sharding
 from jprm.train import lora
 from jprm.train.lora import PRODUCTS, A, B, LoraConfig
@@ -70,8 +71,8 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     return base.model_config(_base_of(folder), **changes)
 
 
-def load_decoder(folder: str | os.PathLike, config: ModelConfig) -> dict:
-    """The base model's decoder with the adapters merged, in float32, each parameter in its place on the mesh.
+def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+    """The base model's decoder with the adapters merged, held in `dtype`, each parameter in its place on the mesh.
 
     Layers that `config` leaves out are left out here too. Raises ValueError or FileNotFoundError, naming file and
     field or tensor, before the base is read.
@@ -83,7 +84,8 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig) -> dict:
         _, group, name = path.split("/")
         a_axes, b_axes = lora.axes(name.removesuffix(A).removesuffix(B))
         plain[group][name] = _place(array, a_axes if name.endswith(A) else b_axes)
-    return lora.merge({"decoder": plain}, kind)["decoder"]
+    merged = lora.merge({"decoder": plain}, kind)["decoder"]  # float32, whatever it is held in then
+    return merged if dtype == "float32" else held_decoder(merged, dtype)
 
 
 def read_config(folder: str | os.PathLike) -> LoraConfig:
@@ -189,7 +191,7 @@ def tensors(params: Mapping, config: ModelConfig) -> dict[str, np.ndarray]:
             a, b = np.asarray(stack[role + A]), np.asarray(stack[role + B])
             rank = a.shape[-1]
             for i in range(layers):
-                name = f"base_model.model.model.{name_of(role, first + i).removesuffix('.weight')}"
+                name = f"base_model.model.model.{name_of(role, first + i, config).removesuffix('.weight')}"
                 arrays[f"{name}.lora_A.weight"] = np.ascontiguousarray(a[i].reshape(-1, rank).T)
                 arrays[f"{name}.lora_B.weight"] = np.ascontiguousarray(b[i].reshape(rank, -1).T)
     arrays["base_model.model.score.weight"] = np.ascontiguousarray(np.asarray(params["head"]["kernel"]).T)

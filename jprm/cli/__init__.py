@@ -17,7 +17,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.extras import SubcommandApp
 
 import jprm
-from jprm.cli.arguments import Files, Folder, OnError, Settings
+from jprm.cli.arguments import Adapter, Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
 
@@ -99,21 +99,27 @@ def score(
     input: Annotated[Path, arg(metavar="F.jsonl")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
     on_error: OnError = "stop",
+    adapter: Adapter = None,
+    dtype: Literal["float32", "bfloat16", "int8"] | None = None,
 ) -> None:
     """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
 
     For example:
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
+      jprm score --model Qwen2.5-Math-PRM-7B --input pool.jsonl --output scored.jsonl
+      jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
 
     Args:
-        model: The folder of a trained model.
+        model: The folder of a trained model, or of a published one.
         input: Records to score, one a line.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
+        dtype: What the parameters are held in: int8 takes a quarter of float32's memory. Default: as they were trained.
     """
     from jprm.score.files import score_file
 
-    print(score_file(model, input, output, on_error=on_error))
+    print(score_file(model, input, output, on_error=on_error, dtype=dtype, adapter=adapter))
 
 
 @app.command

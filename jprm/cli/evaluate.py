@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 from tyro.extras import SubcommandApp
 
-from jprm.cli.arguments import Files, Folder, Json
+from jprm.cli.arguments import Adapter, Files, Folder, Json, opened
 
 evaluation = SubcommandApp()
 
@@ -20,6 +20,7 @@ def processbench(
     data: Files,
     calibrate: Annotated[Path, arg(metavar="FILE")],
     to: Json,
+    adapter: Adapter = None,
 ) -> None:
     """ProcessBench: find the first wrong step, or say that there is none. F1 as published.
 
@@ -31,14 +32,15 @@ def processbench(
         data: ProcessBench files; each is a key of the report.
         calibrate: The file on which the tuned threshold is chosen; the report gives F1 at 0.5 beside it.
         to: Where to write the report.
+        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
     """
     from jprm.evaluate.run import processbench
 
-    _report(processbench(model, data, calibrate, to), to, "processbench")
+    _report(processbench(opened(model, adapter), data, calibrate, to), to, "processbench")
 
 
 @evaluation.command
-def prmbench(model: Folder, data: Files, to: Json) -> None:
+def prmbench(model: Folder, data: Files, to: Json, adapter: Adapter = None) -> None:
     """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
 
     For example:
@@ -48,10 +50,11 @@ def prmbench(model: Folder, data: Files, to: Json) -> None:
         model: The folder of a trained model.
         data: PRMBench files, as many of its classes as are wanted.
         to: Where to write the report.
+        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
     """
     from jprm.evaluate.run import prmbench
 
-    _report(prmbench(model, data, to), to, "prmbench")
+    _report(prmbench(opened(model, adapter), data, to), to, "prmbench")
 
 
 @evaluation.command
@@ -60,6 +63,7 @@ def steps(
     data: Files,
     neutral: Literal["positive", "negative", "drop"],
     to: Json,
+    adapter: Adapter = None,
 ) -> None:
     """Steps with human labels: AUROC, average precision and first-error accuracy.
 
@@ -71,10 +75,11 @@ def steps(
         data: Files of rated steps, in the PRM800K format or jprm's own.
         neutral: What a neutral rating counts as. There is no default: results under different policies do not compare.
         to: Where to write the report.
+        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
     """
     from jprm.evaluate.run import steps
 
-    _report(steps(model, data, neutral, to), to, "steps")
+    _report(steps(opened(model, adapter), data, neutral, to), to, "steps")
 
 
 @evaluation.command
@@ -84,6 +89,7 @@ def calibration(
     calibrate: Files,
     neutral: Literal["positive", "negative", "drop"],
     to: Json,
+    adapter: Adapter = None,
 ) -> None:
     """Calibration: how far scores are probabilities, overall and by group, and maps and thresholds that mend it.
 
@@ -96,10 +102,11 @@ def calibration(
         calibrate: The files that maps and thresholds are fitted on; their problems are left out of the figures.
         neutral: What a neutral rating counts as.
         to: Where to write the report.
+        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
     """
     from jprm.evaluate.run import calibration
 
-    _report(calibration(model, data, calibrate, neutral, to), to, "calibration")
+    _report(calibration(opened(model, adapter), data, calibrate, neutral, to), to, "calibration")
 
 
 @evaluation.command(name="best-of-n")
@@ -107,6 +114,7 @@ def best_of_n(
     input: Annotated[Path, arg(metavar="F.jsonl")],
     to: Json,
     model: Annotated[Path | None, arg(metavar="DIR")] = None,
+    adapter: Adapter = None,
 ) -> None:
     """Best of N: the exact expected accuracy for every n and every aggregation rule, beside majority vote and pass@n.
 
@@ -118,10 +126,11 @@ def best_of_n(
         input: Pools of chains with known correctness, scored by `jprm score`.
         to: Where to write the report.
         model: The folder of a trained model that scores the pools first, where they are not scored yet.
+        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
     """
     from jprm.evaluate.run import best_of_n
 
-    _report(best_of_n(input, model, to), to, "best_of_n")
+    _report(best_of_n(input, model and opened(model, adapter), to), to, "best_of_n")
 
 
 def _report(report: Mapping[str, Any], path: Path, kind: str) -> None:

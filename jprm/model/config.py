@@ -1,8 +1,9 @@
-"""What a decoder is: one frozen record, enough for Llama, Mistral, Qwen2, Qwen3 and SmolLM2 by its values alone."""
+"""What a decoder is: one frozen record, enough for Llama, Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3 by its values."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -26,20 +27,32 @@ class ModelConfig:
     rope_theta: float
     norm_eps: float
     qkv_bias: bool = False  # Qwen2
-    qk_norm: bool = False  # Qwen3: RMSNorm of every query and key head
+    qk_norm: bool = False  # Qwen3, Gemma 3: RMSNorm of every query and key head
+    design: Literal["llama", "gemma"] = "llama"
+    """gemma: norms multiply by 1 + w, two more of them follow attention and MLP, the gate is GELU (by tanh) and not
+    SiLU, and the stream starts as the embedding times the root of `width`."""
+    windows: tuple[int, ...] = ()
+    """Sliding windows, layer by layer, repeated where the layers are more: with n, a query sees the keys less than n
+    positions before it; with 0, and everywhere with (), all."""
+    rope_theta_local: float = 0.0  # Gemma 3: of the layers with a window, unscaled; 0: theirs is like the others'
+    query_pre_attn_scalar: int = 0  # Gemma: attention's logits are divided by its root; 0: by that of head_dim
+    attention_softcap: float = 0.0  # Gemma 2: attention's logits x become cap tanh(x / cap); 0: they stay
+    logit_softcap: float = 0.0  # Gemma 2: the same for the language head's
     rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts that were stretched after training
     tied_embeddings: bool = True  # matters to the language head only
     head: Literal["binary", "ternary", "scalar", "language"] = "binary"
+    head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU before the head's own
     layer_groups: tuple[int, ...] = ()
     """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group of them all. A group
-    is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass."""
+    is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass. A single
+    group follows `layers`, whatever it says."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
     attention: Literal["reference", "blocked", "paths"] = "blocked"
     attention_block: int = 256  # queries a block of `blocked` and `paths`
 
     def __post_init__(self):
-        if not self.layer_groups:
+        if len(self.layer_groups) < 2:
             object.__setattr__(self, "layer_groups", (self.layers,))
         object.__setattr__(self, "layer_groups", tuple(self.layer_groups))
         if sum(self.layer_groups) != self.layers or min(self.layer_groups) < 1:
@@ -48,6 +61,12 @@ class ModelConfig:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings rotate pairs")
+        object.__setattr__(self, "windows", _period(tuple(self.windows)))
+        for field in ("rope_theta_local", "query_pre_attn_scalar", "attention_softcap", "logit_softcap"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"{field}={getattr(self, field)} must be a positive number, or 0 for none")
+        if self.rope_theta_local and not self.windows:
+            raise ValueError(f"rope_theta_local={self.rope_theta_local} is of layers with a window, and there are none")
         for field, values in _CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
@@ -57,9 +76,24 @@ class ModelConfig:
         """Query heads a key-value head."""
         return self.heads // self.kv_heads
 
+    @property
+    def query_scale(self) -> float:
+        """What attention's logits are multiplied by."""
+        return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+
+
+def _period(windows: tuple[int, ...]) -> tuple[int, ...]:
+    """The shortest that repeats to the same layers, so that equal models have equal configs; () where none slides."""
+    if min(windows, default=0) < 0:
+        raise ValueError(f"windows {windows} must be positive, or 0 for a layer that sees all")
+    repeats = (n for n in range(len(windows)) if n and windows[n:] == windows[: len(windows) - n])
+    n = next(repeats, len(windows))
+    return windows[:n] if any(windows) else ()
+
 
 _CHOICES = {
     "head": (*HEAD_CLASSES, "language"),
+    "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "full"),
     "attention": ("reference", "blocked", "paths"),

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jprm.model.config import ModelConfig
 from jprm.model.sharding import reshape
 
 HIDDEN = -1e30  # finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in float32
@@ -28,18 +29,25 @@ class Paths:
     """The path of every block of queries, worked out once for all layers."""
 
     until: Int[Array, "B T"]
+    position: Int[Array, "B T"]
     index: Int[Array, "B N T"]  # keys before the block that its first query sees, in order; behind them, T
     size: Int[Array, " N"]  # how many there are, in the row that has most
+    window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
-def find_paths(until_BT: Int[Array, "B T"], block: int) -> Paths:
+def capped(logit, softcap: float):
+    """Soft-capped logits, softcap x tanh(logit / softcap), where it is not 0 (Gemma 2; Bello et al. 2016)."""
+    return softcap * jnp.tanh(logit / softcap) if softcap else logit
+
+
+def find_paths(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], block: int) -> Paths:
     T = until_BT.shape[1]
     if T % block:
         raise ValueError(f"attention='paths' takes rows of a multiple of {block} tokens (attention_block), not {T}")
     start_N = jnp.arange(0, T, block)
     seen_BNT = (jnp.arange(T) < start_N[:, None]) & (until_BT[:, None, :] > start_N[:, None])
     index_BNT = jnp.sort(jnp.where(seen_BNT, jnp.arange(T), T), axis=-1)
-    return Paths(until_BT, index_BNT, jnp.max(jnp.sum(seen_BNT, axis=-1), axis=0))
+    return Paths(until_BT, position_BT, index_BNT, jnp.max(jnp.sum(seen_BNT, axis=-1), axis=0))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -48,19 +56,19 @@ def path_attention(
     k_BTKH: Float[Array, "B T K H"],
     v_BTKH: Float[Array, "B T K H"],
     paths: Paths,
-    block: int,
+    config: ModelConfig,
 ) -> Float[Array, "B T K G H"]:
-    """Grouped-query attention under `until`; T must be a multiple of `block`. Softmax in float32."""
-    return _forward(q_BTKGH, k_BTKH, v_BTKH, paths, block)[0]
+    """Grouped-query attention under `until`; T must be a multiple of `attention_block`. Softmax in float32."""
+    return _forward(q_BTKGH, k_BTKH, v_BTKH, paths, config)[0]
 
 
-def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, block: int):
-    B, T, K, G, H = q_BTKGH.shape
+def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: ModelConfig):
+    T, G, block = q_BTKGH.shape[1], q_BTKGH.shape[3], config.attention_block
 
     def attend(size: int, n, q_BQKGH):
         index_BS = _index(paths, n, size, block)
         k_BKSH, v_BKSH = _gather(k_BTKH, index_BS), _gather(v_BTKH, index_BS)
-        logit_BKXS = _logits(_heads_first(q_BQKGH), k_BKSH, index_BS, paths, n, block, G)
+        logit_BKXS = _logits(_heads_first(q_BQKGH), k_BKSH, index_BS, paths, n, config)
         top_BKX = jnp.max(logit_BKXS, axis=-1)
         weight_BKXS = jnp.exp(logit_BKXS - top_BKX[..., None])
         total_BKX = jnp.sum(weight_BKXS, axis=-1)
@@ -77,22 +85,26 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, block: int):
     return y_BTKGH, (q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX)
 
 
-def _backward(block: int, saved, dy_BTKGH):
+def _backward(config: ModelConfig, saved, dy_BTKGH):
     """With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q (Dao et al. 2022)."""
     q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX = saved
-    T, G, H = q_BTKGH.shape[1], q_BTKGH.shape[3], q_BTKGH.shape[4]
+    T, G, block, scale = q_BTKGH.shape[1], q_BTKGH.shape[3], config.attention_block, config.query_scale
     inner_BTKG = jnp.sum(dy_BTKGH.astype(jnp.float32) * y_BTKGH.astype(jnp.float32), axis=-1)
 
     def attend(size: int, n, q_BQKGH, dy_BQKGH, inner_BQKG, log_BKX, dk_BTKH, dv_BTKH):
         index_BS = _index(paths, n, size, block)
         k_BKSH, v_BKSH = _gather(k_BTKH, index_BS), _gather(v_BTKH, index_BS)
         q_BKXH, dy_BKXH = _heads_first(q_BQKGH), _heads_first(dy_BQKGH)
-        weight_BKXS = jnp.exp(_logits(q_BKXH, k_BKSH, index_BS, paths, n, block, G) - log_BKX[..., None])
+        logit_BKXS = _logits(q_BKXH, k_BKSH, index_BS, paths, n, config)
+        weight_BKXS = jnp.exp(logit_BKXS - log_BKX[..., None])
         dweight_BKXS = jnp.einsum("BKXH,BKSH->BKXS", dy_BKXH, v_BKSH, preferred_element_type=jnp.float32)
         inner_BKX = _heads_first(inner_BQKG[..., None])[..., 0]
-        dlogit_BKXS = (weight_BKXS * (dweight_BKXS - inner_BKX[..., None])).astype(k_BKSH.dtype)
-        dq_BKXH = jnp.einsum("BKXS,BKSH->BKXH", dlogit_BKXS, k_BKSH) * H**-0.5
-        dk_BKSH = jnp.einsum("BKXS,BKXH->BKSH", dlogit_BKXS, q_BKXH) * H**-0.5
+        dlogit_BKXS = weight_BKXS * (dweight_BKXS - inner_BKX[..., None])
+        if cap := config.attention_softcap:  # tanh' = 1 - tanh^2; hidden logits are no values of it
+            dlogit_BKXS *= 1 - jnp.square(jnp.where(logit_BKXS > HIDDEN, logit_BKXS, 0) / cap)
+        dlogit_BKXS = dlogit_BKXS.astype(k_BKSH.dtype)
+        dq_BKXH = jnp.einsum("BKXS,BKSH->BKXH", dlogit_BKXS, k_BKSH) * scale
+        dk_BKSH = jnp.einsum("BKXS,BKXH->BKSH", dlogit_BKXS, q_BKXH) * scale
         dv_BKSH = jnp.einsum("BKXS,BKXH->BKSH", weight_BKXS.astype(dy_BKXH.dtype), dy_BKXH)
         dk_BTKH, dv_BTKH = _scatter(dk_BTKH, index_BS, dk_BKSH), _scatter(dv_BTKH, index_BS, dv_BKSH)
         return _tokens_first(dq_BKXH, G), dk_BTKH, dv_BTKH
@@ -144,13 +156,22 @@ def _scatter(x_BTKH, index_BS, update_BKSH):
     return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(x_BTKH, index_BS, update_BSKH)
 
 
-def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, block: int, G: int):
-    """Scaled logits in float32 by the rule key <= query < until[key]; X is (G, block) flattened."""
+def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: ModelConfig):
+    """Logits in float32 by the rule key <= query < until[key] and the window; X is (G, block) flattened."""
+
+    def of_keys(x_BT):
+        return jax.vmap(lambda x, index: x.at[index].get(mode="fill", fill_value=0))(x_BT, index_BS)
+
+    block = config.attention_block
     logit_BKXS = jnp.einsum("BKXH,BKSH->BKXS", q_BKXH, k_BKSH, preferred_element_type=jnp.float32)
-    until_BS = jax.vmap(lambda until, index: until.at[index].get(mode="fill", fill_value=0))(paths.until, index_BS)
-    query_X = n * block + jnp.tile(jnp.arange(block), G)
-    seen_BXS = (index_BS[:, None] <= query_X[:, None]) & (query_X[:, None] < until_BS[:, None])
-    return jnp.where(seen_BXS[:, None], logit_BKXS * q_BKXH.shape[-1] ** -0.5, HIDDEN)
+    logit_BKXS = capped(logit_BKXS * config.query_scale, config.attention_softcap)
+    query_X = n * block + jnp.tile(jnp.arange(block), config.group)
+    seen_BXS = (index_BS[:, None] <= query_X[:, None]) & (query_X[:, None] < of_keys(paths.until)[:, None])
+    if paths.window is not None:
+        position_BS = of_keys(paths.position)
+        query_BX = jnp.tile(position_BS[:, -block:], (1, config.group))  # the block itself comes last
+        seen_BXS &= query_BX[:, :, None] - position_BS[:, None] < paths.window
+    return jnp.where(seen_BXS[:, None], logit_BKXS, HIDDEN)
 
 
 def _heads_first(x_BQKGH) -> Float[Array, "B K X H"]:

@@ -13,11 +13,14 @@ from collections.abc import Mapping
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jprm.model.attention import Plan, attention, plan
 from jprm.model.config import HEAD_CLASSES, ModelConfig
-from jprm.model.rope import frequencies
+from jprm.model.int8 import Int8
+from jprm.model.paths import capped
+from jprm.model.rope import RopeScaling, frequencies
 from jprm.model.sharding import sharding
 from jprm.rows import Rows
 
@@ -26,6 +29,8 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "final_norm": (None,),
     "kernel": ("embed", None),
     "bias": (None,),
+    "hidden_kernel": ("embed", None),
+    "hidden_bias": (None,),
     # of a group of layers, the first axis being the layer
     "attention_norm": (None, None),
     "query": (None, "embed", "kv_heads", None, None),
@@ -37,12 +42,17 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "query_norm": (None, None),
     "key_norm": (None, None),
     "out": (None, "kv_heads", None, None, "embed"),
+    "attention_post_norm": (None, None),
     "mlp_norm": (None, None),
+    "mlp_post_norm": (None, None),
     "gate": (None, "embed", "mlp"),
     "up": (None, "embed", "mlp"),
     "down": (None, "mlp", "embed"),
 }
 """The logical axes of every parameter, by its name: what `jprm.model.sharding` places."""
+
+UNBOUNDED = 2**30
+"""The window of a layer that has none, among layers that have: longer than any path."""
 
 
 def _param(module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: float = 0.0):
@@ -60,12 +70,35 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> 
     return (x32 * scale).astype(x.dtype)
 
 
-def rotary(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[Array, Array]:
-    """cos and sin of position x frequency, each (B, T, head_dim / 2), in float32 (Su et al. 2021)."""
-    frequency_H = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    angle_BTH = position_BT[..., None].astype(jnp.float32) * frequency_H
-    size = config.rope_scaling.attention_factor
-    return jnp.cos(angle_BTH) * size, jnp.sin(angle_BTH) * size
+def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L D"]:
+    """What a norm multiplies by, of its parameter."""
+    return w + 1 if config.design == "gemma" else w
+
+
+def embedded(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
+    """The stream before the first layer, in the computation's dtype."""
+    stream = sharding("batch", None, None)
+    x_BTD = jax.tree.map(lambda table: table.at[tokens_BT].get(out_sharding=stream), embed_VD).astype(config.dtype)
+    return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
+
+
+def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = False) -> tuple[Array, Array]:
+    """cos and sin of position x frequency, each (B, T, head_dim / 2), in float32 (Su et al. 2021).
+
+    `local`: those of layers with a window, where they have a theta of their own.
+    """
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if local and config.rope_theta_local:
+        theta, scaling = config.rope_theta_local, RopeScaling()
+    angle_BTH = position_BT[..., None].astype(jnp.float32) * frequencies(config.head_dim, theta, scaling)
+    return jnp.cos(angle_BTH) * scaling.attention_factor, jnp.sin(angle_BTH) * scaling.attention_factor
+
+
+def windows(config: ModelConfig) -> np.ndarray | None:
+    """(L,) int32, the window of every layer as data that layers are scanned with; None where no layer has one."""
+    if not config.windows:
+        return None
+    return np.array([config.windows[i % len(config.windows)] or UNBOUNDED for i in range(config.layers)], np.int32)
 
 
 def rotate(x: Float[Array, "B T *N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "B T *N H"]:
@@ -76,9 +109,11 @@ def rotate(x: Float[Array, "B T *N H"], cos_BTH: Array, sin_BTH: Array) -> Float
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
 
 
-def weights(layer: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
-    """A layer's parameters in the computation's dtype; norms stay as they are, for they are applied in float32."""
-    return {name: w if name.endswith("norm") else w.astype(config.dtype) for name, w in layer.items()}
+def weights(layer: Mapping[str, Array | Int8], config: ModelConfig) -> dict[str, Array]:
+    """A layer's parameters in the computation's dtype; norms stay in float32 and become what they multiply by."""
+    return {
+        name: norm_scale(w, config) if name.endswith("norm") else w.astype(config.dtype) for name, w in layer.items()
+    }
 
 
 def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
@@ -96,20 +131,33 @@ def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
 
 
 def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
-    """The stream after the heads' output and SwiGLU are added to it."""
-    stream = sharding("batch", None, None)
-    x_BTD = x_BTD + jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
+    """The stream after the heads' output and the gated MLP's are added to it."""
+    stream, gemma = sharding("batch", None, None), config.design == "gemma"
+    y_BTD = jnp.einsum("BTKGH,KGHD->BTD", y_BTKGH, w["out"], out_sharding=stream)
+    x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["gate"])
+    gate_BTF = jax.nn.gelu(gate_BTF, approximate=True) if gemma else jax.nn.silu(gate_BTF)
     up_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["up"])
-    return x_BTD + jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate_BTF) * up_BTF, w["down"], out_sharding=stream)
+    y_BTD = jnp.einsum("BTF,FD->BTD", gate_BTF * up_BTF, w["down"], out_sharding=stream)
+    return x_BTD + (rms_norm(y_BTD, w["mlp_post_norm"], config.norm_eps) if gemma else y_BTD)
 
 
-def block(x_BTD, layer: Mapping[str, Array], cos_BTH, sin_BTH, seen: Plan, config: ModelConfig):
-    """One layer: attention and SwiGLU, each after an RMSNorm and added to the stream."""
+Turns = tuple[Array, Array]
+"""cos and sin, as `rotary` gives them."""
+
+
+def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns], seen: Plan, config: ModelConfig):
+    """One layer: attention and gated MLP, each after an RMSNorm and added to the stream.
+
+    window: the layer's, of `windows`; turns: of layers without and with a window.
+    """
     w = weights(layer, config)
+    cos_BTH, sin_BTH = turns[0]
+    if config.rope_theta_local:
+        cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*turns, strict=True))
     q_BTKGH, k_BTKH, v_BTKH = heads(x_BTD, w, cos_BTH, sin_BTH, config)
-    return mixed(x_BTD, attention(q_BTKGH, k_BTKH, v_BTKH, seen, config), w, config)
+    return mixed(x_BTD, attention(q_BTKGH, k_BTKH, v_BTKH, seen, config, window), w, config)
 
 
 REMAT = {
@@ -126,16 +174,17 @@ class Layers(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(self, x_BTD, cos_BTH, sin_BTH, seen: Plan):
+    def __call__(self, x_BTD, window_L, turns: tuple[Turns, Turns], seen: Plan):
         c, L = self.config, self.layers
+        one = 0.0 if c.design == "gemma" else 1.0  # of a norm that only divides
         D, K, G, H, F = c.width, c.kv_heads, c.group, c.head_dim, c.mlp_width
         stack = {
-            "attention_norm": _param(self, "attention_norm", (L, D), value=1.0),
+            "attention_norm": _param(self, "attention_norm", (L, D), value=one),
             "query": _param(self, "query", (L, D, K, G, H), scale=D**-0.5),
             "key": _param(self, "key", (L, D, K, H), scale=D**-0.5),
             "value": _param(self, "value", (L, D, K, H), scale=D**-0.5),
             "out": _param(self, "out", (L, K, G, H, D), scale=(K * G * H) ** -0.5),
-            "mlp_norm": _param(self, "mlp_norm", (L, D), value=1.0),
+            "mlp_norm": _param(self, "mlp_norm", (L, D), value=one),
             "gate": _param(self, "gate", (L, D, F), scale=D**-0.5),
             "up": _param(self, "up", (L, D, F), scale=D**-0.5),
             "down": _param(self, "down", (L, F, D), scale=F**-0.5),
@@ -145,15 +194,18 @@ class Layers(nn.Module):
             stack["key_bias"] = _param(self, "key_bias", (L, K, H))
             stack["value_bias"] = _param(self, "value_bias", (L, K, H))
         if c.qk_norm:
-            stack["query_norm"] = _param(self, "query_norm", (L, H), value=1.0)
-            stack["key_norm"] = _param(self, "key_norm", (L, H), value=1.0)
+            stack["query_norm"] = _param(self, "query_norm", (L, H), value=one)
+            stack["key_norm"] = _param(self, "key_norm", (L, H), value=one)
+        if c.design == "gemma":
+            stack["attention_post_norm"] = _param(self, "attention_post_norm", (L, D), value=one)
+            stack["mlp_post_norm"] = _param(self, "mlp_post_norm", (L, D), value=one)
 
         def body(x_BTD, layer):
-            return block(x_BTD, layer, cos_BTH, sin_BTH, seen, c), None
+            return block(x_BTD, *layer, turns, seen, c), None
 
         if c.remat != "nothing":
             body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
-        return jax.lax.scan(body, x_BTD, stack)[0]
+        return jax.lax.scan(body, x_BTD, (stack, window_L))[0]
 
 
 class Decoder(nn.Module):
@@ -166,23 +218,34 @@ class Decoder(nn.Module):
         """Also returns the embedding table, for a head that is tied to it."""
         c = self.config
         embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
-        x_BTD = embed_VD.at[tokens_BT].get(out_sharding=sharding("batch", None, None)).astype(c.dtype)
-        cos_BTH, sin_BTH = rotary(position_BT, c)
-        seen = plan(until_BT, c)
+        x_BTD = embedded(tokens_BT, embed_VD, c)
+        turns, window_L = (rotary(position_BT, c), rotary(position_BT, c, local=True)), windows(c)
+        seen, first = plan(until_BT, position_BT, c), 0
         for i, layers in enumerate(c.layer_groups):
-            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, cos_BTH, sin_BTH, seen)
-        scale_D = _param(self, "final_norm", (c.width,), value=1.0)
-        return rms_norm(x_BTD, scale_D, c.norm_eps), embed_VD
+            part_L = None if window_L is None else jnp.asarray(window_L[first : first + layers])
+            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, part_L, turns, seen)
+            first += layers
+        scale_D = _param(self, "final_norm", (c.width,), value=0.0 if c.design == "gemma" else 1.0)
+        return rms_norm(x_BTD, norm_scale(scale_D, c), c.norm_eps), embed_VD
 
 
 class Head(nn.Module):
-    """Linear map from hidden states to logits, in float32; starts at zero, so that a new head says one half."""
+    """Linear map from hidden states to logits, in float32; starts at zero, so that a new head says one half.
+
+    With `hidden`, of relu(x W + b) in place of x, as in Qwen2.5-Math-PRM.
+    """
 
     classes: int
     bias: bool = True
+    hidden: bool = False
 
     @nn.compact
     def __call__(self, x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S C"]:
+        if self.hidden:
+            width = x_BSD.shape[-1]
+            kernel_DD = _param(self, "hidden_kernel", (width, width), scale=width**-0.5)
+            bias_D = _param(self, "hidden_bias", (width,))
+            x_BSD = jax.nn.relu(jnp.einsum("BSD,DE->BSE", x_BSD, kernel_DD) + bias_D)
         kernel_DC = _param(self, "kernel", (x_BSD.shape[-1], self.classes))
         logit_BSC = jnp.einsum("BSD,DC->BSC", x_BSD, kernel_DC)
         if self.bias:
@@ -202,10 +265,13 @@ class Model(nn.Module):
         x_BTD, embed_VD = Decoder(c, name="decoder")(rows.tokens, rows.position, rows.until)
         x_BSD = jnp.take_along_axis(x_BTD, rows.step_end[..., None], axis=1).astype(jnp.float32)
         if c.head != "language":
-            return Head(HEAD_CLASSES[c.head], bias=True, name="head")(x_BSD)
+            return Head(HEAD_CLASSES[c.head], hidden=c.head_hidden, name="head")(x_BSD)
         if c.tied_embeddings:
-            return jnp.einsum("BSD,VD->BSV", x_BSD, embed_VD, out_sharding=sharding("batch", None, None))
-        return Head(c.vocab_size, bias=False, name="head")(x_BSD)
+            embed_VD = embed_VD.astype(jnp.float32)
+            logit_BSV = jnp.einsum("BSD,VD->BSV", x_BSD, embed_VD, out_sharding=sharding("batch", None, None))
+        else:
+            logit_BSV = Head(c.vocab_size, bias=False, name="head")(x_BSD)
+        return capped(logit_BSV, c.logit_softcap)
 
 
 def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:

@@ -12,22 +12,27 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm.jsonl import Rejects, atomic_file, dump, read_lines, read_records
+from jprm.model.int8 import Dtype
 from jprm.score.scorer import CHUNK, PRM, load
 
 
 def score_file(
-    model: str | os.PathLike, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop"
-) -> str:
+    model: str | os.PathLike, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop",
+    dtype: Dtype | None = None, adapter: str | None = None,
+) -> str:  # fmt: skip
     """Scores a JSON Lines file of chains, pools or trees; returns a sentence that says what was done.
+
+    `dtype` is what the model's parameters are held in, and `adapter` how it is read, as in `jprm.load`.
 
     With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte.
     """
     output = pathlib.Path(output)
     total = sum(1 for _ in read_lines(input))
-    prm = load(model)
+    prm = load(model, dtype=dtype, adapter=adapter)
     with Rejects(output.with_name(output.name + ".rejects")) as rejects:
+        asked = {"dtype": dtype} if dtype else {}
         records = read_records(input, on_error=on_error, rejects=rejects)
-        there = write_scores(prm, records, output, request_of(prm, input), total)
+        there = write_scores(prm, records, output, request_of(prm, input, **asked), total)
         for _ in records:  # not read where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""

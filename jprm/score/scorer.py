@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +22,12 @@ from jax.sharding import Mesh
 from jprm.checkpoints import store
 from jprm.layout import Layout, NativeLayout
 from jprm.model.config import ModelConfig
+from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.sharding import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.rows import Rows
+from jprm.score.implicit import LogRatio
 from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tokenizer import load_tokenizer
 from jprm.train.config import read
@@ -41,14 +43,17 @@ CHUNK = 64
 """Records packed together by `score_many`: the unit of progress, and of what a killed run does again."""
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _score(params: dict, config: ModelConfig, rows: Rows):
-    return probability(step_logits(params, config, rows))
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _score(params: dict, config: ModelConfig, rows: Rows, reading: Callable = probability):
+    return reading(step_logits(params, config, rows))
 
 
 @dataclasses.dataclass(frozen=True)
 class PRM:
-    """A model, its layout and where it lies. `score` is the probability that a step is not wrong."""
+    """A model, its layout and where it lies. `score` is the probability that a step is not wrong, by jprm's own models.
+
+    What the score of a published model is, its adapter says (`jprm.adapters`).
+    """
 
     params: dict
     config: ModelConfig
@@ -57,6 +62,10 @@ class PRM:
     semantics: str  # of the labels it was trained on; decides the default aggregation
     name: str  # the folder it was loaded from
     step: int  # of training
+    reading: Callable = probability  # step logits to scores, (..., C) to (...)
+    ratio: LogRatio | None = None  # of an implicit PRM, in place of `reading`
+    context: int | None = None  # tokens of the longest chain that the model takes
+    aggregation: str = ""  # the rule that its authors use; "" is that of the semantics
 
     def score(self, problem: str, steps: Sequence[str]) -> np.ndarray:
         """(P,) float32, one probability a step; that of step k does not depend on the steps behind it."""
@@ -79,12 +88,15 @@ class PRM:
         """(N,) float32 for each tree of N nodes. Common prefixes within a tree are computed once."""
         token_trees = [token_tree(tree, self.layout) for tree in trees]
         scores = [np.full(len(tree.nodes), np.nan, np.float32) for tree in trees]
+        for tree in token_trees:
+            self._check_length(tree)
         length_of = [_row_tokens(tree) for tree in token_trees]
         for tokens in sorted(set(length_of)):
             members = [i for i, length in enumerate(length_of) if length == tokens]
-            # A step has two tokens at least, its text and its end, so these slots never run out before the tokens.
+            # A step has its text and its end, two tokens or more, so these slots do not run out before the tokens.
             packed = pack([token_trees[i] for i in members], tokens, tokens // 2, too_long="error")
-            for score_BS, first in self._run(packed.rows):
+            problem = np.array([token_trees[i].length_R[0] for i in members])
+            for score_BS, first in self._run(packed.rows, problem[packed.tree_BS].astype(np.int32)):
                 tree_BS = packed.tree_BS[first : first + len(score_BS)]
                 node_BS = packed.node_BS[first : first + len(score_BS)]
                 for tree, node, score in zip(*(a[tree_BS >= 0] for a in (tree_BS, node_BS, score_BS)), strict=True):
@@ -98,38 +110,80 @@ class PRM:
                 )
         return scores
 
-    def _run(self, rows: Rows) -> Iterator[tuple[np.ndarray, int]]:
-        """(scores of a batch of rows, index of its first row); batches are one row a device, filled up with padding."""
-        size = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        missing = -len(rows.tokens) % size
+    def _run(self, rows: Rows, problem_BS: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """(scores of a batch of rows, index of its first row); batches are one row a device, filled up with padding.
+
+        `problem_BS` is the tokens of each step's problem.
+        """
+        size, count = self.mesh.shape["data"] * self.mesh.shape["fsdp"], len(rows.tokens)
+        missing = -count % size
         if missing:
             filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
             rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), rows, filler)
+            problem_BS = np.concatenate([problem_BS, filler.step_end])
         with jax.set_mesh(self.mesh):
             for first in range(0, len(rows.tokens), size):
-                batch = put_rows(jax.tree.map(lambda a, i=first: a[i : i + size], rows), self.mesh)
-                yield np.asarray(_score(self.params, self.config, batch)), first
+                some = slice(first, first + size)
+                batch = put_rows(jax.tree.map(lambda a, i=some: a[i], rows), self.mesh)
+                if self.ratio is None:
+                    score_BS = _score(self.params, self.config, batch, self.reading)
+                else:
+                    score_BS = self.ratio(
+                        self.params, self.config, batch, jax.device_put(problem_BS[some], batch.tokens.sharding)
+                    )
+                yield np.asarray(score_BS)[: count - first], first  # without the filler
+
+    def _check_length(self, tree: TokenTree) -> None:
+        longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
+        if self.context is not None and longest > self.context:
+            raise ValueError(
+                f"problem {tree.name!r}: its longest chain takes {longest:,} tokens, and {self.name} reads"
+                f" {self.context:,} at most. Drop it, or use a model with a longer context"
+            )
 
 
-def load(folder: str | os.PathLike, mesh: MeshConfig | None = None) -> PRM:
-    """The newest checkpoint of a run's folder, ready to score.
+def load(
+    folder: str | os.PathLike | PRM,
+    mesh: MeshConfig | None = None,
+    dtype: Dtype | None = None,
+    adapter: str | None = None,
+) -> PRM:
+    """The model in a folder, ready to score: the newest checkpoint of a run, or a published PRM.
+
+    A published one is recognised from its files, or read as `adapter` says: a name in `jprm.adapters.published`, or a
+    JSON file as in `jprm.adapters.record`.
+
+    `dtype` is what its parameters are held in: None, as they were trained, and float32 of a published one. bfloat16
+    (and float32) is then the type of the computation too; int8 takes a quarter of the memory, with an error that
+    `tests/test_int8.py` measures.
 
     Raises FileNotFoundError or ValueError, naming what is missing or damaged.
     """
+    if isinstance(folder, PRM):  # loaded already
+        return folder
     folder = pathlib.Path(folder)
     path = folder / "experiment.json"
+    published = any((folder / name).is_file() for name in ("adapter.json", "config.json", "adapter_config.json"))
+    if adapter or (published and not path.is_file()):
+        from jprm.adapters.load import load as load_published
+
+        return load_published(folder, adapter, mesh, dtype)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: not there; {folder} is not the folder of a run of `jprm train`")
+        raise FileNotFoundError(
+            f"{path}: not there; {folder} is not the folder of a run of `jprm train`, nor has it the config.json of a"
+            " published model"
+        )
     experiment = read(path)
     grid = make_mesh(mesh or MeshConfig())
     with jax.set_mesh(grid):
         params, step = store.load_params(folder, experiment, grid)
-        params = merge(params, experiment.lora)
+        params, model = merge(params, experiment.lora), experiment.model
+        if dtype is not None:
+            params = params | {"decoder": held_decoder(params["decoder"], dtype)}
+            model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
     outcome, rating = experiment.data.supervise == "outcome", experiment.target.labels == "rating"
     semantics = "value" if outcome else "rating" if rating else "correctness"
-    return PRM(
-        params, experiment.model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step
-    )
+    return PRM(params, model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step)
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:

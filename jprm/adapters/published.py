@@ -1,0 +1,224 @@
+"""The published PRMs, each with the source that says how it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from jprm.adapters.record import Adapter
+
+QWEN = {"<|im_start|>": 151644, "<|im_end|>": 151645}
+QWEN_SIZES = (151936, 152064)  # of the 1.5B models, and of those from 7B on
+
+_QWEN_SYSTEM = "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+_QWEN_USER = "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>"
+
+_LLAMA = {
+    "<|begin_of_text|>": 128000, "<|start_header_id|>": 128006, "<|end_header_id|>": 128007, "<|eot_id|>": 128009,
+}  # fmt: skip
+_LLAMA_DATES = "\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+_LLAMA_TURN = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+
+_RECORDS = (
+    # The card of Qwen/Qwen2.5-Math-PRM-7B. One layout and head for 7B, 72B and Qwen2.5-Math-7B-PRM800K.
+    Adapter(
+        name="qwen-prm",
+        problem=_QWEN_SYSTEM + _QWEN_USER,
+        first="assistant\n{step}<extra_0>",
+        step="{step}<extra_0>",
+        tokens=QWEN | {"<extra_0>": 151651},
+        vocabulary=QWEN_SIZES,
+        joined=True,
+        channels=("wrong", "right"),
+        score={"right": 1.0},
+        context=4096,
+    ),
+    # The card of peiyi9979/math-shepherd-mistral-7b-prm: logits at the tag itself.
+    Adapter(
+        name="math-shepherd",
+        problem="{bos}{problem}",
+        first=" Step {number}: {step} ки",
+        step="\nStep {number}: {step} ки",
+        tokens={" ки": 12902, " +": 648, " -": 387},
+        vocabulary=(32000,),
+        joined=True,
+        head="lm_head",
+        channels=(" +", " -"),
+        score={" +": 1.0},
+        semantics="value",
+        aggregation="min",
+        context=4096,
+    ),
+    # RLHFlow/RLHF-Reward-Modeling, math-rm/prm_evaluate.py: a turn a step, the answer "+" or "-" read where it is
+    # predicted. Both checkpoints, Mistral-Data and Deepseek-Data. The dates are those of the template at training.
+    Adapter(
+        name="rlhflow",
+        problem="<|begin_of_text|><|start_header_id|>system<|end_header_id|>" + _LLAMA_DATES
+        + "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{problem}",
+        first=" {step}" + _LLAMA_TURN,
+        step="+<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{step}" + _LLAMA_TURN,
+        tokens=_LLAMA | {"\n\n": 271, "+": 10, "-": 12},
+        vocabulary=(128256,),
+        joined=True,
+        strip=True,
+        head="lm_head",
+        channels=("+", "-"),
+        score={"+": 1.0},
+        semantics="value",
+        aggregation="mean",
+    ),
+    # SkyworkAI/skywork-o1-prm-inference, model_utils/io_utils.py and prm_model.py
+    Adapter(
+        name="skywork",
+        problem="{bos}{problem}\n",
+        step=("{step}", "\n"),
+        head="v_head.summary",
+        channels=("right",),
+        activation="sigmoid",
+        score={"right": 1.0},
+        semantics="value",
+        aggregation="mean",
+        context=4096,
+    ),
+    # CJReinforce/PURE: the card of jinachris/PURE-PRM-7B. No bos, no template; its rewards are in [-1, 1].
+    Adapter(
+        name="pure",
+        problem="{problem}",
+        step=("{step}", "\n"),
+        channels=("wrong", "right"),
+        score={"right": 1.0, "wrong": -1.0},
+        semantics="advantage",
+        aggregation="min",
+        context=4096,
+    ),
+    # GAIR-NLP/ReasonEval, codes/examples.py: the separator is taken out again, so a step ends in its own last token.
+    # There the example reads the 34B; the 7B it reads one token earlier, its indices being of ids without the bos.
+    Adapter(
+        name="reasoneval",
+        problem="{bos}Question:\n{problem}\nAnswer:\nLet's think step by step.\n",
+        step="{step}",
+        head="score_head",
+        channels=("negative", "neutral", "positive"),
+        score={"neutral": 1.0, "positive": 1.0},
+        semantics="rating",
+        aggregation="min",
+        context=4096,
+    ),
+    # openreasoner/openr, prm/infer_fns.py and the card of openreasoner/Math-psa: Math-Shepherd's way with other tokens
+    Adapter(
+        name="math-psa",
+        problem="{problem}",
+        step=" Step {number}: {step} \n\n\n\n\n",
+        tokens={" \n\n\n\n\n": 76325, " +": 488, " -": 481},
+        vocabulary=QWEN_SIZES,
+        joined=True,
+        head="lm_head",
+        channels=(" +", " -"),
+        score={" +": 1.0},
+        semantics="value",
+        aggregation="min",
+        context=4096,
+    ),
+    # WindyLee0822/Process_Q_Model, bon_eval_hf.py and value_model.py
+    Adapter(
+        name="pqm",
+        problem="Below is an instruction that describes a task.\nWrite a response that appropriately completes the"
+        " request.\n\n### Instruction:\n{problem}\n\n### Response: Let's think step by step\n",
+        first="Step {number}: {step} [PRM]",
+        step="\nStep {number}: {step} [PRM]",
+        tokens={"[PRM]": None},
+        joined=True,
+        strip=True,
+        head="v_head.summary",
+        channels=("q",),
+        activation="none",
+        score={"q": 1.0},
+        semantics="advantage",
+        aggregation="min",
+    ),
+    # PRIME-RL/ImplicitPRM and the card of PRIME-RL/EurusPRM-Stage2; `reference` is for the user's own record to name.
+    # Every step ends in its separator and is read there, the last one too. The card reads one token further, which is
+    # the next step's first, or the end of the turn behind the last step: there a score changes with what comes after.
+    Adapter(
+        name="eurus",
+        problem=_QWEN_SYSTEM + _QWEN_USER + "assistant\n",
+        step="{step}\n\n",
+        tokens=QWEN,
+        vocabulary=QWEN_SIZES,
+        joined=True,
+        head="lm_head",
+        channels=(),
+        activation="log_ratio",
+        score={},
+        scale=0.001,
+        semantics="implicit",
+        context=4096,
+    ),
+    # trl/experimental/prm/prm_trainer.py, which axolotl calls: ids are concatenated, no separator behind the prompt
+    Adapter(
+        name="trl",
+        problem="{bos}{problem}",
+        step=("{step}", "\n"),
+        channels=("wrong", "right"),
+        score={"right": 1.0},
+    ),
+    # jprm.layout.NativeLayout, as `jprm convert` exports it
+    Adapter(
+        name="jprm",
+        problem=("{bos}{problem}", "\n"),
+        step=("{step}", "\n"),
+        channels=("wrong", "right"),
+        score={"right": 1.0},
+    ),
+)  # fmt: skip
+
+PUBLISHED: dict[str, Adapter] = {record.name: record for record in _RECORDS}
+PUBLISHED["axolotl"] = dataclasses.replace(PUBLISHED["trl"], name="axolotl")
+PUBLISHED["reasoneval-redundancy"] = dataclasses.replace(
+    PUBLISHED["reasoneval"], name="reasoneval-redundancy", score={"neutral": 1.0}, aggregation="max"
+)
+PUBLISHED["jprm-ternary"] = dataclasses.replace(
+    PUBLISHED["jprm"], name="jprm-ternary", channels=("negative", "neutral", "positive"),
+    score={"neutral": 1.0, "positive": 1.0}, semantics="rating",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Signs:
+    """What a folder shows of its adapter. Everything given must be there."""
+
+    architecture: str = ""  # regular expression for the whole of the first of config.json's `architectures`
+    tensor: str = ""
+    token: str = ""  # of the tokenizer, by its name
+    named: str = ""  # regular expression, ignoring case, in the folder's path or config.json's `_name_or_path`
+    label: str = ""  # the first of config.json's `id2label`
+    lora: bool = False  # a PEFT folder
+
+    def found(self, architecture: str, tensors: frozenset[str], place: str, label: str, lora: bool) -> bool:
+        """All but the token, which takes a tokenizer to find."""
+        return (
+            re.fullmatch(self.architecture or ".*", architecture) is not None
+            and (not self.tensor or self.tensor in tensors)
+            and re.search(self.named, place, re.IGNORECASE) is not None
+            and (not self.label or self.label == label)
+            and lora == self.lora
+        )
+
+
+SIGNS: tuple[tuple[str, Signs], ...] = (
+    ("pure", Signs(tensor="score.weight", named=r"\bpure\b|jinachris")),
+    ("pure", Signs(tensor="score.0.weight", named=r"\bpure\b|jinachris")),
+    ("qwen-prm", Signs("Qwen2ForProcessRewardModel", tensor="score.0.weight", token="<extra_0>")),
+    ("pqm", Signs(tensor="v_head.summary.weight", token="[PRM]")),
+    ("skywork", Signs("Qwen2.*", tensor="v_head.summary.weight")),
+    ("reasoneval", Signs(tensor="score_head.weight")),
+    ("math-psa", Signs(lora=True, named=r"psa|openr")),
+    ("jprm", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="wrong")),
+    ("jprm-ternary", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="negative")),
+    ("trl", Signs(r"\w+ForTokenClassification", tensor="score.weight")),
+    ("math-shepherd", Signs("MistralForCausalLM", named=r"math.?shepherd")),
+    ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
+    ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
+)
+"""Adapters by their signs, the first that fits. A causal language model's files do not say that it is a PRM, so these
+are known by their names alone."""

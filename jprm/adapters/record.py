@@ -1,0 +1,171 @@
+"""`Adapter`: the record of how a checkpoint scores steps, and the JSON that a user writes it in.
+
+    {
+      "name": "mine",
+      "problem": "<|im_start|>user\\n{problem}<|im_end|>\\n<|im_start|>assistant\\n",
+      "step": "{step}<step>",
+      "tokens": {"<|im_start|>": null, "<|im_end|>": null, "<step>": 151651},
+      "head": "score",
+      "channels": ["wrong", "right"],
+      "score": {"right": 1},
+      "semantics": "correctness"
+    }
+
+`"like": NAME` takes every field that is not given from the published record of that name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jprm.score.aggregate import DEFAULT_RULE, RULES
+from jprm.tree import SEMANTICS
+
+FILE = "adapter.json"
+
+Template = tuple[str, ...]
+"""Segments. Each is cut at the names in `Adapter.tokens` and at {bos}, and what lies between is tokenised at once, with
+{problem}, {step} or {number} (from 1) filled in as plain text. {bos} is nothing where the tokenizer has no bos."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """How a checkpoint wants a chain written, where its steps are scored, and what its logits mean.
+
+    The score of a step is read at the last token of its template. Where a published layout has more text behind that
+    token, the text begins the next step's template; so a score never depends on what comes after it.
+    """
+
+    name: str
+    problem: Template
+    step: Template
+    channels: tuple[str, ...]
+    """The head's outputs, in order. Of a language head: the tokens whose logits are taken."""
+    score: Mapping[str, float]
+    """Channel to its factor: the score is the sum of factor x activation, over these channels."""
+    head: str = "score"
+    """The module of the checkpoint that holds the head; its layers may be numbered, as in a torch Sequential."""
+    activation: Literal["softmax", "sigmoid", "none", "log_ratio"] = "softmax"
+    """Over the channels. `log_ratio` has none: the score is `scale` times the sum, over the tokens of the steps so far,
+    of log p(token) under the model less that under the model in the folder `reference`."""
+    first: Template = ()  # of the first step, where it is not `step`
+    tokens: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    """Strings that must be one token each, and their published ids; null where none is published."""
+    vocabulary: tuple[int, ...] = ()
+    """Sizes of the published vocabularies, by config.json. The published ids are checked where the size is one."""
+    joined: bool = False
+    """Whether the reference tokenises one joined string: then text behind text gets no word start of its own."""
+    strip: bool = False  # whether the reference drops the white space around a step
+    semantics: str = "correctness"  # of its scores, one of `jprm.tree.SEMANTICS`
+    aggregation: str = ""  # the rule its authors use, one of `jprm.score.aggregate.RULES`; "" is that of the semantics
+    context: int | None = None  # tokens of the longest chain it was made for; None: what config.json says
+    base: str = ""  # of a LoRA: the folder of the model that it changes, where adapter_config.json's is not it
+    reference: str = ""  # of log_ratio: the folder of the other model
+    scale: float = 1.0  # of log_ratio: beta
+
+    def __post_init__(self):
+        for field in ("problem", "step", "first", "channels", "vocabulary"):
+            value = getattr(self, field)
+            object.__setattr__(self, field, (value,) if isinstance(value, str) else tuple(value))
+        if not self.aggregation and self.semantics in SEMANTICS:
+            object.__setattr__(self, "aggregation", DEFAULT_RULE[self.semantics])
+        if reason := _wrong(self):
+            raise ValueError(f"adapter {self.name!r}: {reason}")
+
+    @property
+    def digest(self) -> str:
+        """Short text that differs between records that differ."""
+        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _wrong(a: Adapter) -> str:
+    """What is wrong with a record, "" for nothing."""
+    if a.activation not in ("softmax", "sigmoid", "none", "log_ratio"):
+        return f"activation {a.activation!r} is not one of softmax, sigmoid, none, log_ratio"
+    if a.semantics not in SEMANTICS:
+        return f"semantics {a.semantics!r} is not one of {', '.join(SEMANTICS)}"
+    if a.aggregation not in RULES:
+        return f"aggregation {a.aggregation!r} is not one of {', '.join(RULES)}"
+    if "{step}" in "".join(a.problem) or not any("{problem}" in part for part in a.problem):
+        return "problem must hold {problem}, and not {step}"
+    for field, template in (("step", a.step), ("first", a.first or a.step)):
+        if sum(part.count("{step}") for part in template) != 1 or "{problem}" in "".join(template):
+            return f"{field} must hold {{step}} once, and not {{problem}}"
+    if a.activation == "log_ratio":
+        return "log_ratio takes no channels and no score" if a.channels or a.score else ""
+    if len(a.channels) > 3:
+        return f"{len(a.channels)} channels; a head has one, two or three"
+    if not a.channels or len(set(a.channels)) < len(a.channels):
+        return "channels must be names, each once"
+    if not a.score or (unknown := sorted(set(a.score) - set(a.channels))):
+        return f"score names {unknown[0]!r}, which is no channel" if a.score else "score is empty"
+    if a.head == "lm_head" and (absent := sorted(set(a.channels) - set(a.tokens))):
+        return f"channel {absent[0]!r} of the language head is not among tokens"
+    return ""
+
+
+_TYPES = {
+    "name": str, "problem": Template, "step": Template, "first": Template, "channels": Template, "score": dict,
+    "head": str, "activation": str, "tokens": dict, "vocabulary": list, "joined": bool, "strip": bool,
+    "semantics": str, "aggregation": str, "context": int, "base": str, "reference": str, "scale": float,
+}  # fmt: skip
+_NUMBER = (int, float)
+
+
+def read(path: str | os.PathLike) -> Adapter:
+    """The record in a JSON file. Raises ValueError or FileNotFoundError naming file and field."""
+    from jprm.adapters.published import PUBLISHED
+    from jprm.checkpoints.safetensors import read_json
+
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    fields: dict[str, Any] = read_json(path)
+    like = fields.pop("like", None)
+    if like is not None and (not isinstance(like, str) or like not in PUBLISHED):
+        raise ValueError(f"{path}: like {like!r} is not one of {', '.join(PUBLISHED)}")
+    for name, value in fields.items():
+        if name not in _TYPES:
+            raise ValueError(f"{path}: {name} is no field of an adapter; its fields are {', '.join(_TYPES)}, like")
+        if not _fits(name, value):
+            raise ValueError(f"{path}: {name} is {str(value)[:60]!r}, which is not of its type")
+    for name in ("base", "reference"):  # relative to the file that names them
+        if fields.get(name):
+            fields[name] = str(path.parent / fields[name])
+    try:
+        if like is None:
+            return Adapter(**fields)
+        if "semantics" in fields:
+            fields.setdefault("aggregation", "")
+        return dataclasses.replace(PUBLISHED[like], **({"name": path.parent.resolve().name} | fields))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {re.sub(r'^.*__init__.. ', '', str(error))}") from error
+
+
+def to_json(adapter: Adapter) -> dict[str, Any]:
+    """The record as `read` takes it."""
+    return {name: value for name, value in dataclasses.asdict(adapter).items() if value is not None}
+
+
+def _fits(name: str, value: Any) -> bool:
+    wanted = _TYPES[name]
+    if wanted is Template:
+        return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
+    if wanted is list:
+        return isinstance(value, list) and all(type(x) is int for x in value)
+    if name == "score":
+        return isinstance(value, dict) and all(type(x) in _NUMBER for x in value.values())
+    if name == "tokens":
+        return isinstance(value, dict) and all(x is None or type(x) is int for x in value.values())
+    if wanted is int:
+        return value is None or (type(value) is int and value > 0)
+    if wanted is float:
+        return type(value) in _NUMBER
+    return isinstance(value, wanted)

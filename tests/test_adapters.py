@@ -1,0 +1,318 @@
+"""Published PRMs: recognised from their files, and scored as their authors' own code scores them."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from published import CASES, PROBLEM, STEPS, bytes_tokenizer, eurus_ids, make, pieces_tokenizer, plant, tokenizer_of
+
+import jprm
+from jprm import cli
+from jprm.adapters import load as loading
+from jprm.adapters import record
+from jprm.adapters.layout import TemplateLayout, token_ids
+from jprm.adapters.peft import Merged
+from jprm.adapters.published import PUBLISHED
+from jprm.model.sharding import MeshConfig, make_mesh
+from jprm.score import scorer
+from jprm.tokenizer import JsonTokenizer
+
+CLOSE = 1e-4
+"""Two layers of float32 sums in another order, on logits of a few units."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    """One device where no mesh is asked for, and rows of one length: few programs are compiled."""
+
+    def mesh(config):
+        return make_mesh(config, jax.devices()[: max(1, config.data * config.fsdp * config.tensor)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "make_mesh", mesh)
+        patch.setattr(scorer, "SHORTEST", 512)
+        yield
+
+
+@pytest.fixture(scope="module", params=CASES)
+def published(request, tmp_path_factory):
+    """(case, folder, reference, PRM) of a published model."""
+    case = CASES[request.param]
+    folder, reference = make(tmp_path_factory.mktemp("published"), case)
+    prm = jprm.load(folder, adapter=case.adapter or None)
+    assert f"({prm.layout.adapter.name} " in prm.name
+    assert prm.layout.adapter.name == request.param.removesuffix("-bos")
+    return case, folder, reference, prm
+
+
+def ids_of(prm, steps=STEPS, problem=PROBLEM):
+    ids, ends = prm.layout.problem(problem), []
+    for number, step in enumerate(steps):
+        ids = ids + prm.layout.step(step, number)
+        ends.append(len(ids) - 1)
+    return ids, ends
+
+
+def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
+    case, _, reference, prm = published
+    wanted, ends = case.ids(tokenizer_of(reference.folder), PROBLEM, STEPS)
+    ids, found = ids_of(prm)
+    assert found == ends and ids == wanted[: ends[-1] + 1]
+    expected = case.score(reference.logits(wanted)[ends])
+    scores = prm.score(PROBLEM, STEPS)
+    np.testing.assert_allclose(scores, expected, atol=CLOSE, rtol=0)
+    assert np.ptp(expected) > 100 * CLOSE  # else another position would pass too
+    for k in range(1, len(STEPS)):
+        np.testing.assert_allclose(prm.score(PROBLEM, STEPS[:k]), scores[:k], atol=1e-6, rtol=0)
+
+
+def test_company_and_shared_prefixes_make_no_difference(published):
+    *_, prm = published
+    other = {"problem": "1 + 1?", "steps": ["It is 2.", "Done"]}
+    pool = {"problem": PROBLEM, "samples": [{"steps": STEPS}, {"steps": [*STEPS[:2], "So 30."]}, {"steps": STEPS[:1]}]}
+    first, second = prm.score_many([other, pool])
+    np.testing.assert_allclose(first["scores"], prm.score("1 + 1?", other["steps"]), atol=1e-6, rtol=0)
+    for sample in second["samples"]:
+        np.testing.assert_allclose(sample["scores"], prm.score(PROBLEM, sample["steps"]), atol=1e-6, rtol=0)
+
+
+def test_bad_chains_are_refused_before_anything_runs(published, monkeypatch):
+    *_, prm = published
+
+    def never(*args):
+        raise AssertionError("the device was asked")
+
+    monkeypatch.setattr(scorer, "_score", never)
+    with pytest.raises(ValueError, match=r"steps\[1\]: is empty"):
+        prm.score(PROBLEM, [STEPS[0], " "])
+    with pytest.raises(ValueError, match=r"its longest chain takes [\d,]+ tokens, and .* reads [\d,]+ at most"):
+        prm.score(PROBLEM, ["7 " * prm.context])
+
+
+def test_the_channel_of_right_is_the_right_one(published):
+    """A head is planted that calls the first step right and the second wrong, by a margin that no float32 survives."""
+    case, folder, reference, prm = published
+    ids, ends = ids_of(prm)
+    x_PD = reference.states(ids)[ends[:2]]
+    w_D = np.linalg.lstsq(x_PD, np.array([200.0, -200.0]), rcond=None)[0]
+    plant(reference, w_D)
+    scores = jprm.load(folder, adapter=case.adapter or None).score(PROBLEM, STEPS)
+    assert len(scores) == len(STEPS)  # and a probability of exactly 0 or 1 keeps its step
+    factors = prm.reading.factors
+    if prm.reading.activation == "none":
+        np.testing.assert_allclose(scores[:2], (200, -200), rtol=1e-3)
+        return
+    assert scores[0] == sum(f for f, row in zip(factors, case.rows, strict=True) if row > 0) == 1
+    assert scores[1] == sum(f for f, row in zip(factors, case.rows, strict=True) if row < 0)
+
+
+def test_text_is_never_a_token(published):
+    """What a problem or a step says names no control token."""
+    *_, prm = published
+    control = [i for name, i in prm.layout.ids.items() if name[0] in "<["]
+    plain, odd = (ids_of(prm, [step], PROBLEM + step)[0] for step in ("x", "".join(prm.layout.ids)))
+    assert [i for i in odd if i in control] == [i for i in plain if i in control]
+
+
+MESH = MeshConfig(1, 2, 2)
+IMPLICIT = dataclasses.replace(CASES["math-psa"], lora=False, name="EurusPRM")
+
+
+def test_an_implicit_prm_is_the_log_ratio_of_two_models_along_the_chain(tmp_path):
+    folder, model = make(tmp_path, IMPLICIT)
+    with pytest.raises(ValueError, match="Name the folder of the other one in a file adapter.json"):
+        jprm.load(folder)
+    _, other = make(tmp_path, dataclasses.replace(IMPLICIT, name="other"), seed="other")
+    (folder / "adapter.json").write_text(json.dumps({"like": "eurus", "reference": "../other", "scale": 0.05}))
+    prm = jprm.load(folder)
+    ids, ends = ids_of(prm)
+    wanted, at = eurus_ids(tokenizer_of(folder), PROBLEM, STEPS)
+    assert (ids, ends) == (wanted[: at[-1] + 1], at)
+
+    def log_probs(reference):
+        torch = reference.torch
+        with torch.no_grad():
+            return reference.model(torch.tensor([ids])).logits[0].log_softmax(-1)[range(len(ids) - 1), ids[1:]].numpy()
+
+    ratio = 0.05 * (log_probs(model) - log_probs(other))  # of the token behind each index
+    start = len(prm.layout.problem(PROBLEM))
+    expected = [ratio[start - 1 : end].sum() for end in ends]
+    scores = prm.score(PROBLEM, STEPS)
+    np.testing.assert_allclose(scores, expected, atol=CLOSE, rtol=0)
+    assert np.abs(expected).min() > 100 * CLOSE
+    pool = {"problem": PROBLEM, "samples": [{"steps": STEPS[:1]}, {"steps": [*STEPS[:1], "So 30."]}, {"steps": STEPS}]}
+    (scored,) = prm.score_many([pool])
+    for sample in scored["samples"]:
+        np.testing.assert_allclose(sample["scores"], prm.score(PROBLEM, sample["steps"]), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(scored["samples"][0]["scores"], scores[:1], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(jprm.load(folder, MESH).score(PROBLEM, STEPS), scores, atol=CLOSE, rtol=0)
+
+
+def test_a_head_of_two_layers_on_a_mesh_and_in_int8(tmp_path):
+    folder, _ = make(tmp_path, CASES["qwen-prm"])
+    one, many = (jprm.load(folder, mesh).score(PROBLEM, STEPS) for mesh in (None, MESH))
+    np.testing.assert_allclose(many, one, atol=1e-6, rtol=0)
+    small = jprm.load(folder, dtype="int8").score(PROBLEM, STEPS)
+    assert 0 < np.abs(small - one).max() < 0.05
+
+
+def tokenizer(kind):
+    inner, names = kind()
+    return JsonTokenizer(inner, names["bos_token"] and inner.token_to_id(names["bos_token"]))
+
+
+def test_tokens_that_are_absent_split_or_have_other_ids_are_refused():
+    with pytest.raises(ValueError, match="'<.im_start.>' as one token, and the tokenizer splits it into 12"):
+        token_ids(PUBLISHED["qwen-prm"], tokenizer(pieces_tokenizer), 400, "here")
+    with pytest.raises(ValueError, match="here: adapter 'math-shepherd' needs ' ки' as one token, .* splits it into 5"):
+        token_ids(PUBLISHED["math-shepherd"], tokenizer(bytes_tokenizer), 400, "here")
+    psa = dataclasses.replace(PUBLISHED["math-psa"], vocabulary=(400,))
+    with pytest.raises(ValueError, match="has id 259, and 76325 in the published vocabulary"):
+        token_ids(psa, tokenizer(bytes_tokenizer), 400, "here")
+    assert token_ids(PUBLISHED["math-psa"], tokenizer(bytes_tokenizer), 400, "here")[" +"] != 488
+    with pytest.raises(ValueError, match="has id 259, the model has embeddings for 200 only"):
+        token_ids(psa, tokenizer(bytes_tokenizer), 200, "here")
+
+
+def test_a_label_that_a_step_has_already_is_not_written_twice():
+    for name, kind in (("math-shepherd", pieces_tokenizer), ("math-psa", bytes_tokenizer), ("pqm", pieces_tokenizer)):
+        a, own = PUBLISHED[name], tokenizer(kind)
+        layout = TemplateLayout(own, a, token_ids(a, own, 400, "here"))
+        for number in range(3):
+            labelled = layout.step(f"Step {number + 1}: 7 eggs.", number)
+            assert labelled == layout.step("7 eggs.", number) != layout.step(f"Step {number + 2}: 7 eggs.", number)
+
+
+def test_every_record_is_json(tmp_path):
+    for name, a in PUBLISHED.items():
+        (tmp_path / "a.json").write_text(json.dumps(record.to_json(a)))
+        assert record.read(tmp_path / "a.json") == a == dataclasses.replace(a)
+        assert name == a.name
+    assert len({a.digest for a in PUBLISHED.values()}) == len(PUBLISHED)
+
+
+MINE = {
+    "name": "mine",
+    "problem": "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n",
+    "step": "{step}<extra_0>",
+    "tokens": {"<|im_start|>": None, "<|im_end|>": None, "<extra_0>": 151651},
+    "channels": ["wrong", "right"],
+    "score": {"right": 1},
+}
+
+
+def test_a_record_of_ones_own(tmp_path):
+    """Separators of any number of tokens, by ten lines of JSON in the folder or beside it."""
+    folder, reference = make(tmp_path, CASES["trl"])
+    (folder / "adapter.json").write_text(json.dumps({"like": "trl", "step": ["{step}", "\n\n\n"]}))
+    prm = jprm.load(folder)
+    ids, ends = ids_of(prm)
+    assert (prm.layout.adapter.name, prm.semantics, prm.aggregation) == ("model", "correctness", "prod")
+    assert len(prm.layout.tokenizer.encode("\n\n\n")) == 2
+    expected = CASES["trl"].score(reference.logits(ids)[ends])
+    np.testing.assert_allclose(prm.score(PROBLEM, STEPS), expected, atol=CLOSE, rtol=0)
+    (tmp_path / "mine.json").write_text(json.dumps(MINE))
+    mine = jprm.load(folder, adapter=str(tmp_path / "mine.json"))
+    control = {"<extra_0>": mine.layout.ids["<extra_0>"], "<|im_end|>": mine.layout.ids["<|im_end|>"]}
+    assert mine.layout.step("x", 0)[-1] == control["<extra_0>"] and control["<|im_end|>"] in mine.layout.problem("p")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(head_="score"), "head_ is no field of an adapter"),
+        (dict(like="qwen"), "like 'qwen' is not one of qwen-prm, "),
+        (dict(step=7), "step is '7', which is not of its type"),
+        (dict(step="{problem} {step}"), "step must hold {step} once, and not {problem}"),
+        (dict(problem="{problem} {step}"), "problem must hold {problem}, and not {step}"),
+        (dict(channels=[]), "channels must be names, each once"),
+        (dict(channels=list("abcd")), "4 channels; a head has one, two or three"),
+        (dict(score={"up": 1}), "score names 'up', which is no channel"),
+        (dict(head="lm_head"), "channel 'right' of the language head is not among tokens"),
+        (dict(activation="tanh"), "activation 'tanh' is not one of"),
+        (dict(semantics="good"), "semantics 'good' is not one of"),
+        (dict(aggregation="median"), "aggregation 'median' is not one of"),
+        (dict(activation="log_ratio"), "log_ratio takes no channels and no score"),
+        (dict(context=0), "context is '0', which is not of its type"),
+    ],
+)
+def test_records_that_say_nothing_sensible_are_refused(tmp_path, changes, message):
+    path = tmp_path / "adapter.json"
+    path.write_text(json.dumps(MINE | changes))
+    with pytest.raises(ValueError, match=f"{path}: .*{message}"):
+        record.read(path)
+
+
+ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.lists(st.text(max_size=3), max_size=2)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from([*MINE, "like", "scale", "context", "first", "vocabulary"]), ODD))
+def test_no_record_does_more_than_be_refused(tmp_path, changes):
+    (tmp_path / "adapter.json").write_text(json.dumps(MINE | changes))
+    try:
+        assert record.read(tmp_path / "adapter.json").digest
+    except ValueError as error:
+        assert str(error).startswith(f"{tmp_path / 'adapter.json'}: ")
+
+
+def test_folders_that_show_no_sign_are_refused(tmp_path):
+    folder, _ = make(tmp_path, dataclasses.replace(CASES["rlhflow"], name="llama"))
+    with pytest.raises(
+        ValueError, match="LlamaForCausalLM with these tensors is no PRM .* --adapter NAME, with one of"
+    ):
+        jprm.load(folder)
+    with pytest.raises(ValueError, match="adapter 'other' is neither a JSON file nor one of qwen-prm"):
+        jprm.load(folder, adapter="other")
+    with pytest.raises(ValueError, match="tensor score.weight is missing"):
+        jprm.load(folder, adapter="trl")
+    with pytest.raises(FileNotFoundError, match="nor has it the config.json of a published model"):
+        jprm.load(tmp_path)
+    assert jprm.load(folder, adapter="rlhflow").layout.adapter == PUBLISHED["rlhflow"]
+
+
+def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder, _ = make(tmp_path, CASES["math-psa"])
+    fields, file = json.loads((folder / "adapter_config.json").read_text()), folder / "adapter_model.safetensors"
+
+    def refused(message, **changes):
+        (folder / "adapter_config.json").write_text(json.dumps(fields | changes))
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            Merged(folder)
+        (folder / "adapter_config.json").write_text(json.dumps(fields))
+
+    refused("use_dora 'True' is not supported", use_dora=True)
+    refused("rank_pattern .* is not supported", rank_pattern={"q_proj": 2})
+    refused("r 0 and lora_alpha 8 are no rank", r=0)
+    refused("are of shapes .*, and not", r=2)
+    refused("is a LoRA of nowhere, which is no folder here", base_model_name_or_path="nowhere")
+    tensors = load_file(file)
+    save_file(tensors | {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4")}, file)
+    refused("changes model.layers.9.mlp.up_proj.weight, which .* has not")
+    save_file(tensors | {"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude": np.zeros(4, "f4")}, file)
+    refused("lora_magnitude is no part of a plain LoRA")
+
+
+def test_commands_take_an_adapter(tmp_path, capsys):
+    folder, _ = make(tmp_path, CASES["reasoneval"])
+    pool = {"problem": PROBLEM, "samples": [{"steps": STEPS, "correct": True, "answer": "31"},
+                                            {"steps": STEPS[:1], "correct": False, "answer": "36"}]}  # fmt: skip
+    (tmp_path / "in.jsonl").write_text(json.dumps(pool) + "\n")
+    scored = tmp_path / "out.jsonl"
+    model = ["--model", str(folder), "--adapter", "reasoneval-redundancy"]
+    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(scored)]
+    assert cli.main(["score", *model, *files]) == 0
+    scores = json.loads(scored.read_text())["samples"][0]["scores"]
+    np.testing.assert_allclose(scores, jprm.load(folder, adapter="reasoneval-redundancy").score(PROBLEM, STEPS))
+    assert cli.main(["score", "--model", str(folder), *files]) == 2  # scores under another adapter are not these
+    assert "of another model" in capsys.readouterr().err
+    report = ["--json", str(tmp_path / "report.json")]
+    assert cli.main(["eval", "best-of-n", *model, *files[:2], *report]) == 0
+    assert cli.main(["eval", "best-of-n", *model[:2], "--adapter", "none", *files[:2], *report]) == 2
+    assert "adapter 'none' is neither a JSON file nor one of qwen-prm" in capsys.readouterr().err
