@@ -38,6 +38,7 @@ setuptools.setup(
         "safetensors>=0.8.0",
         "scipy>=1.17.1",
         "sentencepiece>=0.2.3",
+        "sympy>=1.14.0",
         "tensorflow-datasets>=4.9.10",
         "tokenizers>=0.23.3",
         "tyro>=1.0.17",

@@ -40,16 +40,16 @@ def experiment() -> Experiment:
         target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
         loss="cross_entropy",
         optimizer=OptimizerConfig(
-            learning_rate=4e-5,
-            warmup_steps=8,
+            learning_rate=7e-5,
+            warmup_steps=10,
             decay="cosine",
             b2=0.98,
             weight_decay=0.01,
             freeze="embed|layers_0",
-            rate_factors=(("head", 5.0),),
+            rate_factors=(("head", 2.5),),
         ),  # fmt: skip
         mesh=MeshConfig(),
-        steps=56,
+        steps=84,
         log_every=2,
         checkpoint_every=14,
     )

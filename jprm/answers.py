@@ -15,25 +15,17 @@ column vector is no tuple; times (12:30) are text.
 
 from __future__ import annotations
 
-import atexit
-import json
 import math
-import os
 import re
-import select
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
+
+from jprm.worker import Worker, serve
 
 LIMIT_S = 5.0
 """Seconds that a comparison may take."""
 
 _LONGEST = 2000  # characters of an answer that the parser is asked to read
-_MEMORY = 4 << 30  # bytes of address space of the worker
-_START_S = 120.0  # importing SymPy takes seconds on a busy machine
 
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
 _PHRASE = re.compile(r"(?:answer\s+is|answer\s*[:=])\s*:?\s*(.+?)\s*(?:\.(?=\s|$)|$)", re.IGNORECASE | re.MULTILINE)
@@ -79,7 +71,7 @@ def extract_answer(text: str, *, limit_s: float = LIMIT_S) -> str | None:
             return found[-1].strip().removeprefix("$").removesuffix("$").strip() or None
     if not any(c.isdigit() for c in text):
         return None
-    return _ask({"extract": text[-_LONGEST:]}, limit_s)
+    return _worker.ask({"extract": text[-_LONGEST:]}, limit_s)
 
 
 def equivalent(truth: str | float | None, given: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
@@ -100,7 +92,7 @@ def equivalent(truth: str | float | None, given: str | float | None, *, limit_s:
         return words[0].casefold().split() == words[1].casefold().split()
     verdict = None
     if max(len(one), len(two)) <= _LONGEST:
-        verdict = _ask({"truth": one, "given": two}, limit_s)
+        verdict = _worker.ask({"truth": one, "given": two}, limit_s)
     if verdict is None:  # no parse, or no time
         plain_one, plain_two = (canonical_answer(_ORNAMENTS.sub("", x).strip("{}")) for x in (one, two))
         if plain_one is None or isinstance(plain_one, str) or isinstance(plain_two, str):
@@ -125,86 +117,10 @@ def _braced(text: str, start: int) -> str | None:
     return None
 
 
-class _Worker:
-    """A process that answers one JSON line with one JSON line."""
-
-    def __init__(self):
-        self.owner = os.getpid()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "jprm.answers"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        try:
-            self.read(_START_S)
-        except OSError:
-            self.stop()
-            raise OSError("the process that compares answers did not start: is math-verify installed?") from None
-
-    def ask(self, question: dict[str, str], limit_s: float) -> Any:
-        self.process.stdin.write(json.dumps(question).encode() + b"\n")
-        return self.read(limit_s)
-
-    def read(self, limit_s: float) -> Any:
-        line, deadline = b"", time.monotonic() + limit_s
-        while not line.endswith(b"\n"):
-            wait = deadline - time.monotonic()
-            if wait <= 0 or not select.select([self.process.stdout], [], [], wait)[0]:
-                raise TimeoutError
-            chunk = os.read(self.process.stdout.fileno(), 65536)
-            if not chunk:
-                raise BrokenPipeError("the worker ended")
-            line += chunk
-        return json.loads(line)
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+_worker = Worker("jprm.answers")
 
 
-_lock = threading.Lock()
-_worker: _Worker | None = None
-
-
-def _ask(question: dict[str, str], limit_s: float) -> Any:
-    """The worker's reply; None when time ran out: it is killed and the next question starts another."""
-    global _worker
-    with _lock:
-        if _worker is not None and _worker.owner != os.getpid():
-            _worker = None  # a fork's copy: its pipes are the parent's
-        if _worker is None:
-            _worker = _Worker()
-            atexit.register(_worker.stop)
-        try:
-            return _worker.ask(question, limit_s)
-        except (TimeoutError, BrokenPipeError):
-            _end_worker()
-            return None
-        except BaseException:  # Ctrl-C: its reply, still to come, must not be taken for the next question's
-            _end_worker()
-            raise
-
-
-def _end_worker() -> None:
-    global _worker
-    atexit.unregister(_worker.stop)
-    _worker.stop()
-    _worker = None
-
-
-def _serve() -> None:
-    """The worker: reads questions until its input ends."""
-    import logging
-    import resource
-
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not be read as a reply
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    logging.disable(logging.CRITICAL)
+def _prepare() -> Callable[[Any], Any]:
     from math_verify import parse, verify
 
     def reply(question: dict[str, str]) -> Any:
@@ -216,14 +132,8 @@ def _serve() -> None:
             return None
         return verify(*pair, timeout_seconds=None)
 
-    print(json.dumps("ready"), file=replies, flush=True)
-    for line in sys.stdin:
-        try:
-            answer = reply(json.loads(line))
-        except Exception:  # SymPy raises anything, MemoryError among it
-            answer = None
-        print(json.dumps(answer), file=replies, flush=True)
+    return reply
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_prepare)

@@ -14,7 +14,12 @@ from jprm.tokenizer import Tokenizer
 
 
 class Layout(Protocol):
-    """Ids of one chain, piece by piece, exactly as the model that reads them was trained."""
+    """Ids of one chain, piece by piece, exactly as the model that reads them was trained.
+
+    `end` is the token that a policy writes behind the last step; None where there is none.
+    """
+
+    end: int | None
 
     def problem(self, text: str) -> list[int]:
         """Ids that every chain of the problem starts with."""
@@ -32,6 +37,10 @@ class NativeLayout:
     @functools.cached_property
     def newline(self) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode("\n"))
+
+    @property
+    def end(self) -> int | None:
+        return self.tokenizer.eos
 
     def problem(self, text: str) -> list[int]:
         bos = [] if self.tokenizer.bos is None else [self.tokenizer.bos]

@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int, Int32
 from jprm.layout import Layout
 from jprm.tree import ReasoningTree
 
-Supervise = Literal["step", "outcome"]
+Supervise = Literal["step", "outcome", "token"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +79,17 @@ def token_tree(tree: ReasoningTree, layout: Layout, supervise: Supervise = "step
     """Tokenises a tree and merges what its chains share.
 
     `supervise="step"` takes a node's label (1 with weight 0 where there is none); `"outcome"` takes whether the chain
-    that ends at the node is correct (1 or 0; weight 0 where unknown) and ignores step labels.
+    that ends at the node is correct (1 or 0; weight 0 where unknown) and ignores step labels; `"token"`, for a policy,
+    takes every leaf for the end of a whole chain and ignores both: see `next_tokens`.
 
     Raises:
-        ValueError: a step without tokens, since a score needs a token to be read at.
+        ValueError: a step without tokens, since a score needs a token to be read at; `"token"` under a layout whose
+            chains have no end.
     """
-    if supervise not in ("step", "outcome"):
-        raise ValueError(f"supervise is {supervise!r}; use 'step' or 'outcome'")
+    if supervise not in ("step", "outcome", "token"):
+        raise ValueError(f"supervise is {supervise!r}; use 'step', 'outcome' or 'token'")
+    end = _end_of_chain(layout) if supervise == "token" else []
+    goes_on = {node.parent for node in tree.nodes}
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
     # Runs are (start, length, parent) into one flat buffer of all ids, so that splitting a run copies nothing.
     flat = array("i", layout.problem(tree.problem))
@@ -97,6 +101,7 @@ def token_tree(tree: ReasoningTree, layout: Layout, supervise: Supervise = "step
         ids = layout.step(node.text, number[-1])
         if not ids:
             raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
+        ids = ids if index in goes_on else [*ids, *end]
         run, done = (run_of[node.parent] if node.parent >= 0 else 0), 0
         while done < len(ids):
             below = child.get((run, ids[done]))
@@ -136,7 +141,42 @@ def token_tree(tree: ReasoningTree, layout: Layout, supervise: Supervise = "step
     label_M = np.array([1.0 if mark is None else float(mark) for mark in marks], np.float32)[node_M]
     weight_M = np.array([mark is not None for mark in marks], np.float32)[node_M]
     tokens_N = np.array(flat, np.int32)[ranges(start_R, length_R)]
-    return TokenTree(name, tokens_N, length_R, parent_R, run_M[node_M], above_M, node_M, label_M, weight_M)
+    laid = TokenTree(name, tokens_N, length_R, parent_R, run_M[node_M], above_M, node_M, label_M, weight_M)
+    return next_tokens(laid) if supervise == "token" else laid
+
+
+def next_tokens(tree: TokenTree) -> TokenTree:
+    """The tree as a policy learns it: a slot for every token behind the problem, read at the token before it.
+
+    A slot's label is the id of its token. Where chains part, the token they part at has a slot for each of them. Runs
+    are single tokens here, and `node_M` is the index of the token.
+    """
+    total, problem = len(tree.tokens_N), int(tree.length_R[0])
+    first_R = np.cumsum(tree.length_R) - tree.length_R
+    above_N = np.arange(-1, total - 1)
+    above_N[first_R[1:]] = (first_R + tree.length_R - 1)[tree.parent_R[1:]]
+    node_M = np.arange(problem, total)
+    node_M = node_M[np.argsort(above_N[node_M], kind="stable")]
+    slot_N = np.full(total, -1)
+    slot_N[node_M] = np.arange(len(node_M))
+    return TokenTree(
+        name=tree.name,
+        tokens_N=tree.tokens_N,
+        length_R=np.ones(total, np.int64),
+        parent_R=above_N,
+        run_M=above_N[node_M],
+        above_M=slot_N[above_N[node_M]],
+        node_M=node_M,
+        label_M=tree.tokens_N[node_M].astype(np.float32),
+        weight_M=np.ones(len(node_M), np.float32),
+    )
+
+
+def _end_of_chain(layout: Layout) -> list[int]:
+    """What a policy writes behind the last step of a chain."""
+    if layout.end is None:
+        raise ValueError("the tokenizer has no end-of-sequence token, and a policy could never end a chain: add one")
+    return [layout.end]
 
 
 def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarray, " L"]) -> TokenTree:

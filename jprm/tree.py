@@ -25,7 +25,7 @@ class Node:
     parent: int
     text: str
     label: float | None = None
-    origin: str | None = None  # human, monte_carlo, formal, model
+    origin: str | None = None  # human, monte_carlo, formal, model:NAME@STEP
     correct: bool | None = None  # outcome of the chain that ends at this node, where it is known
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys that jprm does not know, untouched
 

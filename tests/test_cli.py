@@ -24,6 +24,8 @@ COMMANDS = [
     ["label"],
     ["label", "mc"],
     ["label", "omega"],
+    ["label", "verify"],
+    ["label", "teacher"],
     ["label", "consensus"],
 ]
 

@@ -77,7 +77,7 @@ def test_smollm2s_perplexity_on_gsm8k_equals_that_of_transformers(smollm2_gguf, 
         found += np.asarray(logs(weights, rows, next_T))[start - 1 : len(ids) - 1].tolist()
     found, expected = np.exp(-np.mean(found)), np.exp(-np.mean(expected))
     print(f"perplexity of {count} solutions: jprm {found:.6f}, transformers {expected:.6f}")
-    assert f"{found:.3e}" == f"{expected:.3e}" and 1 < found < 100
+    assert 1 < found < 100 and abs(found / expected - 1) < 5e-5  # half of the fourth digit
 
 
 def test_the_hyper_parameters_of_smollm2(smollm2_gguf):

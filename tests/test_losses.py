@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jprm.train.losses import LOSSES, cross_entropy, probability, squared_error, ternary_cross_entropy
+from jprm.train.losses import (
+    LOSSES,
+    cross_entropy,
+    judged,
+    next_token,
+    probability,
+    squared_error,
+    ternary_cross_entropy,
+)
 
 rng = np.random.default_rng(0)
 LOGITS = {classes: rng.normal(scale=3, size=(2, 5, classes)).astype(np.float32) for classes in (1, 2, 3)}
@@ -29,6 +37,15 @@ def right(classes):
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_a_score_is_the_probability_that_the_step_is_not_wrong(classes):
     close(probability(LOGITS[classes]), right(classes))
+
+
+def test_a_policys_loss_and_score_are_its_tokens_probability():
+    token = np.array([[0, 2, 1, 1, 0], [2, 2, 0, 1, 2]])
+    p = np.take_along_axis(softmax(LOGITS[3]), token[..., None], -1)[..., 0]
+    close(next_token(LOGITS[3], token.astype(np.float32), WEIGHT), -(WEIGHT * np.log(p)).sum())
+    score, positive = judged("language", LOGITS[3], token.astype(np.float32))
+    close(score, p)
+    assert positive.all()
 
 
 @pytest.mark.parametrize("classes", [1, 2])
@@ -61,7 +78,7 @@ def test_one_logit_is_the_difference_of_two():
 def test_losses_and_gradients_are_finite_where_the_model_is_certain(name, size):
     loss, heads = LOSSES[name]
     for head in heads:
-        classes = {"binary": 2, "scalar": 1, "ternary": 3}[head]
+        classes = {"binary": 2, "scalar": 1, "ternary": 3, "language": 3}[head]
         logit_BSC = size * jnp.sign(LOGITS[classes])
         for target in (0.0, 1.0):
             value, gradient = jax.value_and_grad(loss)(logit_BSC, jnp.full((2, 5), target), jnp.ones((2, 5)))

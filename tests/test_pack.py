@@ -22,6 +22,8 @@ from jprm.tree import Node, ReasoningTree
 class LetterLayout:
     """One token a character and no separator, so that steps share prefixes, and one step can begin another."""
 
+    end: int | None = None
+
     def problem(self, text):
         return [ord(c) for c in text]
 
@@ -198,8 +200,33 @@ def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():
     order = np.argsort(packed.node_BS[0])
     assert packed.rows.label[0, order].tolist() == [1, 1, 0]
     assert packed.rows.weight[0, order].tolist() == [0, 1, 1]
-    with pytest.raises(ValueError, match="'step' or 'outcome'"):
+    with pytest.raises(ValueError, match="'step', 'outcome' or 'token'"):
         token_tree(ReasoningTree("p", nodes), LAYOUT, "both")
+
+
+@given(reasoning_trees(), st.sampled_from([40, 64, 200]))
+@settings(max_examples=60, deadline=None)
+def test_a_policy_learns_every_next_token_once(tree, tokens):
+    """The slots of all rows are the pairs (tokens so far, next token) of all chains: no pair twice, none missing."""
+    layout = LetterLayout(end=0)
+    leaves = set(range(len(tree.nodes))) - {node.parent for node in tree.nodes}
+    wanted = set()
+    for leaf in leaves:
+        steps, node = [], leaf
+        while node >= 0:
+            steps.insert(0, tree.nodes[node].text)
+            node = tree.nodes[node].parent
+        start, ids = len(tree.problem), [ord(c) for c in tree.problem + "".join(steps)] + [0]
+        wanted |= {(tuple(ids[:i]), ids[i]) for i in range(start, len(ids))}
+    rows = pack([token_tree(tree, layout, "token")], tokens, 2 * tokens, too_long="error").rows
+    found = []
+    for row, slot in zip(*np.nonzero(rows.weight), strict=True):
+        end = rows.step_end[row, slot]
+        seen = (np.arange(tokens) <= end) & (rows.until[row] > end)
+        found.append((tuple(rows.tokens[row, seen].tolist()), int(rows.label[row, slot])))
+    assert len(found) == len(wanted) and set(found) == wanted
+    with pytest.raises(ValueError, match="end-of-sequence"):
+        token_tree(tree, LAYOUT, "token")
 
 
 def test_what_cannot_be_packed_is_refused_by_name():

@@ -12,7 +12,7 @@ from tiny import Letters, chain_ids, filled, packed_trees, path, reasoning_trees
 from jprm.train.targets import TargetConfig, targets
 from jprm.tree import Node, ReasoningTree
 
-LINES = Letters(end=(28,))  # no step begins another
+LINES = Letters(newline=(28,))  # no step begins another
 TARGETS = jax.jit(targets, static_argnums=1)
 
 

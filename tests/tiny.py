@@ -39,13 +39,14 @@ GEMMA = dataclasses.replace(
 class Letters:
     """One token a letter. Without an end of step, steps share prefixes and one step can begin another."""
 
-    end: tuple[int, ...] = ()
+    newline: tuple[int, ...] = ()
+    end: int | None = None
 
     def problem(self, text):
         return [ord(c) - 96 for c in text] + [27]
 
     def step(self, text, number):
-        return [ord(c) - 96 for c in text] + list(self.end)
+        return [ord(c) - 96 for c in text] + list(self.newline)
 
 
 init = jax.jit(transformer.init, static_argnums=0)

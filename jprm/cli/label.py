@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from tyro.conf import FlagCreatePairsOff, arg
 from tyro.extras import SubcommandApp
 
 label = SubcommandApp()
@@ -83,6 +83,58 @@ def label_omega(
 
     config = OmegaConfig(k=k, searches=searches, rollouts=budget, seed=seed)
     _counts(label_omega(load_policy(policy), input, output, rollouts, config), output)
+
+
+@label.command(name="verify")
+def label_verify(
+    kind: Literal["arithmetic", "python", "coq"],
+    input: Annotated[Path, arg(metavar="F.jsonl")],
+    output: Annotated[Path, arg(metavar="G.jsonl")],
+    unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
+) -> None:
+    """Formal labels: steps checked by computation. What cannot be checked is unlabelled, not wrong.
+
+    The same command continues one that was stopped.
+
+    For example:
+      jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl
+      jprm label verify --kind python --input programs.jsonl --output checked.jsonl
+      jprm label verify --kind coq --input proofs.jsonl --output checked.jsonl
+
+    Args:
+        kind: Equations and inequalities (arithmetic); code, with the record's `tests` (python); tactics, with its
+            `theorem` (coq).
+        input: Chains, pools or trees, one a line.
+        output: The same as trees, with 1 (right), 0 (wrong) or no label on every step.
+        unsafe_no_sandbox: Run python and coq without bubblewrap, with only time and memory limited: the code may do
+            whatever you may.
+    """
+    from jprm.label.files import label_verify
+
+    _counts(label_verify(kind, input, output, in_sandbox=not unsafe_no_sandbox), output)
+
+
+@label.command(name="teacher")
+def label_teacher(
+    model: Annotated[Path, arg(metavar="DIR")],
+    input: Annotated[Path, arg(metavar="F.jsonl")],
+    output: Annotated[Path, arg(metavar="G.jsonl")],
+) -> None:
+    """Soft labels: the scores of a model that is there already.
+
+    The same command continues one that was stopped.
+
+    For example:
+      jprm label teacher --model runs/prm800k_smollm2 --input chains.jsonl --output soft.jsonl
+
+    Args:
+        model: The teacher: a folder that `jprm score` takes.
+        input: Chains, pools or trees, one a line.
+        output: The same as trees, with a probability on every step.
+    """
+    from jprm.label.files import label_teacher
+
+    _counts(label_teacher(model, input, output), output)
 
 
 @label.command(name="consensus")

@@ -1,1 +1,1 @@
-"""Step labels that need no human: Monte Carlo values, OmegaPRM, and the consensus of two sources."""
+"""Step labels that need no human: Monte Carlo, OmegaPRM, formal checks, a teacher, the consensus of two sources."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import collections
+import json
 import os
-from collections.abc import Iterable, Iterator
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm.jsonl import read_lines, read_records, write_records
+from jprm.jsonl import atomic_file, dump, read_lines, read_records, write_records
 from jprm.label.consensus import consensus
 from jprm.label.monte_carlo import MonteCarloConfig, label_trees
 from jprm.label.omega import OmegaConfig, label_problems
+from jprm.label.python_steps import tests_of
 from jprm.label.rollouts import Rollouts
+from jprm.label.verify import Kind, checker, labelled
 from jprm.policy.protocol import Policy
 from jprm.tree import ReasoningTree, record_of, tree_of
 
@@ -45,6 +50,75 @@ def label_consensus(
     counts = collections.Counter()
     write_records(output, map(record_of, consensus(_trees(input), _trees(other), thresholds=thresholds, counts=counts)))
     return dict(counts)
+
+
+def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
+    """Formal labels for the chains, pools and trees of a file. A call that was stopped continues."""
+    check = checker(kind, in_sandbox=in_sandbox)
+    for number, tree in enumerate(_trees(input), start=1):
+        if kind == "python":
+            tests_of(tree, f"{os.fspath(input)}: record {number}")
+    request = {"kind": kind, "sandbox": in_sandbox}
+    _continued(input, output, request, lambda trees: [labelled(tree, check(tree)) for tree in trees], chunk=1)
+    counts = collections.Counter({"trees": 0, "right": 0, "wrong": 0, "not checkable": 0})
+    for tree in _trees(output):
+        counts["trees"] += 1
+        counts.update({1: "right", 0: "wrong", None: "not checkable"}[node.label] for node in tree.nodes)
+    return dict(counts)
+
+
+def label_teacher(model: Path, input: Path, output: Path) -> dict:
+    """A teacher's scores as labels for the chains, pools and trees of a file. A call that was stopped continues."""
+    from jprm.label.teacher import label_trees as taught
+    from jprm.score.scorer import CHUNK, load
+
+    prm = load(model)
+    request = {"model": prm.name, "step": prm.step}
+    _continued(input, output, request, lambda trees: taught(prm, trees), chunk=CHUNK)
+    sizes = [len(tree.nodes) for tree in _trees(output)]
+    return {"trees": len(sizes), "labels": sum(sizes)}
+
+
+def _continued(
+    input: Path, output: Path, request: dict, label: Callable[[list[ReasoningTree]], list[ReasoningTree]], chunk: int
+) -> None:
+    """Labels the trees of `input`, `chunk` together, into `OUTPUT.part`, which gets its name when it is whole.
+
+    `OUTPUT.info.json` holds the request and the input's age. The same request continues behind the last whole chunk, or
+    does nothing where `output` is finished.
+
+    Raises:
+      ValueError: what is there is of another request; nothing is touched.
+    """
+    output, stat = pathlib.Path(output), os.stat(input)
+    if os.path.realpath(input) == os.path.realpath(output):
+        raise ValueError("input and output are two files: one is named twice")
+    request = request | {"input": os.path.abspath(input), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
+    part, info = output.with_name(output.name + ".part"), output.with_name(output.name + ".info.json")
+    same = info.exists() and json.loads(info.read_text()) == request
+    for path in (output, part):
+        if path.exists() and not same:
+            raise ValueError(f"{path}: is there, but of another request or input. Remove it or name another file")
+    if output.exists():
+        return
+    total = sum(1 for _ in read_lines(input))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(info) as file:
+        file.write((json.dumps(request, indent=2) + "\n").encode())
+    with part.open("a+b") as file, _Bar(output, total) as bar:
+        file.seek(0)
+        there = end = 0
+        for count, line in enumerate(iter(file.readline, b""), start=1):
+            if count % chunk == 0 and line.endswith(b"\n"):
+                there, end = count, file.tell()
+        file.truncate(end)
+        bar.advance(bar.task, there)
+        trees = islice(_trees(input), there, None)
+        while batch := list(islice(trees, chunk)):
+            file.writelines(dump(record_of(tree)).encode() + b"\n" for tree in label(batch))
+            file.flush()
+            bar.advance(bar.task, len(batch))
+    os.replace(part, output)
 
 
 def _trees(path: Path) -> Iterator[ReasoningTree]:

@@ -197,9 +197,11 @@ def _labelled(tree: ReasoningTree, right, total, known, config: MonteCarloConfig
             extra |= {"low": round(float(low[i]), 6), "high": round(float(high[i]), 6)}
         origin = ORIGIN if label is not None else None
         nodes.append(dataclasses.replace(node, label=label, origin=origin, extra=extra))
-    return dataclasses.replace(tree, nodes=tuple(nodes), semantics="value", kind="tree", extra=_without(tree.extra))
+    return dataclasses.replace(
+        tree, nodes=tuple(nodes), semantics="value", kind="tree", extra=without_chain(tree.extra)
+    )
 
 
-def _without(extra) -> dict:
+def without_chain(extra) -> dict:
     """A tree's keys, less those of a chain or pool record that a tree record would read as something else."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}

@@ -201,7 +201,10 @@ class Layers(nn.Module):
             stack["mlp_post_norm"] = _param(self, "mlp_post_norm", (L, D), value=one)
 
         def body(x_BTD, layer):
-            return block(x_BTD, *layer, turns, seen, c), None
+            # What depends on `seen` alone would be moved out of the loop by scan's partial evaluation, which keeps
+            # masks: of every block and of every size that `paths` could choose. The barrier ties it to the layer.
+            x_BTD, here = jax.lax.optimization_barrier((x_BTD, seen))
+            return block(x_BTD, *layer, turns, here, c), None
 
         if c.remat != "nothing":
             body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE

@@ -16,6 +16,7 @@ import jax
 
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import MeshConfig
+from jprm.token_tree import Supervise
 from jprm.train.lora import LoraConfig
 from jprm.train.losses import LOSSES
 from jprm.train.optimizer import OptimizerConfig
@@ -30,12 +31,13 @@ class DataConfig:
     train, valid: folders that `jprm prepare` wrote, or JSONL files; valid may be empty.
     rows, micro_rows: rows an update, computed micro_rows at a time (gradient accumulation).
     window: trees that are packed together; larger windows pad less and take longer to start.
-    supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM).
+    supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM); `token`,
+        every token of the steps and the end of the chain (a policy, with the language head).
     too_long: a chain that exceeds a row is an `error`, or `truncate`d, the steps lost being counted.
     """
 
     train: tuple[str, ...]
-    supervise: Literal["step", "outcome"]
+    supervise: Supervise
     too_long: Literal["error", "truncate"]
     valid: tuple[str, ...] = ()
     tokens: int = 2048

@@ -34,7 +34,7 @@ from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.config import DataConfig, Experiment, read, to_json
 from jprm.train.lora import TRAINED, merge
 from jprm.train.lora import init as init_adapters
-from jprm.train.losses import probability
+from jprm.train.losses import judged
 from jprm.train.optimizer import join, make_optimizer, split
 from jprm.train.step import Metrics, State, make_step
 from jprm.train.targets import TargetConfig, targets
@@ -149,14 +149,14 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
     The AUROC is None where the labels are all right or all wrong.
     """
     config, mesh = experiment.data, jax.sharding.get_mesh()
-    score, target, weight = [], [], []
+    score, positive, weight = [], [], []
     for rows in batches_of(config, config.valid, experiment.target, NativeLayout(tokenizer), once=True):
         for micro in _unstack(_micro(rows, config.micro_rows)):
-            judged = _judge(params, experiment.model, experiment.target, put_rows(micro, mesh))
-            for part, out in zip((score, target, weight), judged, strict=True):
+            judgement = _judge(params, experiment.model, experiment.target, put_rows(micro, mesh))
+            for part, out in zip((score, positive, weight), judgement, strict=True):
                 part.append(np.asarray(out).ravel())
-    score_N, target_N, weight_N = (np.concatenate(part).astype(np.float64) for part in (score, target, weight))
-    positive_N = target_N > (0 if experiment.target.neutral == "third" else 0.5)
+    score_N, positive_N, weight_N = (np.concatenate(part) for part in (score, positive, weight))
+    weight_N = weight_N.astype(np.float64)
     right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
     return {
         "valid_step_accuracy": float(right / max(weight_N.sum(), 1)),
@@ -167,7 +167,8 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _judge(params: dict, model: ModelConfig, target: TargetConfig, rows: Rows):
-    return probability(transformer.step_logits(params, model, rows)), *targets(rows, target)
+    target_BS, weight_BS = targets(rows, target)
+    return *judged(model.head, transformer.step_logits(params, model, rows), target_BS), weight_BS
 
 
 def _resume(checkpoints, state: State, batches) -> tuple[State, Iterator[Rows]]:

@@ -37,10 +37,22 @@ def squared_error(logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scala
     return jnp.sum(weight_BS * jnp.square(probability(logit_BSC) - target_BS))
 
 
+def next_token(logit_BSV: Array, target_BS: Array, weight_BS: Array) -> Scalar:
+    """-log p[token]: the loss of a policy, whose targets are token ids."""
+    return -jnp.sum(weight_BS * token_log_probability(logit_BSV, target_BS))
+
+
+def token_log_probability(logit_BSV: Array, token_BS: Array) -> Float[Array, "B S"]:
+    """Natural logarithm of the softmax at one token a slot."""
+    chosen_BS1 = jnp.take_along_axis(logit_BSV, token_BS.astype(jnp.int32)[..., None], axis=-1)
+    return chosen_BS1[..., 0] - jax.nn.logsumexp(logit_BSV, axis=-1)
+
+
 LOSSES: dict[str, tuple[Loss, tuple[str, ...]]] = {
     "cross_entropy": (cross_entropy, ("binary", "scalar")),
     "ternary_cross_entropy": (ternary_cross_entropy, ("ternary",)),
     "squared_error": (squared_error, ("binary", "scalar")),
+    "next_token": (next_token, ("language",)),
 }
 """Name to the loss and the heads that it fits."""
 
@@ -53,3 +65,13 @@ def probability(logit_BSC: Float[Array, "*B C"]) -> Float[Array, "*B"]:
     if logit_BSC.shape[-1] == 1:
         return jax.nn.sigmoid(logit_BSC[..., 0])
     return jnp.sum(jax.nn.softmax(logit_BSC, axis=-1)[..., 1:], axis=-1)
+
+
+def judged(head: str, logit_BSC: Float[Array, "B S C"], target_BS: Float[Array, "B S"]) -> tuple[Array, Array]:
+    """Scores and which steps count as right, both (B, S): what metrics are made of.
+
+    A policy's score is the probability of the token that came next, and every token is right.
+    """
+    if head == "language":
+        return jnp.exp(token_log_probability(logit_BSC, target_BS)), jnp.ones_like(target_BS, bool)
+    return probability(logit_BSC), target_BS > (0.0 if head == "ternary" else 0.5)

@@ -14,7 +14,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
 from jprm.train.lora import NO_LORA, LoraConfig, merge
-from jprm.train.losses import LOSSES, probability
+from jprm.train.losses import LOSSES, judged
 from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule
 from jprm.train.targets import TargetConfig, targets
 
@@ -82,8 +82,7 @@ def make_step(
         logit_BSC = step_logits(merge(join(trained, frozen), lora), model, rows)
         target_BS, weight_BS = targets(rows, target)
         total = loss_sum(logit_BSC, target_BS, weight_BS)
-        positive_BS = target_BS > (0.0 if model.head == "ternary" else 0.5)
-        return total, _metrics(logit_BSC, positive_BS, weight_BS, rows, total)
+        return total, _metrics(*judged(model.head, logit_BSC, target_BS), weight_BS, rows, total)
 
     def step(state: State, rows: Rows) -> tuple[State, Metrics]:
         def micro(carry, rows):
@@ -106,8 +105,7 @@ def make_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def _metrics(logit_BSC, positive_BS, weight_BS, rows: Rows, loss) -> Metrics:
-    score_BS = probability(logit_BSC)
+def _metrics(score_BS, positive_BS, weight_BS, rows: Rows, loss) -> Metrics:
     bin_BSN = jax.nn.one_hot(jnp.clip((score_BS * BINS).astype(jnp.int32), 0, BINS - 1), BINS)
     class_CBS = weight_BS * jnp.stack([~positive_BS, positive_BS])
     real_BT = (rows.position > 0) | (rows.until > jnp.arange(rows.until.shape[1]) + 1)

@@ -1,0 +1,34 @@
+"""Soft labels: the scores of a teacher, a PRM that is there already."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from jprm.label.monte_carlo import without_chain
+from jprm.score.scorer import PRM
+from jprm.tree import ReasoningTree
+
+
+def label_trees(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
+    """The trees with the teacher's score as the label of every node, and its name and training step in `origin`.
+
+    Labels have the semantics of the teacher: `value` where it was trained on outcomes, else `correctness`, since a
+    teacher that was trained on ratings gives the probability that a step is right, not a rating.
+    """
+    semantics = "value" if prm.semantics == "value" else "correctness"
+    origin = f"model:{pathlib.Path(prm.name).name}@{prm.step}"
+    labelled = []
+    for tree, score_N in zip(trees, prm.score_trees(trees), strict=True):
+        nodes = tuple(
+            dataclasses.replace(node, label=round(float(score), 7), origin=origin, extra=_without_label(node.extra))
+            for node, score in zip(tree.nodes, score_N, strict=True)
+        )
+        extra = without_chain(tree.extra)
+        labelled.append(dataclasses.replace(tree, nodes=nodes, semantics=semantics, kind="tree", extra=extra))
+    return labelled
+
+
+def _without_label(extra) -> dict:
+    return {key: value for key, value in extra.items() if key not in ("label", "origin")}

@@ -1,0 +1,116 @@
+"""A process that answers questions and is killed when an answer takes too long.
+
+No signal interrupts one long operation on integers (9**9**9**9), which holds the interpreter, so a time limit can only
+be held from outside.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_MEMORY = 4 << 30  # bytes of address space
+_START_S = 120.0  # importing SymPy takes seconds on a busy machine
+
+
+class Worker:
+    """Asks a module that ends in `serve(reply)`. One question at a time, from any thread; started when first asked."""
+
+    def __init__(self, module: str):
+        self.module = module
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+
+    def ask(self, question: Any, limit_s: float) -> Any:
+        """The reply; None when time ran out or the process died: the next question starts another.
+
+        Raises:
+          OSError: the process does not start.
+        """
+        with self._lock:
+            if self._process is not None and self._process.owner != os.getpid():
+                self._process = None  # a fork's copy: its pipes are the parent's
+            if self._process is None:
+                self._process = _Process(self.module)
+                atexit.register(self._process.stop)
+            try:
+                return self._process.ask(question, limit_s)
+            except (TimeoutError, BrokenPipeError):
+                self._end()
+                return None
+            except BaseException:  # Ctrl-C: its reply, still to come, must not be taken for the next question's
+                self._end()
+                raise
+
+    def _end(self) -> None:
+        atexit.unregister(self._process.stop)
+        self._process.stop()
+        self._process = None
+
+
+class _Process:
+    """Answers one JSON line with one JSON line."""
+
+    def __init__(self, module: str):
+        self.owner = os.getpid()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        try:
+            self.read(_START_S)
+        except OSError:
+            self.stop()
+            raise OSError(f"the process of {module} did not start: is math-verify installed?") from None
+
+    def ask(self, question: Any, limit_s: float) -> Any:
+        self.process.stdin.write(json.dumps(question).encode() + b"\n")
+        return self.read(limit_s)
+
+    def read(self, limit_s: float) -> Any:
+        line, deadline = b"", time.monotonic() + limit_s
+        while not line.endswith(b"\n"):
+            wait = deadline - time.monotonic()
+            if wait <= 0 or not select.select([self.process.stdout], [], [], wait)[0]:
+                raise TimeoutError
+            chunk = os.read(self.process.stdout.fileno(), 65536)
+            if not chunk:
+                raise BrokenPipeError("the worker ended")
+            line += chunk
+        return json.loads(line)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def serve(prepare: Callable[[], Callable[[Any], Any]]) -> None:
+    """The worker's side: reads questions until its input ends. `prepare` imports what the replies need."""
+    import logging
+    import resource
+
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not be read as a reply
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    logging.disable(logging.CRITICAL)
+    reply = prepare()
+    print(json.dumps("ready"), file=replies, flush=True)
+    for line in sys.stdin:
+        try:
+            answer = reply(json.loads(line))
+        except Exception:  # SymPy raises anything, MemoryError among it
+            answer = None
+        print(json.dumps(answer), file=replies, flush=True)

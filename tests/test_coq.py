@@ -1,0 +1,91 @@
+"""Ten short proofs, tactic by tactic."""
+
+import time
+
+import pytest
+
+from jprm.label import coq, sandbox
+from jprm.label.coq import check_coq, check_tactics
+from jprm.label.sandbox import Limits
+from jprm.tree import tree_of
+
+missing = coq.refusal() or sandbox.refusal()
+pytestmark = pytest.mark.skipif(missing is not None, reason=f"needs Coq in a sandbox: {missing}")
+
+ADD = "Theorem t : forall n : nat, n + 0 = n."
+PROOFS = [  # right (1) and wrong (0) steps; None behind a wrong one
+    (ADD, ["Proof.", "intros n.", "induction n.", "- reflexivity.", "- simpl. rewrite IHn. reflexivity.", "Qed."],
+     [1, 1, 1, 1, 1, 1]),
+    (ADD, ["intros n.", "reflexivity.", "Qed."], [1, 0, None]),
+    ("Theorem t : forall a b : nat, a + b = b + a.", ["intros a b.", "apply Nat.add_comm."], [1, 0]),
+    ("Require Import Arith.\nTheorem t : forall a b : nat, a + b = b + a.",
+     ["intros a b.", "apply Nat.add_comm.", "Qed."], [1, 1, 1]),
+    ("Theorem t : forall A B : Prop, A /\\ B -> B /\\ A.", ["intros A B [a b].", "split.", "- exact b.", "- exact a.",
+     "Qed."], [1, 1, 1, 1, 1]),
+    ("Theorem t : forall A B : Prop, A /\\ B -> B /\\ A.", ["intros A B [a b].", "split.", "- exact a.", "- exact b."],
+     [1, 1, 0, None]),
+    ("Theorem t : forall P : Prop, P -> ~ ~ P.", ["intros P p np.", "apply np.", "exact p.", "Qed."], [1, 1, 1, 1]),
+    ("Theorem t : forall P : Prop, ~ ~ P -> P.", ["intros P nnp.", "apply nnp.", "Qed."], [1, 0, None]),
+    ("Theorem t : 2 + 2 = 5.", ["simpl.", "reflexivity."], [1, 0]),
+    ("Require Import Lia.\nTheorem t : forall n m : nat, n < m -> n + 1 <= m.",
+     ["intros n m H.", "lia.", "Qed."], [1, 1, 1]),
+]  # fmt: skip
+
+
+def labels(theorem, steps, **keys):
+    return [verdict.label for verdict in check_tactics(theorem, steps, **keys)]
+
+
+def test_ten_short_proofs():
+    found = [labels(theorem, steps, limits=Limits(60, 4 << 30)) for theorem, steps, _ in PROOFS]
+    assert found == [expected for _, _, expected in PROOFS]
+
+
+def test_a_rejected_tactic_says_why():
+    verdict = check_tactics(ADD, ["induction m."])[0]
+    assert verdict.label == 0 and "reference m was not found" in verdict.false
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "Axiom magic : False.",
+        "#[local] Axiom magic : False.",
+        "Admitted.",
+        "admit.",
+        'Redirect "/tmp/x" Show.',
+        "simpl",  # goes on in the next step
+        "(* simpl.",
+        "Drop.",
+    ],
+)
+def test_what_is_no_tactic_is_open(step, monkeypatch):
+    ran = []
+    monkeypatch.setattr(coq, "run", lambda command, text, *_, **__: ran.append(text) or sandbox.Outcome(0, ""))
+    assert labels(ADD, [step, "reflexivity."]) == [None, None]
+    assert step not in ran[0] and "reflexivity" not in ran[0]
+
+
+def test_a_theorem_that_coq_rejects_opens_all():
+    assert labels("Theorem t : forall n : natural, n = n.", ["intros n.", "reflexivity."]) == [None, None]
+
+
+def test_a_tactic_that_hangs_is_open_and_ends():
+    start = time.monotonic()
+    steps = ["intros n.", "do 1000000000 pose n.", "reflexivity."]
+    found = labels(ADD, steps, limits=Limits(8, 4 << 30))
+    assert found == [1, None, None]
+    assert time.monotonic() - start < 60  # 8, on a busy machine
+
+
+def test_a_tree_of_tactics():
+    texts = [(-1, "intros n."), (0, "induction n."), (0, "reflexivity."), (1, "- reflexivity.")]
+    nodes = [{"parent": parent, "text": text} for parent, text in texts]
+    verdicts = check_coq(tree_of({"problem": ADD, "nodes": nodes}))
+    assert [verdict.label for verdict in verdicts] == [1, 1, 0, 1]
+
+
+def test_without_coq_it_is_refused(monkeypatch):
+    monkeypatch.setattr(coq, "refusal", lambda: "coqtop is not installed (Debian's package coq)")
+    with pytest.raises(OSError, match="coqtop is not installed"):
+        check_coq(tree_of({"problem": ADD, "steps": ["intros n."]}))

@@ -1,0 +1,79 @@
+"""Steps of code, run with tests."""
+
+import pytest
+
+from jprm.label import sandbox
+from jprm.label.python_steps import check_python
+from jprm.label.sandbox import Limits
+from jprm.tree import RecordError, tree_of
+
+pytestmark = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
+
+TESTS = ["assert area(2) == 4", "assert total([1, 2]) == 5"]
+
+
+def labels(steps, tests=TESTS, seconds=60.0):
+    verdicts = check_python(tree_of({"problem": "p", "steps": steps, "tests": tests}), limits=Limits(seconds=seconds))
+    return [verdict.label for verdict in verdicts], [verdict.false for verdict in verdicts]
+
+
+def test_steps_are_right_as_soon_as_a_test_can_tell():
+    found, false = labels(
+        [
+            "import math",  # runs, but no test applies
+            "def area(side):",  # not complete
+            "    return side ** 2",
+            "def total(sides):\n    return sum(area(side) for side in sides)",
+        ]
+    )
+    assert found == [None, None, 1, 1] and not any(false)
+
+
+def test_the_first_wrong_step_is_found_and_what_follows_is_open():
+    found, false = labels(
+        [
+            "def area(side):\n    return side ** 2",
+            "def total(sides):\n    return sum(sides)",
+            "print(total([1]))",
+        ]
+    )
+    assert found == [1, 0, None] and false[1] == "AssertionError: "
+
+
+def test_branches_of_a_tree_are_programs_of_their_own():
+    texts = [(-1, "def area(s): return s * s"), (0, "def total(x): return 5"), (0, "def total(x): return 6")]
+    nodes = [{"parent": parent, "text": text} for parent, text in texts]
+    verdicts = check_python(tree_of({"problem": "p", "nodes": nodes, "tests": TESTS}))
+    assert [verdict.label for verdict in verdicts] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("step", "false"),
+    [
+        ("def area(s): return s +", "SyntaxError"),
+        ("x = 1 / 0", "ZeroDivisionError"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("import os; os._exit(0)", "before the tests"),
+        ("def volume(s): return s", "never defined"),
+        ("import os; os.fork()", "PermissionError"),
+        ("x = bytearray(2 ** 40)", "MemoryError"),
+    ],
+)
+def test_what_makes_a_program_wrong(step, false):
+    found, reasons = labels([step], ["assert area(2) == 4"])
+    assert found == [0] and false in reasons[0]
+
+
+def test_a_loop_is_wrong_and_ends():
+    assert labels(["while True: pass"], seconds=1.0) == ([0], ["ran longer than 1 seconds"])
+
+
+def test_fences_hold_the_code():
+    found, _ = labels(["First, the area.", "```python\ndef area(s):\n    return s * s\n```\nDone."], TESTS[:1])
+    assert found == [None, 1]
+
+
+@pytest.mark.parametrize("tests", [None, [], "assert 1", [1]])
+def test_records_without_tests_are_refused(tests):
+    with pytest.raises(RecordError, match="tests: is no list of statements"):
+        labels(["x = 1"], tests)

@@ -1,0 +1,129 @@
+"""What a program in the sandbox can do to the machine: nothing."""
+
+import http.server
+import os
+import threading
+import time
+
+import pytest
+
+from jprm.label import sandbox
+from jprm.label.sandbox import Limits, python, run
+
+needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
+pytestmark = needs_sandbox
+
+
+def run_python(code, seconds=60.0, **limits):
+    return run([python(), "-I", "-S", "-c", code], "", Limits(seconds=seconds, **limits))
+
+
+def own_children():
+    """Processes of this machine whose parent is this one."""
+    parents = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/stat") as file:
+                parents.append(int(file.read().rpartition(")")[2].split()[1]))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return parents.count(os.getpid())
+
+
+def test_it_sees_no_home_no_environment_and_no_other_process(tmp_path, monkeypatch):
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    monkeypatch.setenv("SOME_KEY", "secret")
+    outcome = run_python(
+        f"import os; print(os.path.exists({str(secret)!r}), 'SOME_KEY' in os.environ, os.path.exists('/proc/1'),"
+        " os.path.exists('/etc/passwd'), os.listdir('/tmp'), os.getuid())"
+    )
+    assert outcome == sandbox.Outcome(0, "False False False False [] 65534\n")
+
+
+def test_a_loop_ends_with_its_time():
+    before, start = own_children(), time.monotonic()
+    assert run_python("while True: pass", seconds=1).status is None
+    assert time.monotonic() - start < 30  # 1, on a busy machine
+    assert own_children() == before
+
+
+ATTACKS = """
+import ctypes, os, socket, subprocess, sys, threading
+def tried(name, attack):
+    try:
+        print(name, attack())
+    except BaseException as error:
+        print(name, type(error).__name__)
+def write(path, size=1):
+    with open(path, "wb") as file:
+        file.write(b"x" * size)
+    return "written"
+def fill():
+    for i in range(100):
+        write(f"/tmp/{i}", 2 ** 20)
+libc = ctypes.CDLL(None, use_errno=True)
+tried("fork", os.fork)
+tried("spawn", lambda: os.posix_spawn("/usr/bin/env", ["env"], {}))
+tried("subprocess", lambda: subprocess.run(["env"]))
+tried("namespace", lambda: libc.unshare(0x10000000))
+tried("root", lambda: write("/x"))
+tried("usr", lambda: write("/usr/x"))
+tried("shm", lambda: write("/dev/shm/x"))
+tried("python", lambda: write(os.__file__))
+tried("tmp", lambda: write("/tmp/x"))
+tried("disk", fill)
+tried("network", lambda: socket.create_connection(("127.0.0.1", PORT), 5))
+tried("memory", lambda: bytearray(2 ** 31))
+thread = threading.Thread(target=lambda: print("thread runs"))
+thread.start()
+thread.join()
+"""
+
+
+def test_attacks_fail_and_nothing_is_left_behind():
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def handle(self):
+            asked.append(self.client_address)
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        files, before = set(os.listdir("/tmp")), own_children()
+        outcome = run([python(), "-I", "-c", ATTACKS.replace("PORT", str(server.server_port))], "", Limits(seconds=60))
+        server.shutdown()
+    assert outcome.output.splitlines() == [
+        "fork PermissionError",
+        "spawn PermissionError",
+        "subprocess PermissionError",
+        "namespace -1",
+        "root OSError",  # read-only
+        "usr OSError",
+        "shm OSError",
+        "python OSError",
+        "tmp written",
+        "disk OSError",  # full
+        "network ConnectionRefusedError",
+        "memory MemoryError",
+        "thread runs",
+    ]
+    assert not asked and own_children() == before
+    assert not {name for name in set(os.listdir("/tmp")) - files if name == "x" or name.isdecimal()}
+
+
+def test_a_fork_bomb_and_endless_output_are_contained():
+    bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    before = own_children()
+    assert run_python(bomb, seconds=1).status is None
+    assert own_children() == before
+    outcome = run_python("while True: print('x' * 1000)", file=1 << 20)
+    assert outcome.status not in (0, None) and len(outcome.output) <= 1 << 20
+
+
+def test_no_sandbox_is_refused(monkeypatch):
+    monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed (Debian's package bubblewrap)")
+    with pytest.raises(OSError, match=r"bwrap is not installed .*--unsafe-no-sandbox"):
+        run_python("print(1)")
+    outcome = run([python(), "-I", "-c", "print(1)"], "", Limits(), sandbox=False)
+    assert outcome.output == "1\n"
