@@ -274,6 +274,12 @@ def test_models_that_transformers_lacks_are_refused(tmp_path, changes, message):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_only_a_runs_folder_is_exported(tmp_path):
+    folder = export(untrained(tmp_path / "run"), tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="out: holds no experiment.json: only what `jprm train` made"):
+        export(folder, tmp_path / "again")
+
+
 def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):
     """`base` takes an exported folder, and `jprm convert` writes the run that started there."""
     start = export(untrained(tmp_path / "first", "qwen2"), tmp_path / "start")
