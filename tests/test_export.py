@@ -274,6 +274,12 @@ def test_models_that_transformers_lacks_are_refused(tmp_path, changes, message):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_only_a_runs_folder_is_exported(tmp_path):
+    folder = export(untrained(tmp_path / "run"), tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="out: holds no experiment.json: only what `jprm train` made"):
+        export(folder, tmp_path / "again")
+
+
 def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):
     """`base` takes an exported folder, and `jprm convert` writes the run that started there."""
     start = export(untrained(tmp_path / "first", "qwen2"), tmp_path / "start")
@@ -297,6 +303,11 @@ def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys
     ends = np.cumsum([len(ids) for ids in pieces])
     probability = 1 / (1 + np.exp(found[:, 0] - found[:, 1]))
     np.testing.assert_allclose(prm.score(**CHAIN), probability[ends[1:] - 1], atol=1e-5)
+    again = jprm.load(tmp_path / "out")  # by its adapter.json
+    assert (again.semantics, again.config.head) == ("rating", "binary")
+    np.testing.assert_array_equal(again.score(**CHAIN), prm.score(**CHAIN))
+    two = jprm.load(export(tmp_path / "run", tmp_path / "two", format="qwen2-prm"))
+    np.testing.assert_allclose(two.score(**CHAIN), prm.score(**CHAIN), atol=1e-6)  # the same logits, summed in 16 units
 
 
 def test_every_file_may_be_read_by_whom_the_umask_lets(tmp_path):

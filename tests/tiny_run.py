@@ -17,6 +17,7 @@ import tokenizers
 from tiny import TINY
 from tokenizers import decoders, models, pre_tokenizers
 
+from jprm.adapters import load as published
 from jprm.jsonl import write_records
 from jprm.model.sharding import make_mesh
 from jprm.score import scorer
@@ -121,7 +122,7 @@ def make_data(folder):
 def one_device():
     """Training and scoring on the first device alone."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (loop, scorer):
+        for module in (loop, scorer, published):
             patch.setattr(module, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
         patch.setattr(loop, "make_step", STEP)
         yield

@@ -61,10 +61,12 @@ def export(
     The same call, after one that was stopped, keeps the shards that are whole; after one that was not, it checks the
     folder against its SHA256SUMS (so does `sha256sum -c`). A matrix larger than `shard_bytes` is a file of its own.
 
-    Raises FileExistsError where `out` is there and another export, ValueError for a model that the format cannot hold
-    and for a folder that differs from its sums.
+    Raises FileNotFoundError where `model` is no run's folder, FileExistsError where `out` is there and another export,
+    ValueError for a model that the format cannot hold and for a folder that differs from its sums.
     """
     out = pathlib.Path(out)
+    if not isinstance(model, PRM) and not (pathlib.Path(model) / "experiment.json").is_file():
+        raise FileNotFoundError(f"{model}: holds no experiment.json: only what `jprm train` made is exported")
     prm = model if isinstance(model, PRM) else load(model)
     experiment = read(pathlib.Path(prm.name) / "experiment.json")
     config = _peft_config(prm, experiment) if format == "peft" else config_json(prm, experiment, dtype, format)

@@ -84,7 +84,7 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = 
         _, group, name = path.split("/")
         a_axes, b_axes = lora.axes(name.removesuffix(A).removesuffix(B))
         plain[group][name] = _place(array, a_axes if name.endswith(A) else b_axes)
-    merged = lora.merge({"decoder": plain}, kind)["decoder"]
+    merged = lora.merge({"decoder": plain}, kind)["decoder"]  # float32, whatever it is held in then
     return merged if dtype == "float32" else held_decoder(merged, dtype)
 
 

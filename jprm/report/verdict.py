@@ -131,7 +131,7 @@ def _calibration(report: Mapping[str, Any]) -> tuple[str, str]:
     if raw["miscalibrated"] is None:
         return "open", said + " There are too few problems to say more."
     if raw["miscalibrated"]:
-        return "bad", said + f" The map `{kind}` brings it to {percent(best['ece']['value'])} on other problems."
+        return "bad", said + f" The {kind} map brings it to {percent(best['ece']['value'])} on other problems."
     return "good", said
 
 
