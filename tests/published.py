@@ -231,7 +231,6 @@ CASES = {
         (1, -1), "Llama3.1-8B-PRM-Deepseek-Data",
     ),
     "trl": Case("Qwen2", **TOKENS, tokenizer=bytes_tokenizer, ids=trl_ids),
-    "trl-bos": Case("Mistral", **TOKENS, tokenizer=pieces_tokenizer, ids=trl_ids),
     "skywork": Case(
         "Qwen2", "Qwen2ForPrmModel", lambda: bytes_tokenizer("<|im_start|>"), skywork_ids, sigmoid,
         ("v_head.summary.weight", "v_head.summary.bias"), (1,), outer="pretrained_model.",
@@ -255,9 +254,7 @@ CASES = {
         ("v_head.summary.weight", "v_head.summary.bias"), (1,),
     ),
     "jprm": Case("Qwen2", **TOKENS, tokenizer=bytes_tokenizer, ids=jprm_ids, config=dict(id2label={"0": "wrong"})),
-    "axolotl": Case(
-        "Llama", **TOKENS, tokenizer=lambda: bytes_tokenizer("<|begin_of_text|>"), ids=trl_ids, adapter="axolotl"
-    ),
+    "axolotl": Case("Mistral", **TOKENS, tokenizer=pieces_tokenizer, ids=trl_ids, adapter="axolotl"),
 }  # fmt: skip
 
 

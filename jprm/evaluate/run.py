@@ -120,15 +120,15 @@ def diagnostics(
 
 
 def edits(prm: PRM, chains: Sequence[dict[str, Any]], folder: PathLike, seed: int) -> dict:
-    """`meaning_kept` and `nonsense` of up to `EDITED` right chains; their edits are scored into FOLDER/edits.jsonl."""
+    """`meaning_kept` and `nonsense` of up to `EDITED` right chains; their edits are scored into `FOLDER/edits-*.jsonl`,
+    a file for each set of edits, so that a suite may grow."""
     right = right_chains(chains, EDITED)
     if not right:
         return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}
     made = edited(right, seed)
-    output = pathlib.Path(folder) / "edits.jsonl"
-    text = "".join(map(dump, made))
-    request = {"model": prm.name, "step": prm.step, "edits": hashlib.sha256(text.encode()).hexdigest()}
-    write_scores(prm, made, output, request, len(made))
+    digest = hashlib.sha256("".join(map(dump, made)).encode()).hexdigest()
+    output = pathlib.Path(folder) / f"edits-{digest[:12]}.jsonl"
+    write_scores(prm, made, output, {"model": prm.name, "step": prm.step, "edits": digest}, len(made))
     return edits_report(right, list(read_records(output)), seed)
 
 

@@ -78,7 +78,8 @@ class LiveTrees:
         """Appends steps[i] below parents[i]: the new handles, and (P,) float32 scores.
 
         Raises:
-          ValueError: a parent that is not there or was released, a step without tokens.
+          ValueError: a parent that is not there or was released, a step without tokens, a chain beyond the model's
+            context.
           FloatingPointError: a score that is not finite.
         """
         for parent in parents:
@@ -120,6 +121,9 @@ class LiveTrees:
     def _append(self, parents: Sequence[int], ids: Sequence[Sequence[int]]) -> tuple[list[int], np.ndarray]:
         lengths = [len(x) for x in ids]
         needed = sum(lengths)
+        paths = [self._path(parent) for parent in parents]
+        for path, length in zip(paths, lengths, strict=True):
+            self._prm.check_length(len(path) + length, "a live tree")
         with jax.set_mesh(self._prm.mesh):
             while needed > len(self._free):
                 self._pool = _doubled(self._pool)
@@ -127,7 +131,6 @@ class LiveTrees:
                 self._size *= 2
             taken, self._free = np.split(self._free, [needed])
             slots = np.split(taken, np.cumsum(lengths)[:-1]) if ids else []
-            paths = [self._path(parent) for parent in parents]
             score_P = np.zeros(len(ids), np.float32)
             for some in self._batches(lengths, [len(path) for path in paths]):
                 score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths)))

@@ -89,7 +89,8 @@ class PRM:
         token_trees = [token_tree(tree, self.layout) for tree in trees]
         scores = [np.full(len(tree.nodes), np.nan, np.float32) for tree in trees]
         for tree in token_trees:
-            self._check_length(tree)
+            longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
+            self.check_length(int(longest), f"problem {tree.name!r}")
         length_of = [_row_tokens(tree) for tree in token_trees]
         for tokens in sorted(set(length_of)):
             members = [i for i, length in enumerate(length_of) if length == tokens]
@@ -133,12 +134,12 @@ class PRM:
                     )
                 yield np.asarray(score_BS)[: count - first], first  # without the filler
 
-    def _check_length(self, tree: TokenTree) -> None:
-        longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
-        if self.context is not None and longest > self.context:
+    def check_length(self, tokens: int, where: str) -> None:
+        """Raises ValueError for a chain of more tokens than the model takes."""
+        if self.context is not None and tokens > self.context:
             raise ValueError(
-                f"problem {tree.name!r}: its longest chain takes {longest:,} tokens, and {self.name} reads"
-                f" {self.context:,} at most. Drop it, or use a model with a longer context"
+                f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
+                " Drop it, or use a model with a longer context"
             )
 
 

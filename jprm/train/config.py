@@ -73,6 +73,7 @@ class Experiment:
     steps: int
     base: str = ""
     lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
+    probe_rows: int = 0  # rows on which the head is fitted before training, the decoder as it is; 0: it starts at zero
     mesh: MeshConfig = MeshConfig()
     seed: int = 0
     log_every: int = 10
@@ -85,6 +86,8 @@ class Experiment:
             raise ValueError(f"loss={self.loss!r} is not one of {', '.join(LOSSES)}")
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be positive")
+        if self.probe_rows < 0:
+            raise ValueError(f"probe_rows={self.probe_rows} must not be negative")
 
 
 def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -36,6 +37,7 @@ from jprm.train.lora import TRAINED, merge
 from jprm.train.lora import init as init_adapters
 from jprm.train.losses import judged
 from jprm.train.optimizer import join, make_optimizer, split
+from jprm.train.probe import fitted_head, labelled_steps
 from jprm.train.step import Metrics, State, make_step
 from jprm.train.targets import TargetConfig, targets
 from jprm.tree import ReasoningTree, tree_of
@@ -74,6 +76,8 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
         if checkpoints.latest is not None:
             state, batches = _resume(checkpoints, state, batches)
             print(f"continuing from step {int(state.step)} in {workdir}")
+        elif experiment.probe_rows:
+            state = _probed(experiment, state, tokenizer)
         log = _Log(workdir, experiment, int(state.step))
         pending: tuple[int, Metrics] | None = None  # read one step late, so that the device never waits for the host
         with log.bar:
@@ -141,6 +145,20 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     trained, frozen = split(join(flatten_dict(params, sep="/"), adapters), freeze, TRAINED if lora.rank else "")
     optimizer = jax.jit(make_optimizer(experiment.optimizer, experiment.steps).init)(trained)
     return State(jnp.int32(0), trained, frozen, optimizer)
+
+
+def _probed(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
+    """The state with its head fitted, on the first rows that training will see."""
+    batches = batches_of(experiment.data, experiment.data.train, experiment.target, NativeLayout(tokenizer))
+    params = merge(state.params, experiment.lora)
+    steps = labelled_steps(params, experiment.model, experiment.target, batches, experiment.probe_rows)
+    head, area = fitted_head(experiment.model.head, steps)
+    left_out = "" if area is None else f": AUROC {area:.3f} on the last fifth, when that was left out"
+    print(f"the head is fitted on {len(steps.target_N):,} labelled steps{left_out}")
+    fitted = {
+        f"head/{name}": jax.device_put(value, state.trained[f"head/{name}"].sharding) for name, value in head.items()
+    }
+    return dataclasses.replace(state, trained=state.trained | fitted)
 
 
 def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float | None]:
