@@ -1,6 +1,6 @@
 """The quickstart's task: word problems about a running count, worked solutions with systematic mistakes, and a checker.
 
-A problem tells a story ("Ana has 37 coins. She finds 8 more. Half are lost.") and a solution works it out, one equation
+A problem tells a story ("Ana has 17 coins. Ana finds 6 more. Ana loses 4.") and a solution works it out, one equation
 a step. A policy that learns from these solutions makes the mistakes of their authors: not noise, but habits that fire
 where a carry or a borrow does. On problems with several of them the most common answer is wrong, as in life.
 
@@ -24,18 +24,19 @@ PHRASES = {
     "-": ("loses {}", "gives away {}", "sells {}"),
     "*": ("then has {} times as many",),
 }
-LARGEST = 99
-"""A story's counts stay between 1 and this; what a wrong solution comes to may not."""
+LARGEST = 40
+"""A story's counts stay between 1 and this, which leaves some 400 sums to learn; what a wrong solution comes to may
+be anything."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
     """How often an author makes each mistake where there is occasion for it."""
 
-    carry: float = 0.55  # 37 + 8 = 35: the carry is dropped
-    borrow: float = 0.45  # 42 - 5 = 47: the smaller digit is taken from the larger
+    carry: float = 0.6  # 17 + 6 = 13: the carry is dropped
+    borrow: float = 0.5  # 32 - 5 = 33: the smaller digit is taken from the larger
     sign: float = 0.05  # the story's loss is added, or its gain subtracted
-    cancel: float = 0.08  # a slip by one and, in the next step, another that takes it back
+    cancel: float = 0.05  # a slip by one and, in the next step, another that takes it back
     slip: float = 0.01  # off by one, for no reason
 
 
@@ -65,10 +66,10 @@ def apply(count: int, sign: str, amount: int) -> int:
 
 def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 6)) -> Problem:
     """A story of between `moves[0]` and `moves[1]` moves whose counts stay in range."""
-    count = start = int(rng.integers(11, 60))
+    count = start = int(rng.integers(5, 31))
     chosen = []
     for _ in range(int(rng.integers(moves[0], moves[1] + 1))):
-        options = [("+", int(rng.integers(2, 10))), ("-", int(rng.integers(2, 10))), ("*", int(rng.integers(2, 4)))]
+        options = [("+", int(rng.integers(2, 7))), ("-", int(rng.integers(2, 7))), ("*", 2)]
         options = [(s, a) for s, a in options if 1 <= apply(count, s, a) <= LARGEST]
         sign, amount = options[int(rng.integers(len(options)))]
         count = apply(count, sign, amount)
