@@ -28,7 +28,7 @@ POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 .DELETE_ON_ERROR:
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

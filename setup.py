@@ -8,7 +8,14 @@ import setuptools
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+?)"', (HERE / "jprm/__init__.py").read_text(encoding="utf-8")).group(1)
 
-TEST = ["pytest>=9.2.0", "chex>=0.1.92", "hypothesis>=6.170.15", "ruff>=0.17.6", "scikit-learn>=1.9.1"]
+TEST = [
+    "pytest>=9.2.0",
+    "pytest-xdist>=3.8.0",
+    "chex>=0.1.92",
+    "hypothesis>=6.170.15",
+    "ruff>=0.17.6",
+    "scikit-learn>=1.9.1",
+]
 
 setuptools.setup(
     name="jprm",

@@ -32,7 +32,7 @@ def label_mc(
         --estimate soft
 
     Args:
-        policy: A JSON file with the `url` and `model` of an OpenAI-compatible server, and how to ask it.
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
         input: Chains, pools or trees with answers, one a line.
         output: The same as trees, with a value on every step.
         rollouts: Where rollouts are kept; those that it has already are not drawn again.
@@ -68,7 +68,7 @@ def label_omega(
       jprm label omega --policy server.json --input problems.jsonl --output trees.jsonl --rollouts rollouts.jsonl
 
     Args:
-        policy: A JSON file with the `url` and `model` of an OpenAI-compatible server, and how to ask it.
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
         input: Records with problems and answers, one a line; their steps are not used.
         output: A tree of values for each problem.
         rollouts: Where rollouts are kept; those that it has already are not drawn again.

@@ -46,7 +46,7 @@ def best_of_n(
         --choose weighted --output votes.jsonl
 
     Args:
-        policy: What writes the steps: a JSON file that describes it, such as `url` and `model` of a server.
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
         model: The folder of a trained model, which scores them.
         input: Records with `problem` and, where it is known, `answer`, one a line.
         budget: Generated tokens of one problem, at most. Fewer chains are drawn where n do not fit.
@@ -89,7 +89,7 @@ def beam(
         --expand 4 --output beam.jsonl
 
     Args:
-        policy: What writes the steps: a JSON file that describes it, such as `url` and `model` of a server.
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
         model: The folder of a trained model, which scores them.
         input: Records with `problem` and, where it is known, `answer`, one a line.
         budget: Generated tokens of one problem, at most.
@@ -134,7 +134,7 @@ def dvts(
         --subtrees 4 --expand 4 --output dvts.jsonl
 
     Args:
-        policy: What writes the steps: a JSON file that describes it, such as `url` and `model` of a server.
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
         model: The folder of a trained model, which scores them.
         input: Records with `problem` and, where it is known, `answer`, one a line.
         budget: Generated tokens of one problem, at most.
@@ -181,7 +181,7 @@ def mcts(
         --simulations 64 --expand 4 --rollouts 1 --output mcts.jsonl
 
     Args:
-        policy: What writes the steps: a JSON file that describes it, such as `url` and `model` of a server.
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
         model: The folder of a trained model, which scores them.
         input: Records with `problem` and, where it is known, `answer`, one a line.
         budget: Generated tokens of one problem, at most.
@@ -228,7 +228,7 @@ def refine(
         --rounds 8 --drafts 4 --output refine.jsonl
 
     Args:
-        policy: What writes the steps: a JSON file that describes it, such as `url` and `model` of a server.
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
         model: The folder of a trained model, which scores them.
         input: Records with `problem` and, where it is known, `answer`, one a line.
         budget: Generated tokens of one problem, at most.
