@@ -30,7 +30,12 @@ def test_a_story_says_its_moves_and_no_more(task, worked):
     for problem in worked[0]:
         assert task.parse(problem.text) == problem
         assert all(1 <= count <= task.LARGEST for count in problem.counts)
-    for text in ("", "Ana has 3 coins.", "Ana has 3 coins. Ana sleeps. How many coins does Ana have?", "x" * 1000):
+    for text in (
+        "",
+        "Ana has 3 coins.",
+        "Ana has 3 coins. On Monday Ana sleeps. How many coins does Ana have?",
+        "x" * 1000,
+    ):
         with pytest.raises(ValueError, match="not a story"):
             task.parse(text)
 
@@ -41,7 +46,7 @@ def test_the_checker_agrees_with_the_generators_truth(task, worked):
     for problem, steps in zip(*worked, strict=True):
         assert all(task.check(problem, task.solution(problem, rng, None)))
         written = [int(step.split("= ")[1]) for step in steps[:-1]]
-        signs = [tuple(step.split()[1:3]) for step in steps[:-1]]
+        signs = [tuple(step.split()[2:4]) for step in steps[:-1]]
         truth = [
             sign == (move[0], str(move[1])) and result == task.apply(before, *move)
             for before, result, sign, move in zip(
@@ -52,13 +57,15 @@ def test_the_checker_agrees_with_the_generators_truth(task, worked):
 
 
 def test_what_a_checker_must_not_pass(task):
-    problem = task.parse("Ana has 37 coins. Ana finds 8 more. Ana loses 5. How many coins does Ana have?")
-    right = ["37 + 8 = 45", "45 - 5 = 40", "The answer is 40."]
+    problem = task.parse(
+        "Ana has 37 coins. On Monday Ana finds 8 more. On Tuesday Ana loses 5. How many coins does Ana have?"
+    )
+    right = ["Monday: 37 + 8 = 45", "Tuesday: 45 - 5 = 40", "The answer is 40."]
     assert task.labels(problem, right) == [1, 1, 1]
     wrong_steps = {
-        0: ["37 + 8 = 35", "73 + 8 = 81", "45 - 5 = 40", "37 + 8 = 45 and so on"],
-        1: ["40 - 5 = 35", "45 + 5 = 50", "The answer is 45.", ""],
-        2: ["The answer is 41.", "40 + 0 = 40", "The answer is 40"],
+        0: ["Monday: 37 + 8 = 35", "Monday: 73 + 8 = 81", "Tuesday: 37 + 8 = 45", "Monday: 37 + 8 = 45 and so on"],
+        1: ["Tuesday: 40 - 5 = 35", "Tuesday: 45 + 5 = 50", "The answer is 45.", ""],
+        2: ["The answer is 41.", "Wednesday: 40 + 0 = 40", "The answer is 40"],
     }
     for position, step in ((position, step) for position, steps in wrong_steps.items() for step in steps):
         wrong = [*right[:position], step, *right[position + 1 :]]

@@ -1,13 +1,17 @@
 """The whole loop on a laptop, with nothing downloaded: policy, samples, labels, reward models, search, and a verdict.
 
-    make quickstart                                     # or: python experiments/quickstart/run.py
-    python experiments/quickstart/run.py --seed 1 --out runs/quickstart_1
+    python experiments/quickstart/run.py --seed 0 --out runs/quickstart
 
 A policy learns word problems (`task.py`) from solutions whose authors have habits of error. It is sampled; its steps
 are labelled by rollouts and by a formal checker; two process reward models and an outcome reward model are trained on
 the same chains for the same tokens; and on problems that none of them has seen, the ways of using them are compared.
 
 Everything is measured in the run, from the seed. A stage whose output is there is not run again.
+
+Not tuned yet. A first run, of stories without days, gave a policy that is right in 12.7 % of samples (any of 64:
+96.5 %, majority vote: 24.2 %), and reward models that had learnt too little: the best of 64 was right in 8.5 % by the
+PRM on formal labels, 6.4 % by that on rollouts and 5.0 % by the ORM, all below one sample. Of the wrong steps, 5,079
+took the amount of another sentence and 4,622 had a wrong sum, hence the days.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The quickstart's task: word problems about a running count, worked solutions with systematic mistakes, and a checker.
 
-A problem tells a story ("Ana has 17 coins. Ana finds 6 more. Ana loses 4.") and a solution works it out, one equation
-a step. A policy that learns from these solutions makes the mistakes of their authors: not noise, but habits that fire
-where a carry or a borrow does. On problems with several of them the most common answer is wrong, as in life.
+A problem tells a story ("Ana has 17 coins. On Monday Ana finds 6 more. On Tuesday Ana loses 4.") and a solution works
+it out, one equation a day: "Monday: 17 + 6 = 23". Without days, tiny decoders lose their place in the story. A policy
+that learns from these solutions makes the mistakes of their authors: not noise, but habits that fire where a carry or a
+borrow does. On problems with several of them the most common answer is wrong, as in life.
 
 The checker knows nothing of how a solution was made: it reads the story and every step.
 """
@@ -19,6 +20,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 NAMES = ("Ana", "Ben", "Cai", "Dia", "Eli", "Fay")
 THINGS = ("coins", "shells", "cards", "nuts", "pens", "beads")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 PHRASES = {
     "+": ("finds {} more", "buys {} more", "wins {} more"),
     "-": ("loses {}", "gives away {}", "sells {}"),
@@ -75,7 +77,8 @@ def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 6)) -> Proble
         count = apply(count, sign, amount)
         chosen.append((sign, amount))
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    tale = [f"{name} {rng.choice(PHRASES[sign]).format(amount)}." for sign, amount in chosen]
+    told = [rng.choice(PHRASES[sign]).format(amount) for sign, amount in chosen]
+    tale = [f"On {day} {name} {what}." for day, what in zip(DAYS, told, strict=False)]
     text = " ".join([f"{name} has {start} {thing}.", *tale, f"How many {thing} does {name} have?"])
     return Problem(start, tuple(chosen), text)
 
@@ -96,7 +99,7 @@ def solution(task: Problem, rng: np.random.Generator, habits: Habits | None) -> 
                 owed = int(rng.choice([-1, 1]))
                 wrong = result + owed
             result = result if wrong is None else wrong
-        steps.append(f"{count} {sign} {amount} = {result}")
+        steps.append(f"{DAYS[i]}: {count} {sign} {amount} = {result}")
         count = result
     return [*steps, f"The answer is {count}."]
 
@@ -120,10 +123,10 @@ def parse(text: str) -> Problem:
         raise ValueError(f"not a story of the quickstart's task: {text[:80]!r}")
     name, start, thing = begins.groups()
     moves = []
-    for sentence in tale[:-1]:
+    for day, sentence in zip(DAYS, tale[:-1], strict=False):
         for sign, phrases in PHRASES.items():
             for phrase in phrases:
-                if found := re.fullmatch(re.escape(f"{name} {phrase}").replace(r"\{\}", r"(\d+)"), sentence):
+                if found := re.fullmatch(re.escape(f"On {day} {name} {phrase}").replace(r"\{\}", r"(\d+)"), sentence):
                     moves.append((sign, int(found[1])))
     if len(moves) != len(tale) - 1 or tale[-1] != f"How many {thing} does {name} have?":
         raise ValueError(f"not a story of the quickstart's task: {text[:80]!r}")
@@ -139,11 +142,12 @@ def check(task: Problem, steps: Sequence[str]) -> list[bool]:
     """
     count, right = task.start, []
     for i, step in enumerate(steps):
-        equation = re.fullmatch(r"(-?\d+) ([-+*]) (\d+) = (-?\d+)", step)
+        equation = re.fullmatch(r"(\w+): (-?\d+) ([-+*]) (\d+) = (-?\d+)", step)
         if equation and i < len(task.moves):
-            left, amount, result = int(equation[1]), int(equation[3]), int(equation[4])
-            sign = equation[2]
-            right.append(left == count and (sign, amount) == task.moves[i] and result == apply(left, sign, amount))
+            day, sign = equation[1], equation[3]
+            left, amount, result = int(equation[2]), int(equation[4]), int(equation[5])
+            told = day == DAYS[i] and (sign, amount) == task.moves[i]
+            right.append(told and left == count and result == apply(left, sign, amount))
             count = result
         else:
             final = re.fullmatch(r"The answer is (-?\d+)\.", step)
@@ -162,10 +166,10 @@ def answer_of(steps: Sequence[str]) -> int | None:
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    """Words, signs and single digits, each with the space before it: about 70 tokens, any text of the task."""
-    words = [*NAMES, *THINGS, *"has have does How many The answer is times as then more".split()]
+    """Words, signs and single digits, each with the space before it: about 150 tokens, any text of the task."""
+    words = [*NAMES, *THINGS, *DAYS, *"On has have does How many The answer is times as then more".split()]
     words += [word for phrases in PHRASES.values() for phrase in phrases for word in phrase.replace("{}", "").split()]
-    pieces = [*"0123456789", *"+-*=.?", *dict.fromkeys(words)]
+    pieces = [*"0123456789", *"+-*=.?:", *dict.fromkeys(words)]
     vocabulary = ["<eos>", "<unk>", "\n", " ", *pieces, *(f" {piece}" for piece in pieces)]
     inner = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(vocabulary)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\d| ?[A-Za-z]+| ?[^\s\dA-Za-z]|\n| "), behavior="isolated")
