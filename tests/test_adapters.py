@@ -327,6 +327,7 @@ def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
 
     refused("use_dora 'True' is not supported", use_dora=True)
     refused("rank_pattern .* is not supported", rank_pattern={"q_proj": 2})
+    refused("scale_by_depth .* is not known to jprm", scale_by_depth=True)
     refused("r 0 and lora_alpha 8 are no rank", r=0)
     refused("are of shapes .*, and not", r=2)
     refused("is a LoRA of nowhere, which is no folder here", base_model_name_or_path="nowhere")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jprm.checkpoints.peft import check_fields
 from jprm.checkpoints.safetensors import Tensors, read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -36,6 +37,7 @@ class Merged:
             if fields.get(name) and fields[name] != value:
                 raise ValueError(f"{folder / CONFIG}: {name} {str(fields[name])[:60]!r} is not supported; merge it with"
                                  " PEFT's merge_and_unload and load what that saves")  # fmt: skip
+        check_fields(folder / CONFIG, fields)
         rank, alpha = fields.get("r"), fields.get("lora_alpha")
         if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
             raise ValueError(f"{folder / CONFIG}: r {rank!r} and lora_alpha {alpha!r} are no rank and no number")

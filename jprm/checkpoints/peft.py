@@ -88,12 +88,8 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = 
     return merged if dtype == "float32" else held_decoder(merged, dtype)
 
 
-def read_config(folder: str | os.PathLike) -> LoraConfig:
-    """Rank and scale. Raises ValueError naming the field that is not supported or not known."""
-    path = pathlib.Path(folder) / CONFIG
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: not there; {folder} is not a folder of adapters")
-    fields = read_json(path)
+def check_fields(path: pathlib.Path, fields: Mapping) -> None:
+    """Raises ValueError naming the first field of an adapter_config.json that jprm does not support or know."""
     if fields.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type {fields.get('peft_type')!r} is not supported; only LORA is")
     for name, value in fields.items():
@@ -101,6 +97,15 @@ def read_config(folder: str | os.PathLike) -> LoraConfig:
             raise ValueError(f"{path}: {name} {value!r} is not supported; only {json.dumps(FIXED[name][0])} is")
         if name not in READ and name not in HARMLESS and name not in FIXED:
             raise ValueError(f"{path}: {name} ({str(value)[:60]!r}) is not known to jprm; it might change scores")
+
+
+def read_config(folder: str | os.PathLike) -> LoraConfig:
+    """Rank and scale. Raises ValueError naming the field that is not supported or not known."""
+    path = pathlib.Path(folder) / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: not there; {folder} is not a folder of adapters")
+    fields = read_json(path)
+    check_fields(path, fields)
     saved = fields.get("modules_to_save") or []
     if not isinstance(saved, list) or set(map(str, saved)) - set(HEADS):
         raise ValueError(f"{path}: modules_to_save {str(saved)[:80]} is not supported; only {', '.join(HEADS)} are")
