@@ -22,5 +22,5 @@ def experiment() -> Experiment:
         prm,
         name="prm800k_smollm2_orm",
         data=dataclasses.replace(prm.data, train=(DATA,), supervise="outcome"),
-        target=TargetConfig(labels="probability", neutral="none", after_error="keep"),
+        target=TargetConfig(labels="value", neutral="none", after_error="keep"),
     )

@@ -36,7 +36,7 @@ def experiment() -> Experiment:
         data=DataConfig(
             train=(str(EXAMPLES),), supervise="step", too_long="error", tokens=256, slots=32, rows=1, window=2
         ),
-        target=TargetConfig(labels="probability", neutral="none", after_error="keep"),
+        target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
         loss="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
         steps=40,

@@ -290,13 +290,13 @@ def test_a_mesh_that_does_not_divide_is_refused(tiny_run, tmp_path, mesh, rows, 
     assert not (tmp_path / "run").exists()
 
 
-PROBABILITY = TargetConfig("probability", "none", "keep")
+CORRECTNESS = TargetConfig("correctness", "none", "keep")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(target=PROBABILITY), "semantics 'rating', but target.labels = 'probability' takes correctness or value"),
+        (dict(target=CORRECTNESS), "semantics 'rating', but target.labels is 'correctness'"),
         (dict(target=TargetConfig("rating", "third", "keep")), "'third' and 'ternary' go together"),
         (dict(loss="ternary_cross_entropy"), "does not fit head 'binary'"),
         (dict(tokens=16), "Use longer rows"),
@@ -313,7 +313,7 @@ def test_an_experiment_that_does_not_fit_its_data_is_refused(tmp_path, one_devic
 
 def test_a_folder_without_checkpoints_belongs_to_no_experiment(tiny_run, tmp_path, one_device):
     with pytest.raises(ValueError, match="semantics .rating."):
-        loop.train(dataclasses.replace(tiny_run.experiment, target=PROBABILITY), tmp_path / "run")
+        loop.train(dataclasses.replace(tiny_run.experiment, target=CORRECTNESS), tmp_path / "run")
     loop.train(tiny_run.experiment, tmp_path / "run")  # corrected
     assert equal(params(tmp_path / "run"), params(tiny_run.folder))
 
@@ -343,7 +343,7 @@ def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
     data = make_data(tmp_path / "data")
     records = chains(4, longest=4)
     write_records(data / "train.jsonl", records)
-    orm = experiment(data, supervise="outcome", target=PROBABILITY, valid=())
+    orm = experiment(data, supervise="outcome", target=CORRECTNESS, valid=())
     result = loop.train(orm, tmp_path / "run")
     # The chains share a row, which is one epoch.
     labels = sum(line["labels"] for line in lines(tmp_path / "run"))
@@ -355,6 +355,6 @@ def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
 def test_data_without_a_label_are_refused(tmp_path, one_device):
     data = make_data(tmp_path / "data")
     write_records(data / "train.jsonl", [{k: v for k, v in c.items() if k != "correct"} for c in chains(8)])
-    orm = experiment(data, supervise="outcome", target=PROBABILITY, steps=2, log_every=1, valid=())
+    orm = experiment(data, supervise="outcome", target=CORRECTNESS, steps=2, log_every=1, valid=())
     with pytest.raises(ValueError, match="no labelled step in 1 updates"):
         loop.train(orm, tmp_path / "run")

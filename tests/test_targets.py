@@ -35,7 +35,7 @@ def expected(trees, config, layout):
         ids = [chain_ids(tree, n, layout) for n in range(len(tree.nodes))]
         for n, node in enumerate(tree.nodes):
             weight = float(node.label is not None)
-            if config.labels == "probability":
+            if config.labels != "rating":
                 target = float(label[n] > 0) if config.soft == "hard" else label[n]
             elif config.neutral == "third":
                 target = {-1: 0, 0: 1, 1: 2}[label[n]]
@@ -54,11 +54,11 @@ def expected(trees, config, layout):
 
 
 RATING = [TargetConfig("rating", n, e) for n in ("positive", "negative", "third", "drop") for e in ("keep", "mask")]
-PROBABILITY = [TargetConfig("probability", "none", e, s) for e in ("keep", "mask") for s in ("soft", "hard")]
+PROBABILITIES = [TargetConfig("correctness", "none", e, s) for e in ("keep", "mask") for s in ("soft", "hard")]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.sampled_from(RATING + PROBABILITY), st.sampled_from([Letters(), LINES]))
+@given(st.data(), st.sampled_from(RATING + PROBABILITIES), st.sampled_from([Letters(), LINES]))
 def test_policies_equal_a_loop_over_nodes(data, config, layout):
     labels = (None, -1.0, 0.0, 1.0) if config.labels == "rating" else (None, 0.0, 0.25, 1.0)
     trees = data.draw(st.lists(reasoning_trees(labels=labels), min_size=1, max_size=3))
@@ -88,8 +88,8 @@ def test_an_error_in_one_tree_does_not_reach_the_next_one_or_padding():
 def test_policies_that_contradict_the_labels_are_refused():
     with pytest.raises(ValueError, match="labels='rating' with neutral='none'"):
         TargetConfig("rating", "none", "keep")
-    with pytest.raises(ValueError, match="probabilities have no neutral class"):
-        TargetConfig("probability", "drop", "keep")
+    with pytest.raises(ValueError, match="only ratings have a neutral class"):
+        TargetConfig("correctness", "drop", "keep")
     with pytest.raises(TypeError):  # nothing that changes what is learned has a default
         TargetConfig("rating", "drop")
     assert {field.name for field in dataclasses.fields(TargetConfig)} == {"labels", "neutral", "after_error", "soft"}

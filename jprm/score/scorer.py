@@ -182,8 +182,7 @@ def load(
         if dtype is not None:
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
             model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
-    outcome, rating = experiment.data.supervise == "outcome", experiment.target.labels == "rating"
-    semantics = "value" if outcome else "rating" if rating else "correctness"
+    semantics = "value" if experiment.data.supervise == "outcome" else experiment.target.labels
     return PRM(params, model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step)
 
 

@@ -120,11 +120,10 @@ def batches_of(
 
     def checked(record: dict) -> ReasoningTree:
         tree = tree_of(record)
-        wanted = ("rating",) if target.labels == "rating" else ("correctness", "value")
-        if config.supervise == "step" and tree.semantics not in wanted:
+        if config.supervise == "step" and tree.semantics != target.labels:
             raise ValueError(
-                f"problem {tree.problem[:60]!r}: its labels are of semantics {tree.semantics!r}, but target.labels ="
-                f" {target.labels!r} takes {' or '.join(wanted)}"
+                f"problem {tree.problem[:60]!r}: its labels are of semantics {tree.semantics!r}, but target.labels is"
+                f" {target.labels!r}: set it to what the labels are"
             )
         return tree
 

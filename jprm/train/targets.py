@@ -17,9 +17,11 @@ from jprm.rows import Rows
 class TargetConfig:
     """What labels mean to the loss. Nothing here has a default that changes what is learned.
 
-    labels: `rating`, a three-way judgement in {-1, 0, 1}; or `probability`, a number in [0, 1].
+    labels: the semantics of the labels, as the trees state it, and later of the model's scores, which decides how they
+        are put together (`jprm.score.aggregate.DEFAULT_RULE`): `rating`, a three-way judgement in {-1, 0, 1};
+        `correctness`, the probability in [0, 1] that the step is right; `value`, that the chain will end right.
     neutral: what a rating of 0 becomes: `positive` (Lightman et al.'s choice), `negative` (TRL's script), `third`
-        (a class of its own, for the ternary head) or `drop` (weight 0). For probabilities it must be `none`.
+        (a class of its own, for the ternary head) or `drop` (weight 0). For all other labels it must be `none`.
     after_error: steps behind an earlier error on their own path: `keep` them, or `mask` them (weight 0). The wrong step
         itself keeps its weight, and so do its alternatives and all that follows these: a path is masked from behind its
         own first error on. What a path is, tokens say, not nodes: alternatives with equal text are one place, each with
@@ -28,16 +30,16 @@ class TargetConfig:
     soft: `soft` keeps a probability as the target, `hard` makes it 1 where it is above 0 (Math-Shepherd's estimate).
     """
 
-    labels: Literal["rating", "probability"]
+    labels: Literal["rating", "correctness", "value"]
     neutral: Literal["positive", "negative", "third", "drop", "none"]
     after_error: Literal["keep", "mask"]
     soft: Literal["soft", "hard"] = "soft"
 
     def __post_init__(self):
-        if (self.labels == "probability") != (self.neutral == "none"):
+        if (self.labels == "rating") == (self.neutral == "none"):
             raise ValueError(
-                f"labels={self.labels!r} with neutral={self.neutral!r}: probabilities have no neutral class"
-                " (neutral='none'), ratings need one of positive, negative, third, drop"
+                f"labels={self.labels!r} with neutral={self.neutral!r}: only ratings have a neutral class"
+                " (positive, negative, third or drop); all others need neutral='none'"
             )
 
 
