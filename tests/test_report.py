@@ -312,7 +312,7 @@ def test_fifty_megabytes_stay_usable(browser, tmp_path):
                "diagnostics": {}, "absent": [], "jprm": "0"}  # fmt: skip
     whole = {"models": [{"name": "m", "results": results}], "comparisons": [], "heat": [{}], "chains": data}
     file = tmp_path / "big.html"
-    file.write_text(page.html(whole, {}))
+    file.write_text(page.html(whole, {}, {}))
     assert file.stat().st_size > 50e6
     browser.open(file.as_uri())
     assert browser.run("return document.querySelectorAll('article').length") == 10

@@ -31,15 +31,22 @@ SORTS = {
 }
 
 
-def report(folders: Sequence[str | os.PathLike], out: str | os.PathLike, figures: str | os.PathLike | None = None):
+def report(
+    folders: Sequence[str | os.PathLike],
+    out: str | os.PathLike,
+    figures: str | os.PathLike | None = None,
+    more: Mapping[str, str] | None = None,
+) -> None:
     """Writes the page for the folders of `jprm eval suite`, and with `figures` each figure as an SVG file.
+
+    `more` are sections of the caller's own, behind the comparison: HTML by heading, all text in it escaped.
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
     page = collect(folders)
     drawn = dict(sections.figures(page))
     with atomic_file(out) as file:
-        file.write(html(page, drawn).encode())
+        file.write(html(page, drawn, more or {}).encode())
     if figures is not None:
         folder = pathlib.Path(figures)
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,15 +55,17 @@ def report(folders: Sequence[str | os.PathLike], out: str | os.PathLike, figures
                 file.write(svg.standalone(figure).encode())
 
 
-def html(page: Mapping[str, Any], drawn: Mapping[str, tuple[str, str]]) -> str:
-    """The page as text. `drawn`: name -> (how to read it, SVG)."""
+def html(page: Mapping[str, Any], drawn: Mapping[str, tuple[str, str]], more: Mapping[str, str]) -> str:
+    """The page as text. `drawn`: name -> (how to read it, SVG); `more`: heading -> HTML of a section."""
     title = "jprm: " + ", ".join(model["name"] for model in page["models"])
     parts = [
         f'<section id="{name}" aria-labelledby="{name}-head"><h2 id="{name}-head">{escape(head)}</h2>{body}</section>'
-        for name, head, body in _sections(page, drawn)
+        for name, head, body in _sections(page, drawn, more)
         if body
     ]
-    links = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, body in _sections(page, drawn) if body)
+    links = "".join(
+        f'<a href="#{name}">{escape(head)}</a>' for name, head, body in _sections(page, drawn, more) if body
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -76,9 +85,11 @@ def embedded(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _sections(page, drawn) -> Iterator[tuple[str, str, str]]:
+def _sections(page, drawn, more) -> Iterator[tuple[str, str, str]]:
     yield "verdict", "Verdict", _verdict(page)
     yield "compare", "Comparison of models", sections.comparison(page)
+    for i, (heading, body) in enumerate(more.items()):
+        yield f"more-{i}", heading, body
     yield "best-of-n", "Best of n", sections.best_of_n(page, drawn)
     yield "processbench", "ProcessBench", sections.processbench(page)
     yield "steps", "Step labels", sections.steps(page)

@@ -58,7 +58,7 @@ def comparison(page) -> str:
             for row in pair["rows"]
         ]  # fmt: skip
         columns = ("", "difference", "ahead in % of draws", f"{pair['a']} is")
-        parts.append(_table(f"{pair['a']} less {pair['b']}, on the same problems", columns, rows))
+        parts.append(table(f"{pair['a']} less {pair['b']}, on the same problems", columns, rows))
     read = (
         "Both models met the same problems, so these are drawn together and the difference is taken within each draw:"
         " it can be sure where the two intervals overlap. “Undecided” is not “equal”."
@@ -89,7 +89,7 @@ def best_of_n(page, drawn) -> str:
                 rows.append([label, interval(_last(curve)), "", "", ""])
             columns = (f"{model['name']}, n = {last}", "best of n, %", "less majority vote", "ahead in % of draws",
                        "weighted vote, %")  # fmt: skip
-            parts.append(_table("How often the chosen chain is right", columns, rows))
+            parts.append(table("How often the chosen chain is right", columns, rows))
     return "".join(parts)
 
 
@@ -127,7 +127,7 @@ def processbench(page) -> str:
         " best threshold of the very chains it is judged on, an upper bound. The average is that of all four splits,"
         " given where all are there. Published rows are as their authors report them, each at its own threshold."
     )
-    return _table("F1, %", ("", *splits, "average", "source"), rows, own) + _read(read)
+    return table("F1, %", ("", *splits, "average", "source"), rows, own) + _read(read)
 
 
 def steps(page) -> str:
@@ -148,7 +148,7 @@ def steps(page) -> str:
         " steps that score lowest, the share that is wrong, over all cut-offs; chance is the share of wrong steps."
         " Alternatives: the same within one step of one problem, where nothing but content differs."
     )
-    return _table(title, columns, rows) + _read(read)
+    return table(title, columns, rows) + _read(read)
 
 
 def prmbench(page) -> str:
@@ -165,7 +165,7 @@ def prmbench(page) -> str:
     for key, row in first["baselines"].items():
         rows.append([f"baseline: {key.replace('_', ' ')}", *[percent(row["prm_score"])] * len(reports)])
     read = "PRMScore is the mean of F1 over right steps and F1 over wrong steps, at threshold 0.5, as published."
-    return _table("PRMScore, %", ("", *reports), rows) + _read(read)
+    return table("PRMScore, %", ("", *reports), rows) + _read(read)
 
 
 def calibration(page, drawn) -> str:
@@ -179,7 +179,7 @@ def calibration(page, drawn) -> str:
         rows += [_calibration_row(f"by {kind}", row) for kind, row in report["recalibrated"].items()]
         rows += [_calibration_row(f"{by} {r['group']}", r) for by, group in report["by"].items() for r in group]
         columns = (model["name"], "steps", "mean score, %", "right, %", "ECE", "ECE of noise", "Brier")
-        parts.append(_table(f"{report['left_out']} steps of the problems fitted on are left out", columns, rows))
+        parts.append(table(f"{report['left_out']} steps of the problems fitted on are left out", columns, rows))
     read = (
         "ECE is the mean distance between score and share right; no finite sample has 0, so what noise alone would show"
         " stands beside it, and only more than that is a finding. The maps are fitted on other problems."
@@ -212,7 +212,7 @@ def diagnostics(page) -> str:
         " (a product must; a mean must not). Over-optimisation: accuracy lost by choosing among more. Meaning kept:"
         " edits after which scores should stay. Nonsense: texts that should score below the right chain."
     )
-    return _table("", ("", "", "figure, %"), rows, text=2) + _read(read)
+    return table("", ("", "", "figure, %"), rows, text=2) + _read(read)
 
 
 MAIN = {
@@ -245,7 +245,7 @@ def left_out(page) -> str:
             rows.append(["PRMBench: repeated records", str(results["prmbench"]["repeated"])])
         if results.get("calibration", {}).get("left_out"):
             rows.append(["calibration: steps of problems fitted on", str(results["calibration"]["left_out"])])
-    return _table("", ("", "count"), rows) if rows else ""
+    return table("", ("", "count"), rows) if rows else ""
 
 
 def _best_of_n_figure(name: str, model: Mapping[str, Any]) -> tuple[str, str]:
@@ -316,7 +316,7 @@ def _read(text: str) -> str:
     return f"<details><summary>How to read this</summary><p>{escape(text)}</p></details>"
 
 
-def _table(
+def table(
     caption: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
