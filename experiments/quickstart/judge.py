@@ -1,21 +1,32 @@
-"""What the quickstart found: the ways of using the reward models, compared on problems that nobody has seen."""
+"""What the quickstart found: the ways of using the reward models, compared on problems that nobody has seen.
+
+The benchmarks, their intervals and the page are those of `jprm eval suite` and `jprm report`. Here are the files that
+these read, and what is the quickstart's own: search at equal cost, right answers with wrong working, and how well
+rollouts agree with the checker.
+"""
 
 from __future__ import annotations
 
+import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import task
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 import jprm
-from jprm.evaluate.best_of_n import best_of_n, best_of_n_report
+from jprm.evaluate.best_of_n import chosen_curves, pools_of
 from jprm.evaluate.metrics import auroc, bootstrap, weighted_mean
-from jprm.evaluate.processbench import processbench_report
+from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.jsonl import read_records, write_records
 from jprm.policy.protocol import Policy
+from jprm.report import sections
+from jprm.report.page import report
+from jprm.report.verdict import default_rule, interval, percent
 from jprm.score.live import LiveTrees
 from jprm.search import choose
 from jprm.search.beam import DVTS, Beam
@@ -25,167 +36,237 @@ from jprm.search.lockstep import SearchConfig, search
 from jprm.search.mcts import MCTS
 from jprm.tree import tree_of
 
-SCORERS = {"prm": ("formal", "min"), "prm_monte_carlo": ("monte_carlo", "min"), "orm": ("outcome", "last")}
-"""By name in the results: the model's folder, and the rule that makes a chain's score of its steps'."""
+MODELS = {"formal": "prm", "monte_carlo": "prm_monte_carlo", "outcome": "orm"}
+"""The folder of each reward model, and its name in the results."""
+
+CHAINS = 8
+"""Samples of each problem whose first error is looked for."""
 
 BUDGET_SAMPLES = 16
-"""The searches may generate as many tokens a problem as best of this many takes on average."""
+"""The searches may generate as many tokens a problem as this many samples take on average."""
 
 METHODS = {
-    "best_of_n": BestOfN(64),
+    "best of n": BestOfN(64),
     "beam": Beam(width=4, expand=4),
-    "dvts": DVTS(subtrees=4, expand=4),
-    "mcts": MCTS(simulations=200, expand=4),
+    "DVTS": DVTS(subtrees=4, expand=4),
+    "MCTS": MCTS(simulations=200, expand=4),
 }
 
 
-def judge(policy: Policy, out: pathlib.Path, seed: int) -> dict[str, Any]:
-    """Every figure, with 95 % intervals over problems."""
+def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dict[str, Any]:
+    """Writes the page and returns every figure, with 95 % intervals over problems."""
+    suite = read_suite(write_suite(out, seed))
+    suites = {}
+    for name in MODELS:
+        console.rule(f"judging the reward model of labels: {name}")
+        suites[name] = run_suite(out / name, suite, out / "judged" / name, console.print)
+    console.rule("search, with the PRM of formal labels")
+    found = {
+        **_best_of_n({name: results["best_of_n"]["test_pools"] for name, results in suites.items()}, suites),
+        "wrong_working": {MODELS[name]: _wrong_working(out, name, suites[name], seed) for name in MODELS},
+        "first_error": {MODELS[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in MODELS},
+        "label_agreement": label_agreement(out),
+        "search": searches(policy, out, default_rule(suites["formal"]), seed, console),
+    }
+    more = {"Search at equal cost": _search_html(found), "Two kinds of labels": _labels_html(found["label_agreement"])}
+    report([out / "judged" / name for name in MODELS], out / "report.html", more=more)
+    return found
+
+
+def write_suite(out: pathlib.Path, seed: int) -> pathlib.Path:
+    """The suite over the test pools. Thresholds and calibration maps are fitted on the first half of the problems and
+    judged on the second."""
     pools = list(read_records(out / "test_pools.jsonl"))
-    scored, reports = {}, {}
-    for name, (folder, _) in SCORERS.items():
-        path = out / f"test_scored_{folder}.jsonl"
-        if not path.is_file():
-            write_records(path, jprm.load(out / folder).score_many(pools))
-        scored[name] = list(read_records(path))
-        reports[name] = best_of_n_report(scored[name], seed)
-    first = reports["prm"]
-    curves = {"majority": first["majority"], "oracle": first["pass_at_n"], "random": first["baselines"]["random"]}
-    curves |= {name: reports[name]["rules"][rule]["best_of_n"] for name, (_, rule) in SCORERS.items()}
-    curves["prm_weighted_vote"] = first["rules"]["min"]["weighted_vote"]
-    last = first["n_max"] - 1
+    for name, half in (("tuning_chains", pools[: len(pools) // 2]), ("chains", pools[len(pools) // 2 :])):
+        if not (out / f"{name}.jsonl").is_file():
+            write_records(out / f"{name}.jsonl", (chain for record in half for chain in _chains(record)))
+    fitted = {"data": ["chains.jsonl"], "calibrate": "tuning_chains.jsonl"}
+    suite = {
+        "neutral": "drop",
+        "seed": seed,
+        "processbench": fitted,
+        "steps": {"data": ["chains.jsonl"]},
+        "best_of_n": {"data": ["test_pools.jsonl"]},
+        "calibration": fitted,
+    }
+    (out / "suite.json").write_text(json.dumps(suite, indent=2) + "\n")
+    return out / "suite.json"
+
+
+def _chains(record: dict) -> list[dict]:
+    """Some of a pool's samples in ProcessBench's form: `label` is the index of the first wrong step, -1 if none is."""
+    found = []
+    for sample in record["samples"][:CHAINS]:
+        wrong = np.flatnonzero(~np.array(task.check(task.parse(record["problem"]), sample["steps"])))
+        first = int(wrong[0]) if len(wrong) else -1
+        found.append({"problem": record["problem"], "steps": sample["steps"], "label": first,
+                      "final_answer_correct": sample["correct"]})  # fmt: skip
+    return found
+
+
+def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, Any]:
+    """The curves, and their ends under the names of the models; each model by the rule that fits its labels."""
+    first = reports["formal"]
+    curves = {"majority": first["majority"], "pass": first["pass_at_n"], "random": first["baselines"]["random"]}
+    for name, report_ in reports.items():
+        rule = report_["rules"][default_rule(suites[name])]
+        curves |= {f"{MODELS[name]}_best_of": rule["best_of_n"], f"{MODELS[name]}_vote": rule["weighted_vote"]}
 
     def at(curve: str, n: int) -> dict[str, float]:
         return {key: curves[curve][key][n - 1] for key in ("value", "low", "high")}
 
+    n = first["n_max"]
+    ends = {f"{curve}_{n}": at(curve, n) for curve in curves if curve != "random"} | {"pass_1": at("pass", 1)}
+    against = {
+        f"{MODELS[name]}_minus_majority": {
+            key: value[-1] for key, value in report_["rules"][default_rule(suites[name])]["minus_majority"].items()
+        }
+        for name, report_ in reports.items()
+    }
+    return ends | against | {"n": n, "curves": curves, "rules": {MODELS[k]: default_rule(s) for k, s in suites.items()}}
+
+
+def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> dict[str, Any]:
+    """How often the best of all samples has the right answer and a wrong step; `random`: one sample."""
+    records = read_scores(out / "judged" / model, results)["test_pools"]
+    marked = [
+        record | {"samples": [sample | {"correct": _is_wrong_working(record, sample)} for sample in record["samples"]]}
+        for record in records
+    ]
+    pools = pools_of(marked)
+    value_P = chosen_curves(pools)[default_rule(results)][:, -1]
     return {
-        **{f"{name}_best_of_{last + 1}": at(name, last + 1) for name in SCORERS},
-        f"majority_{last + 1}": at("majority", last + 1),
-        "pass_1": at("oracle", 1),
-        f"pass_{last + 1}": at("oracle", last + 1),
-        "n": first["n"],
-        "curves": curves,
-        "wrong_working": {name: wrong_working(scored[name], rule, seed) for name, (_, rule) in SCORERS.items()}
-        | {"sample": wrong_working(scored["prm"], None, seed)},
-        "first_error": {name: first_error(records, seed) for name, records in scored.items()},
-        "label_agreement": label_agreement(out),
-        "search": searches(policy, out, pools, seed),
+        "chosen": bootstrap(lambda w: weighted_mean(value_P, w), pools.problem, seed=seed).json(),
+        "one_sample": float(np.mean([np.mean([sample["correct"] for sample in own["samples"]]) for own in marked])),
     }
 
 
-def wrong_working(records: list[dict], rule: str | None, seed: int) -> dict[str, Any]:
-    """How often the chosen of all samples has the right answer and a wrong step; `rule` None chooses at random."""
-    size = min(len(record["samples"]) for record in records)
-    samples = [record["samples"][:size] for record in records]
-    wrong_PN = np.array(
-        [[float(_wrong_working(record, x)) for x in own] for record, own in zip(records, samples, strict=True)]
-    )
-    key_PN = np.zeros(wrong_PN.shape)
-    if rule:
-        reduce = {"min": min, "last": lambda scores: scores[-1]}[rule]
-        key_PN = np.array([[reduce(x["scores"]) for x in own] for own in samples])
-    valid_PN = np.array([[x["answer"] is not None for x in own] for own in samples])
-    value_P = best_of_n(key_PN, wrong_PN, valid_PN, np.full(len(records), size), size)[:, -1]
-    return bootstrap(lambda w: weighted_mean(value_P, w), [r["problem"] for r in records], seed=seed).json()
-
-
-def _wrong_working(record: dict, sample: dict) -> bool:
+def _is_wrong_working(record: dict, sample: dict) -> bool:
     return bool(sample["correct"]) and not all(task.check(task.parse(record["problem"]), sample["steps"]))
 
 
-def first_error(records: list[dict], seed: int, samples: int = 8) -> dict[str, Any]:
-    """F1 as in ProcessBench on the first few samples of each problem; its threshold is chosen on half the problems."""
-    chains = []
-    for record in records:
-        problem = task.parse(record["problem"])
-        for sample in record["samples"][:samples]:
-            wrong = [i for i, right in enumerate(task.check(problem, sample["steps"])) if not right]
-            chains.append({"problem": record["problem"], "steps": sample["steps"], "scores": sample["scores"],
-                           "first_error": wrong[0] if wrong else -1})  # fmt: skip
-    half = len(chains) // 2 // samples * samples
-    report = processbench_report({"chosen on": chains[:half], "judged on": chains[half:]}, "chosen on", seed)
-    return report["judged on"]["tuned"]
-
-
-def label_agreement(out: pathlib.Path) -> dict[str, float]:
-    """Monte Carlo values against the formal checker, over the distinct steps of the labelled samples."""
-    formal, value = {}, {}
-    for target, file in ((formal, "formal"), (value, "monte_carlo")):
-        for record in read_records(out / f"{file}.jsonl"):
-            tree, path = tree_of(record), []
-            for i, node in enumerate(tree.nodes):
-                path.append((*(path[node.parent] if node.parent >= 0 else (tree.problem,)), node.text))
-                if node.label is not None and not (file == "monte_carlo" and i not in _inner(tree)):
-                    target[path[i]] = node.label
+def label_agreement(out: pathlib.Path) -> dict[str, Any]:
+    """Monte Carlo values against the formal checker, over the distinct steps of the labelled samples that go on: the
+    value of a last step is its outcome, not an estimate."""
+    formal, value = _labels_by_path(out / "formal.jsonl"), _labels_by_path(out / "monte_carlo.jsonl")
     both = [key for key in formal if key in value]
-    right_N, value_N = np.array([formal[k] > 0.5 for k in both]), np.array([value[k] for k in both])
+    right_N, value_N = np.array([formal[key] > 0.5 for key in both]), np.array([value[key] for key in both])
+    none = value_N == 0
     return {
         "steps": len(both),
         "auroc": float(auroc(value_N, right_N)),
-        "accuracy_hard": float(np.mean((value_N > 0) == right_N)),
-        "right_of_valueless": float(right_N[value_N == 0].mean()) if (value_N == 0).any() else None,
-        "wrong_of_valued": float((~right_N[value_N > 0]).mean()),
+        "accuracy_hard": float(np.mean(~none == right_N)),
+        "right_without_value": float(right_N[none].mean()) if none.any() else None,
+        "wrong_with_value": float((~right_N[~none]).mean()) if not none.all() else None,
     }
 
 
-def _inner(tree) -> set[int]:
-    """Nodes that go on: a leaf's value is its outcome, not an estimate."""
-    return {node.parent for node in tree.nodes}
+def _labels_by_path(file: pathlib.Path) -> dict[tuple[str, ...], float]:
+    """The label of every step that another follows, by problem and steps."""
+    labels = {}
+    for record in read_records(file):
+        tree = tree_of(record)
+        paths, inner = [], {node.parent for node in tree.nodes}
+        for i, node in enumerate(tree.nodes):
+            paths.append((*(paths[node.parent] if node.parent >= 0 else (tree.problem,)), node.text))
+            if i in inner and node.label is not None:
+                labels[paths[i]] = node.label
+    return labels
 
 
-def searches(policy: Policy, out: pathlib.Path, pools: list[dict], seed: int) -> dict[str, Any]:
-    """Every method with the formal PRM, at equal policy tokens a problem."""
+def searches(policy: Policy, out: pathlib.Path, rule: str, seed: int, console: Console) -> dict[str, Any]:
+    """Every method with the PRM of formal labels, at equal policy tokens a problem; `tokens` as it was counted."""
+    pools = list(read_records(out / "test_pools.jsonl"))
     tokens = np.mean([sample["tokens"] for record in pools for sample in record["samples"]])
     budget = round(BUDGET_SAMPLES * float(tokens))
     prm = jprm.load(out / "formal")
-    found = {}
+    problems = [Problem(record["problem"], record["answer"]) for record in pools]
+    groups, found = [record["problem"] for record in pools], {}
     for name, method in METHODS.items():
         scorer = LiveTrees(prm)
-        problems = [Problem(record["problem"], record["answer"]) for record in pools]
-        config = SearchConfig(method=method, rule="min", budget=budget, seed=seed + 10_000, at_once=len(problems))
-        right, wrong_working, spent = (np.zeros(len(problems)) for _ in range(3))
-        for index, tree in search(problems, policy, scorer, config):
-            answer_of = choose.answers(tree)
-            result = choose.choose(tree, "min", "best", answer_of)
-            spent[index] = tree.spent
+        config = SearchConfig(method=method, rule=rule, budget=budget, seed=seed + 10_000, at_once=len(problems))
+        right_P, wrong_working_P, spent_P = np.zeros((3, len(problems)))
+        done = track(search(problems, policy, scorer, config), name, total=len(problems), console=console)
+        for p, tree in done:
+            result = choose.choose(tree, rule, "best", choose.answers(tree))
+            spent_P[p] = tree.spent
             if result.draw is not None:
                 steps = tree.steps(tree.draws[result.draw].end)
-                right[index] = task.answer_of(steps) == pools[index]["answer"]
-                wrong_working[index] = right[index] and not all(task.check(task.parse(pools[index]["problem"]), steps))
-        groups = [record["problem"] for record in pools]
+                sample = {"steps": steps, "correct": task.answer_of(steps) == pools[p]["answer"]}
+                right_P[p], wrong_working_P[p] = sample["correct"], _is_wrong_working(pools[p], sample)
         found[name] = {
-            "accuracy": bootstrap(lambda w, x=right: weighted_mean(x, w), groups, seed=seed).json(),
-            "wrong_working": float(wrong_working.mean()),
-            "policy_tokens": float(spent.mean()),
+            "accuracy": bootstrap(_mean_of(right_P), groups, seed=seed).json(),
+            "wrong_working": bootstrap(_mean_of(wrong_working_P), groups, seed=seed).json(),
+            "policy_tokens": float(spent_P.mean()),
             "prm_tokens": scorer.tokens / len(problems),
         }
-    return {"budget": budget, "methods": found}
+    return {"budget": budget, "rule": rule, "methods": found}
 
 
-def show(console: Console, results: dict[str, Any]) -> None:
-    """The verdict in the terminal."""
-    n = results["n"][-1]
-    table = Table(title=f"on {n} samples of each unseen problem")
-    for column in ("chosen by", "right answer", "95 % interval", "of these with wrong working"):
-        table.add_column(column, justify="left" if column == "chosen by" else "right")
-    rows = [
-        ("one sample", "pass_1", "sample"),
-        ("majority vote", f"majority_{n}", None),
-        ("outcome reward model", f"orm_best_of_{n}", "orm"),
-        ("PRM, labels by rollouts", f"prm_monte_carlo_best_of_{n}", "prm_monte_carlo"),
-        ("PRM, formal labels", f"prm_best_of_{n}", "prm"),
-        ("any of them (oracle)", f"pass_{n}", None),
+def _mean_of(value_P: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda weight_RP: weighted_mean(value_P, weight_RP)
+
+
+CHOSEN = ("chosen by", "right answer, %", "right with wrong working, %")
+SEARCHED = ("method", "right answer, %", "right with wrong working, %", "policy tokens", "PRM tokens")
+
+
+def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    n, working = found["n"], found["wrong_working"]
+    return [
+        ("one sample", interval(found["pass_1"]), percent(working["orm"]["one_sample"])),
+        ("majority vote", interval(found[f"majority_{n}"]), ""),
+        *(
+            (words, interval(found[f"{name}_best_of_{n}"]), interval(working[name]["chosen"]))
+            for name, words in (
+                ("orm", "outcome reward model"),
+                ("prm_monte_carlo", "PRM, labels by rollouts"),
+                ("prm", "PRM, formal labels"),
+            )
+        ),
+        ("vote weighted by that PRM", interval(found[f"prm_vote_{n}"]), ""),
+        ("any of them is right (oracle)", interval(found[f"pass_{n}"]), ""),
     ]
-    for text, key, working in rows:
-        figure = results[key]
-        wrong = f"{results['wrong_working'][working]['value']:.1%}" if working else ""
-        table.add_row(text, f"{figure['value']:.1%}", f"{figure['low']:.1%} to {figure['high']:.1%}", wrong)
-    console.print(table)
-    table = Table(title=f"search with the formal PRM, {results['search']['budget']} policy tokens a problem")
-    for column in ("method", "right answer", "95 % interval", "policy tokens", "PRM tokens"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for name, found in results["search"]["methods"].items():
-        figure = found["accuracy"]
-        table.add_row(name, f"{figure['value']:.1%}", f"{figure['low']:.1%} to {figure['high']:.1%}",
-                      f"{found['policy_tokens']:.0f}", f"{found['prm_tokens']:.0f}")  # fmt: skip
-    console.print(table)
+
+
+def searched_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (name, interval(row["accuracy"]), interval(row["wrong_working"]), f"{row['policy_tokens']:.0f}",
+         f"{row['prm_tokens']:.0f}")
+        for name, row in found["search"]["methods"].items()
+    ]  # fmt: skip
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """The verdict in the terminal."""
+    titles = (f"best of {found['n']} samples of each unseen problem", f"search, {_budget(found)}")
+    for title, columns, rows in zip(
+        titles, (CHOSEN, SEARCHED), (chosen_rows(found), searched_rows(found)), strict=True
+    ):
+        table = Table(title=title)
+        for i, column in enumerate(columns):
+            table.add_column(column, justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def _budget(found: dict[str, Any]) -> str:
+    return f"at most {found['search']['budget']} tokens of the policy a problem"
+
+
+def _search_html(found: dict[str, Any]) -> str:
+    return sections.table(f"best of {found['n']} samples", CHOSEN, chosen_rows(found)) + sections.table(
+        f"search with the PRM of formal labels, {_budget(found)}", SEARCHED, searched_rows(found)
+    )
+
+
+def _labels_html(agreement: dict[str, Any]) -> str:
+    rows = [
+        ("steps that both label", f"{agreement['steps']:,}"),
+        ("AUROC of the rollouts' value against the checker", percent(agreement["auroc"])),
+        ("agree, where any right rollout means right", percent(agreement["accuracy_hard"])),
+        ("of steps without a right rollout, right", percent(agreement["right_without_value"])),
+        ("of steps with a right rollout, wrong", percent(agreement["wrong_with_value"])),
+    ]
+    return sections.table("labels by rollouts against the formal checker", ("", "%"), rows)

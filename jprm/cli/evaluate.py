@@ -173,6 +173,35 @@ def best_of_n(
     _report(best_of_n(input, model and opened(model, adapter), to), to, "best_of_n")
 
 
+@evaluation.command(name="equal-cost")
+def equal_cost(
+    model: Annotated[tuple[Path, ...], arg(metavar="DIR ...")],
+    input: Annotated[Path, arg(metavar="POOL.jsonl")],
+    policy_parameters: float,
+    to: Json,
+    policy_tokens_per_second: float | None = None,
+) -> None:
+    """Equal cost: reward models against majority vote, where samples and their scores are both paid for.
+
+    Best of n by a model, and a vote weighted by it, take as many samples as a majority's budget buys with scoring. A
+    token costs 2 FLOPs a parameter, or the seconds that are measured.
+
+    For example:
+      jprm eval equal-cost --model runs/prm runs/orm --input pool.jsonl --policy-parameters 8e9 --json equal.json
+
+    Args:
+        model: The folders of trained models.
+        input: Pools of chains with answers and known correctness.
+        policy_parameters: Of the model that wrote the samples, all but its embedding table.
+        to: Where to write the report.
+        policy_tokens_per_second: How fast the policy samples on this machine; the report then compares at equal seconds
+            as well, and times the scoring here.
+    """
+    from jprm.evaluate.run import equal_cost
+
+    _report(equal_cost(model, input, policy_parameters, policy_tokens_per_second, to), to, "equal_cost")
+
+
 @evaluation.command
 def diagnostics(
     model: Folder,

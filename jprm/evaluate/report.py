@@ -160,6 +160,24 @@ def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -
     (console or _console()).print(table)
 
 
+def print_equal_cost(report: Mapping[str, Any], console: Console | None = None) -> None:
+    for unit in ("flops", "seconds"):
+        if unit not in report:
+            continue
+        found, n_max = report[unit], report["n_max"]
+        counts = found["choosers"][0]["n"]
+        title = f"Accuracy at equal {unit.upper() if unit == 'flops' else unit}: what a majority of n samples costs"
+        table = _table(title, *(f"n = {n}" for n in counts), f"less majority of {n_max} [95 %]")
+        for row in found["choosers"]:
+            cells = [f"{_percent(value)} ({n})" for value, n in zip(row["value"], row["n"], strict=True)]
+            less = row.get("less")
+            table.add_row(
+                row["name"], *cells, _interval(*(less[k][-1] for k in ("value", "low", "high"))) if less else ""
+            )
+        table.caption = "in brackets, the samples that the budget buys"
+        (console or _console()).print(table)
+
+
 def _console() -> Console:
     """The terminal, or a file; never so narrow that rich would leave out the names of the rows."""
     return Console(width=max(Console().width, 120))

@@ -18,6 +18,7 @@ from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.evaluate.calibration import calibration_report
 from jprm.evaluate.diagnostics import diagnostics_report
 from jprm.evaluate.edits import edited, edits_report, right_chains
+from jprm.evaluate.equal_cost import equal_cost_report
 from jprm.evaluate.prmbench import prmbench_report
 from jprm.evaluate.processbench import processbench_report
 from jprm.evaluate.steps import steps_report
@@ -95,6 +96,22 @@ def best_of_n(input: PathLike, model: PathLike | None, out: PathLike, seed: int 
     if model is None:
         return best_of_n_report(list(read_records(input)), seed)
     return best_of_n_report(scored_records(load(model), input, "pools", f"{out}.scores"), seed)
+
+
+def equal_cost(
+    models: Sequence[PathLike],
+    input: PathLike,
+    policy_parameters: float,
+    policy_tokens_per_second: float | None,
+    out: PathLike,
+    seed: int = 0,
+) -> dict:
+    """Majority vote and choices by each model at equal cost, on one file of pools."""
+    loaded = {pathlib.Path(prm.name).name: prm for prm in map(load, models)}
+    if len(loaded) < len(models):
+        raise ValueError(f"{', '.join(map(str, models))}: two models of one name: rename one")
+    scores = {name: scored_records(prm, input, "pools", f"{out}.scores/{name}") for name, prm in loaded.items()}
+    return equal_cost_report(scores, loaded, policy_parameters, policy_tokens_per_second, seed)
 
 
 def diagnostics(
