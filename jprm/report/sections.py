@@ -97,7 +97,9 @@ def processbench(page) -> str:
     if "processbench" not in page["models"][0]["results"]:
         return ""
     found = page["models"][0]["results"]["processbench"]["files"]
-    splits = list(dict.fromkeys([*(s for s in SPLITS), *found]))
+    # Published values say nothing of chains that are not ProcessBench's own.
+    published = PROCESSBENCH if set(found) & set(SPLITS) else ()
+    splits = list(dict.fromkeys([*(SPLITS if published else ()), *found]))
     rows, own = [], []
     for model in page["models"]:
         report = model["results"]["processbench"]
@@ -117,7 +119,7 @@ def processbench(page) -> str:
     for key in next(iter(base.values()))["baselines"]:
         cells = [_f1(base[s]["baselines"][key]) if s in base else "–" for s in splits]
         rows.append([f"baseline: {key.replace('_', ' ')}", *cells, "–", "this page"])
-    for name, kind, f1, average, source in PROCESSBENCH:
+    for name, kind, f1, average, source in published:
         cells = [f"{f1[SPLITS.index(s)]:.1f}" if s in SPLITS else "–" for s in splits]
         rows.append([f"{name} ({kind})", *cells, f"{average:.1f}", source])
     read = (
