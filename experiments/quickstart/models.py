@@ -13,10 +13,9 @@ from jprm.train.optimizer import OptimizerConfig
 from jprm.train.targets import TargetConfig
 
 TOKENS = 512  # of a row
-POLICY_STEPS, REWARD_STEPS = 360, 120
-"""Updates of 8 rows: 360 x 8 x 512 = 1.5 M tokens for the policy, 120 x 8 x 512 = 0.5 M for each reward model."""
-
-TARGET = TargetConfig(labels="probability", neutral="none", after_error="keep")
+ROWS = 4  # of an update: small steps, and many, suit models so small
+POLICY_STEPS, REWARD_STEPS = 720, 240
+"""720 x 4 x 512 = 1.5 M tokens for the policy, 240 x 4 x 512 = 0.5 M for each reward model."""
 
 
 def model(vocabulary: int, head: str) -> ModelConfig:
@@ -43,7 +42,7 @@ def policy(out: pathlib.Path, vocabulary: int, seed: int) -> Experiment:
         model=model(vocabulary, "language"),
         tokenizer=str(out / "tokenizer"),
         data=_data(out / "solutions.jsonl", "token", seed),
-        target=TARGET,
+        target=_target("correctness"),
         loss="next_token",
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=30, weight_decay=0.01),
         steps=POLICY_STEPS,
@@ -61,7 +60,7 @@ def reward(out: pathlib.Path, vocabulary: int, labels: str, seed: int) -> Experi
         model=model(vocabulary, "binary"),
         tokenizer=str(out / "tokenizer"),
         data=_data(out / f"{file}.jsonl", supervise, seed),
-        target=TARGET,
+        target=_target("correctness" if labels == "formal" else "value"),
         loss="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, weight_decay=0.01),
         steps=REWARD_STEPS,
@@ -70,8 +69,12 @@ def reward(out: pathlib.Path, vocabulary: int, labels: str, seed: int) -> Experi
     )
 
 
+def _target(labels: str) -> TargetConfig:
+    return TargetConfig(labels=labels, neutral="none", after_error="keep")
+
+
 def _data(file: pathlib.Path, supervise: str, seed: int) -> DataConfig:
     return DataConfig(
-        train=(str(file),), supervise=supervise, too_long="error", tokens=TOKENS, slots=TOKENS, rows=8, micro_rows=8,
+        train=(str(file),), supervise=supervise, too_long="error", tokens=TOKENS, slots=TOKENS, rows=ROWS, micro_rows=ROWS,
         window=256, seed=seed,
     )  # fmt: skip

@@ -41,7 +41,7 @@ from jprm.tree import record_of, tree_of
 SOLUTIONS = 18_000
 """Worked solutions that the policy sees once: about 80 tokens each, 1.4 M."""
 
-LABELLED, LABELLED_SAMPLES, ROLLOUTS = 300, 16, 8
+LABELLED, LABELLED_SAMPLES, ROLLOUTS = 400, 8, 4
 """Problems whose samples are labelled, samples of each, and rollouts of every prefix."""
 
 TESTED, TESTED_SAMPLES = 200, 64
@@ -70,11 +70,13 @@ def main(out: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> 
         if not (out / labels / "result.json").is_file():
             console.rule(f"a reward model learns from labels: {labels}")
             train(models.reward(out, vocabulary, labels, seed), out / labels)
-    results = judge.judge(policy, out, seed)
+    results = judge.judge(policy, out, seed, console)
     results["seconds"] = round(time.perf_counter() - began, 1)
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     judge.show(console, results)
-    console.print(f"{out / 'results.json'}: every figure")
+    console.print(
+        f"{results['seconds']:.0f} seconds. {out / 'results.json'}: every figure. {out / 'report.html'}: the page"
+    )
 
 
 def make_data(out: pathlib.Path, seed: int) -> int:

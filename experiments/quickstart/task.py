@@ -26,9 +26,9 @@ PHRASES = {
     "-": ("loses {}", "gives away {}", "sells {}"),
     "*": ("then has {} times as many",),
 }
-LARGEST = 40
-"""A story's counts stay between 1 and this, which leaves some 400 sums to learn; what a wrong solution comes to may
-be anything."""
+LARGEST, AMOUNTS = 20, (2, 3, 4, 5)
+"""A story's counts stay between 1 and the first, which leaves 2 x 4 x 18 sums at most to learn beside 10 doubles; what a
+wrong solution comes to may be anything."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +68,10 @@ def apply(count: int, sign: str, amount: int) -> int:
 
 def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 6)) -> Problem:
     """A story of between `moves[0]` and `moves[1]` moves whose counts stay in range."""
-    count = start = int(rng.integers(5, 31))
+    count = start = int(rng.integers(3, LARGEST - 1))
     chosen = []
     for _ in range(int(rng.integers(moves[0], moves[1] + 1))):
-        options = [("+", int(rng.integers(2, 7))), ("-", int(rng.integers(2, 7))), ("*", 2)]
+        options = [("+", int(rng.choice(AMOUNTS))), ("-", int(rng.choice(AMOUNTS))), ("*", 2)]
         options = [(s, a) for s, a in options if 1 <= apply(count, s, a) <= LARGEST]
         sign, amount = options[int(rng.integers(len(options)))]
         count = apply(count, sign, amount)
