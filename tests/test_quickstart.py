@@ -1,0 +1,97 @@
+"""The quickstart's judgement on made-up samples and labels; and, `slow`, the whole of it at a fraction of its size."""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from jprm.jsonl import write_records
+
+FOLDER = pathlib.Path(__file__).parent.parent / "experiments/quickstart"
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    """Its modules, which import each other by name as they do when `run.py` is the command."""
+    sys.path.insert(0, str(FOLDER))
+    import judge
+    import models
+    import run
+    import task
+
+    yield type("quickstart", (), {"judge": judge, "models": models, "run": run, "task": task})
+    sys.path.remove(str(FOLDER))
+    for name in ("judge", "models", "run", "task"):
+        del sys.modules[name]
+
+
+PROBLEM = "Ana has 7 coins. On Monday Ana finds 5 more. On Tuesday Ana loses 2. How many coins does Ana have?"
+SOUND = ["Monday: 7 + 5 = 12", "Tuesday: 12 - 2 = 10", "The answer is 10."]
+LUCKY = ["Monday: 7 + 5 = 13", "Tuesday: 13 - 2 = 10", "The answer is 10."]
+WRONG = ["Monday: 7 + 5 = 12", "Tuesday: 12 - 2 = 11", "The answer is 11."]
+
+
+def sample(steps):
+    return {"steps": steps, "answer": int(steps[-1].split()[-1][:-1]), "correct": steps[-1] == SOUND[-1], "tokens": 9}
+
+
+def test_chains_name_their_first_wrong_step(quickstart):
+    record = {"problem": PROBLEM, "answer": 10, "samples": [sample(steps) for steps in (SOUND, LUCKY, WRONG)]}
+    chains = quickstart.judge._chains(record)
+    assert [(chain["label"], chain["final_answer_correct"]) for chain in chains] == [(-1, True), (0, True), (1, False)]
+    working = [quickstart.judge._is_wrong_working(record, one) for one in record["samples"]]
+    assert working == [False, True, False]
+
+
+def test_labels_agree_over_steps_that_go_on(quickstart, tmp_path):
+    """Of the four distinct inner steps, the lucky chain's first has a value above 0 but is wrong: 3 of 4 agree."""
+    formal = [sample(steps) | {"labels": labels} for steps, labels in ((SOUND, [1, 1, 1]), (LUCKY, [0, 0, 0]))]
+    value = [sample(steps) | {"labels": labels} for steps, labels in ((SOUND, [1, 1, 1]), (LUCKY, [0.5, 0, 1]))]
+    for name, samples in (("formal", formal), ("monte_carlo", value)):
+        write_records(tmp_path / f"{name}.jsonl", [{"problem": PROBLEM, "samples": samples}])
+    found = quickstart.judge.label_agreement(tmp_path)
+    assert found["steps"] == 4
+    assert found["accuracy_hard"] == 0.75
+    assert found["auroc"] == 1.0
+    assert found["right_without_value"] == 0.0
+    assert found["wrong_with_value"] == pytest.approx(1 / 3)
+
+
+def test_a_policys_samples_become_pools(quickstart):
+    from jprm.policy.protocol import Sample
+
+    whole = Sample(tuple(SOUND), 9, "stop")
+    cut = Sample(tuple(SOUND[:2]), 6, "length")
+    pool = quickstart.run.pool({"problem": PROBLEM, "answer": 10}, [whole, cut])
+    assert [(one["answer"], one["correct"]) for one in pool["samples"]] == [(10, True), (None, False)]
+
+
+@pytest.mark.slow
+def test_the_whole_of_it(quickstart, tmp_path, monkeypatch):
+    """A third of the policy's training and few problems: every stage, every key, and a second run that does nothing."""
+    for module, values in (
+        (
+            quickstart.run,
+            dict(SOLUTIONS=6000, LABELLED=40, LABELLED_SAMPLES=4, ROLLOUTS=2, TESTED=16, TESTED_SAMPLES=8),
+        ),
+        (quickstart.models, dict(POLICY_STEPS=240, REWARD_STEPS=20)),
+    ):
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+    quickstart.run.main(tmp_path / "out")
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    for key in ("prm_best_of_8", "orm_best_of_8", "majority_8", "pass_1", "pass_8"):
+        assert results[key]["low"] <= results[key]["value"] <= results[key]["high"]
+    assert results["pass_8"]["value"] >= max(results[key]["value"] for key in ("prm_best_of_8", "pass_1"))
+    assert set(results["search"]["methods"]) == {"best of n", "beam", "DVTS", "MCTS"}
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Search at equal cost" in page
+    assert "http" not in page.split("<script")[0].replace("http-equiv", "")
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
+    quickstart.run.main(tmp_path / "out")
+    again = json.loads((tmp_path / "out/results.json").read_text())
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in results.items() if k != "seconds"}
+    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
+    assert np.isfinite(results["label_agreement"]["auroc"])
