@@ -69,7 +69,9 @@ def test_what_a_checker_must_not_pass(task):
     }
     for position, step in ((position, step) for position, steps in wrong_steps.items() for step in steps):
         wrong = [*right[:position], step, *right[position + 1 :]]
-        assert task.labels(problem, wrong) == [1.0] * position + [0.0] * (3 - position), step
+        assert task.labels(problem, wrong)[: position + 1] == [1.0] * position + [0.0], step
+    # By itself, what goes on correctly from a mistake is right.
+    assert task.labels(problem, ["Monday: 37 + 8 = 35", "Tuesday: 35 - 5 = 30", "The answer is 30."]) == [0, 1, 1]
     assert task.labels(problem, right[:2]) == [1, 1]
     assert task.labels(problem, [*right, "The answer is 40."]) == [1, 1, 0, 0]
 

@@ -42,8 +42,8 @@ MODELS = {"formal": "prm", "monte_carlo": "prm_monte_carlo", "outcome": "orm"}
 CHAINS = 8
 """Samples of each problem whose first error is looked for."""
 
-BUDGET_SAMPLES = 16
-"""The searches may generate as many tokens a problem as this many samples take on average."""
+SEARCHED, BUDGET_SAMPLES = 100, 16
+"""Problems that are searched; the searches may generate as many tokens as so many samples take on average."""
 
 METHODS = {
     "best of n": BestOfN(64),
@@ -176,7 +176,7 @@ def _labels_by_path(file: pathlib.Path) -> dict[tuple[str, ...], float]:
 
 def searches(policy: Policy, out: pathlib.Path, rule: str, seed: int, console: Console) -> dict[str, Any]:
     """Every method with the PRM of formal labels, at equal policy tokens a problem; `tokens` as it was counted."""
-    pools = list(read_records(out / "test_pools.jsonl"))
+    pools = list(read_records(out / "test_pools.jsonl"))[:SEARCHED]
     tokens = np.mean([sample["tokens"] for record in pools for sample in record["samples"]])
     budget = round(BUDGET_SAMPLES * float(tokens))
     prm = jprm.load(out / "formal")
@@ -200,7 +200,7 @@ def searches(policy: Policy, out: pathlib.Path, rule: str, seed: int, console: C
             "policy_tokens": float(spent_P.mean()),
             "prm_tokens": scorer.tokens / len(problems),
         }
-    return {"budget": budget, "rule": rule, "methods": found}
+    return {"problems": len(problems), "budget": budget, "rule": rule, "methods": found}
 
 
 def _mean_of(value_P: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -252,7 +252,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
 
 
 def _budget(found: dict[str, Any]) -> str:
-    return f"at most {found['search']['budget']} tokens of the policy a problem"
+    search = found["search"]
+    return f"at most {search['budget']} tokens of the policy a problem, {search['problems']} problems"
 
 
 def _search_html(found: dict[str, Any]) -> str:

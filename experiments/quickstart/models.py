@@ -14,8 +14,8 @@ from jprm.train.targets import TargetConfig
 
 TOKENS = 512  # of a row
 ROWS = 4  # of an update: small steps, and many, suit models so small
-POLICY_STEPS, REWARD_STEPS = 720, 240
-"""720 x 4 x 512 = 1.5 M tokens for the policy, 240 x 4 x 512 = 0.5 M for each reward model."""
+POLICY_STEPS, REWARD_STEPS = 720, 480
+"""720 x 4 x 512 = 1.5 M tokens for the policy, 480 x 4 x 512 = 1.0 M for each reward model."""
 
 
 def model(vocabulary: int, head: str) -> ModelConfig:
@@ -62,7 +62,7 @@ def reward(out: pathlib.Path, vocabulary: int, labels: str, seed: int) -> Experi
         data=_data(out / f"{file}.jsonl", supervise, seed),
         target=_target("correctness" if labels == "formal" else "value"),
         loss="cross_entropy",
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, weight_decay=0.01),
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=20, weight_decay=0.01),
         steps=REWARD_STEPS,
         checkpoint_every=REWARD_STEPS,
         seed=seed,
