@@ -108,11 +108,17 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
             f"scalar memory, and {SMEM:,} are for them; give a device fewer rows at a time"
         )
 
+    def pair(table, i, p):
+        """The entry of a step, for its flags, and its blocks of queries and of keys."""
+        entry = table[jax.lax.div(i, K) * P + p]
+        of = entry >> 17, (entry >> 3) & MINOR
+        return entry, *(of if major == "query" else of[::-1])
+
     def place(*index):
-        def of_step(b, k, p, table, _):
-            entry = table[b * P + p]
-            of = {major: entry >> 17, "key" if major == "query" else "query": (entry >> 3) & MINOR}
-            return tuple(dict(b=b, k=k).get(i, of.get(i, 0)) for i in index)
+        def of_step(i, p, table, _):
+            _, query, key = pair(table, i, p)
+            named = dict(b=jax.lax.div(i, K), k=jax.lax.rem(i, K), query=query, key=key)
+            return tuple(named.get(x, x) for x in index)
 
         return of_step
 
@@ -127,16 +133,16 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
 
     def run(interpret: bool, steps, *operands):
         return pl.pallas_call(
-            functools.partial(kernel, config, blocks.window is not None, P),
+            functools.partial(kernel, config, blocks.window is not None, pair),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
-                grid=(B, K, steps),
+                grid=(B * K, steps),  # rows and heads in one axis, so that a chip's two cores can share it
                 in_specs=in_specs,
                 out_specs=[place for place, _ in results],
                 scratch_shapes=scratch,
             ),
             out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in results],
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
             interpret=interpret,
             name=kernel.__name__.strip("_"),
         )(*operands)
@@ -149,16 +155,24 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
     return jax.lax.platform_dependent(jnp.max(blocks.count), *operands, **platforms)
 
 
-def _pair(table_ref, P: int):
-    """The step's entry of the table: its flags, its major block and its minor block."""
-    entry = table_ref[pl.program_id(0) * P + pl.program_id(2)]
-    return entry, entry >> 17, (entry >> 3) & MINOR
-
-
 def _forward_kernel(
-    config, windowed, P, table, window, of_query, of_key, q_GTH, k_SH, v_SH, y_GTH, log_G1T, acc_GTH, top_GTL, total_GTL
+    config,
+    windowed,
+    pair,
+    table,
+    window,
+    of_query,
+    of_key,
+    q_GTH,
+    k_SH,
+    v_SH,
+    y_GTH,
+    log_G1T,
+    acc_GTH,
+    top_GTL,
+    total_GTL,
 ):
-    entry, t, s = _pair(table, P)
+    entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
     G, bq, H = q_GTH.shape
 
     @pl.when(entry & FIRST != 0)
@@ -192,9 +206,23 @@ def _forward_kernel(
 
 
 def _dq_kernel(
-    config, windowed, P, table, window, of_query, of_key, q_GTH, dy_GTH, k_SH, v_SH, log_G1T, inner_G1T, dq_GTH, acc_GTH
+    config,
+    windowed,
+    pair,
+    table,
+    window,
+    of_query,
+    of_key,
+    q_GTH,
+    dy_GTH,
+    k_SH,
+    v_SH,
+    log_G1T,
+    inner_G1T,
+    dq_GTH,
+    acc_GTH,
 ):
-    entry, t, s = _pair(table, P)
+    entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
 
     @pl.when(entry & FIRST != 0)
     def _():
@@ -218,10 +246,10 @@ def _dq_kernel(
 
 
 def _dkv_kernel(
-    config, windowed, P, table, window, of_query, of_key,
+    config, windowed, pair, table, window, of_query, of_key,
     q_GTH, dy_GTH, k_SH, v_SH, log_G1T, inner_G1T, dk_SH, dv_SH, dk_acc_SH, dv_acc_SH,
 ):  # fmt: skip
-    entry, s, t = _pair(table, P)
+    entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
 
     @pl.when(entry & FIRST != 0)
     def _():
