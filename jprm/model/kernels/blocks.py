@@ -1,4 +1,6 @@
-"""Which blocks of keys a block of queries needs, as tables that a kernel's grid walks: no step of it is idle.
+"""Which blocks of keys a block of queries needs, as tables that a kernel's grid walks.
+
+The grid is as long as the longest table of the device's rows: only rows with fewer pairs have idle steps.
 
 A block of queries [a, b) needs a block of keys [c, d) if and only if c < b and the keys' largest `until` exceeds a. No
 pair of blocks passes that test in vain, whatever `until` is, as long as every token sees itself (until[j] > j):
@@ -28,8 +30,9 @@ FIRST, LAST, LIVE = 1, 2, 4
 MINOR = (1 << 14) - 1  # the bits of an entry's minor block
 
 LANES = 128
-VMEM = 12 * 2**20  # of the 16 MiB that the compiler gives a kernel on v5e and v5p; the rest is for what it spills
-SMEM = 640 * 2**10  # of 1 MiB
+VMEM_LIMIT = 16 * 2**20  # what a kernel asks for: the cores of v5e and v6e have 128 MiB, of v5p and tpu7x 64 MiB
+VMEM = 12 * 2**20  # of that, for what is counted here; the rest is for what the compiler spills
+SMEM = 640 * 2**10  # for a table, of 1 MiB
 
 
 @jax.tree_util.register_static

@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from jprm.model.config import ModelConfig
-from jprm.model.kernels.blocks import FIRST, LANES, LAST, LIVE, MINOR, SMEM, Blocks
+from jprm.model.kernels.blocks import FIRST, LANES, LAST, LIVE, MINOR, SMEM, VMEM_LIMIT, Blocks
 from jprm.model.paths import HIDDEN, capped
 from jprm.model.sharding import spec
 
@@ -142,7 +142,9 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
                 scratch_shapes=scratch,
             ),
             out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in results],
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+            ),
             interpret=interpret,
             name=kernel.__name__.strip("_"),
         )(*operands)
@@ -156,22 +158,9 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
 
 
 def _forward_kernel(
-    config,
-    windowed,
-    pair,
-    table,
-    window,
-    of_query,
-    of_key,
-    q_GTH,
-    k_SH,
-    v_SH,
-    y_GTH,
-    log_G1T,
-    acc_GTH,
-    top_GTL,
-    total_GTL,
-):
+    config, windowed, pair, table, window, of_query, of_key,
+    q_GTH, k_SH, v_SH, y_GTH, log_G1T, acc_GTH, top_GTL, total_GTL,
+):  # fmt: skip
     entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
     G, bq, H = q_GTH.shape
 
@@ -206,22 +195,9 @@ def _forward_kernel(
 
 
 def _dq_kernel(
-    config,
-    windowed,
-    pair,
-    table,
-    window,
-    of_query,
-    of_key,
-    q_GTH,
-    dy_GTH,
-    k_SH,
-    v_SH,
-    log_G1T,
-    inner_G1T,
-    dq_GTH,
-    acc_GTH,
-):
+    config, windowed, pair, table, window, of_query, of_key,
+    q_GTH, dy_GTH, k_SH, v_SH, log_G1T, inner_G1T, dq_GTH, acc_GTH,
+):  # fmt: skip
     entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
 
     @pl.when(entry & FIRST != 0)
