@@ -13,24 +13,24 @@ from jprm.train.optimizer import OptimizerConfig, make_optimizer, split
 from jprm.train.step import State, make_step
 from jprm.train.targets import TargetConfig
 
-A, B, T, S = 2, 8, 512, 64
+OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
 
 
-def test_the_step_compiles_for_a_slice():
+def mesh_of(topology, **sizes):
+    """A mesh over the devices of a slice that need not be there."""
     pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
     from jax.experimental import topologies
 
-    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), devices)
-    config = ModelConfig(
-        vocab_size=4096, layers=3, width=256, heads=8, kv_heads=2, head_dim=64, mlp_width=512, rope_theta=1e4,
-        norm_eps=1e-6, dtype="bfloat16", remat="full", attention="blocked",
-    )  # fmt: skip
-    optimizer = OptimizerConfig(learning_rate=1e-4)
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    return make_mesh(MeshConfig(**sizes), devices)
+
+
+def compiled_step(mesh, config, A, B, T, S):
+    """The training step for A micro-batches of B rows, and the state that it takes."""
 
     def start(key):
         trained, frozen = split(transformer.init(config, key), "")
-        return State(jnp.int32(0), trained, frozen, make_optimizer(optimizer, 10).init(trained))
+        return State(jnp.int32(0), trained, frozen, make_optimizer(OPTIMIZER, 10).init(trained))
 
     key = jax.random.key(0)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -47,9 +47,18 @@ def test_the_step_compiles_for_a_slice():
     state = jax.tree.map(put, state, specs)
     rows = Rows(**{name: put(x, batch) for name, x in rows.items()})
     target = TargetConfig("rating", neutral="positive", after_error="keep")
-    step = make_step(config, target, "cross_entropy", optimizer, 10)
+    step = make_step(config, target, "cross_entropy", OPTIMIZER, 10)
     with jax.set_mesh(mesh):
-        compiled = step.lower(state, rows).compile()
+        return step.lower(state, rows).compile(), state
+
+
+def test_the_step_compiles_for_a_slice():
+    mesh = mesh_of("v5e:2x4", data=2, fsdp=2, tensor=2)
+    config = ModelConfig(
+        vocab_size=4096, layers=3, width=256, heads=8, kv_heads=2, head_dim=64, mlp_width=512, rope_theta=1e4,
+        norm_eps=1e-6, dtype="bfloat16", remat="full", attention="blocked",
+    )  # fmt: skip
+    compiled, state = compiled_step(mesh, config, A=2, B=8, T=512, S=64)
     memory = compiled.memory_analysis()
     # Parameters and two moments in float32, split over fsdp x tensor; norms and the head's few are not split.
     split_bytes = 3 * 4 * sum(x.size for x in state.trained.values()) / 4
