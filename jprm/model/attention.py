@@ -3,12 +3,17 @@
 In a layer with a sliding window the key must also be less than so many positions before the query. Positions are depths
 in the tree, so a window reaches up the query's own path, as it does in that chain alone.
 
-Three exact ways, chosen by `ModelConfig.attention`:
+Four exact ways, chosen by `ModelConfig.attention`:
 
 `reference`: the rule written out, memory O(T^2). What the others are tested against.
 `blocked`: blocks of queries, each against all keys up to its own end. Memory O(block x T); half of the square skipped.
 `paths`: blocks of queries, each against its own keys and the path that leads to its first token, gathered
     (`jprm.model.paths`). Its work follows the depth of the trees, not the length of the row: the fastest on a CPU.
+`kernel`: Pallas kernels for TPUs over the pairs of blocks that hold a visible pair (`jprm.model.kernels`). Memory O(T).
+    On a CPU the same kernels are interpreted, slowly: for tests. They are chosen by the platform that the program is
+    compiled for, so that a machine without TPUs compiles it for TPUs.
+
+A GPU has no kernel of ours: it takes `blocked`, and `kernel` is refused there.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jprm.model.config import ModelConfig
+from jprm.model.kernels.blocks import Blocks, block_sizes, find_blocks
+from jprm.model.kernels.interval import interval_attention
 from jprm.model.paths import HIDDEN, Paths, capped, find_paths, path_attention
 from jprm.model.sharding import reshape
 
@@ -34,13 +41,19 @@ class Whole:
     position: Int[Array, "B T"]
 
 
-Plan = Whole | Paths
+Plan = Whole | Paths | Blocks
 """What attention needs to know of the rows, worked out once for all layers."""
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:
     if config.attention == "paths":
         return find_paths(until_BT, position_BT, config.attention_block)
+    if config.attention == "kernel":
+        if jax.default_backend() == "gpu":
+            raise ValueError("attention='kernel' is for TPUs; a GPU takes attention='blocked'")
+        itemsize = jnp.dtype(config.dtype).itemsize
+        sizes = block_sizes(until_BT.shape[1], config.head_dim, config.group, itemsize)
+        return find_blocks(until_BT, position_BT, sizes)
     return Whole(until_BT, position_BT)
 
 
@@ -56,9 +69,9 @@ def attention(
 
     `window` is the layer's, in positions; None lets queries see the whole path.
     """
-    if config.attention == "paths":
-        plan = dataclasses.replace(plan, window=window)
-        return path_attention(q_BTKGH, k_BSKH, v_BSKH, plan, config)
+    if config.attention in ("paths", "kernel"):
+        ours = path_attention if config.attention == "paths" else interval_attention
+        return ours(q_BTKGH, k_BSKH, v_BSKH, dataclasses.replace(plan, window=window), config)
     # Heads before tokens and one contiguous matrix a key-value head: the products are then plain matrix products.
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * config.query_scale
     k_BKSH, v_BKSH = k_BSKH.transpose(0, 2, 1, 3), v_BSKH.transpose(0, 2, 1, 3)

@@ -48,8 +48,8 @@ class ModelConfig:
     group follows `layers`, whatever it says."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
-    attention: Literal["reference", "blocked", "paths"] = "blocked"
-    attention_block: int = 256  # queries a block of `blocked` and `paths`
+    attention: Literal["reference", "blocked", "paths", "kernel"] = "blocked"
+    attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` has a rule for its own
 
     def __post_init__(self):
         if len(self.layer_groups) < 2:
@@ -96,5 +96,5 @@ _CHOICES = {
     "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "full"),
-    "attention": ("reference", "blocked", "paths"),
+    "attention": ("reference", "blocked", "paths", "kernel"),
 }

@@ -1,0 +1,242 @@
+"""Interval attention, interpreted on a CPU, against the rule written out; and which pairs of blocks it visits."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_attention import WINDOW, by_hand
+from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
+
+from jprm.data.prm800k import READER
+from jprm.layout import NativeLayout
+from jprm.model.attention import attention, plan
+from jprm.model.kernels.blocks import FIRST, LAST, LIVE, MINOR, SMEM, VMEM, Sizes, block_sizes, find_blocks, vmem_bytes
+from jprm.model.kernels.interval import interval_attention
+from jprm.model.sharding import MeshConfig, make_mesh, put_rows, spec
+from jprm.model.transformer import step_logits
+from jprm.pack import empty_rows, pack, token_tree
+from jprm.tokenizer import load_tokenizer
+from jprm.tree import tree_of
+
+REFERENCE = dataclasses.replace(TINY, attention="reference")
+KERNEL = dataclasses.replace(TINY, attention="kernel")
+
+
+def made(seed, B, T, K=2, G=2, H=4, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=x).astype(dtype) for x in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
+
+
+def with_gradients(attend, *arrays):
+    """The output, and the gradients of a sum of it that tells all elements apart."""
+
+    def total(*arrays):
+        y_BTKGH = attend(*arrays)
+        return jnp.sum(y_BTKGH * jnp.cos(jnp.arange(y_BTKGH.size).reshape(y_BTKGH.shape))), y_BTKGH
+
+    gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*arrays)
+    return y_BTKGH, *gradients
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def by_sizes(q, k, v, until_BT, position_BT, sizes, config, window=None):
+    """The kernel in blocks that only an interpreter takes: small ones, so that small rows have many."""
+    blocks = dataclasses.replace(find_blocks(until_BT, position_BT, sizes), window=window)
+    return with_gradients(lambda *qkv: interval_attention(*qkv, blocks, config), q, k, v)
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def by_rule(q, k, v, until_BT, position_BT, config, window=None):
+    seen = plan(until_BT, position_BT, config)
+    return with_gradients(lambda *qkv: attention(*qkv, seen, config, window), q, k, v)
+
+
+def close(found, expected, atol):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=atol, rtol=atol)
+
+
+B, T = 3, 48
+
+
+@pytest.mark.parametrize("sizes", [Sizes(8, 8), Sizes(24, 8), Sizes(8, 24)])
+@settings(max_examples=20, deadline=None)
+@given(trees=st.lists(reasoning_trees(), min_size=1, max_size=5), seed=st.integers(0, 9))
+def test_equals_the_reference_with_its_gradients(sizes, trees, seed):
+    rows = packed_trees(trees, T, 24, too_long="truncate").rows
+    assume(1 <= len(rows.until) <= B)
+    rows = filled(rows, B)
+    expected = by_rule(*made(seed, B, T), rows.until, rows.position, REFERENCE)
+    found = by_sizes(*made(seed, B, T), rows.until, rows.position, sizes, REFERENCE)
+    close(found, expected, 2e-5)  # float32 sums of at most 48 numbers of size 1, in another order
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(reasoning_trees(), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 12))
+def test_windows_and_soft_caps_are_those_of_the_reference(trees, seed, window):
+    rows = packed_trees(trees, T, 24, too_long="truncate").rows
+    assume(1 <= len(rows.until) <= B)
+    rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW)
+    arrays = (*made(seed, B, T), rows.until, rows.position)
+    found = by_sizes(*arrays, Sizes(16, 8), config, np.int32(window))
+    close(found[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)], 2e-5)
+    close(found, by_rule(*arrays, config, np.int32(window)), 2e-5)
+
+
+LONG = 1152  # nine blocks of 128
+
+
+def long_rows():
+    """A whole row of one chain, 1,000 nested subtrees, bushes, many trees and padding, single tokens."""
+    until_BT = np.tile(np.arange(1, LONG + 1, dtype=np.int32), (5, 1))
+    index_T = np.arange(LONG)
+    until_BT[0] = LONG
+    until_BT[1, :1000] = np.where(index_T < 500, 1000 - index_T, index_T + 1)[
+        :1000
+    ]  # opened in order, closed in reverse
+    until_BT[1, 1000:1100] = 1100
+    until_BT[2] = np.where(index_T < 30, LONG, np.minimum((index_T // 9 + 1) * 9, LONG))  # a stem and branches of 9
+    trees = packed_trees([random_tree(seed, 30) for seed in range(9)], LONG, 300).rows
+    until_BT[3] = trees.until[0]
+    position_BT = np.zeros_like(until_BT)
+    return until_BT, position_BT  # row 4 is padding
+
+
+def test_deep_bushy_whole_and_padded_rows_in_the_blocks_of_the_rule():
+    rows, arrays = long_rows(), made(0, 5, LONG, K=1)
+    assert block_sizes(LONG, 4, 2, 4) == Sizes(128, 128)
+    assert np.max(np.asarray(rows[0]) - np.arange(LONG)) == LONG and np.any(rows[0][3] == np.arange(LONG) + 1)
+    found, expected = by_rule(*arrays, *rows, KERNEL), by_rule(*arrays, *rows, REFERENCE)
+    # float32 sums of up to 1,152 numbers of size 1, in another order: some 1,152 x 6e-8 = 7e-5 at worst.
+    close(found, expected, 1e-4)
+    assert np.array_equal(found[0][4], np.broadcast_to(arrays[2][4, :, :, None], found[0][4].shape))  # padding
+
+
+def test_bfloat16_sums_in_float32():
+    until_BT, position_BT = (x[:, :384].clip(max=384) for x in long_rows())
+    arrays = [x.astype(jnp.bfloat16) for x in made(1, 5, 384)]
+    config = dataclasses.replace(KERNEL, dtype="bfloat16")
+    found = by_rule(*arrays, until_BT, position_BT, config)
+    assert all(x.dtype == jnp.bfloat16 for x in found)
+    exact = by_rule(*(x.astype(np.float32) for x in arrays), until_BT, position_BT, REFERENCE)
+    for a, b in zip(found, exact, strict=True):
+        # Weights, their gradients and results are each rounded to 8 bits, 2^-9 of their size; a sum of many such.
+        error = np.asarray(a, np.float32) - np.asarray(b)
+        assert np.sqrt(np.mean(error**2)) < 2**-8 * np.sqrt(np.mean(np.square(b)))
+
+
+def needed(until_BT, sizes):
+    """The pairs of blocks with a visible pair of tokens: key j is seen by the queries from j to until[j] - 1."""
+    B, T = until_BT.shape
+    index_T = np.arange(T)
+    change_BNS = np.zeros((B, T // sizes.query + 1, T // sizes.key), int)
+    for b in range(B):
+        np.add.at(change_BNS[b], (index_T // sizes.query, index_T // sizes.key), 1)
+        np.add.at(change_BNS[b], ((until_BT[b] - 1) // sizes.query + 1, index_T // sizes.key), -1)
+    return np.cumsum(change_BNS, axis=1)[:, :-1] > 0
+
+
+def visited(table_P, by_key=False):
+    """The pairs of blocks of a row's table, as (queries, keys), in its order."""
+    live_P = table_P[table_P & LIVE > 0]
+    pairs = list(zip((live_P >> 17).tolist(), (live_P >> 3 & MINOR).tolist(), strict=True))
+    assert pairs == sorted(set(pairs))  # majors together, so that a block's sums are written once
+    major_P = live_P >> 17
+    np.testing.assert_array_equal(live_P & FIRST > 0, np.diff(major_P, prepend=-1) > 0)
+    np.testing.assert_array_equal(live_P & LAST > 0, np.diff(major_P, append=2**14) > 0)
+    rest_P = table_P[len(live_P) :]
+    assert np.all(table_P[: len(live_P)] & LIVE) and np.all(rest_P == live_P[-1] & ~(FIRST | LAST | LIVE))
+    return {(t, s) for s, t in pairs} if by_key else set(pairs)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.sampled_from([Sizes(8, 8), Sizes(4, 12), Sizes(12, 4), Sizes(24, 8)]))
+def test_tables_hold_the_visible_pairs_and_no_other(data, sizes):
+    """Of any `until`, nested or not: the test of a pair of blocks is exact."""
+    size = 24
+    until_T = [data.draw(st.integers(j + 1, size)) for j in range(size)]
+    until_BT = np.array([until_T, range(1, size + 1), [size] * size], np.int32)
+    blocks = jax.jit(find_blocks, static_argnums=2)(until_BT, until_BT, sizes)
+    for b, needed_NS in enumerate(needed(until_BT, sizes)):
+        seen_TT = (np.arange(size) <= np.arange(size)[:, None]) & (np.arange(size)[:, None] < until_BT[b])
+        by_tokens = seen_TT.reshape(size // sizes.query, sizes.query, size // sizes.key, sizes.key).any((1, 3))
+        np.testing.assert_array_equal(needed_NS, by_tokens)
+        expected = set(zip(*map(np.ndarray.tolist, np.nonzero(needed_NS)), strict=True))
+        assert visited(np.asarray(blocks.by_query)[b]) == visited(np.asarray(blocks.by_key)[b], by_key=True) == expected
+        assert blocks.count[b] == len(expected)
+
+
+def test_real_trees_visit_what_they_must(shared_data, smollm2_gguf):
+    """PRM800K: block pairs that the kernel computes, and steps of its grid, beside those that hold a visible pair."""
+    layout, tokens = NativeLayout(load_tokenizer(smollm2_gguf)), 8192
+    options = dict(control_questions="keep", human_written="positive")
+    records = itertools.islice(READER.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), 300)
+    until_BT = pack(
+        [token_tree(tree_of(record), layout) for _, record in records], tokens, 512, too_long="error"
+    ).rows.until
+    sizes = block_sizes(tokens, 128, 7, 2)  # Qwen2.5-7B's heads
+    blocks = find_blocks(until_BT, until_BT, sizes)
+    must_B = needed(until_BT, sizes).sum((1, 2))
+    assert len(must_B) > 40 and np.all(blocks.count <= 1.1 * must_B)
+    assert np.mean(blocks.count) < 0.7 * blocks.by_query.shape[1]  # of one chain
+
+
+def test_blocks_fit_the_memories_of_a_core():
+    assert block_sizes(8192, 128, 7, 2) == Sizes(256, 512)
+    for T, H, G, itemsize in itertools.product([1024, 8192, 131_072], [64, 128, 256], [1, 4, 7, 8, 16], [2, 4]):
+        if (H, G, itemsize) == (256, 16, 4):
+            with pytest.raises(ValueError, match="no blocks of 16 query heads a key-value head, of size 256"):
+                block_sizes(T, H, G, itemsize)
+            continue
+        sizes = block_sizes(T, H, G, itemsize)
+        assert T % sizes.query == T % sizes.key == 0 and vmem_bytes(sizes, H, G, itemsize) <= VMEM
+        table_BP = jax.eval_shape(functools.partial(find_blocks, sizes=sizes), *two(1, T)).by_query
+        assert 4 * table_BP.size <= SMEM
+
+
+def two(rows, tokens):
+    return (jax.ShapeDtypeStruct((rows, tokens), jnp.int32),) * 2
+
+
+def test_what_does_not_fit_is_refused(monkeypatch):
+    def traced(B, T):
+        arrays = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((B, T, 2, 2, 4), (B, T, 2, 4), (B, T, 2, 4))]
+        return jax.eval_shape(functools.partial(by_rule, config=KERNEL), *arrays, *two(B, T))
+
+    with pytest.raises(ValueError, match="multiple of 128 tokens, not 48"):
+        traced(1, 48)
+    with pytest.raises(ValueError, match="8 rows of 131,072 tokens .* fewer rows at a time"):
+        traced(8, 131_072)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ValueError, match="a GPU takes attention='blocked'"):
+        traced(1, 128)
+
+
+def test_a_mesh_changes_nothing():
+    until_BT, position_BT = (x[:4, :384].clip(max=384) for x in long_rows())
+    arrays = (*made(2, 4, 384), until_BT, position_BT)
+    expected = by_rule(*arrays, KERNEL)
+    mesh, place = make_mesh(MeshConfig(2, 2, 2)), spec("batch", None, "kv_heads")
+    with jax.set_mesh(mesh):
+        heads = (jax.device_put(x, jax.NamedSharding(mesh, place)) for x in arrays[:3])
+        found = by_rule(*heads, *put_rows(arrays[3:], mesh), KERNEL)
+    close(found, expected, 2e-5)  # another compilation fuses other operations, which moves the last bits
+    assert all(x.sharding.spec[0] == ("data", "fsdp") and x.sharding.spec[2] == "tensor" for x in found)
+
+
+def test_gemma_type_checks_on_a_mesh():
+    config = dataclasses.replace(GEMMA, attention="kernel")
+    rows = empty_rows(4, 384, 8)
+
+    def gradient(key, rows):
+        return jax.grad(lambda weights: step_logits(weights, config, rows).sum())(init(config, key))
+
+    with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
+        found = jax.eval_shape(gradient, jax.random.key(0), put_rows(rows, jax.sharding.get_mesh()))
+    assert found["decoder"]["layers_1"]["query"].sharding.spec == jax.P(None, "fsdp", "tensor", None, None)
