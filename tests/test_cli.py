@@ -26,6 +26,7 @@ COMMANDS = [
     ["eval", "drift"],
     ["eval", "contamination"],
     ["report"],
+    ["plan"],
     ["label"],
     ["label", "mc"],
     ["label", "omega"],

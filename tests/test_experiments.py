@@ -9,21 +9,15 @@ import math
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import pytest
-from flax.traverse_util import flatten_dict
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType
 from tiny_run import MODEL, chains, loop, make_data, trees
 
 import jprm
 from jprm.jsonl import write_records
-from jprm.model import transformer
-from jprm.model.sharding import AXES, spec
-from jprm.rows import Rows
-from jprm.train import lora
+from jprm.model.sharding import AXES, check
+from jprm.plan.compile import training
 from jprm.train.config import from_json, load, override, to_json
-from jprm.train.optimizer import join, make_optimizer, split
-from jprm.train.step import State, make_step
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
 SIZES = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width")
@@ -74,13 +68,16 @@ def records_for(experiment):
 def in_the_small(whole, folder):
     """The same options with two groups of layers as narrow as the tests have, rows as short, and made-up records."""
     groups = tuple(1 for _ in whole.model.layer_groups)  # a freezing rule names groups
+    attention = "blocked" if whole.model.attention == "kernel" else whole.model.attention  # a CPU would interpret it
     model = dataclasses.replace(
-        whole.model, layers=len(groups), layer_groups=groups, attention_block=MODEL.attention_block,
-        **{name: getattr(MODEL, name) for name in SIZES},
+        whole.model, layers=len(groups), layer_groups=groups, attention=attention,
+        attention_block=MODEL.attention_block, **{name: getattr(MODEL, name) for name in SIZES},
     )  # fmt: skip
+    micro = min(whole.data.micro_rows, 4)  # as many micro-batches, of fewer rows
     data = dataclasses.replace(
-        whole.data, train=(str(folder / "train.jsonl"),), valid=(), tokens=128, slots=32, window=8
-    )
+        whole.data, train=(str(folder / "train.jsonl"),), valid=(), tokens=128, slots=32, window=8, micro_rows=micro,
+        rows=whole.data.rows // whole.data.micro_rows * micro,
+    )  # fmt: skip
     return dataclasses.replace(
         whole, model=model, data=data, base="", tokenizer=str(folder / "tokenizer.json"), steps=1, log_every=1
     )
@@ -99,37 +96,26 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     assert jprm.load(tmp_path / "run").step == 1
 
 
-@pytest.mark.parametrize(
-    ("shape", "rank"), [((1, 1, 1), 0), ((2, 1, 1), 0), ((1, 1, 1), 8)], ids=["one device", "two devices", "adapters"]
-)
-def test_its_step_type_checks_in_the_large(whole, shape, rank):
-    """By shapes alone: nothing is allocated, nothing compiled."""
-    whole = override(whole, [f"lora.rank={rank}"])
-    data, model, freeze = whole.data, whole.model, whole.optimizer.freeze
-    tx = make_optimizer(whole.optimizer, whole.steps)
+MESHES = {"one device": (1, 1, 1), "two devices": (2, 1, 1), "adapters": (1, 1, 1), "a row a device": None}
 
-    def start(key):
-        params = flatten_dict(transformer.init(model, key), sep="/") | lora.init(whole.lora, model, freeze, key)
-        trained, frozen = split(join(params), freeze, lora.TRAINED if rank else "")
-        return State(jnp.int32(0), trained, frozen, tx.init(trained))
 
+@pytest.mark.parametrize("name", MESHES)
+def test_its_step_type_checks_in_the_large(whole, name):
+    """By shapes alone: nothing is allocated, nothing compiled, though the mesh be a pod's."""
+    rank, shape = 8 * (name == "adapters"), MESHES[name] or (1, whole.data.micro_rows, 1)
+    micro = max(whole.data.micro_rows, shape[0])
+    rows = max(whole.data.rows, micro)
+    whole = override(whole, [f"lora.rank={rank}", f"data.micro_rows={micro}", f"data.rows={rows}"])
     mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Explicit,) * 3)
-    micro = max(data.micro_rows, shape[0])
+    check(whole.model, mesh, micro)
+    step, (state, rows) = training(whole, mesh)
     with jax.sharding.use_abstract_mesh(mesh):
-        state = jax.eval_shape(lambda: start(jax.random.key(0)))
-        place = NamedSharding(mesh, spec(None, "batch", None))
-
-        def rows(size, dtype):
-            return jax.ShapeDtypeStruct((data.rows // micro, micro, size), dtype, sharding=place)
-
-        tokens, slots = rows(data.tokens, jnp.int32), rows(data.slots, jnp.float32)
-        step = make_step(model, whole.target, whole.loss, whole.optimizer, whole.steps, whole.lora)
-        after, metrics = jax.eval_shape(
-            step, state, Rows(tokens, tokens, tokens, rows(data.slots, jnp.int32), slots, slots)
-        )
+        after, metrics = jax.eval_shape(step, state, rows)
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    place = lambda tree: jax.tree.map(lambda x: x.sharding.spec, tree)  # noqa: E731
     assert form(after) == form(state)
+    assert place(after.trained) == place(state.trained)
     assert metrics.loss.shape == ()
-    assert sum(x.size for x in state.frozen.values()) > 0 or not (freeze or rank)
+    assert sum(x.size for x in state.frozen.values()) > 0 or not (whole.optimizer.freeze or rank)
     if rank:
         assert sum(x.size for x in state.trained.values()) < 0.2 * sum(x.size for x in state.frozen.values())

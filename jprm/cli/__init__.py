@@ -20,6 +20,7 @@ import jprm
 from jprm.cli.arguments import Adapter, Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
+from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.search import search
 
@@ -159,6 +160,7 @@ app.command(
     help="Say how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n.",
 )
 app.command(report)
+app.command(plan)
 app.command(
     label,
     name="label",

@@ -1,0 +1,63 @@
+"""Llama-3.1-8B on outcomes: a reward model that judges whole solutions (an ORM), on 32 chips.
+
+    export JPRM_BASE=models/Llama-3.1-8B JPRM_PREPARED_OUTCOMES=data/outcomes
+    jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64
+    jprm train experiments/llama3p1_8b_orm.py --workdir gs://BUCKET/runs/llama3p1_8b_orm
+
+The last on every host of the slice. It has not been run; nothing but its plan is known.
+"""
+
+import os
+
+from jprm.model.config import ModelConfig
+from jprm.model.rope import RopeScaling
+from jprm.model.sharding import MeshConfig
+from jprm.train.config import DataConfig, Experiment
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+BASE = os.environ.get("JPRM_BASE", "models/Llama-3.1-8B")
+DATA = os.environ.get("JPRM_PREPARED_OUTCOMES", "data/outcomes")
+ATTENTION = "kernel"  # of Pallas, for TPUs; elsewhere "blocked"
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        name="llama3p1_8b_orm",
+        base=BASE,
+        tokenizer=BASE,
+        # huggingface.co/meta-llama/Llama-3.1-8B, config.json. A folder of other values is refused when it is loaded.
+        model=ModelConfig(
+            vocab_size=128256,
+            layers=32,
+            width=4096,
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            mlp_width=14336,
+            rope_theta=500000.0,
+            norm_eps=1e-5,
+            rope_scaling=RopeScaling("llama3", factor=8.0, positions=8192, low=1.0, high=4.0),
+            tied_embeddings=False,
+            dtype="bfloat16",
+            remat="full",
+            attention=ATTENTION,
+        ),
+        # A row a chip, twice for an update.
+        data=DataConfig(
+            train=(DATA,),
+            supervise="outcome",
+            too_long="truncate",
+            tokens=8192,
+            slots=256,
+            rows=64,
+            micro_rows=32,
+            window=1024,
+        ),
+        target=TargetConfig(labels="probability", neutral="none", after_error="keep"),
+        loss="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=1e-5, warmup_steps=10, decay="cosine", weight_decay=0.01),
+        mesh=MeshConfig(),  # fsdp: weights and rows split over all chips
+        steps=100,
+        checkpoint_every=25,
+    )

@@ -1,0 +1,62 @@
+"""Qwen2.5-Math-7B on PRM800K: a process reward model from human step ratings, on 64 chips.
+
+    export JPRM_BASE=models/Qwen2.5-Math-7B JPRM_PREPARED=data/prm800k
+    jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
+    jprm train experiments/qwen2p5_math_7b_prm800k.py --workdir gs://BUCKET/runs/qwen2p5_math_7b_prm800k
+
+The last on every host of the slice. It has not been run; nothing but its plan is known.
+"""
+
+import os
+
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import MeshConfig
+from jprm.train.config import DataConfig, Experiment
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+BASE = os.environ.get("JPRM_BASE", "models/Qwen2.5-Math-7B")
+DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
+ATTENTION = "kernel"  # of Pallas, for TPUs; elsewhere "blocked"
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        name="qwen2p5_math_7b_prm800k",
+        base=BASE,
+        tokenizer=BASE,
+        # huggingface.co/Qwen/Qwen2.5-Math-7B, config.json. A folder of other values is refused when it is loaded.
+        model=ModelConfig(
+            vocab_size=152064,
+            layers=28,
+            width=3584,
+            heads=28,
+            kv_heads=4,
+            head_dim=128,
+            mlp_width=18944,
+            rope_theta=10000.0,
+            norm_eps=1e-6,
+            qkv_bias=True,
+            tied_embeddings=False,
+            dtype="bfloat16",
+            remat="full",
+            attention=ATTENTION,
+        ),
+        # A row a chip.
+        data=DataConfig(
+            train=(DATA,),
+            supervise="step",
+            too_long="truncate",
+            tokens=8192,
+            slots=1024,
+            rows=64,
+            micro_rows=64,
+            window=1024,
+        ),
+        target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
+        loss="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=1e-5, warmup_steps=10, decay="cosine", weight_decay=0.01),
+        mesh=MeshConfig(),  # fsdp: weights and rows split over all chips
+        steps=100,
+        checkpoint_every=25,
+    )

@@ -1,0 +1,61 @@
+"""Qwen3-4B-Base on Math-Shepherd: a process reward model from automatic step labels, on 16 chips.
+
+    export JPRM_BASE=models/Qwen3-4B-Base JPRM_PREPARED=data/math_shepherd
+    jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16
+    jprm train experiments/qwen3_4b_math_shepherd.py --workdir gs://BUCKET/runs/qwen3_4b_math_shepherd
+
+The last on every host of the slice. It has not been run; nothing but its plan is known.
+"""
+
+import os
+
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import MeshConfig
+from jprm.train.config import DataConfig, Experiment
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+BASE = os.environ.get("JPRM_BASE", "models/Qwen3-4B-Base")
+DATA = os.environ.get("JPRM_PREPARED", "data/math_shepherd")
+ATTENTION = "kernel"  # of Pallas, for TPUs; elsewhere "blocked"
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        name="qwen3_4b_math_shepherd",
+        base=BASE,
+        tokenizer=BASE,
+        # huggingface.co/Qwen/Qwen3-4B-Base, config.json. A folder of other values is refused when it is loaded.
+        model=ModelConfig(
+            vocab_size=151936,
+            layers=36,
+            width=2560,
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            mlp_width=9728,
+            rope_theta=1000000.0,
+            norm_eps=1e-6,
+            qk_norm=True,
+            dtype="bfloat16",
+            remat="full",
+            attention=ATTENTION,
+        ),
+        # A row a chip, four times for an update.
+        data=DataConfig(
+            train=(DATA,),
+            supervise="step",
+            too_long="truncate",
+            tokens=8192,
+            slots=1024,
+            rows=64,
+            micro_rows=16,
+            window=1024,
+        ),
+        target=TargetConfig(labels="probability", neutral="none", after_error="keep"),
+        loss="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=1e-5, warmup_steps=10, decay="cosine", weight_decay=0.01),
+        mesh=MeshConfig(),  # fsdp: weights and rows split over all chips
+        steps=100,
+        checkpoint_every=25,
+    )

@@ -1,0 +1,74 @@
+"""`jprm plan`: what an experiment's step would need on a TPU slice, from a machine that has none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from jprm.cli.arguments import Settings
+
+
+def plan(
+    experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
+    topology: Annotated[str, arg(metavar="NAME")],
+    slices: int = 1,
+    scoring: FlagCreatePairsOff[bool] = False,
+    search: FlagCreatePairsOff[bool] = False,
+    tokens_per_epoch: float | None = None,
+    labels_per_epoch: float | None = None,
+    to: Annotated[Path | None, arg(name="json", metavar="OUT")] = None,
+    set_: Settings = (),
+) -> None:
+    """Compile an experiment's step for a TPU slice, here: memory, FLOPs, collectives, and how fast it can be at most.
+
+    The step is the one that `jprm train` runs, compiled by libtpu (pip install 'jprm[tpu]') from shapes alone: no TPU,
+    weights, data or tokenizer are needed. A 7B model takes minutes. What is said of time are lower bounds, from what
+    the program does and the rates that the chip is sold with: no run is faster, and real ones are slower.
+
+    For example:
+      jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
+      jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5e-64 --scoring
+      jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --json plans.json
+      jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set data.tokens=4096 model.remat=dots
+
+    Args:
+        experiment: The file that describes the run.
+        topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores for v4, v5p and
+            tpu7x, two a chip, and chips for v5e and v6e. A wrong name lists the right ones.
+        slices: So many of them, joined by the data centre's network, whose time no bound counts.
+        scoring: Plan the scoring step, as `jprm score` runs it on a row a device, and not the training step.
+        search: Try meshes, then remat policies, then rows at a time, and print what fits and is fastest by its bounds.
+        tokens_per_epoch: Tokens of the packed data, for hours and chip-hours an epoch.
+        labels_per_epoch: Labelled steps among them, for labels a second.
+        to: A file for the same figures, and those of every candidate of a search.
+        set_: Values that replace those of the experiment, by their path in its configuration.
+    """
+    # Before jax is imported: planning must not take a TPU that this machine has from a run that uses it.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from rich.console import Console
+
+    from jprm.evaluate.report import write_json
+    from jprm.plan import report
+    from jprm.plan.plan import plan
+    from jprm.plan.search import search as search_plans
+    from jprm.plan.topologies import find
+    from jprm.train.config import load
+
+    wanted, loaded = find(topology, slices), load(experiment, set_)
+    console = Console()
+    options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
+    with Console(stderr=True).status("starting") as status:
+        if search:
+            plans, best = search_plans(loaded, wanted, say=status.update, **options)
+        else:
+            best = plan(loaded, wanted, say=status.update, **options)
+    if search:
+        report.show_search(plans, best, console)
+    if best is not None:
+        report.show(best, console)
+    if to is not None:
+        write_json(to, {"plans": plans, "best": best} if search else best)
+        console.print(f"{to}: written")

@@ -1,0 +1,110 @@
+"""The step of an experiment, compiled for chips that are not there, from shapes alone: no weights, no data."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jprm.model.sharding import spec
+from jprm.plan.topologies import GIB
+from jprm.rows import Rows
+from jprm.score.scorer import _score
+from jprm.train import loop
+from jprm.train.config import Experiment
+from jprm.train.lora import merge
+from jprm.train.losses import probability
+from jprm.train.step import State, make_step
+
+
+def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int) -> Rows:
+    """Rows of shape (*lead, ...), the last axis of `lead` split over the devices as `put_rows` splits it."""
+
+    def array(size: int, dtype: Any) -> jax.ShapeDtypeStruct:
+        place = NamedSharding(mesh, spec(*(None,) * (len(lead) - 1), "batch", None))
+        return jax.ShapeDtypeStruct((*lead, size), dtype, sharding=place)
+
+    ids, values = array(tokens, jnp.int32), array(slots, jnp.float32)
+    return Rows(ids, ids, ids, array(slots, jnp.int32), values, values)
+
+
+def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
+    """Shapes, types and places of the state that training starts from. The base model's files are not read."""
+    abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
+    with jax.sharding.use_abstract_mesh(abstract):
+        state = jax.eval_shape(lambda: loop.initial_state(experiment, load_base=False))
+
+    def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec if x.ndim else P()))
+
+    return jax.tree.map(placed, state)
+
+
+def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[State, Rows]]:
+    """The step that `jprm train` runs, and what it is called with."""
+    step = make_step(
+        experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps, experiment.lora
+    )
+    data = experiment.data
+    rows = abstract_rows(mesh, data.rows // data.micro_rows, data.micro_rows, tokens=data.tokens, slots=data.slots)
+    return step, (abstract_state(experiment, mesh), rows)
+
+
+def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple]:
+    """What `jprm score` runs on a batch, a row a device, and what it is called with."""
+    state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
+    with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
+        params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
+    params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
+    rows = abstract_rows(mesh, mesh.shape["data"] * mesh.shape["fsdp"], tokens=tokens, slots=tokens // 2)
+    return _score, (params, experiment.model, rows, probability)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """HBM bytes of one device. Where the program does not fit, only the total and what is available are known."""
+
+    total: float
+    available: float
+    arguments: float | None = None
+    temporaries: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.available
+
+
+def compiled(
+    function: Callable, args: tuple, mesh: Mesh, available: float, options: Mapping[str, Any] | None = None
+) -> tuple[Memory, str | None]:
+    """What the compiled program takes and its HLO text; None in its place where it does not fit the chip."""
+    with jax.set_mesh(mesh):
+        lowered = function.lower(*args)
+        try:
+            program = lowered.compile(compiler_options=options and dict(options))
+        except jax.errors.JaxRuntimeError as error:
+            return overflow(str(error)), None
+    sizes = program.memory_analysis()
+    fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes  # what is not written in place of the arguments
+    total = sizes.argument_size_in_bytes + fresh + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+    return Memory(total, available, sizes.argument_size_in_bytes, sizes.temp_size_in_bytes), program.as_text()
+
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+
+
+def overflow(message: str) -> Memory:
+    """The figures in the compiler's refusal. Raises RuntimeError with the message where it says something else."""
+    found = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message) or re.search(
+        r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message
+    )
+    if not found:
+        raise RuntimeError(f"the compiler failed: {message}")
+    used, unit, limit, limit_unit = found.groups()
+    return Memory(float(used) * UNITS[unit], float(limit) * UNITS[limit_unit])

@@ -1,0 +1,245 @@
+"""A compiled program's text, read: what its instructions are, which of them run, and how often each loop turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "token": 0, "opaque": 0}
+"""Of an element, where the type's name does not end in its bits."""
+
+_ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^{}]*)\})?")
+_LINE = re.compile(r"\s*(ROOT )?%?([\w.-]+) = ")
+_OPCODE = re.compile(r"\s*([\w-]+)\(")
+_CALLED = re.compile(r"(calls|body|condition|to_apply|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.-]+)")
+_HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """Type and place of one buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    hbm: bool  # and not memory on the chip
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> float:
+        digits = re.match(r"[a-z]+(\d+)", self.dtype)
+        return self.size * BYTES.get(self.dtype, int(digits.group(1)) / 8 if digits else 4)
+
+    @property
+    def hbm_bytes(self) -> float:
+        return self.bytes if self.hbm else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]  # of the result, one where it is no tuple
+    operands: tuple[str, ...]
+    inside: str  # the text between the brackets: a constant's value, a parameter's number
+    text: str  # the attributes behind them
+    root: bool
+
+    def attribute(self, name: str) -> str:
+        """The value of `name=value` up to the next comma or space outside brackets; empty where there is none."""
+        found = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.text)
+        return found.group(1) if found else ""
+
+    @functools.cached_property
+    def called(self) -> dict[str, tuple[str, ...]]:
+        """Computations by how they are called: calls, body, condition, ..."""
+        return {kind: tuple(re.findall(r"[\w.-]+", names)) for kind, names in _CALLED.findall(self.text)}
+
+    @functools.cached_property
+    def op_name(self) -> str:
+        """Where in the traced function it comes from: `jit(step)/.../layers_0/while/body/dot_general`."""
+        found = re.search(r'op_name="([^"]*)"', self.text)
+        return found.group(1) if found else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    name: str
+    instructions: dict[str, Instruction]
+
+    @functools.cached_property
+    def root(self) -> Instruction:
+        return next(i for i in self.instructions.values() if i.root)
+
+    @functools.cached_property
+    def parameters(self) -> list[Instruction]:
+        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return sorted(found, key=lambda i: int(i.inside))
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for operand in instruction.operands:
+                users[operand].append(instruction)
+        return users
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    computations: dict[str, Computation]
+    entry: str
+
+    def executed(self) -> Iterator[tuple[Computation, float, tuple[Instruction, ...]]]:
+        """Computations that control passes through, how often, and the loops they lie in, outermost first.
+
+        What a fusion or a reduction computes is not among them. Of a conditional's branches all are.
+        """
+        stack: list[tuple[str, float, tuple[Instruction, ...]]] = [(self.entry, 1.0, ())]
+        while stack:
+            name, times, loops = stack.pop()
+            computation = self.computations[name]
+            yield computation, times, loops
+            for instruction in computation.instructions.values():
+                called = instruction.called
+                if instruction.opcode == "while":
+                    turns = trips(self, computation, instruction)
+                    stack.append((called["body"][0], times * turns, (*loops, instruction)))
+                elif instruction.opcode in ("call", "conditional", "async-start"):
+                    names = [n for kind in ("to_apply", "calls", "branch_computations") for n in called.get(kind, ())]
+                    stack += [(n, times, loops) for n in names]
+
+    def fused(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+        """The instruction and everything that it computes inside, each with the computation that it stands in."""
+        for name in instruction.called.get("calls", ()) if instruction.opcode == "fusion" else ():
+            for inner in self.computations[name].instructions.values():
+                yield self.computations[name], inner
+                yield from self.fused(inner)
+
+
+def parse(text: str) -> Module:
+    """Reads `compiled.as_text()`."""
+    computations, entry, current = {}, "", None
+    for line in text.splitlines():
+        if current is None:
+            header = _HEADER.match(line)
+            if header and " = " not in line.split("(", 1)[0]:
+                current, entry = {}, header.group(2) if header.group(1) else entry
+                name = header.group(2)
+        elif line.startswith("}"):
+            computations[name], current = Computation(name, current), None
+        elif instruction := _instruction(line):
+            current[instruction.name] = instruction
+    if entry not in computations:
+        raise ValueError("the text of the compiled program has no ENTRY computation that could be read")
+    return Module(computations, entry)
+
+
+def _closed(text: str, start: int) -> int:
+    """The index behind the bracket that closes the one at `start`."""
+    depth = 0
+    for match in re.compile(r"[()]").finditer(text, start):
+        depth += 1 if match.group() == "(" else -1
+        if depth == 0:
+            return match.end()
+    return len(text)
+
+
+def _instruction(line: str) -> Instruction | None:
+    head = _LINE.match(line)
+    if not head:
+        return None
+    start = head.end()
+    end = _closed(line, start) if line[start] == "(" else line.index(" ", start)
+    opcode = _OPCODE.match(line, end)
+    behind = _closed(line, opcode.end() - 1)
+    inside = line[opcode.end() : behind - 1]
+    arrays = tuple(
+        Array(dtype, tuple(map(int, shape.split(","))) if shape else (), not re.search(r"S\([1-9]", layout or ""))
+        for dtype, shape, layout in _ARRAY.findall(line[start:end])
+    )
+    operands = tuple(re.findall(r"%([\w.-]+)", inside))
+    return Instruction(
+        head.group(2), opcode.group(1), arrays, operands, inside, line[behind:].lstrip(", "), bool(head.group(1))
+    )
+
+
+class UnknownTrips(ValueError):
+    """A loop whose turns the program's text does not tell."""
+
+
+def trips(module: Module, computation: Computation, loop: Instruction) -> int:
+    """How often a loop's body runs: XLA's own word for it, or a counter that starts, grows and ends at constants."""
+    known = re.search(r'"?known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text)
+    if known:
+        return int(known.group(1))
+    try:
+        return _turns(module, computation, loop)
+    except UnknownTrips as error:
+        raise UnknownTrips(f"how often does {loop.name} ({loop.op_name}) run? {error}") from error
+
+
+def _turns(module: Module, computation: Computation, loop: Instruction) -> int:
+    condition, body = (module.computations[loop.called[kind][0]] for kind in ("condition", "body"))
+    compare = condition.root
+    while compare.opcode == "fusion":
+        condition, compare = _into(module, condition, compare)
+    sides = [_affine(module, condition, name) for name in compare.operands]
+    limit = next((offset for index, offset in sides if index is None), None)
+    index = next((index for index, offset in sides if index is not None), None)
+    if compare.opcode != "compare" or limit is None or index is None:
+        raise UnknownTrips("its condition is no comparison with a constant")
+    counter, step = _affine(module, body, body.root.operands[index])
+    first_of, first = _affine(module, computation, computation.instructions[loop.operands[0]].operands[index])
+    if counter != index or not step or first_of is not None:
+        raise UnknownTrips("its counter does not go from a constant by constant steps")
+    if compare.attribute("direction") in ("LE", "GE"):
+        limit += 1 if step > 0 else -1
+    return max(0, math.ceil((limit - first) / step))
+
+
+def _into(module: Module, outer: Computation, fusion: Instruction) -> tuple[Computation, Instruction]:
+    """A fusion's computation with the outer's values in its parameters' place, and its root."""
+    inner = module.computations[fusion.called["calls"][0]]
+    given = {p.name: outer.instructions[name] for p, name in zip(inner.parameters, fusion.operands, strict=True)}
+    # Parameters are named anew, so that names of the outer computation can be looked up in the same table.
+    table = dict(outer.instructions) | dict(inner.instructions)
+    for name, value in given.items():
+        table[name] = Instruction(name, "copy", value.arrays, (value.name,), "", "", False)
+    return Computation(inner.name, table), inner.root
+
+
+def _affine(module: Module, where: Computation, name: str) -> tuple[int | None, int]:
+    """The value `name` as an element of the loop's state plus a constant: (index or None, constant).
+
+    Raises UnknownTrips where it is something else.
+    """
+    i = where.instructions[name]
+    if i.opcode == "constant":
+        return None, int(i.inside)
+    if i.opcode in ("copy", "bitcast", "convert", "copy-done", "reshape", "copy-start", "optimization-barrier"):
+        return _affine(module, where, i.operands[0])
+    if i.opcode == "get-tuple-element":
+        source, index = where.instructions[i.operands[0]], int(i.attribute("index"))
+        if source.opcode == "parameter":
+            return index, 0
+        if source.opcode == "tuple":
+            return _affine(module, where, source.operands[index])
+        if source.opcode == "fusion":
+            inner, root = _into(module, where, source)
+            return _affine(module, inner, root.operands[index])
+    if i.opcode == "fusion":
+        inner, root = _into(module, where, i)
+        return _affine(module, inner, root.name)
+    if i.opcode in ("add", "subtract"):
+        (left, a), (right, b) = (_affine(module, where, operand) for operand in i.operands)
+        if left is None or right is None:
+            sign = 1 if i.opcode == "add" else -1
+            if right is None or sign == 1:
+                return (right if left is None else left), a + sign * b
+    raise UnknownTrips(f"{name} is a {i.opcode}")

@@ -1,0 +1,109 @@
+"""A plan: what one device of a slice would hold, compute and send in a step, and how fast the step can be at most."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jprm.model.sharding import check, make_mesh
+from jprm.plan import compile, counts, hlo, roofline
+from jprm.plan.topologies import Topology, devices
+from jprm.train.config import Experiment
+from jprm.train.step import TPU_OPTIONS
+
+
+def plan(
+    experiment: Experiment,
+    topology: Topology,
+    *,
+    scoring: bool = False,
+    epoch_tokens: float | None = None,
+    epoch_labels: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Compiles the experiment's training step, or with `scoring` its scoring step, and measures the program.
+
+    Returns plain values, as JSON has them; bytes and FLOPs are of one device and one step. `program`, `bounds` and
+    `epoch` are None where the program does not fit, as is `epoch` where its tokens are not given. `say` is told what is
+    being done.
+
+    Raises ValueError where the mesh does not divide the model or the rows, and FileNotFoundError without libtpu.
+    """
+    start, model, data = time.monotonic(), experiment.model, experiment.data
+    mesh = make_mesh(experiment.mesh, devices(topology))
+    rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
+    check(model, mesh, rows if scoring else data.micro_rows)
+    say(f"tracing {experiment.name} for {topology.devices} devices")
+    function, args = (compile.scoring if scoring else compile.training)(experiment, mesh)
+    params = args[0] if scoring else args[0].params
+    trained = () if scoring else tuple(args[0].trained)
+    say("compiling; a large model takes minutes")
+    options = None if scoring else TPU_OPTIONS  # as the training step has them on a TPU
+    memory, text = compile.compiled(function, args, mesh, topology.chip.allotted, options)
+    slots = data.tokens // 2 if scoring else data.slots
+    needed = roofline.model_flops(model, trained, rows, data.tokens, slots)
+    result: dict[str, Any] = {
+        "experiment": experiment.name,
+        "step": "scoring" if scoring else "training",
+        "topology": topology.name,
+        "slices": topology.slices,
+        "chips": topology.chips,
+        "devices": topology.devices,
+        "mesh": dict(mesh.shape),
+        "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "rows": rows,
+        "micro_rows": rows if scoring else data.micro_rows,
+        "tokens": data.tokens,
+        "remat": model.remat,
+        "attention": model.attention,
+        "memory": dataclasses.asdict(memory) | {"fits": memory.fits},
+        "model_flops": needed / topology.devices,
+        "program": None,
+        "bounds": None,
+        "epoch": None,
+    }
+    if text is not None:
+        say("reading the compiled program")
+        at_once = result["micro_rows"] // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
+        kernels = roofline.kernel_flops(model, at_once, data.tokens, mesh.shape["tensor"])
+        program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels)
+        bound = roofline.bounds(program, topology.chip)
+        per_second = rows * data.tokens / bound.step
+        result["program"] = {
+            "flops": program.flops,
+            "flops_over_model": program.flops * topology.devices / needed,
+            "hbm_bytes": program.bytes,
+            "collectives": counts.totals(program.collectives),
+            "others_in_layers": sorted({c.name for c in program.collectives if c.in_layers and c.moves == "other"}),
+            "uncounted_kernels": list(program.uncounted),
+        }
+        result["bounds"] = dataclasses.asdict(bound) | {
+            "step": bound.step,
+            "by": bound.by,
+            "tokens_per_second": per_second,
+            "mfu": needed / topology.chips / topology.chip.flops / bound.step,
+        }
+        if epoch_tokens:
+            hours = epoch_tokens / per_second / 3600
+            result["epoch"] = {
+                "tokens": epoch_tokens,
+                "labels_per_second": epoch_labels and per_second * epoch_labels / epoch_tokens,
+                "hours": hours,
+                "chip_hours": hours * topology.chips,
+            }
+    return result | {"seconds_to_plan": time.monotonic() - start}
+
+
+def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
+    """Elements of each parameter of one layer, as one device holds it when it is gathered over `fsdp`."""
+    sizes = set()
+    for name, group in params["decoder"].items():
+        for x in group.values() if name.startswith("layers_") else ():
+            split = math.prod(mesh.shape["tensor"] for axis in x.sharding.spec if axis == "tensor")
+            sizes.add(x.size // x.shape[0] // split)
+    return sizes

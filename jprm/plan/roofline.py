@@ -1,0 +1,103 @@
+"""What a step must cost: the model's own FLOPs, and the time below which no program can run it on given chips.
+
+The model's FLOPs are those of its matrix products and of attention's visible pairs, by the usual count (Chowdhery et
+al. 2022, appendix B): 2 for every parameter and token forward; 2 more for the gradient of its input, where anything
+below is trained; 2 more for its own gradient, where it is trained. Nothing that is computed again counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import jax.numpy as jnp
+
+from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.kernels.blocks import block_sizes, most_pairs
+from jprm.model.transformer import UNBOUNDED, windows
+from jprm.plan.counts import Program
+from jprm.plan.topologies import Chip
+
+
+def matrices(model: ModelConfig) -> dict[str, int]:
+    """Parameters of each matrix of one layer, by its name."""
+    D, K, H, F = model.width, model.kv_heads, model.head_dim, model.mlp_width
+    heads = {"query": D * model.heads * H, "key": D * K * H, "value": D * K * H, "out": D * model.heads * H}
+    return heads | {"gate": D * F, "up": D * F, "down": D * F}
+
+
+def visible_pairs(tokens: int, window: int = UNBOUNDED) -> int:
+    """Pairs of query and key in a row that one chain fills: the most that any row has."""
+    seen = min(window, tokens)
+    return seen * tokens - seen * (seen - 1) // 2
+
+
+def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
+    """FLOPs of one update on `rows` rows, or with nothing `trained` (paths of parameters) of scoring them.
+
+    An adapter's own products, thousands of times smaller than its matrix's, are left out.
+    """
+    groups = range(len(model.layer_groups))
+    in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
+    first = next((i for i in groups if in_group[i]), len(model.layer_groups))
+    if "decoder/embed" in trained:
+        first = -1
+    window_L, size, total, layer = windows(model), matrices(model), 0.0, 0
+    for i, layers in enumerate(model.layer_groups):
+        backward = i >= first
+        for name, parameters in size.items():
+            own = f"decoder/layers_{i}/{name}" in trained
+            total += (2 + 2 * backward + 2 * own) * parameters * layers * tokens
+        for _ in range(layers):
+            pairs = visible_pairs(tokens, UNBOUNDED if window_L is None else int(window_L[layer]))
+            # Logits and their use, 2 H each a pair and head; twice as much for the four gradients.
+            total += (3 if backward else 1) * 4 * model.heads * model.head_dim * pairs
+            layer += 1
+    head = model.width * (model.vocab_size if model.head == "language" else HEAD_CLASSES[model.head])
+    head += model.width**2 * model.head_hidden
+    return rows * (total + (6 if trained else 2) * head * slots)
+
+
+PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
+"""Products that each kernel of `jprm.model.kernels.interval` makes of a pair of blocks: logits and output; logits, the
+gradients of weights and queries; logits, the gradients of weights, keys and values."""
+
+
+def kernel_flops(model: ModelConfig, rows: int, tokens: int, tensor: int) -> dict[str, float]:
+    """FLOPs of a call of each attention kernel on a device's rows, each of which one chain fills: all pairs of blocks.
+
+    Trees need fewer, and a kernel skips the others.
+    """
+    if model.attention != "kernel":
+        return {}
+    sizes = block_sizes(tokens, model.head_dim, model.group, jnp.dtype(model.dtype).itemsize)
+    pairs = most_pairs(tokens, sizes) * sizes.query * sizes.key
+    return {name: 2.0 * n * rows * model.heads // tensor * model.head_dim * pairs for name, n in PRODUCTS.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Lower bounds on a step's time, in seconds; no program with these counts is faster than the largest."""
+
+    compute: float
+    hbm: float
+    interconnect: float
+
+    @property
+    def step(self) -> float:
+        return max(self.compute, self.hbm, self.interconnect)
+
+    @property
+    def by(self) -> str:
+        """What the largest is of."""
+        return max(("compute", "hbm", "interconnect"), key=lambda name: getattr(self, name))
+
+
+def bounds(program: Program, chip: Chip) -> Bounds:
+    """Of one device's program: its counts over the rates that the chip is sold with."""
+    share = 1 / chip.devices
+    return Bounds(
+        compute=program.flops / (chip.flops * share),
+        hbm=program.bytes / (chip.hbm_bandwidth * share),
+        interconnect=program.received / (chip.interconnect * share),
+    )

@@ -1,0 +1,114 @@
+"""TPU slices by the names that people know, what libtpu calls them, and the published figures of their chips."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import os
+from typing import Any
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Published figures of one chip; bytes and FLOPs a second.
+
+    interconnect: of all links of the chip together, in one direction.
+    allotted: HBM bytes that libtpu's compiler lets a program of one device use, as it says when one does not fit.
+    """
+
+    flops: float  # bfloat16
+    hbm: float
+    hbm_bandwidth: float
+    interconnect: float
+    allotted: float
+    devices: int = 1  # that JAX sees in a chip
+    cores_named: bool = False  # the number in a slice's name counts cores, two a chip
+
+
+CHIPS = {
+    # docs.cloud.google.com/tpu/docs/v4: 275 TFLOPs, 32 GiB, 1,200 GB/s. Six links of 50 GB/s: Jouppi et al. 2023,
+    # arXiv:2304.01433, table 4.
+    "v4": Chip(275e12, 32 * GIB, 1200e9, 6 * 50e9, 30.75 * GIB, cores_named=True),
+    # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 16 GB, 819 GB/s, 400 GB/s in both directions together.
+    "v5e": Chip(197e12, 16 * GIB, 819e9, 200e9, 15.75 * GIB),
+    # docs.cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 95 GiB, 2,765 GB/s, 1,200 GB/s in both directions together.
+    "v5p": Chip(459e12, 95 * GIB, 2765e9, 600e9, 95.74 * GIB, cores_named=True),
+    # docs.cloud.google.com/tpu/docs/v6e: 918 TFLOPs, 32 GB, 1,638 GB/s, 800 GB/s in both directions together.
+    "v6e": Chip(918e12, 32 * GIB, 1638e9, 400e9, 31.25 * GIB),
+    # docs.cloud.google.com/tpu/docs/tpu7x: 2,307 TFLOPs, 192 GiB, 7,380 GB/s, 1,200 GB/s in both directions together.
+    "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 600e9, 94.75 * GIB, devices=2, cores_named=True),
+}
+
+# Shapes of the slices that are let, by their chips: docs.cloud.google.com/tpu/docs/v5p and .../v6e.
+FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+CUBES = {
+    4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
+    1024: "8x8x16", 2048: "8x16x16",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """One slice, or several that the data centre's network joins."""
+
+    name: str  # as people know it: v5p-128
+    chip: Chip
+    shape: str
+    chips: int  # of all slices
+    slices: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.devices
+
+
+def names() -> dict[str, list[str]]:
+    """Names of the slices of each kind of chip."""
+    return {
+        kind: [f"{kind}-{chips * (2 if chip.cores_named else 1)}" for chips in (CUBES if chip.cores_named else FLAT)]
+        for kind, chip in CHIPS.items()
+    }
+
+
+def find(name: str, slices: int = 1) -> Topology:
+    """The slice of that name. Raises ValueError, listing the names, where there is none."""
+    kind, _, count = name.lower().replace("v5litepod", "v5e").partition("-")
+    chip, known = CHIPS.get(kind), names()
+    if chip is None or f"{kind}-{count}" not in known[kind]:
+        listed = known[kind] if chip else [name for group in known.values() for name in group]
+        raise ValueError(
+            f"{name!r} is no TPU slice. Names are {', '.join(listed)}; the number counts cores, two a chip, for"
+            " v4, v5p and tpu7x, and chips for v5e and v6e"
+        )
+    if slices < 1:
+        raise ValueError(f"slices={slices} must be positive")
+    chips = int(count) // (2 if chip.cores_named else 1)
+    return Topology(f"{kind}-{count}", chip, (CUBES if chip.cores_named else FLAT)[chips], chips * slices, slices)
+
+
+def devices(topology: Topology) -> list[Any]:
+    """Devices to compile for, which are not there. Raises FileNotFoundError where libtpu is not installed."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise FileNotFoundError("libtpu, which holds the TPU compiler, is not installed: pip install 'jprm[tpu]'")
+    # libtpu must neither look for a TPU's metadata nor mind that another process has loaded it; the others keep it from
+    # warning that it runs on no TPU machine.
+    for name, value in {
+        "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    }.items():  # fmt: skip
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies
+
+    kind = topology.name.partition("-")[0]
+    sizes = [int(size) for size in topology.shape.split("x")]
+    options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
+    if kind == "v4":  # otherwise each of a chip's two cores is a device
+        options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+    elif math.prod(sizes) < 4:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    elif math.prod(sizes) == 4 and len(sizes) == 2:
+        options["chips_per_host_bounds"] = (2, 2, 1)
+    return topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{topology.shape}", **options).devices

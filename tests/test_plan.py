@@ -1,0 +1,314 @@
+"""Plans: names, the counting of a compiled program against counts by hand, and one plan from end to end.
+
+What is compiled for a TPU needs libtpu (the extra `tpu`), not a TPU.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from tiny import TINY
+
+from jprm import cli
+from jprm.model import transformer
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import MeshConfig
+from jprm.plan import compile, counts, hlo, roofline, search, topologies
+from jprm.plan.topologies import GIB
+
+SLICES = [
+    ("v4-32", "2x2x4", 16, 16), ("v5e-16", "4x4", 16, 16), ("v5p-128", "4x4x4", 64, 64), ("v5p-512", "4x8x8", 256, 256),
+    ("v6e-64", "8x8", 64, 64), ("tpu7x-128", "4x4x4", 64, 128), ("v5litepod-16", "4x4", 16, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape", "chips", "devices"), SLICES)
+def test_names_that_people_know(name, shape, chips, devices):
+    found = topologies.find(name)
+    assert (found.shape, found.chips, found.devices) == (shape, chips, devices)
+    assert np.prod([int(size) for size in shape.split("x")]) == chips
+    assert topologies.find(name, slices=2).devices == 2 * devices
+
+
+def test_a_wrong_name_lists_the_right_ones():
+    with pytest.raises(ValueError, match="'v5p-64x' is no TPU slice. Names are v5p-8.*v5p-4096.*counts cores"):
+        topologies.find("v5p-64x")
+    with pytest.raises(ValueError, match="v4-32.*v5e-16.*v5p-128.*v6e-64.*tpu7x-128"):
+        topologies.find("h100-8")
+    with pytest.raises(ValueError, match="slices=0"):
+        topologies.find("v4-8", 0)
+
+
+def tpu(name):
+    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
+    return topologies.devices(topologies.find(name))
+
+
+def placed(mesh, shape, dtype, *spec):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+
+L, D, B = 6, 1024, 2048
+
+
+@pytest.fixture(scope="module", params=["cpu", "v5e-8"])
+def program(request):
+    """Gradient descent on L square matrices of D x D, split over 8 devices with their B rows, and rematerialised."""
+    devices = jax.devices() if request.param == "cpu" else tpu(request.param)
+    mesh = Mesh(np.array(devices), ("fsdp",), axis_types=(AxisType.Explicit,))
+
+    def update(w_LDF, x_BD):
+        def loss(w_LDF):
+            def body(x, w):
+                product = jnp.einsum("BD,DF->BF", x, w.astype(jnp.bfloat16), out_sharding=P("fsdp"))
+                return jnp.tanh(product), None
+
+            with jax.named_scope("layers_0"):
+                return jax.lax.scan(body, x_BD, w_LDF)[0].astype(jnp.float32).sum()
+
+        return w_LDF - 0.1 * jax.grad(loss)(w_LDF)
+
+    with jax.set_mesh(mesh):
+        args = placed(mesh, (L, D, D), jnp.float32, None, "fsdp"), placed(mesh, (B, D), jnp.bfloat16, "fsdp")
+        text = jax.jit(update).lower(*args).compile().as_text()
+    return counts.count(hlo.parse(text), {D * D})
+
+
+def test_flops_are_counted_with_the_turns_of_the_loops(program):
+    # Three products of (B / 8, D) with (D, D) a layer: forward, and the gradients of input and weights. That of the
+    # first input is not needed, and may or may not be computed.
+    one = 2 * B / 8 * D * D
+    assert (3 * L - 1) * one <= program.flops <= 3 * L * one
+
+
+def test_collectives_are_found_in_the_layer_loop(program):
+    inside = [c for c in program.collectives if c.in_layers]
+    assert {c.moves for c in inside} == {"weights", "gradients"}
+    gathered = sum(c.bytes * c.times for c in inside if c.moves == "weights")
+    # Each layer's matrix is gathered forward and backward, in bfloat16 or, converted later, in float32.
+    assert gathered in (2 * L * D * D * 2, 2 * L * D * D * 4)
+    assert all(c.times == L for c in inside)
+    assert program.bytes > L * D * D * 4 / 8  # the weights at least are written
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_convolution_counts_what_meets_an_input(seed):
+    rng = np.random.default_rng(seed)
+    size, window, stride, low, lhs, rhs = (int(rng.integers(1, 5)) for _ in range(6))
+    outputs = 1 + max(0, (size - 1) * lhs + 2 * low - (window - 1) * rhs) // stride
+    dilated = np.zeros((size - 1) * lhs + 1 + 8 * low + 64)
+    dilated[low : low + (size - 1) * lhs + 1 : lhs] = 1  # ones where the input has an element
+    pairs = sum(dilated[o * stride + w * rhs] for o in range(outputs) for w in range(window))
+    assert counts._meetings(size, window, outputs, stride, low, lhs, rhs) == pairs
+
+
+LOOP = """HloModule loop
+
+%body (s: (u32[], f32[4,8], f32[8,16])) -> (u32[], f32[4,8], f32[8,16]) {
+  %s = (u32[], f32[4,8]{1,0}, f32[8,16]{1,0}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%s), index=0
+  %two = u32[] constant(2)
+  %next = u32[] add(%i, %two)
+  %x = f32[4,8]{1,0:T(8,128)S(1)} get-tuple-element(%s), index=1
+  %w = f32[8,16]{1,0} get-tuple-element(%s), index=2
+  %y = f32[4,16]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %k = f32[4,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={CONFIG}
+  ROOT %t = (u32[], f32[4,8]{1,0}, f32[8,16]{1,0}) tuple(%next, %x, %w)
+}
+
+%condition (s: (u32[], f32[4,8], f32[8,16])) -> pred[] {
+  %s.1 = (u32[], f32[4,8]{1,0}, f32[8,16]{1,0}) parameter(0)
+  %j = u32[] get-tuple-element(%s.1), index=0
+  %end = u32[] constant(9)
+  ROOT %less = pred[] compare(%j, %end), direction=DIRECTION
+}
+
+ENTRY %main (a: f32[4,8], b: f32[8,16]) -> (u32[], f32[4,8], f32[8,16]) {
+  %a = f32[4,8]{1,0} parameter(0)
+  %b = f32[8,16]{1,0} parameter(1)
+  %zero = u32[] constant(1)
+  %start = u32[] copy(%zero)
+  %state = (u32[], f32[4,8]{1,0}, f32[8,16]{1,0}) tuple(%start, %a, %b)
+  ROOT %loop = (u32[], f32[4,8]{1,0}, f32[8,16]{1,0}) while(%state), condition=%condition, body=%body
+}
+"""
+
+
+@pytest.mark.parametrize(("direction", "turns"), [("LT", 4), ("LE", 5)])  # 1, 3, 5, 7 and 9
+def test_turns_kernels_and_memory_of_a_loop_that_was_written_by_hand(direction, turns):
+    text = LOOP.replace("DIRECTION", direction).replace("CONFIG", '{"cost_estimate":{"flops":"1000","bytes":"7"}}')
+    program = counts.count(hlo.parse(text))
+    assert program.flops == turns * (2 * 4 * 8 * 16 + 1000) and program.uncounted == ()
+    # The product and the kernel each read w and write (4, 16); x lies on the chip. The counter grows, and was copied.
+    assert program.bytes == turns * (2 * 4 * (8 * 16 + 4 * 16) + 3 * 4) + 2 * 4
+    named = counts.count(hlo.parse(text), kernels={"k": 5.0})
+    assert named.flops == turns * (2 * 4 * 8 * 16 + 5)
+    silent = counts.count(hlo.parse(text.replace("cost_estimate", "other")))
+    assert silent.flops == turns * 2 * 4 * 8 * 16 and silent.uncounted == ("k",)
+
+
+def test_a_loop_whose_turns_are_not_known_is_refused():
+    with pytest.raises(hlo.UnknownTrips, match="loop"):
+        counts.count(hlo.parse(LOOP.replace("DIRECTION", "LT").replace("add(%i, %two)", "multiply(%i, %two)")))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("mesh['a'=4,'b'=2] {'a'}", 4), ("mesh['a'=4,'b'=2] {'a','b'}", 8), ("[2,4]<=[8]", 4), ("{{0,1,2},{3,4,5}}", 3)],
+)
+def test_groups_of_devices(text, size):
+    line = f"  %g = f32[8]{{0}} all-gather(%x), channel_id=1, replica_groups={text}, dimensions={{0}}"
+    assert counts.group_size(hlo._instruction(line)) == size
+
+
+def test_model_flops_are_those_of_the_formula():
+    model = ModelConfig(
+        vocab_size=100, layers=4, width=8, heads=4, kv_heads=2, head_dim=6, mlp_width=10, rope_theta=1e4, norm_eps=1e-6,
+        layer_groups=(3, 1),
+    )  # fmt: skip
+    T, matrix = 16, 2 * (8 * 4 * 6) + 2 * (8 * 2 * 6) + 3 * (8 * 10)
+    params = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))["decoder"]["layers_1"]
+    assert sum(x.size for name, x in params.items() if not name.endswith("norm")) == matrix
+    pairs = 4 * 4 * 6 * (T * (T + 1) // 2)  # 4 H a head and pair
+    head = 8 * 2 * 5
+    every = {"decoder/embed"} | {f"decoder/layers_{i}/{name}" for i in (0, 1) for name in roofline.matrices(model)}
+    upper = {path for path in every if "layers_1" in path}
+    flops = [roofline.model_flops(model, trained, 3, T, 5) for trained in (every, upper, ())]
+    assert flops[0] == 3 * (4 * (6 * matrix * T + 3 * pairs) + 6 * head)
+    assert flops[1] == 3 * (3 * (2 * matrix * T + pairs) + 6 * matrix * T + 3 * pairs + 6 * head)
+    assert flops[2] == 3 * (4 * (2 * matrix * T + pairs) + 2 * head)
+    adapters = {f"{path}_lora_a" for path in upper}  # the matrix's own gradient is not needed
+    assert roofline.model_flops(model, adapters, 3, T, 5) == flops[1] - 3 * 2 * matrix * T
+    assert roofline.visible_pairs(T, 4) == sum(min(i + 1, 4) for i in range(T))
+
+
+REFUSALS = [
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (20.50G) exceeds"
+    " available HBM (15.75G).",
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.50G of 15.75G"
+    " hbm. Exceeded hbm capacity by 4.75G.",
+]
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_the_compilers_refusal_is_read(message):
+    memory = compile.overflow(message)
+    assert (memory.total, memory.available, memory.fits) == (20.5 * GIB, 15.75 * GIB, False)
+    with pytest.raises(RuntimeError, match="UNIMPLEMENTED: something else"):
+        compile.overflow("UNIMPLEMENTED: something else")
+
+
+@pytest.mark.parametrize("name", ["v4-8", "v5e-4", "v5p-8", "v6e-4", "tpu7x-8"])
+def test_a_program_that_does_not_fit_is_reported(name):
+    """By the compiler itself, which also says what a chip has."""
+    slice = topologies.find(name)
+    mesh = Mesh(np.array(tpu(name)[:1]), ("one",), axis_types=(AxisType.Explicit,))
+    args = (placed(mesh, (2**36,), jnp.float32),)
+    memory, text = compile.compiled(jax.jit(lambda x: x + 1), args, mesh, slice.chip.allotted)
+    assert text is None and not memory.fits and memory.total >= 2 * 4 * 2**36  # its argument and its result
+    assert memory.available == pytest.approx(slice.chip.allotted, rel=1e-3)  # two decimals of a GiB are printed
+
+
+FILE = """
+import dataclasses, sys
+sys.path.insert(0, {tests!r})
+from tiny import TINY
+from jprm.train.config import DataConfig, Experiment
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.targets import TargetConfig
+
+def experiment():
+    return Experiment(
+        name="small", base="/not/there", tokenizer="/not/there",
+        model=dataclasses.replace(
+            TINY, vocab_size=512, layers=3, width=1024, head_dim=128, kv_heads=4, mlp_width=512, dtype="bfloat16",
+            attention="kernel",
+        ),
+        data=DataConfig(
+            train=("/not/there",), supervise="step", too_long="error", tokens=256, slots=16, rows=8, micro_rows=8
+        ),
+        target=TargetConfig("rating", neutral="positive", after_error="keep"), loss="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=1e-4), steps=10,
+    )
+"""
+
+
+@pytest.fixture
+def file(tmp_path, request):
+    path = tmp_path / "small.py"
+    path.write_text(FILE.format(tests=str(request.path.parent)))
+    return path
+
+
+def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
+    tpu("v5e-8")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it
+    out = tmp_path / "plan.json"
+    line = f"plan {file} --topology v5e-8 --tokens-per-epoch 1e6 --labels-per-epoch 5e4 --json {out}"
+    assert cli.main(line.split()) == 0
+    found, printed = json.loads(out.read_text()), " ".join(capsys.readouterr().out.split())
+    memory, program, bounds = found["memory"], found["program"], found["bounds"]
+    state = 3 * 4 * found["parameters"] / 8  # parameters and two moments in float32, over 8 chips
+    assert state < memory["arguments"] < 1.2 * state
+    assert memory["fits"] and memory["total"] >= memory["arguments"] + memory["temporaries"]
+    assert "fits, 15." in printed and "5e+04" not in printed
+    # Of one step, not two: XLA makes two copies of the model where the micro-batch is a loop of one turn. Beside the
+    # recomputed forward pass (8 products for 6), the kernels compute the pair of whole blocks that a row of 256 is.
+    assert 1 < program["flops_over_model"] < 2
+    assert program["uncounted_kernels"] == []
+    assert program["others_in_layers"] == []
+    assert {row["moves"] for row in program["collectives"] if row["in_layers"]} == {"weights", "gradients"}
+    assert bounds["step"] == max(bounds["compute"], bounds["hbm"], bounds["interconnect"])
+    assert bounds["tokens_per_second"] == pytest.approx(8 * 256 / bounds["step"])
+    assert found["epoch"]["chip_hours"] == pytest.approx(8 * 1e6 / bounds["tokens_per_second"] / 3600)
+    assert found["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
+
+
+def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
+    """Without a compiler: 2 x fsdp does not fit, `dots` is faster than `full`, two rows a device are faster still."""
+    from jprm.train.config import load
+
+    def plan(experiment, topology, say):
+        mesh, data = experiment.mesh, experiment.data
+        fits = mesh.data == 1 and experiment.model.remat != "nothing" and data.micro_rows <= 16
+        speed = data.micro_rows + (experiment.model.remat == "dots") - mesh.tensor
+        memory = {"total": 20.0, "available": 30.0 if fits else 10.0}
+        return {"made": experiment, "memory": memory, "bounds": {"tokens_per_second": speed} if fits else None}
+
+    monkeypatch.setattr(search, "plan", plan)
+    whole = load(file, ["data.rows=32"])
+    plans, best = search.search(whole, topologies.find("v5e-8"))
+    assert best["made"].mesh == MeshConfig(1, 8, 1)
+    assert (best["made"].model.remat, best["made"].data.micro_rows) == ("dots", 16)
+    assert len(plans) == len({plan["made"] for plan in plans}) > 6
+    assert {plan["made"].mesh.tensor for plan in plans} == {1, 2, 4}  # 8 does not divide the key-value heads
+    with pytest.raises(ValueError, match="no mesh of 8 devices divides data.rows=9"):
+        search.search(load(file, ["data.rows=9", "data.micro_rows=9"]), topologies.find("v5e-8"))
+
+
+def test_refusals_of_the_command(file, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert cli.main(f"plan {file} --topology v5p-127".split()) == 2
+    assert "v5p-64, v5p-128, v5p-256" in capsys.readouterr().err
+    assert cli.main("plan not_there.py --topology v5p-128".split()) == 2
+    assert "no such experiment file" in capsys.readouterr().err
+    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    assert cli.main(f"plan {file} --topology v5e-8".split()) == 2
+    assert "pip install 'jprm[tpu]'" in capsys.readouterr().err
+
+
+def test_layer_sizes_are_of_one_layer():
+    model = dataclasses.replace(TINY, layers=3)
+    mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 3)
+    from jprm.plan.plan import layer_sizes
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        params = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
+    sizes = layer_sizes(params, mesh)
+    D, F = model.width, model.mlp_width
+    assert {D, D * F // 2, D * model.heads * model.head_dim // 2} <= sizes and D * F not in sizes
