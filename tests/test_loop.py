@@ -19,6 +19,7 @@ import jprm
 from jprm.evaluate.steps import steps_report
 from jprm.jsonl import read_records, write_records
 from jprm.model.sharding import MeshConfig
+from jprm.train.log import Diverged
 from jprm.train.optimizer import OptimizerConfig
 from jprm.train.targets import TargetConfig
 
@@ -244,7 +245,7 @@ def test_a_rate_that_is_too_high_stops_before_anything_is_saved(tiny_run, tmp_pa
     wild = dataclasses.replace(
         tiny_run.experiment, optimizer=OptimizerConfig(learning_rate=1e30), checkpoint_every=1, valid_every=1
     )
-    with pytest.raises(loop.Diverged, match="step 1: .*last good checkpoint: none yet. Lower optimizer.learning_rate"):
+    with pytest.raises(Diverged, match="step 1: .*last good checkpoint: none yet. Lower optimizer.learning_rate"):
         loop.train(wild, tmp_path / "run")
     assert steps_of(tmp_path / "run") == []
     assert not (tmp_path / "run" / "result.json").exists()
@@ -265,7 +266,7 @@ def test_not_a_number_stops_the_run_at_its_step(tiny_run, tmp_path, one_device, 
 
     monkeypatch.setattr(loop, "make_step", broken)
     spoilt = dataclasses.replace(tiny_run.experiment, checkpoint_every=2)
-    with pytest.raises(loop.Diverged, match="step 5: loss nan.*last good checkpoint: step 4"):
+    with pytest.raises(Diverged, match="step 5: loss nan.*last good checkpoint: step 4"):
         loop.train(spoilt, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [2, 4]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params(tmp_path / "run")))

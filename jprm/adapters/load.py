@@ -53,7 +53,7 @@ def load(
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)
     other = _reference(folder, a, model) if a.activation == "log_ratio" else None
-    grid = make_mesh(mesh or MeshConfig())
+    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
     given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation)
     if other is None:
         given["reading"] = Reading(a.activation, tuple(float(a.score.get(name, 0.0)) for name in a.channels))

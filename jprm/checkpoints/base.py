@@ -14,7 +14,7 @@ import numpy as np
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
-from jprm.model.sharding import sharding
+from jprm.model.sharding import put, sharding
 from jprm.model.transformer import AXES
 
 
@@ -49,7 +49,7 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
             f"{path}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
         )
     place = jax.NamedSharding(jax.sharding.get_mesh(), sharding(*AXES["kernel"]))
-    return {"kernel": jax.device_put(np.asarray(file.tensor(name).T, np.float32), place)}
+    return {"kernel": put(np.asarray(file.tensor(name).T, np.float32), place)}
 
 
 def _format(path: str | os.PathLike) -> ModuleType:

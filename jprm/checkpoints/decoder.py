@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import SUMMED, Dtype, Int8, held, quantized
-from jprm.model.sharding import sharding
+from jprm.model.sharding import put, sharding
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
@@ -124,8 +124,9 @@ def load(
 
 def _place(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
     mesh = jax.sharding.get_mesh()
-    place = None if mesh.empty else jax.sharding.NamedSharding(mesh, sharding(*(axes or AXES[role])))
-    return jax.device_put(array, place)
+    if mesh.empty:
+        return jnp.asarray(array)
+    return put(array, jax.sharding.NamedSharding(mesh, sharding(*(axes or AXES[role]))))
 
 
 _held = jax.jit(held, static_argnames=("role", "dtype"))

@@ -24,7 +24,7 @@ from jprm.checkpoints.huggingface import NAMES, name_of
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype, held_decoder
-from jprm.model.sharding import sharding
+from jprm.model.sharding import put, sharding
 from jprm.train import lora
 from jprm.train.lora import PRODUCTS, A, B, LoraConfig
 
@@ -219,8 +219,9 @@ def _groups(config: ModelConfig):
 
 def _place(array: np.ndarray, axes: tuple[str | None, ...]) -> jax.Array:
     mesh = jax.sharding.get_mesh()
-    place = None if mesh.empty else jax.sharding.NamedSharding(mesh, sharding(*axes))
-    return jax.device_put(jnp.asarray(array), place)
+    if mesh.empty:
+        return jnp.asarray(array)
+    return put(array, jax.sharding.NamedSharding(mesh, sharding(*axes)))
 
 
 def _file(folder: str | os.PathLike) -> pathlib.Path:

@@ -1,7 +1,9 @@
-"""Training checkpoints through Orbax: parameters, optimizer and data iterator, saved and restored together.
+"""Training checkpoints through Orbax: parameters, optimizer, and what else a run is, saved and restored together.
 
 A run's folder holds `experiment.json`, the tokenizer, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step
-under a temporary name and renames it, so that a step that is there is whole.
+under a temporary name and renames it, so that a step that is there is whole. Of the parts of a step, `params` and
+`optimizer` are arrays, which any mesh can take up; `run` is JSON, written once, whatever the number of processes: the
+place in the data, the experiment, versions and goodput.
 """
 
 from __future__ import annotations
@@ -23,13 +25,25 @@ from jprm.train.optimizer import join
 FOLDER = "checkpoints"
 
 
-def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None) -> ocp.training.Checkpointer:
-    """The run's checkpoints, of which the newest `keep` are kept (None: all). The caller says when to save."""
+def open_checkpoints(
+    workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0
+) -> ocp.training.Checkpointer:
+    """The run's checkpoints. The caller says when to save.
+
+    The newest `keep` are kept (None: all), and those of steps that are a multiple of `keep_every` for good (0: none).
+    """
     policies = ocp.training.preservation_policies
+    kept = [policies.LatestN(keep)] if keep else [policies.PreserveAll()]
+    kept += [policies.EveryNSteps(keep_every)] if keep_every else []
+    registry = ocp.handlers.local_registry()
+    registry.add(ocp.handlers.JsonHandler, checkpointable_name="run")  # or its text would be taken for arrays
+    context = ocp.Context()
+    context.checkpointables.registry = registry
     return ocp.training.Checkpointer(
         pathlib.Path(workdir).absolute() / FOLDER,
         save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-        preservation_policy=policies.LatestN(keep) if keep else policies.PreserveAll(),
+        context=context,
+        preservation_policy=policies.AnyPreservationPolicy(kept),
         cleanup_tmp_directories=keep is not None,  # a reader must not disturb a run that is writing
     )
 
@@ -40,7 +54,7 @@ def abstract(tree: Any) -> Any:
 
 
 def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The newest checkpoint's parts named in `wanted`, each as `wanted` gives it: abstract arrays or an iterator.
+    """The newest checkpoint's parts named in `wanted`, each as `wanted` gives it: abstract arrays, or None for JSON.
 
     Raises ValueError, naming the folder and the remedy, where there is none, or one that cannot be read or is of
     another model.

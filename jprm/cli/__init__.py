@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.extras import SubcommandApp
 
 import jprm
-from jprm.cli.arguments import Adapter, Files, Folder, OnError, Settings
+from jprm.cli.arguments import Adapter, Distributed, Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
 from jprm.cli.plan import plan
@@ -78,22 +79,36 @@ def train(
     experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
     workdir: Folder,
     set_: Settings = (),
+    distributed: Distributed = None,
 ) -> None:
     """Train a model as an experiment file says; the same command continues a run that was stopped.
+
+    SIGTERM stops a run when it has saved, with exit status 143. A run may go on with another mesh or number of hosts.
 
     For example:
       jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
       jprm train experiments/prm800k_smollm2.py --workdir runs/short --set steps=20 optimizer.learning_rate=1e-4
+      jprm train experiments/prm800k_smollm2.py --workdir /shared/runs/pod --distributed auto
 
     Args:
         experiment: The file that describes the run.
         workdir: The folder for checkpoints, metrics and the configuration. A run that is in it is continued.
         set_: Values that replace those of the experiment, by their path in its configuration.
+        distributed: For a run of several processes, in each of them: `auto`, as the cluster's environment says (Cloud
+            TPU, GKE, Slurm, Open MPI), or INDEX/COUNT@HOST:PORT, a free port of process 0's host. All write to DIR, so
+            it lies on a file system that they share. Default: one process.
     """
+    from jprm import processes
     from jprm.train.config import load
     from jprm.train.loop import train
+    from jprm.train.survive import Stopped
 
-    train(load(experiment, set_), workdir)
+    processes.start(distributed)
+    try:
+        train(load(experiment, set_), workdir)
+    except Stopped as stopped:
+        print(f"stopped: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
 
 
 @app.command
@@ -105,6 +120,7 @@ def score(
     adapter: Adapter = None,
     dtype: Literal["float32", "bfloat16", "int8"] | None = None,
     calibrated: FlagCreatePairsOff[bool] = False,
+    distributed: Distributed = None,
 ) -> None:
     """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
 
@@ -121,10 +137,16 @@ def score(
         adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
         dtype: What the parameters are held in: int8 takes a quarter of float32's memory. Default: as they were trained.
         calibrated: Map scores to probabilities as `jprm eval calibration --store` found; refused where it was not run.
+        distributed: For several processes, as in `jprm train`. Each scores its share on its own devices, which the
+            model must fit; the output is the same as that of one.
     """
+    from jprm import processes
     from jprm.score.files import score_file
 
-    print(score_file(model, input, output, on_error=on_error, dtype=dtype, adapter=adapter, calibrated=calibrated))
+    processes.start(distributed)
+    said = score_file(model, input, output, on_error=on_error, dtype=dtype, adapter=adapter, calibrated=calibrated)
+    if processes.is_first():
+        print(said)
 
 
 @app.command

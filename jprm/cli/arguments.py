@@ -10,6 +10,7 @@ Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Folder = Annotated[Path, arg(metavar="DIR")]
 Adapter = Annotated[str | None, arg(metavar="NAME")]
+Distributed = Annotated[str | None, arg(metavar="WHERE")]
 Json = Annotated[Path, arg(name="json", metavar="OUT")]
 
 

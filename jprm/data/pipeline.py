@@ -3,7 +3,7 @@
     source -> shuffled anew every epoch -> tokenised -> windows of trees, packed together -> rows shuffled -> batches
 
 Only two windows are in memory at a time. The iterator's state is a few integers; restored, it gives the same batches
-bit for bit, from the middle of a window too. Orbax saves it beside the training state as it is.
+bit for bit, from the middle of a window too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class PipelineConfig:
     seed: int = 0
     shuffle: bool = True  # trees within an epoch, and the rows of a window
     epochs: int | None = None  # None repeats for ever
+    stream: tuple[int, int] = (0, 1)  # (k, n): the k-th of n streams, which packs every n-th window
 
     def __post_init__(self):
         for name in ("rows", "tokens", "slots", "window"):
@@ -50,8 +51,7 @@ def packed_batches(
     very last batch is filled up with empty rows, whose weights are 0.
 
     Args:
-        source: random access (`len` and `[i]`) to trees, or to whatever `tree_of` makes a tree of, one at a time. A
-            slice `grain.MapDataset.source(source)[i::n]` is one too, for one process of n.
+        source: random access (`len` and `[i]`) to trees, or to whatever `tree_of` makes a tree of, one at a time.
 
     Raises:
         ValueError: an empty source; while iterating, whatever `token_tree` and `pack` refuse.
@@ -66,6 +66,8 @@ def packed_batches(
     trees = trees.map(functools.partial(token_tree, layout=layout, supervise=config.supervise))
     windows = trees.batch(config.window, batch_fn=list).repeat(config.epochs)
     packed = windows.map_with_index(functools.partial(_pack_window, config))
+    first, count = config.stream
+    packed = packed[first::count] if count > 1 else packed
     # One thread packs one window ahead, so that the accelerator does not wait for the host between windows.
     stream = packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
     return grain.experimental.RebatchIterDataset(stream, config.rows).map(functools.partial(_fill_up, config.rows))

@@ -12,6 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -76,7 +77,20 @@ def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Arra
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):
     """Host arrays onto the mesh, split over rows; `lead` axes before the row axis are not split."""
-    return jax.device_put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
+    return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
+
+
+def put(arrays, place: NamedSharding):
+    """Host arrays, the same in every process, onto the mesh: a process sends its devices their pieces, and no others.
+
+    (`jax.device_put` would have the processes compare their whole arrays first.)
+    """
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
+
+
+def gathered(arrays):
+    """Arrays of the mesh as numpy arrays, whole in every process."""
+    return multihost_utils.process_allgather(arrays, tiled=True)
 
 
 def check(config, mesh: Mesh, rows: int) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+import jax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jprm import processes
 from jprm.evaluate.recalibration import Recalibration
 from jprm.jsonl import Rejects, atomic_file, dump, read_lines, read_records
 from jprm.model.int8 import Dtype
 from jprm.score.calibrated import mapped, stored_calibration
 from jprm.score.scorer import CHUNK, PRM, load
+from jprm.score.together import score_many
 
 
 def score_file(
@@ -29,19 +34,24 @@ def score_file(
     through the map of `jprm.score.calibrated`, which raises where the model has none.
     """
     output = pathlib.Path(output)
+    if jax.process_count() > 1 and not processes.everywhere(pathlib.Path(input).is_file()):
+        raise ValueError(f"{input}: is not there on every host; input, output and model lie where all can read")
     total = sum(1 for _ in read_lines(input))
     prm = load(model, dtype=dtype, adapter=adapter)
     calibration = stored_calibration(prm) if calibrated else None
     asked = {"dtype": dtype} if dtype else {}
     asked |= {"calibration": calibration.to_json()} if calibration else {}
-    with Rejects(output.with_name(output.name + ".rejects")) as rejects:
+    with contextlib.ExitStack() as stack:
+        kept = output.parent if processes.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
+        rejects = stack.enter_context(Rejects(pathlib.Path(kept) / (output.name + ".rejects")))
         records = read_records(input, on_error=on_error, rejects=rejects)
         there = write_scores(prm, records, output, request_of(prm, input, **asked), total, calibration)
         for _ in records:  # not read where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
     again = f" ({there} were there already)" if there else ""
-    return f"{output}: {sum(1 for _ in read_lines(output))} records scored{again}{rejected}"
+    written = processes.first(lambda: sum(1 for _ in read_lines(output)))
+    return f"{output}: {written} records scored{again}{rejected}"
 
 
 def request_of(prm: PRM, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
@@ -63,9 +73,35 @@ def write_scores(
 
     Lines go to `OUTPUT.part`; `OUTPUT.info.json` holds the request. A call with the same request continues behind the
     last whole chunk, or does nothing where `output` is finished. Another request raises ValueError and touches nothing.
+
+    Of several processes, which all call this, each scores its share, and the first writes.
     """
     output = pathlib.Path(output)
-    part, info = output.with_name(output.name + ".part"), output.with_name(output.name + ".info.json")
+    part = output.with_name(output.name + ".part")
+    finished, there = processes.first(lambda: _begin(output, part, request))
+    if finished:
+        return there
+    lines = score_many(prm, islice(records, there, None))
+    if not processes.is_first():
+        for _ in lines:
+            pass
+        return there
+    columns = TextColumn(f"scoring {output.name}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with part.open("ab") as file, Progress(*columns) as bar:
+        task = bar.add_task("", total=total, completed=there)
+        for count, record in enumerate(lines, start=1):
+            record = record if calibration is None else mapped(calibration, record)
+            file.write(dump(record).encode() + b"\n")
+            if count % CHUNK == 0:
+                file.flush()
+            bar.advance(task)
+    os.replace(part, output)
+    return there
+
+
+def _begin(output: pathlib.Path, part: pathlib.Path, request: dict[str, Any]) -> tuple[bool, int]:
+    """(whether the output is finished, the records that are there): `part` ends with a whole chunk afterwards."""
+    info = output.with_name(output.name + ".info.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     if part.exists() and part.stat().st_size == 0:
         part.unlink()  # of a call that stopped before anything was scored
@@ -76,7 +112,7 @@ def write_scores(
                 f"{path}: is there, but of another model, input or request. Remove it or name another file"
             )
     if output.exists():
-        return sum(1 for _ in read_lines(output))
+        return True, sum(1 for _ in read_lines(output))
     with atomic_file(info) as file:
         file.write((json.dumps(request, indent=2) + "\n").encode())
     with part.open("a+b") as file:
@@ -86,17 +122,4 @@ def write_scores(
             if count % CHUNK == 0 and line.endswith(b"\n"):
                 there, end = count, file.tell()
         file.truncate(end)  # records scored together before are so again: neighbours matter to a score's last digit
-        records = iter(records)
-        for _ in islice(records, there):
-            pass
-        columns = TextColumn(f"scoring {output.name}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns) as bar:
-            task = bar.add_task("", total=total, completed=there)
-            for count, record in enumerate(prm.score_many(records), start=1):
-                record = record if calibration is None else mapped(calibration, record)
-                file.write(dump(record).encode() + b"\n")
-                if count % CHUNK == 0:
-                    file.flush()
-                bar.advance(task)
-    os.replace(part, output)
-    return there
+    return False, there

@@ -175,7 +175,7 @@ def load(
             " published model"
         )
     experiment = read(path)
-    grid = make_mesh(mesh or MeshConfig())
+    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # of several processes each scores by itself
     with jax.set_mesh(grid):
         params, step = store.load_params(folder, experiment, grid)
         params, model = merge(params, experiment.lora), experiment.model

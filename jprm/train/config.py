@@ -31,6 +31,9 @@ class DataConfig:
     train, valid: folders that `jprm prepare` wrote, or JSONL files; valid may be empty.
     rows, micro_rows: rows an update, computed micro_rows at a time (gradient accumulation).
     window: trees that are packed together; larger windows pad less and take longer to start.
+    streams: the rows of a micro-batch come in so many blocks, each packed by itself: a host packs only the blocks that
+        it computes. It belongs to the data, like the seed; 1 has every host pack everything. Streams go through their
+        windows each at its own pace, so that their epochs end some batches apart.
     supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM); `token`,
         every token of the steps and the end of the chain (a policy, with the language head).
     too_long: a chain that exceeds a row is an `error`, or `truncate`d, the steps lost being counted.
@@ -45,11 +48,14 @@ class DataConfig:
     rows: int = 8
     micro_rows: int = 1
     window: int = 128
+    streams: int = 1
     seed: int = 0
 
     def __post_init__(self):
         if self.rows < 1 or self.micro_rows < 1 or self.rows % self.micro_rows:
             raise ValueError(f"data.rows={self.rows} is not a positive multiple of data.micro_rows={self.micro_rows}")
+        if self.streams < 1 or self.micro_rows % self.streams:
+            raise ValueError(f"data.streams={self.streams} does not divide data.micro_rows={self.micro_rows}")
         if not self.train:
             raise ValueError("data.train names no file; give it what `jprm prepare` wrote, or a JSONL file")
 
@@ -80,6 +86,8 @@ class Experiment:
     valid_every: int = 0  # 0: at the end only
     checkpoint_every: int = 100
     keep: int = 2  # newest checkpoints kept
+    keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
+    stall_seconds: int = 300  # without a step, after which the watchdog of several processes speaks; 0: never
 
     def __post_init__(self):
         if self.loss not in LOSSES:
@@ -88,6 +96,8 @@ class Experiment:
             raise ValueError(f"steps={self.steps} must be positive")
         if self.probe_rows < 0:
             raise ValueError(f"probe_rows={self.probe_rows} must not be negative")
+        if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
+            raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
 
 
 def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Experiment:

@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Float
 from rich.progress import track
 
+from jprm import processes
 from jprm.evaluate.metrics import auroc
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import put_rows
+from jprm.model.sharding import gathered, put_rows
 from jprm.model.transformer import hidden
 from jprm.rows import Rows
 from jprm.train.targets import TargetConfig, targets
@@ -49,7 +50,10 @@ def labelled_steps(
     for batch in track(
         itertools.chain([first], itertools.islice(batches, count - 1)), "fitting the head", total=count, transient=True
     ):
-        x_BSD, target_BS, weight_BS = map(np.asarray, _states(params, config, target, put_rows(batch, mesh)))
+        arguments = params, config, target, put_rows(batch, mesh)
+        if not found:
+            processes.compile_together(_states, *arguments)
+        x_BSD, target_BS, weight_BS = gathered(_states(*arguments))
         some_BS = weight_BS > 0
         found.append(Steps(x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]))
     return Steps(*(np.concatenate(part) for part in zip(*found, strict=True)))

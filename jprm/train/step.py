@@ -16,7 +16,7 @@ from jprm.model.transformer import step_logits
 from jprm.rows import Rows
 from jprm.train.lora import NO_LORA, LoraConfig, merge
 from jprm.train.losses import LOSSES, judged
-from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule
+from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule, skipped
 from jprm.train.targets import TargetConfig, targets
 
 BINS = 512
@@ -59,11 +59,12 @@ class Metrics:
     gradient_norm: Scalar
     parameter_norm: Scalar  # of the trained parameters after the update; infinite where a square overflows
     learning_rate: Scalar
+    skipped: Scalar  # 1 for a bad step that was left out
 
     @staticmethod
     def zero() -> Metrics:
         zero = jnp.float32(0)
-        return Metrics(zero, zero, zero, zero, jnp.zeros((2, BINS)), zero, zero, zero)
+        return Metrics(zero, zero, zero, zero, jnp.zeros((2, BINS)), zero, zero, zero, zero)
 
 
 def make_step(
@@ -105,13 +106,15 @@ def make_step(
             zero = (jax.tree.map(jnp.zeros_like, state.trained), Metrics.zero())
             (gradients, metrics), _ = jax.lax.scan(lambda sum, rows: (add(sum, micro(rows)), None), zero, rows)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.weight, 1.0), gradients)
-        updates, opt = tx.update(gradients, state.optimizer, state.trained)
+        loss = metrics.loss / jnp.maximum(metrics.weight, 1.0)
+        updates, opt = tx.update(gradients, state.optimizer, state.trained, loss=loss)
         trained = optax.apply_updates(state.trained, updates)
         metrics = dataclasses.replace(
             metrics,
             gradient_norm=optax.tree.norm(gradients),
             parameter_norm=optax.tree.norm(trained),
-            learning_rate=jnp.float32(rate(state.step)),
+            learning_rate=jnp.float32(rate(state.step - skipped(state.optimizer))),
+            skipped=jnp.float32(skipped(opt) - skipped(state.optimizer)),
         )
         return State(state.step + 1, trained, state.frozen, opt), metrics
 

@@ -1,0 +1,68 @@
+"""Batches from several streams of packed rows: a process of many packs only the rows that its devices compute.
+
+Stream k of n packs every n-th window, and fills the k-th of n equal blocks of rows of every micro-batch. So what a
+batch holds is a function of (seed, step, n) alone, whoever packs it: n is the data's, the number of processes is not.
+Where n is 1, every process packs everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jprm import processes
+from jprm.model.sharding import spec
+from jprm.rows import Rows
+
+
+class Streams:
+    """An iterator of Rows of shape (A, B, ...), A micro-batches of B rows, from the `own` streams of `count`.
+
+    A stream gives A x B / count rows at a time. The rows of streams that are not this process's are zeros.
+    """
+
+    def __init__(self, own: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
+        self._count, self._micro_rows = count, micro_rows
+        self._own = {k: iter(stream) for k, stream in own.items()}
+
+    def __iter__(self) -> Streams:
+        return self
+
+    def __next__(self) -> Rows:
+        block = self._micro_rows // self._count
+        parts = {k: next(stream) for k, stream in self._own.items()}
+
+        def put(*parts_rX: np.ndarray) -> np.ndarray:
+            first = np.asarray(parts_rX[0])
+            all_ABX = np.zeros((len(first) // block, self._micro_rows, *first.shape[1:]), first.dtype)
+            for k, part_rX in zip(parts, parts_rX, strict=True):
+                all_ABX[:, k * block : (k + 1) * block] = np.reshape(part_rX, (-1, block, *first.shape[1:]))
+            return all_ABX
+
+        return jax.tree.map(put, *parts.values())
+
+    def get_state(self) -> dict[str, Any]:
+        """The places of all streams, JSON: every process calls this, and any number of them can go on from it."""
+        places: dict[str, Any] = {}
+        for some in processes.shared({str(k): stream.get_state() for k, stream in self._own.items()}):
+            places |= some
+        return {"streams": [places[str(k)] for k in range(self._count)]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for k, stream in self._own.items():
+            stream.set_state(state["streams"][k])
+
+
+def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
+    """The streams of `count` that have rows on this process's devices."""
+    place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
+    owned: set[int] = set()
+    for (rows,) in place.addressable_devices_indices_map((micro_rows,)).values():
+        first, behind, _ = rows.indices(micro_rows)
+        owned |= set(range(first // block, (behind - 1) // block + 1))
+    return sorted(owned)

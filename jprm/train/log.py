@@ -1,0 +1,135 @@
+"""What a run says of itself: `metrics.jsonl`, the progress bar, TensorBoard; and the end of one that diverges."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jprm import processes
+from jprm.jsonl import atomic_file
+from jprm.train.config import Experiment
+from jprm.train.step import Metrics
+from jprm.train.survive import Goodput
+
+SKIPS = 10
+"""Bad steps in a row after which a run that leaves them out ends all the same: what follows would be one too."""
+
+
+class Diverged(FloatingPointError):
+    """The loss, its gradient or the parameters after the step are not finite, or a spike."""
+
+
+class Log:
+    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, TensorBoard if there.
+
+    Every process sums, since every one must see a step that has diverged; the first one writes.
+    """
+
+    def __init__(self, workdir: pathlib.Path, experiment: Experiment, start: int, goodput: Goodput):
+        self.path, self.every, self.goodput = workdir / "metrics.jsonl", experiment.log_every, goodput
+        self.skips, self.skipped, self.in_a_row = experiment.optimizer.bad_steps == "skip", 0, 0
+        self.last: dict[str, Any] = {}
+        self.board, self.writes = None, processes.is_first()
+        if self.writes and importlib.util.find_spec("tensorboardX"):  # the extra `tensorboard`
+            from tensorboardX import SummaryWriter
+
+            self.board = SummaryWriter(str(workdir / "tensorboard"))
+        self.sum, self.steps, self.since, self.labels = None, 0, time.perf_counter(), 0.0
+        columns = TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), disable=not self.writes)
+        self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
+        if self.writes and self.path.exists():  # what was logged after the checkpoint will be logged again
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            whole = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
+            with atomic_file(self.path) as file:
+                for line, values in whole:
+                    if values["step"] <= start:
+                        file.write(line)
+                        self.last |= values
+
+    def add(self, step: int, metrics: Metrics, checkpoints, *, close: bool = False) -> None:
+        """Adds a step's sums, which become a line at every `log_every`-th step, and at this one with `close`.
+
+        A checkpoint closes: the sums are not saved with it, and a run that continues must log what one does that was
+        never stopped.
+        """
+        metrics = jax.tree.map(np.asarray, metrics)
+        left_out = bool(metrics.skipped)
+        self.in_a_row = self.in_a_row + 1 if left_out else 0
+        finite = all(map(math.isfinite, (metrics.loss, metrics.gradient_norm, metrics.parameter_norm)))
+        if self.in_a_row >= SKIPS or (left_out and not self.skips) or not (left_out or finite):
+            good = f"step {checkpoints.latest.step}" if checkpoints.latest else "none yet"
+            raise Diverged(
+                f"step {step}: loss {float(metrics.loss)}, gradient norm {float(metrics.gradient_norm)}, norm of the"
+                f" parameters after it {float(metrics.parameter_norm)}{', a spike' if finite else ''}"
+                f"{f', the {SKIPS}th bad step in a row' if self.in_a_row >= SKIPS else ''}; last good checkpoint:"
+                f" {good}. Lower optimizer.learning_rate or clip_norm, look at the data of this step"
+                f"{'' if self.skips else ', or set optimizer.bad_steps=skip'}"
+            )
+        self.goodput.step(counts=not left_out)
+        self.bar.update(self.task, completed=step)
+        if left_out:
+            self.skipped += 1
+        else:
+            self.labels += float(metrics.weight)
+            self.sum = metrics if self.sum is None else jax.tree.map(np.add, self.sum, metrics)
+            self.steps += 1
+        if close or step % self.every == 0:
+            if self.steps and self.labels == 0:
+                raise ValueError(
+                    f"no labelled step in {self.steps} updates: data.supervise and target leave every step of the data"
+                    " without a label; `outcome` needs records with `correct`"
+                )
+            now = time.perf_counter()
+            means = self._means(metrics, now - self.since) if self.steps else {}
+            self.write({"step": step, **means, **({"skipped_steps": self.skipped} if self.skips else {})})
+            self.sum, self.steps, self.skipped, self.since = None, 0, 0, now
+
+    def close(self) -> None:
+        if self.board:
+            self.board.close()
+
+    def write(self, values: dict[str, Any]) -> None:
+        self.last |= values
+        if not self.writes:
+            return
+        with self.path.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+        for name, value in values.items() if self.board else ():
+            if value is not None and name != "step":
+                self.board.add_scalar(name, value, values["step"])
+        note = " ".join(
+            f"{k} {v:.4g}"
+            for k, v in values.items()
+            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second") and v is not None
+        )
+        self.bar.update(self.task, note=note)
+        if not self.bar.console.is_terminal:  # a log file gets lines
+            print(json.dumps(values), flush=True)
+
+    def _means(self, newest: Metrics, seconds: float) -> dict[str, float]:
+        total, weight = self.sum, max(float(self.sum.weight), 1.0)
+        wrong_N, right_N = total.histogram_CN.astype(np.float64)
+        below_N = np.cumsum(wrong_N) - wrong_N
+        pairs = wrong_N.sum() * right_N.sum()
+        area = float(np.sum(right_N * (below_N + 0.5 * wrong_N)) / pairs) if pairs else None
+        return {
+            "loss": float(total.loss) / weight,
+            "step_accuracy": float(total.right) / weight,
+            "auroc": area,
+            "learning_rate": float(newest.learning_rate),
+            "gradient_norm": float(total.gradient_norm) / self.steps,
+            "labels": float(total.weight),
+            "labels_per_second": float(total.weight) / seconds,
+            "tokens_per_second": float(total.tokens) / seconds,
+            "seconds": seconds,
+            "goodput": self.goodput.fraction,
+        }

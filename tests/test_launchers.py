@@ -1,0 +1,160 @@
+"""The launchers in tpu/: what a dry run prints, the JobSet against Kubernetes' own models, how run.sh starts again."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+EXPECTED = pathlib.Path(__file__).resolve().parent / "launchers"
+RUN = dict(NAME="my-run", EXPERIMENT="experiments/x.py", WORKDIR="/shared/runs/x", PROJECT="p", ZONE="us-west4-a")
+QUEUED = dict(TYPE="v5litepod-16", RUNTIME="v2-alpha-tpuv5-lite", SPOT="1", NFS="10.0.0.2:/share", TMPDIR="/tmp")
+GKE = dict(
+    IMAGE="us-docker.pkg.dev/p/r/jprm:1", ACCELERATOR="tpu-v5-lite-podslice", TOPOLOGY="4x4", HOSTS="4", CHIPS="4",
+    CLAIM="shared", CLUSTER="c", TYPE="v5litepod-16",
+)  # fmt: skip
+SLURM = dict(NODES="4", GPUS="8", TIME="24:00:00")
+SCRIPTS = {"queued": QUEUED, "gke": GKE, "slurm": SLURM, "run": {}, "setup": {}}
+COMMANDS = {
+    "queued": ["create", "deploy", "launch", "status", "watch", "logs", "stop", "delete"],
+    "gke": ["build", "launch", "status", "logs", "stop", "delete", "xpk"],
+    "slurm": ["launch --partition=gpu", "status", "logs", "stop", "delete"],
+    "run": ["experiments/x.py /shared/runs/x --set steps=5"],
+    "setup": ["--nfs 10.0.0.2:/share"],
+}
+
+
+def call(script, *arguments, **environment):
+    """The script in a fresh environment, in which no cloud's command can be found."""
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "PYTHON": "python3.12"} | environment
+    return subprocess.run(
+        ["bash", str(REPOSITORY / "tpu" / f"{script}.sh"), *arguments],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_prints_what_would_be_run(script):
+    said = []
+    for command in COMMANDS[script]:
+        run = call(script, "--dry-run", *command.split(), **RUN, **SCRIPTS[script])
+        assert run.returncode == 0, run.stderr
+        said.append(f"# {command}\n{run.stdout}")
+    text = re.sub(r"\b[0-9a-f]{40}\b", "COMMIT", "\n".join(said)).replace(str(REPOSITORY), "CHECKOUT")
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "NOW", text)
+    text = text.replace(".venv/bin/jprm train", "jprm train") if script == "run" else text
+    assert text == (EXPECTED / f"{script}.txt").read_text()
+
+
+@pytest.mark.parametrize("script", ["queued", "gke", "slurm", "run"])
+def test_without_a_command_the_script_explains_itself(script):
+    run = call(script, **RUN, **SCRIPTS[script])
+    assert run.returncode == 2 and f"tpu/{script}.sh [--dry-run]" in run.stderr
+    assert call(script, "--dry-run", COMMANDS[script][0]).returncode != 0 or script == "run"
+
+
+def test_the_jobset_is_what_kubernetes_takes():
+    """Read into the client's models and back, nothing is lost: no field is misspelt or in a wrong place."""
+    client = pytest.importorskip("kubernetes", reason="needs kubernetes: the extra `test`").client
+    for more in ({}, {"SPOT": "1", "SLICES": "2"}):
+        jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **more).stdout)
+        assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+        assert set(jobset) == {"apiVersion", "kind", "metadata", "spec"}
+        # JobSet is a resource of its own; these are its fields, and inside is a Job of Kubernetes.
+        assert set(jobset["spec"]) == {"suspend", "failurePolicy", "replicatedJobs"}
+        (job,) = jobset["spec"]["replicatedJobs"]
+        assert set(job) == {"name", "replicas", "template"} and job["replicas"] == int(more.get("SLICES", 1))
+        written = job["template"]["spec"]
+        spec = client.V1JobSpec.from_dict(written)
+        assert spec.model_dump(by_alias=True, exclude_none=True, mode="json") == written
+        pod = spec.template.spec
+        assert spec.completions == spec.parallelism == 4 and spec.backoff_limit == 0
+        assert pod.restart_policy == "Never" and pod.termination_grace_period_seconds == 300
+        assert pod.node_selector["cloud.google.com/gke-tpu-topology"] == "4x4"
+        assert ("cloud.google.com/gke-spot" in pod.node_selector) == bool(more)
+        assert spec.pod_failure_policy.rules[0].on_exit_codes.values == [2]
+        assert jobset["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
+
+
+def test_shellcheck_finds_nothing():
+    beside = str(pathlib.Path(sys.executable).parent)
+    shellcheck = shutil.which("shellcheck", path=os.pathsep.join([beside, os.environ["PATH"]]))
+    if shellcheck is None:
+        pytest.skip("needs shellcheck: the extra `test` brings it")
+    scripts = sorted(map(str, (REPOSITORY / "tpu").glob("*.sh")))
+    assert len(scripts) == 6
+    run = subprocess.run([shellcheck, "--external-sources", *scripts], capture_output=True, text=True, cwd=REPOSITORY)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A checkout whose `jprm` is a script: each start does the next line of a plan, a status and maybe a checkpoint."""
+    (tmp_path / "tpu").mkdir()
+    shutil.copy(REPOSITORY / "tpu" / "run.sh", tmp_path / "tpu")
+    jprm = tmp_path / ".venv" / "bin" / "jprm"
+    jprm.parent.mkdir(parents=True)
+    jprm.write_text(
+        """#!/usr/bin/env bash
+cd "$(dirname "$0")/../.."
+echo "$@" >> calls
+trap 'echo saved; exit 143' TERM
+read -r status step < <(sed -n "$(wc -l < calls)p" plan)
+[ -z "$step" ] || mkdir -p "work/checkpoints/$step"
+[ "$status" != wait ] || for ((i = 0; i < 300; i++)); do sleep 0.1; done
+exit "$status"
+"""
+    )
+    jprm.chmod(0o755)
+
+    def start(*plan):
+        (tmp_path / "plan").write_text("".join(f"{line}\n" for line in plan))
+        env = os.environ | {"TMPDIR": str(tmp_path), "PAUSE": "0", "DISTRIBUTED": "auto"}
+        command = ["bash", str(tmp_path / "tpu" / "run.sh"), "x.py", str(tmp_path / "work"), "--set", "a=1"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+    return tmp_path, start
+
+
+def calls(folder):
+    return (folder / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "starts"),
+    [
+        (["143 4", "134 8", "1 12", "0 16"], 0, 4),  # preempted, aborted, failed: each has saved something
+        (["143", "2"], 2, 2),  # refused: starting again would not help
+        (["1 4"] + ["1"] * 9, 1, 6),  # five starts that brought nothing
+    ],
+)
+def test_a_host_starts_again_until_that_does_not_help(host, plan, status, starts):
+    folder, start = host
+    out, _ = start(*plan).communicate(timeout=60)
+    assert len(calls(folder)) == starts, out
+    assert set(calls(folder)) == {f"train x.py --workdir {folder}/work --set a=1 --distributed auto"}
+    (log,) = (folder / "work" / "logs").iterdir()
+    assert log.read_text().count("newest checkpoint") == starts
+    assert f"status {status}," in log.read_text().splitlines()[-1]
+
+
+def test_a_host_passes_sigterm_on_and_waits_for_the_save(host):
+    folder, start = host
+    child = start("wait 4")
+    while not (folder / "work" / "checkpoints" / "4").exists():
+        time.sleep(0.02)
+    second = start("0")
+    assert "runs on this host already" in second.communicate(timeout=30)[0] and second.returncode == 2
+    os.kill(int((folder / "jprm-run.pid").read_text()), signal.SIGTERM)
+    out, _ = child.communicate(timeout=30)
+    assert child.returncode == 143 and "saved" in out and len(calls(folder)) == 1

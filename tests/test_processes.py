@@ -1,0 +1,153 @@
+"""Two processes are one run: the batches, losses and bytes of one, a stop that both agree on, one error for all."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pod import Pod
+from tiny_run import chains, experiment, lines, loop, make_data, untimed
+
+import jprm
+from jprm import processes
+from jprm.jsonl import write_records
+from jprm.score.files import score_file
+
+CHANGES = dict(steps=6, rows=16, micro_rows=8, log_every=1, checkpoint_every=4, streams=2)
+
+CHILD = """
+import os, pathlib, signal, sys
+from jprm import processes
+folder, where = pathlib.Path(sys.argv[1]), sys.argv[-1]
+processes.start(where)
+import jax
+import tiny_run as tiny
+from jprm.score.files import score_file
+from jprm.score.scorer import PRM
+from jprm.train.survive import Stopped
+own = jax.process_index()
+
+assert processes.first(lambda: {"of": jax.process_index()}) == {"of": 0}
+assert processes.everywhere(True) and not processes.everywhere(own == 0)
+try:
+    processes.first(lambda: {}["of process 0 alone"])
+except (KeyError, ValueError) as error:
+    print("first raised", type(error).__name__, error)
+
+put_rows, calls = tiny.loop.put_rows, []
+def put(*args, lead=0):
+    calls.append(lead)
+    if own == 1 and calls.count(1) == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return put_rows(*args, lead=lead)
+tiny.loop.put_rows = put
+try:
+    tiny.loop.train(tiny.experiment(folder, **eval(sys.argv[2])), folder / "many")
+    print("not stopped")
+except Stopped as stopped:
+    print("stopped:", stopped)
+for name in ("scored", "continued"):
+    print(score_file(folder / "model", folder / "chains.jsonl", folder / f"{name}.jsonl"))
+def broken(*_):
+    raise ValueError("broken here")
+if own == 1:
+    PRM.score_trees = broken
+try:
+    score_file(folder / "model", folder / "chains.jsonl", folder / "never.jsonl")
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def both(tiny_run, tmp_path_factory):
+    """The folder in which two processes of four devices ran CHILD, and their logs."""
+    folder = make_data(tmp_path_factory.mktemp("both"))
+    (folder / "model").symlink_to(tiny_run.folder)
+    write_records(folder / "chains.jsonl", chains(150))
+    score_file(folder / "model", folder / "chains.jsonl", folder / "continued.jsonl")
+    whole = (folder / "continued.jsonl").read_bytes()
+    (folder / "continued.jsonl").unlink()  # as after a kill: one chunk and a half of 64 records
+    (folder / "continued.jsonl.part").write_bytes(b"".join(whole.splitlines(keepends=True)[:100]))
+    (folder / "alone.jsonl").write_bytes(whole)
+    with Pod(folder, 2, 4) as pod:
+        pod.start(["-c", CHILD, str(folder), repr(CHANGES)])
+        statuses = pod.wait()
+        assert statuses == [0, 0], pod.log(0)[-3000:] + pod.log(1)[-3000:]
+        return folder, [pod.log(0), pod.log(1)]
+
+
+def test_what_the_first_says_or_refuses_all_hear(both):
+    assert "first raised KeyError 'of process 0 alone'" in both[1][0]
+    assert "first raised ValueError process 0 refused: KeyError: 'of process 0 alone'" in both[1][1]
+
+
+def test_a_signal_to_one_stops_both_at_the_same_step_and_one_process_goes_on(both):
+    folder, logs = both
+    said = [line for log in logs for line in log.splitlines() if "stopped" in line]
+    assert len(said) == 2 and said[0] == said[1] and "SIGTERM: saved at step" in said[0]
+    (step,) = (int(path.name) for path in (folder / "many" / "checkpoints").iterdir() if path.name not in ("4",))
+    assert f"saved at step {step} of 6" in said[0] and step < 6
+    assert [line["step"] for line in lines(folder / "many")] == list(range(1, step + 1))
+    assert sorted(path.name for path in (folder / "many" / "heartbeats").iterdir()) == ["0.json", "1.json"]
+
+    one = dataclasses.replace(experiment(folder, **CHANGES), keep=9)
+    loop.train(one, folder / "many")  # eight devices in one process
+    loop.train(one, folder / "one")
+    many, alone = untimed(lines(folder / "many")), untimed(lines(folder / "one"))
+    assert [line["step"] for line in many] == [line["step"] for line in alone]
+    for a, b in zip(many, alone, strict=True):  # the same rows, so exactly as many labels
+        assert a.get("labels") == b.get("labels") and a.get("valid_labels") == b.get("valid_labels")
+        # Devices of two processes are summed in another order; Adam turns that into up to a rate (0.01) where a
+        # gradient is about zero.
+        np.testing.assert_allclose(a.get("loss", 0), b.get("loss", 0), rtol=1e-3)
+    assert many[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-5)
+    run = {name: json.loads((folder / name / "checkpoints/6/run/data.json").read_text()) for name in ("many", "one")}
+    assert run["many"]["data"] == run["one"]["data"]
+
+
+def test_two_score_the_same_bytes_as_one(both):
+    folder, logs = both
+    alone = (folder / "alone.jsonl").read_bytes()
+    assert (folder / "scored.jsonl").read_bytes() == (folder / "continued.jsonl").read_bytes() == alone
+    assert "150 records scored (64 were there already)" in logs[0]
+
+
+def test_a_record_that_one_cannot_score_stops_both(both):
+    assert "refused: process 1 could not score its records" in both[1][0]
+    assert "refused: broken here" in both[1][1]
+    assert not (both[0] / "never.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("2", "is neither auto nor INDEX/COUNT@HOST:PORT"),
+        ("1/2@host", "is neither auto nor"),
+        ("2/2@host:1", "the indices of 2 processes are 0 to 1"),
+        ("auto", "coordinator_address should be defined. Check that every host was started, or name the processes"),
+    ],
+)
+def test_a_start_that_cannot_be_is_refused(where, message):
+    code = "import sys; from jprm import processes; processes.start(sys.argv[1])"
+    if where != "auto":  # which asks jax, and jax only asks in a process of its own
+        with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+            processes.start(where)
+        return
+    run = subprocess.run([sys.executable, "-c", code, where], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 1 and message in run.stderr
+
+
+def test_a_process_that_stays_alone_says_what_to_check():
+    code = "import sys; from jprm import processes; processes.start('1/2@localhost:9', together=1); print('on')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout) == (142, "")
+    assert "error: --distributed 1/2@localhost:9: not all processes came within 1 s. Check that 2" in run.stderr
+
+
+def test_one_process_asks_nobody(tiny_run):
+    processes.start(None)
+    assert processes.is_first() and processes.first(lambda: 3) == 3 and processes.everywhere(True)
+    assert jprm.load(tiny_run.folder).step == 6

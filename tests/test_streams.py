@@ -1,0 +1,101 @@
+"""Streams: what a batch holds depends on their number, not on who packs them; any process goes on from all places."""
+
+import dataclasses
+import itertools
+import json
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from test_pipeline import CONFIG, LetterLayout, equal, letters_tree, problems
+
+from jprm.data.pipeline import packed_batches
+from jprm.data.streams import Streams, own_streams
+from jprm.model.sharding import MeshConfig, make_mesh
+from jprm.rows import Rows
+
+TREES = [letters_tree(i) for i in range(23)]
+COUNT, MICRO = 3, 6
+
+
+def stream(k, count=COUNT, **changes):
+    changes = dict(rows=2 * MICRO // count, stream=(k, count)) | changes
+    return packed_batches(TREES, LetterLayout(), dataclasses.replace(CONFIG, **changes))
+
+
+def batches(*own, count=COUNT):
+    return Streams({k: stream(k, count) for k in own}, count, MICRO)
+
+
+def blocks(rows, own):
+    """The rows of these streams."""
+    block = MICRO // COUNT
+    some = [i for k in own for i in range(k * block, (k + 1) * block)]
+    return Rows(**{name: x[:, some] for name, x in vars(rows).items()})
+
+
+def test_each_packs_its_blocks_of_the_same_batches():
+    whole = list(itertools.islice(batches(0, 1, 2), 6))
+    assert whole[0].tokens.shape == (2, MICRO, 24)
+    for own in ([0], [1, 2]):
+        for mine, all_of_it in zip(itertools.islice(batches(*own), 6), whole, strict=True):
+            assert equal(blocks(mine, own), blocks(all_of_it, own))
+            others = blocks(mine, [k for k in range(COUNT) if k not in own])
+            assert not any(np.any(x) for x in vars(others).values())
+
+
+def test_one_stream_is_the_plain_pipeline():
+    for rows, plain in zip(itertools.islice(batches(0, count=1), 4), stream(0, 1), strict=False):
+        assert equal(Rows(**{name: x.reshape(-1, *x.shape[2:]) for name, x in vars(rows).items()}), plain)
+
+
+def test_streams_share_an_epoch_between_them():
+    found = sum((problems(batch) for k in range(COUNT) for batch in stream(k, epochs=1)), start=Counter())
+    assert found == {1000 + i: 1 for i in range(23)}
+
+
+def test_whoever_goes_on_from_the_places_of_all_has_the_same_rows():
+    whole = batches(0, 1, 2)
+    seen = list(itertools.islice(whole, 3))
+    state = json.loads(json.dumps(whole.get_state()))
+    assert len(state["streams"]) == COUNT
+    following = list(itertools.islice(whole, 3))
+    for own in ([0], [1, 2], [0, 1, 2]):
+        again = batches(*own)
+        again.set_state(state)
+        for mine, all_of_it in zip(itertools.islice(again, 3), following, strict=True):
+            assert equal(blocks(mine, own), blocks(all_of_it, own))
+    assert not equal(seen[0], following[0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "mine"),
+    [((8, 1, 1), 8, range(8)), ((2, 2, 2), 2, range(2)), ((1, 1, 8), 4, range(4)), ((2, 4, 1), 1, range(1))],
+)
+def test_one_process_has_all_streams(sizes, count, mine):
+    assert own_streams(make_mesh(MeshConfig(*sizes)), 8, count) == list(mine)
+
+
+class Place:
+    """The rows of some devices."""
+
+    def __init__(self, *slices):
+        self.slices = slices
+
+    def addressable_devices_indices_map(self, shape):
+        return {i: (piece,) for i, piece in enumerate(self.slices)}
+
+
+@pytest.mark.parametrize(
+    ("slices", "count", "mine"),
+    [
+        ((slice(0, 2), slice(2, 4)), 4, [0, 1]),  # two devices of eight rows' first half
+        ((slice(6, 7), slice(7, 8)), 4, [3]),  # half of a stream's block each
+        ((slice(2, 6),), 2, [0, 1]),  # a device's rows lie across two blocks
+        ((slice(None, None),), 8, list(range(8))),
+    ],
+)
+def test_a_process_has_the_streams_that_reach_its_devices(monkeypatch, slices, count, mine):
+    monkeypatch.setattr("jprm.data.streams.NamedSharding", lambda mesh, spec: Place(*slices))
+    assert own_streams(jax.sharding.get_mesh(), 8, count) == mine

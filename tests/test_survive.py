@@ -1,0 +1,227 @@
+"""Surviving: bad steps left out exactly, stops that save, checkpoints that are kept, a watchdog that names the host."""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import equal, lines, loop, params, untimed
+
+import jprm
+from jprm.train import survive
+from jprm.train.log import SKIPS, Diverged
+from jprm.train.optimizer import MEMORY, OptimizerConfig, make_optimizer, skipped
+from jprm.train.survive import Goodput, Stopped, Watchdog, held_up
+
+PLAIN = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.1)
+GUARDED = dataclasses.replace(PLAIN, bad_steps="skip", spike=4.0)
+
+
+@functools.cache
+def made(config):
+    tx = make_optimizer(config, 1000)
+    return tx.init, jax.jit(tx.update)
+
+
+def walk(config, gradients, losses):
+    """The parameters after each update of a made-up problem of two numbers, and the optimizer's last state."""
+    init, update = made(config)
+    x = {"w": jnp.array([1.0, -2.0])}
+    state, path = init(x), []
+    for gradient, loss in zip(gradients, losses, strict=True):
+        updates, state = update({"w": jnp.asarray(gradient)}, state, x, loss=jnp.float32(loss))
+        x = optax.apply_updates(x, updates)
+        path.append(np.asarray(x["w"]))
+    return path, state
+
+
+@pytest.mark.parametrize(
+    "bad", [([np.nan, 1.0], 1.0), ([np.inf, 1.0], 1.0), ([0.1, 0.1], np.nan), ([0.1, 0.1], np.inf)]
+)
+def test_a_step_that_is_not_finite_leaves_no_trace(bad):
+    gradients, losses = [[0.3, -0.2], [0.1, 0.4], [-0.2, 0.1]], [1.0, 0.9, 0.8]
+    clean, state = walk(GUARDED, gradients, losses)
+    assert int(skipped(state)) == 0
+    for at in range(3):
+        path, state = walk(GUARDED, [*gradients[:at], bad[0], *gradients[at:]], [*losses[:at], bad[1], *losses[at:]])
+        assert int(skipped(state)) == 1
+        np.testing.assert_array_equal(path[at], path[at - 1] if at else [1.0, -2.0])
+        np.testing.assert_array_equal(path[:at] + path[at + 1 :], clean)
+    # Where nothing is bad, a guard changes no bit.
+    np.testing.assert_array_equal(walk(PLAIN, gradients, losses)[0], clean)
+
+
+def test_a_spike_is_measured_against_what_was_usual():
+    usual = [([0.3, 0.4], 2.0)] * MEMORY  # norm 0.5
+    for last, spike in [
+        (([0.9, 1.2], 2.0), False),  # norm 1.5: three times the mean
+        (([1.5, 2.0], 2.0), True),  # norm 2.5: five times
+        (([0.3, 0.4], 7.9), False),
+        (([0.3, 0.4], 8.1), True),
+    ]:
+        gradients, losses = zip(*usual, last, strict=True)
+        assert int(skipped(walk(GUARDED, gradients, losses)[1])) == spike
+        assert int(skipped(walk(GUARDED, gradients[1:], losses[1:])[1])) == 0  # one step short of the memory
+    with pytest.raises(ValueError, match="optimizer.spike=0.5 must be above 1"):
+        OptimizerConfig(0.1, spike=0.5)
+
+
+def spoil(monkeypatch, *steps):
+    """The weights in these steps are not a number, so the loss and its gradient are not."""
+    whole = loop.make_step
+
+    def broken(*args):
+        step = whole(*args)
+
+        def after(state, rows):
+            if int(state.step) + 1 in steps:
+                rows = dataclasses.replace(rows, weight=rows.weight * float("nan"))
+            return step(state, rows)
+
+        return after
+
+    monkeypatch.setattr(loop, "make_step", broken)
+
+
+def guarded(run, **changes):
+    return dataclasses.replace(
+        run.experiment, optimizer=dataclasses.replace(run.experiment.optimizer, bad_steps="skip"), **changes
+    )
+
+
+def test_a_bad_step_is_left_out_counted_and_survives_a_restart(tiny_run, tmp_path, one_device, monkeypatch):
+    spoil(monkeypatch, 2)
+    skipping = guarded(tiny_run, log_every=1)
+    result = loop.train(skipping, tmp_path / "run")
+    assert [line.get("skipped_steps") for line in lines(tmp_path / "run")][:6] == [0, 1, 0, 0, 0, 0]
+    assert np.isfinite(result["loss"]) and not equal(params(tmp_path / "run"), params(tiny_run.folder))
+    before = params(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
+    loop.train(skipping, tmp_path / "run")
+    assert equal(params(tmp_path / "run"), before)
+
+
+def test_a_run_that_stopped_at_a_bad_step_goes_on_without_it(tiny_run, tmp_path, one_device, monkeypatch):
+    """What is done about bad steps may change: the optimizer's state goes behind a guard, and comes out of it."""
+    spoil(monkeypatch, 5)
+    with pytest.raises(Diverged, match="step 5: loss nan.* or set optimizer.bad_steps=skip"):
+        loop.train(tiny_run.experiment, tmp_path / "run")
+    loop.train(guarded(tiny_run), tmp_path / "run")
+    assert lines(tmp_path / "run")[-2]["skipped_steps"] == 1
+    loop.train(dataclasses.replace(tiny_run.experiment, checkpoint_every=1), tmp_path / "run")  # finished: it restores
+
+
+def test_bad_steps_in_a_row_end_the_run(tiny_run, tmp_path, one_device, monkeypatch):
+    spoil(monkeypatch, *range(2, 2 + SKIPS))
+    data = dataclasses.replace(tiny_run.experiment.data, valid=())
+    with pytest.raises(Diverged, match=f"step {1 + SKIPS}: .*the {SKIPS}th bad step in a row; last good checkpoint"):
+        loop.train(guarded(tiny_run, steps=20, data=data), tmp_path / "run")
+
+
+def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_device, monkeypatch):
+    put_rows, calls = loop.put_rows, []
+
+    def put(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return put_rows(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "put_rows", put)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="SIGTERM: saved at step 2 of 6; the same command continues"):
+        loop.train(tiny_run.experiment, tmp_path / "run")
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["2"]
+    assert not (tmp_path / "run" / "result.json").exists()
+    loop.train(tiny_run.experiment, tmp_path / "run")
+    assert equal(params(tmp_path / "run"), params(tiny_run.folder))
+    assert untimed(lines(tmp_path / "run")) == untimed(lines(tiny_run.folder))
+
+
+def test_a_checkpoint_says_what_it_is_and_some_are_kept(tiny_run, tmp_path, one_device):
+    kept = dataclasses.replace(tiny_run.experiment, checkpoint_every=1, keep=1, keep_every=4)
+    loop.train(kept, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["4", "6"]
+    run = json.loads((folder / "6" / "run" / "data.json").read_text())
+    assert run["experiment"]["name"] == "tiny" and run["experiment"]["keep_every"] == 4
+    assert run["versions"]["jprm"] == jprm.__version__ and run["versions"]["jax"] == jax.__version__
+    assert 0 < run["goodput"]["productive"] and run["goodput"]["began"] < time.time()
+    assert run["versions"]["commit"] is None or len(run["versions"]["commit"]) >= 40
+    with pytest.raises(ValueError, match="keep_every=4 is no multiple of checkpoint_every=3"):
+        dataclasses.replace(kept, checkpoint_every=3)
+
+
+def test_goodput_counts_steps_over_all_the_time_since_the_first_start(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(survive.time, "time", lambda: now[0])
+    monkeypatch.setattr(survive.time, "perf_counter", lambda: now[0])
+
+    def after(seconds, do, *args):
+        now[0] += seconds
+        do(*args)
+
+    first = Goodput()
+    after(30, first.step)  # the first step compiled
+    after(2, first.step)
+    after(2, first.step)
+    after(5, first.rest)  # a checkpoint
+    after(2, first.step)
+    after(2, first.step, False)  # a step that was left out
+    assert first.productive == 6 and first.fraction == 6 / 43
+    again = Goodput(**json.loads(json.dumps(first.saved)))
+    after(17, again.step)  # 17 s in the queue and compiling
+    after(4, again.step)
+    assert again.fraction == 10 / 64
+
+
+def beat(step, doing="step", since=0.0, said=100.0, host="h"):
+    return {"step": step, "doing": doing, "since": since, "time": said, "host": host, "pid": 7}
+
+
+@pytest.mark.parametrize(
+    ("beats", "sentence"),
+    [
+        ([beat(5), beat(4, "data", 20, host="slow"), beat(5)],
+         "at step 5: the others wait for process 1 on slow, pid 7, at step 4 (data) for 80 s"),
+        ([beat(5), beat(5, "data", 20), beat(5)], "the others wait for process 1 on h, pid 7, at step 5 (data)"),
+        ([beat(5), beat(5, said=30, since=10, host="gone")],
+         "nothing is heard of process 1 on gone, pid 7, at step 5 (step) for 90 s"),
+        ([None, beat(5)], "nothing is heard of process 0"),
+        ([beat(5), beat(5)], "all 2 processes are in the same place (step): compilation, devices, network or disk"),
+    ],
+)  # fmt: skip
+def test_the_watchdog_names_who_is_waited_for(beats, sentence):
+    said = held_up(dict(enumerate(beats)), now=100.0, seconds=60)
+    assert said.startswith("no step for 60 s at step 5: ") and sentence in said
+
+
+def test_the_watchdog_speaks_once_a_stall(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(survive.jax, "process_count", lambda: 2)
+    watchdog = Watchdog(tmp_path, 0.2)
+    watchdog.at(3, "step")
+    with watchdog:
+        time.sleep(1.0)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "at step 3: nothing is heard of process 1" in said[0]
+    assert json.loads((tmp_path / "heartbeats" / "0.json").read_text())["pid"] == os.getpid()
+    with Watchdog(tmp_path / "none", 0):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_a_storm_of_kills_loses_nothing(tmp_path):
+    import pod_storm
+
+    said = pod_storm.storm(tmp_path, kills=6, count=2, devices=2, seed=1)
+    assert (said["kills"], said["differing_bytes"]) == (6, 0) and said["resumes"] >= 6

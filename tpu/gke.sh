@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# A run on GKE: as a JobSet through kubectl, or through xpk. Every command is printed before it is run; --dry-run prints
+# alone.
+#
+#   NAME=my-run IMAGE=REGION-docker.pkg.dev/P/R/jprm:TAG ACCELERATOR=tpu-v5-lite-podslice TOPOLOGY=4x4 HOSTS=4 CHIPS=4 \
+#     CLAIM=shared EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x tpu/gke.sh [--dry-run] COMMAND
+#
+#   build    the image of this commit, and pushes it    launch   applies the JobSet
+#   status   of the JobSet and its pods                 logs     of process 0
+#   stop     saves and stops it (SIGTERM to the pods)   delete   the JobSet; the nodes are the cluster's
+#   manifest prints the JobSet                          xpk      the same run through xpk: CLUSTER, TYPE, PROJECT, ZONE
+#
+# HOSTS x CHIPS is the number of chips of TOPOLOGY. SLICES (1) slices of it; SPOT=1 takes spot nodes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+dry=0
+if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+: "${NAME:?name of the run}"
+
+# shellcheck source=tpu/say.sh
+source tpu/say.sh
+
+manifest() {
+  : "${IMAGE:?}" "${ACCELERATOR:?}" "${TOPOLOGY:?}" "${HOSTS:?}" "${CHIPS:?}" "${CLAIM:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
+  local spot=""
+  [ "${SPOT:-0}" = 1 ] && spot='
+                cloud.google.com/gke-spot: "true"'
+  cat << YAML
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: $NAME
+  annotations:
+    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
+spec:
+  suspend: false
+  # A pod that fails takes its JobSet down, which starts again from the checkpoint; a refusal (status 2) ends it.
+  failurePolicy:
+    maxRestarts: ${RETRIES:-1000}
+    rules:
+      - name: refused
+        action: FailJobSet
+        onJobFailureReasons: [PodFailurePolicy]
+  replicatedJobs:
+    - name: slice
+      replicas: ${SLICES:-1}
+      template:
+        spec:
+          completionMode: Indexed
+          parallelism: $HOSTS
+          completions: $HOSTS
+          backoffLimit: 0
+          podFailurePolicy:
+            rules:
+              - action: FailJob
+                onExitCodes:
+                  containerName: jprm
+                  operator: In
+                  values: [2]
+          template:
+            spec:
+              restartPolicy: Never
+              terminationGracePeriodSeconds: ${GRACE:-300}
+              nodeSelector:
+                cloud.google.com/gke-tpu-accelerator: $ACCELERATOR
+                cloud.google.com/gke-tpu-topology: $TOPOLOGY$spot
+              containers:
+                - name: jprm
+                  image: $IMAGE
+                  command: [jprm, train, $EXPERIMENT, --workdir, $WORKDIR, --distributed, auto]
+                  ports:
+                    - containerPort: 8471
+                  resources:
+                    requests:
+                      google.com/tpu: "$CHIPS"
+                    limits:
+                      google.com/tpu: "$CHIPS"
+                  volumeMounts:
+                    - name: shared
+                      mountPath: /shared
+              volumes:
+                - name: shared
+                  persistentVolumeClaim:
+                    claimName: $CLAIM
+YAML
+}
+
+build() {
+  : "${IMAGE:?}"
+  local command=(docker build --file tpu/Dockerfile --build-arg COMMIT="$(git rev-parse HEAD)" --tag "$IMAGE" -)
+  echo "+ git archive HEAD | ${command[*]}"
+  if [ "$dry" = 0 ]; then git archive HEAD | "${command[@]}"; fi
+  run docker push "$IMAGE"
+}
+
+launch() {
+  if [ "$dry" = 1 ]; then manifest; fi
+  echo "+ tpu/gke.sh manifest | kubectl apply --filename -"
+  if [ "$dry" = 0 ]; then manifest | kubectl apply --filename -; fi
+}
+
+status() {
+  run kubectl get jobset "$NAME"
+  run kubectl get pods --selector "jobset.sigs.k8s.io/jobset-name=$NAME" --output wide
+}
+
+logs() {
+  local zero="jobset.sigs.k8s.io/jobset-name=$NAME,batch.kubernetes.io/job-completion-index=0"
+  run kubectl logs --follow --tail 50 --selector "$zero" --container jprm
+}
+
+# A JobSet that is suspended deletes its pods, which have GRACE seconds to save; launch sets it going again.
+stop() { run kubectl patch jobset "$NAME" --type merge --patch '{"spec":{"suspend":true}}'; }
+
+delete() { run kubectl delete jobset "$NAME"; }
+
+xpk() {
+  : "${CLUSTER:?}" "${TYPE:?accelerator type, such as v5litepod-16}" "${PROJECT:?}" "${ZONE:?}" "${IMAGE:?}"
+  run xpk workload create --workload "$NAME" --cluster "$CLUSTER" --project "$PROJECT" --zone "$ZONE" \
+    --tpu-type "$TYPE" --num-slices "${SLICES:-1}" --docker-image "$IMAGE" --max-restarts "${RETRIES:-1000}" \
+    --command "jprm train ${EXPERIMENT:?} --workdir ${WORKDIR:?} --distributed auto"
+}
+
+case "${1:-}" in
+  build | launch | status | logs | stop | delete | manifest) "$1" ;;
+  xpk) xpk ;;
+  *) sed -n '2,/^set/p' "$0" | grep '^#' >&2; exit 2 ;;
+esac

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# A run on Cloud TPU VMs through queued resources. Every command is printed before it is run; --dry-run prints alone.
+#
+#   NAME=my-run PROJECT=p ZONE=us-west4-a TYPE=v5litepod-16 RUNTIME=v2-alpha-tpuv5-lite SPOT=1 NFS=10.0.0.2:/share \
+#     EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x tpu/queued.sh [--dry-run] COMMAND
+#
+#   create   asks for the slice          status   where the request and the run are
+#   deploy   this commit to every host   logs     what process 0 printed last
+#   launch   starts the run              stop     saves and stops it (SIGTERM)
+#   watch    all of these, and again after a preemption, until the run has ended; then it deletes the slice
+#   delete   gives the slice back: until then it is paid for
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+dry=0
+if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+: "${NAME:?name of the slice}" "${PROJECT:?}" "${ZONE:?}" "${TYPE:?accelerator type, such as v5litepod-16}"
+at=(--project="$PROJECT" --zone="$ZONE")
+archive=${TMPDIR:-/tmp}/jprm-$NAME.tar.gz
+
+# shellcheck source=tpu/say.sh
+source tpu/say.sh
+
+everywhere() { run gcloud compute tpus tpu-vm ssh "$NAME" "${at[@]}" --worker=all --command="$1"; }
+
+first() { run gcloud compute tpus tpu-vm ssh "$NAME" "${at[@]}" --worker=0 --command="$1"; }
+
+state() {
+  if [ "$dry" = 1 ]; then echo "${STATE:-ACTIVE}"; return; fi
+  gcloud compute tpus queued-resources describe "$NAME" "${at[@]}" --format='value(state.state)' 2> /dev/null || echo ABSENT
+}
+
+create() {
+  : "${RUNTIME:?runtime version, such as v2-alpha-tpuv5-lite}"
+  local spot=()
+  [ "${SPOT:-0}" = 1 ] && spot=(--spot)
+  case "$(state)" in
+    ABSENT) ;;
+    SUSPENDED | SUSPENDING | FAILED) delete ;; # a slice that was preempted never comes back by itself
+    *) [ "$dry" = 1 ] || { echo "$NAME is there: $(state)"; return; } ;;
+  esac
+  run gcloud compute tpus queued-resources create "$NAME" "${at[@]}" --node-id="$NAME" --accelerator-type="$TYPE" \
+    --runtime-version="$RUNTIME" "${spot[@]}"
+}
+
+deploy() {
+  run git archive --format=tar.gz --output="$archive" HEAD
+  run gcloud compute tpus tpu-vm scp "$archive" "$NAME:jprm.tar.gz" "${at[@]}" --worker=all
+  everywhere "mkdir -p jprm && tar -xzf jprm.tar.gz -C jprm && jprm/tpu/setup.sh${NFS:+ --nfs $NFS}"
+}
+
+launch() {
+  : "${EXPERIMENT:?}" "${WORKDIR:?a folder that every host can write to}"
+  local start="tpu/run.sh $EXPERIMENT $WORKDIR${ARGUMENTS:+ $ARGUMENTS}"
+  everywhere "cd jprm && JPRM_COMMIT=$(git rev-parse HEAD) setsid nohup $start > run.log 2>&1 < /dev/null &"
+}
+
+status() {
+  run gcloud compute tpus queued-resources describe "$NAME" "${at[@]}" --format='value(state.state)'
+  first "tail -n 1 ${WORKDIR:?}/metrics.jsonl; ls $WORKDIR/checkpoints"
+}
+
+logs() { first "tail -n ${LINES_OF_LOG:-50} -f jprm/run.log"; }
+
+# shellcheck disable=SC2016 # it is the host that is to expand it
+stop() { everywhere 'kill -TERM "$(cat /tmp/jprm-run.pid)"'; }
+
+delete() { run gcloud compute tpus queued-resources delete "$NAME" "${at[@]}" --force --quiet; }
+
+ended() { first "test -f ${WORKDIR:?}/result.json"; }
+
+watch() {
+  local now started=0
+  create
+  while true; do
+    now=$(state)
+    echo "$(date -u +%FT%TZ) $NAME: $now"
+    case $now in
+      ACTIVE)
+        if [ "$started" = 0 ]; then deploy && launch && started=1; fi
+        if [ "$started" = 1 ] && ended; then echo "the run has ended"; delete; return; fi
+        ;;
+      SUSPENDED | SUSPENDING | FAILED | ABSENT) started=0; create || true ;;
+    esac
+    sleep "${EVERY:-60}"
+  done
+}
+
+case "${1:-}" in
+  create | deploy | launch | status | watch | logs | stop | delete) "$1" ;;
+  *) sed -n '2,/^set/p' "$0" | grep '^#' >&2; exit 2 ;;
+esac

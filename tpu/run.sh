@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Trains on this host as one process of a run, and starts again after a stop: what a launcher runs on every host.
+#
+#   tpu/run.sh [--dry-run] EXPERIMENT.py WORKDIR [more arguments of `jprm train`]
+#
+# A refusal (status 2), Ctrl-C (130) and the end of the run (0) are final. Anything else, a preemption (143) and a host
+# that died among them, is started again after PAUSE seconds and continues from its checkpoint; until RETRIES starts in
+# a row have brought no new one.
+# DISTRIBUTED (auto) is the value of --distributed, "" for one process. What this host prints goes to WORKDIR/logs/ too.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+dry=0
+if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+if [ $# -lt 2 ]; then echo "usage: tpu/run.sh [--dry-run] EXPERIMENT.py WORKDIR [arguments]" >&2; exit 2; fi
+experiment=$1 workdir=$2
+shift 2
+
+command=(.venv/bin/jprm train "$experiment" --workdir "$workdir" "$@")
+[ -x .venv/bin/jprm ] || command[0]=jprm
+where=${DISTRIBUTED-auto}
+[ -n "$where" ] && command+=(--distributed "$where")
+log=$workdir/logs/$(hostname).log
+if [ "$dry" = 1 ]; then
+  printf '+'; printf ' %q' "${command[@]}"; echo " 2>&1 | tee -a $(printf %q "$workdir")/logs/HOST.log"
+  echo "again after ${PAUSE:-30} s, unless its status is 0, 2 or 130 or ${RETRIES:-5} starts brought no new checkpoint"
+  exit 0
+fi
+
+# Of two at once on a host, both would take the accelerators.
+exec 9> "${TMPDIR:-/tmp}/jprm-run.lock"
+flock -n 9 || { echo "error: tpu/run.sh runs on this host already" >&2; exit 2; }
+echo $$ > "${TMPDIR:-/tmp}/jprm-run.pid" # for who wants to stop it
+mkdir -p "$workdir/logs"
+newest() { find "$workdir/checkpoints" -maxdepth 1 -regex '.*/[0-9]+' 2> /dev/null | sed 's|.*/||' | sort -n | tail -n 1; }
+child=0 stopped=0 idle=0
+trap 'stopped=1; [ "$child" = 0 ] || kill -TERM "$child"' TERM
+while true; do
+  before=$(newest)
+  "${command[@]}" > >(tee -a "$log") 2>&1 9>&- &
+  child=$!
+  wait "$child"; status=$?
+  while kill -0 "$child" 2> /dev/null; do wait "$child"; status=$?; done # a signal ends the first wait
+  child=0
+  if [ "$(newest)" = "$before" ]; then idle=$((idle + 1)); else idle=0; fi
+  echo "$(date -u +%FT%TZ) $(hostname): status $status, newest checkpoint $(newest)" | tee -a "$log"
+  case $status in
+    0 | 2 | 130) exit "$status" ;;
+  esac
+  [ "$stopped" = 1 ] && exit "$status" # it was this host that was asked to stop
+  if [ "$idle" -ge "${RETRIES:-5}" ]; then
+    echo "error: $idle starts in a row without a new checkpoint: $log says why" >&2
+    exit "$status"
+  fi
+  sleep "${PAUSE:-30}"
+done

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Sets a host up for jprm: Python, the package in .venv, the shared folder. Made again, it does what is still to be done.
+#
+#   tpu/setup.sh [--dry-run] [--nfs SERVER:/SHARE] [--at /shared] [--extra tpu|cuda]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+dry=0 nfs="" at=/shared extra=tpu
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --dry-run) dry=1; shift ;;
+    --nfs) nfs=$2; shift 2 ;;
+    --at) at=$2; shift 2 ;;
+    --extra) extra=$2; shift 2 ;;
+    *) echo "error: $1: see the first lines of $0" >&2; exit 2 ;;
+  esac
+done
+
+# shellcheck source=tpu/say.sh
+source tpu/say.sh
+
+if [ -n "$nfs" ]; then
+  if [ "$dry" = 1 ] || ! command -v mount.nfs > /dev/null; then
+    run sudo apt-get install -qq -y nfs-common
+  fi
+  if [ "$dry" = 1 ] || ! mountpoint -q "$at"; then
+    run sudo mkdir -p "$at"
+    run sudo mount -t nfs -o hard,nconnect=4 "$nfs" "$at"
+    run sudo chmod 1777 "$at"
+  fi
+fi
+
+python=${PYTHON:-}
+for name in python3.12 python3.13 python3.11 python3; do
+  [ -n "$python" ] && break
+  if command -v "$name" > /dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then python=$name; fi
+done
+if [ -z "$python" ]; then
+  # TPU VM images may have an older Python: uv brings one, for this user alone.
+  run python3 -m pip install --user -q uv
+  run python3 -m uv python install 3.12
+  [ "$dry" = 1 ] && python=python3.12 || python=$(python3 -m uv python find 3.12)
+fi
+if [ "$dry" = 1 ] || [ ! -x .venv/bin/python ]; then
+  run "$python" -m venv .venv
+fi
+run .venv/bin/python -m pip install -q -c constraints.txt -e ".[$extra]"
+echo "ready: .venv/bin/jprm, for tpu/run.sh"

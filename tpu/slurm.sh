@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# A run on a Slurm cluster with GPUs: one process a GPU. Every command is printed before it is run; --dry-run prints alone.
+#
+#   NAME=my-run NODES=4 GPUS=8 TIME=24:00:00 EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x \
+#     tpu/slurm.sh [--dry-run] COMMAND [more options of sbatch, for launch]
+#
+#   launch   submits the batch script    status   of the job, and the run's last line
+#   script   prints the batch script     logs     of process 0
+#   stop     saves and stops (SIGTERM)   delete   cancels the job
+#
+# Before the time limit, and where a node is preempted, the processes get SIGTERM, save and end with status 143; the job
+# is then queued again and continues. A refusal (status 2) ends it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+dry=0
+if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+: "${NAME:?name of the job}" "${WORKDIR:?a folder that every node can write to}"
+
+# shellcheck source=tpu/say.sh
+source tpu/say.sh
+
+script() {
+  : "${NODES:?}" "${GPUS:?a node}" "${TIME:?}" "${EXPERIMENT:?}"
+  cat << BATCH
+#!/usr/bin/env bash
+#SBATCH --job-name=$NAME
+#SBATCH --nodes=$NODES
+#SBATCH --ntasks-per-node=$GPUS
+#SBATCH --gpus-per-node=$GPUS
+#SBATCH --time=$TIME
+#SBATCH --signal=TERM@${GRACE:-300}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=$WORKDIR/logs/%x.log
+cd "$PWD" || exit 2
+srun --kill-on-bad-exit=1 --label .venv/bin/jprm train $EXPERIMENT --workdir $WORKDIR --distributed auto
+status=\$?
+echo "\$(date -u +%FT%TZ) status \$status, restart \${SLURM_RESTART_COUNT:-0}"
+case \$status in
+  0 | 2 | 130) exit "\$status" ;;
+esac
+if [ "\${SLURM_RESTART_COUNT:-0}" -lt ${RETRIES:-1000} ]; then scontrol requeue "\$SLURM_JOB_ID"; fi
+exit "\$status"
+BATCH
+}
+
+launch() {
+  run mkdir -p "$WORKDIR/logs"
+  if [ "$dry" = 1 ]; then script; fi
+  echo "+ tpu/slurm.sh script | sbatch $*"
+  if [ "$dry" = 0 ]; then script | sbatch "$@"; fi
+}
+
+status() {
+  run squeue --me --name "$NAME"
+  run tail -n 1 "$WORKDIR/metrics.jsonl"
+}
+
+logs() { run tail -n 50 -f "$WORKDIR/logs/$NAME.log"; }
+
+stop() { run scancel --signal=TERM --name "$NAME" --me; }
+
+delete() { run scancel --name "$NAME" --me; }
+
+case "${1:-}" in
+  launch) shift; launch "$@" ;;
+  script | status | logs | stop | delete) "$1" ;;
+  *) sed -n '2,/^set/p' "$0" | grep '^#' >&2; exit 2 ;;
+esac
