@@ -75,6 +75,6 @@ def _target(labels: str) -> TargetConfig:
 
 def _data(file: pathlib.Path, supervise: str, seed: int) -> DataConfig:
     return DataConfig(
-        train=(str(file),), supervise=supervise, too_long="error", tokens=TOKENS, slots=TOKENS, rows=ROWS, micro_rows=ROWS,
-        window=256, seed=seed,
+        train=(str(file),), supervise=supervise, too_long="error", tokens=TOKENS, slots=TOKENS, rows=ROWS,
+        micro_rows=ROWS, window=256, seed=seed,
     )  # fmt: skip

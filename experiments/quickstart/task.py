@@ -165,10 +165,9 @@ def answer_of(steps: Sequence[str]) -> int | None:
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    """Words, signs and numbers of up to two digits, each with the space before it: about 350 tokens, any text of the task.
+    """Words, signs and numbers of up to two digits, each with the space before it: any text of the task.
 
-    A sum is then one token that follows from three others, which a tiny decoder learns in a fifth of the tokens that
-    carrying digits takes it.
+    The result of a sum is then one token that follows from three others.
     """
     words = [*NAMES, *THINGS, *DAYS, *"On has have does How many The answer is times as then more".split()]
     words += [word for phrases in PHRASES.values() for phrase in phrases for word in phrase.replace("{}", "").split()]
