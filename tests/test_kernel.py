@@ -28,9 +28,9 @@ REFERENCE = dataclasses.replace(TINY, attention="reference")
 KERNEL = dataclasses.replace(TINY, attention="kernel")
 
 
-def made(seed, B, T, K=2, G=2, H=4, dtype=np.float32):
+def made(seed, B, T, K=2, G=2, H=4):
     rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=x).astype(dtype) for x in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
+    return tuple(rng.normal(size=x).astype(np.float32) for x in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
 
 
 def with_gradients(attend, *arrays):
