@@ -4,7 +4,7 @@
     jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64
     jprm train experiments/llama3p1_8b_orm.py --workdir gs://BUCKET/runs/llama3p1_8b_orm
 
-The last on every host of the slice. It has not been run; nothing but its plan is known.
+The last on every host of the slice. It has not been run.
 """
 
 import os

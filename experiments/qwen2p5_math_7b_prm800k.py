@@ -4,7 +4,7 @@
     jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
     jprm train experiments/qwen2p5_math_7b_prm800k.py --workdir gs://BUCKET/runs/qwen2p5_math_7b_prm800k
 
-The last on every host of the slice. It has not been run; nothing but its plan is known.
+The last on every host of the slice. It has not been run.
 """
 
 import os

@@ -4,7 +4,7 @@
     jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16
     jprm train experiments/qwen3_4b_math_shepherd.py --workdir gs://BUCKET/runs/qwen3_4b_math_shepherd
 
-The last on every host of the slice. It has not been run; nothing but its plan is known.
+The last on every host of the slice. It has not been run.
 """
 
 import os

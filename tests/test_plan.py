@@ -17,7 +17,7 @@ from tiny import TINY
 from jprm import cli
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig
+from jprm.model.sharding import AXES, MeshConfig
 from jprm.plan import compile, counts, hlo, roofline, search, topologies
 from jprm.plan.topologies import GIB
 
@@ -269,6 +269,19 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     assert found["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
 
 
+def test_the_scoring_step_is_the_scorers(file):
+    """By shapes alone: a row a device of the mesh, a score for each of its slots."""
+    from jprm.train.config import load
+
+    mesh = jax.sharding.AbstractMesh((1, 4, 2), AXES, axis_types=(AxisType.Explicit,) * 3)
+    score, args = compile.scoring(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
+    with jax.sharding.use_abstract_mesh(mesh):
+        score_BS = score.eval_shape(*args)
+    assert score_BS.shape == (4, 128) and score_BS.sharding.spec[0] == ("data", "fsdp")
+    assert {x.dtype for x in jax.tree.leaves(args[0])} == {jnp.dtype("float32")}
+    assert not [path for path in args[0]["decoder"]["layers_0"] if "lora" in path]  # merged, as the scorer does
+
+
 def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
     """Without a compiler: 2 x fsdp does not fit, `dots` is faster than `full`, two rows a device are faster still."""
     from jprm.train.config import load
@@ -304,7 +317,7 @@ def test_refusals_of_the_command(file, capsys, monkeypatch):
 
 def test_layer_sizes_are_of_one_layer():
     model = dataclasses.replace(TINY, layers=3)
-    mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 3)
+    mesh = jax.sharding.AbstractMesh((1, 2, 2), AXES, axis_types=(AxisType.Explicit,) * 3)
     from jprm.plan.plan import layer_sizes
 
     with jax.sharding.use_abstract_mesh(mesh):
