@@ -4,6 +4,7 @@
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make lint                          ruff: check and format
 #   make quickstart                    the whole loop on a task of its own, nothing downloaded: runs/quickstart/report.html
+#   make storm                         thirty kills of one run, which ends bit for bit as if there had been none
 #   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
 #   make clean                         removes .venv, caches and prepared data; runs/ stays
 
@@ -11,6 +12,7 @@ PYTHON ?= python3
 EXTRAS ?= test
 VENV ?= .venv
 DATA ?= $(or $(JPRM_DATA),../shared/data)
+STORM ?=# how make storm blows: STORM="--kills 100 --processes 4 --seed 7"
 ARGS ?=# more arguments for pytest: make test ARGS="tests/test_tree.py -k round"
 
 export JPRM_DATA := $(abspath $(DATA))
@@ -25,7 +27,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint install quickstart train-prm800k evaluate-prm800k clean
+.PHONY: test lint install quickstart storm train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -34,6 +36,10 @@ test: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# What it makes goes into a fresh folder of runs/, which is ignored.
+storm: install
+	$(BIN)/python tests/pod_storm.py runs/storm_$$(date +%Y%m%d_%H%M%S) $(STORM)
 
 install: $(INSTALLED) $(SMOLLM2)
 

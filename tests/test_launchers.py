@@ -95,6 +95,9 @@ def test_shellcheck_finds_nothing():
     assert len(scripts) == 6
     run = subprocess.run([shellcheck, "--external-sources", *scripts], capture_output=True, text=True, cwd=REPOSITORY)
     assert run.returncode == 0, run.stdout
+    batch = call("slurm", "script", **RUN, **SLURM).stdout
+    run = subprocess.run([shellcheck, "-"], input=batch, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
 
 
 @pytest.fixture

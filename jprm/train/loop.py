@@ -186,7 +186,8 @@ def _probed(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State
     steps = labelled_steps(params, experiment.model, experiment.target, micro_batches, experiment.probe_rows)
     head, area = fitted_head(experiment.model.head, steps)
     left_out = "" if area is None else f": AUROC {area:.3f} on the last fifth, when that was left out"
-    print(f"the head is fitted on {len(steps.target_N):,} labelled steps{left_out}")
+    if processes.is_first():
+        print(f"the head is fitted on {len(steps.target_N):,} labelled steps{left_out}")
     fitted = {
         f"head/{name}": jax.device_put(value, state.trained[f"head/{name}"].sharding) for name, value in head.items()
     }
