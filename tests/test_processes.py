@@ -18,7 +18,7 @@ from jprm.score.files import score_file
 CHANGES = dict(steps=6, rows=16, micro_rows=8, log_every=1, checkpoint_every=4, streams=2)
 
 CHILD = """
-import os, pathlib, signal, sys
+import os, pathlib, shutil, signal, sys
 from jprm import processes
 folder, where = pathlib.Path(sys.argv[1]), sys.argv[-1]
 processes.start(where)
@@ -48,6 +48,8 @@ try:
     print("not stopped")
 except Stopped as stopped:
     print("stopped:", stopped)
+processes.first(lambda: str(shutil.copytree(folder / "many", folder / "stopped")))
+print("result:", tiny.loop.train(tiny.experiment(folder, **eval(sys.argv[2])), folder / "many")["step"])
 for name in ("scored", "continued"):
     print(score_file(folder / "model", folder / "chains.jsonl", folder / f"{name}.jsonl"))
 def broken(*_):
@@ -84,28 +86,35 @@ def test_what_the_first_says_or_refuses_all_hear(both):
     assert "first raised ValueError process 0 refused: KeyError: 'of process 0 alone'" in both[1][1]
 
 
-def test_a_signal_to_one_stops_both_at_the_same_step_and_one_process_goes_on(both):
+def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
     folder, logs = both
     said = [line for log in logs for line in log.splitlines() if "stopped" in line]
     assert len(said) == 2 and said[0] == said[1] and "SIGTERM: saved at step" in said[0]
-    (step,) = (int(path.name) for path in (folder / "many" / "checkpoints").iterdir() if path.name not in ("4",))
+    step = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
     assert f"saved at step {step} of 6" in said[0] and step < 6
-    assert [line["step"] for line in lines(folder / "many")] == list(range(1, step + 1))
+    assert [line["step"] for line in lines(folder / "stopped")] == list(range(1, step + 1))
+    assert f"continuing from step {step} in" in logs[0] and "continuing" not in logs[1]
+    assert all("result: 6" in log for log in logs)
     assert sorted(path.name for path in (folder / "many" / "heartbeats").iterdir()) == ["0.json", "1.json"]
 
     one = dataclasses.replace(experiment(folder, **CHANGES), keep=9)
-    loop.train(one, folder / "many")  # eight devices in one process
+    loop.train(one, folder / "stopped")  # eight devices in one process
     loop.train(one, folder / "one")
-    many, alone = untimed(lines(folder / "many")), untimed(lines(folder / "one"))
-    assert [line["step"] for line in many] == [line["step"] for line in alone]
-    for a, b in zip(many, alone, strict=True):  # the same rows, so exactly as many labels
-        assert a.get("labels") == b.get("labels") and a.get("valid_labels") == b.get("valid_labels")
-        # Devices of two processes are summed in another order; Adam turns that into up to a rate (0.01) where a
-        # gradient is about zero.
-        np.testing.assert_allclose(a.get("loss", 0), b.get("loss", 0), rtol=1e-3)
-    assert many[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-5)
-    run = {name: json.loads((folder / name / "checkpoints/6/run/data.json").read_text()) for name in ("many", "one")}
-    assert run["many"]["data"] == run["one"]["data"]
+    alone = untimed(lines(folder / "one"))
+    run = {
+        name: json.loads((folder / name / "checkpoints/6/run/data.json").read_text())
+        for name in ("many", "stopped", "one")
+    }
+    for name in ("many", "stopped"):
+        log = untimed(lines(folder / name))
+        assert [line["step"] for line in log] == [line["step"] for line in alone]
+        for a, b in zip(log, alone, strict=True):  # the same rows, so exactly as many labels
+            assert a.get("labels") == b.get("labels") and a.get("valid_labels") == b.get("valid_labels")
+            # Devices of two processes are summed in another order; Adam turns that into up to a rate (0.01) where a
+            # gradient is about zero.
+            np.testing.assert_allclose(a.get("loss", 0), b.get("loss", 0), rtol=1e-3)
+        assert log[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-5)
+        assert run[name]["data"] == run["one"]["data"]
 
 
 def test_two_score_the_same_bytes_as_one(both):
