@@ -207,8 +207,8 @@ def _mean_of(value_P: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda weight_RP: weighted_mean(value_P, weight_RP)
 
 
-CHOSEN = ("chosen by", "right answer, %", "right with wrong working, %")
-SEARCHED = ("method", "right answer, %", "right with wrong working, %", "policy tokens", "PRM tokens")
+CHOSEN_COLUMNS = ("chosen by", "right answer, %", "right with wrong working, %")
+SEARCHED_COLUMNS = ("method", "right answer, %", "right with wrong working, %", "policy tokens", "PRM tokens")
 
 
 def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -241,7 +241,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
     """The verdict in the terminal."""
     titles = (f"best of {found['n']} samples of each unseen problem", f"search, {_budget(found)}")
     for title, columns, rows in zip(
-        titles, (CHOSEN, SEARCHED), (chosen_rows(found), searched_rows(found)), strict=True
+        titles, (CHOSEN_COLUMNS, SEARCHED_COLUMNS), (chosen_rows(found), searched_rows(found)), strict=True
     ):
         table = Table(title=title)
         for i, column in enumerate(columns):
@@ -257,8 +257,8 @@ def _budget(found: dict[str, Any]) -> str:
 
 
 def _search_html(found: dict[str, Any]) -> str:
-    return sections.table(f"best of {found['n']} samples", CHOSEN, chosen_rows(found)) + sections.table(
-        f"search with the PRM of formal labels, {_budget(found)}", SEARCHED, searched_rows(found)
+    return sections.table(f"best of {found['n']} samples", CHOSEN_COLUMNS, chosen_rows(found)) + sections.table(
+        f"search with the PRM of formal labels, {_budget(found)}", SEARCHED_COLUMNS, searched_rows(found)
     )
 
 
