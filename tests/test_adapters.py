@@ -32,7 +32,7 @@ CLOSE = 1e-4
 def small():
     """One device where no mesh is asked for, and rows of one length: few programs are compiled."""
 
-    def mesh(config):
+    def mesh(config, devices):
         return make_mesh(config, jax.devices()[: max(1, config.data * config.fsdp * config.tensor)])
 
     with pytest.MonkeyPatch.context() as patch:
