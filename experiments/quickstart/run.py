@@ -8,10 +8,16 @@ the same chains for the same tokens; and on problems that none of them has seen,
 
 Everything is measured in the run, from the seed. A stage whose output is there is not run again.
 
-Not tuned yet. A first run, of stories without days, gave a policy that is right in 12.7 % of samples (any of 64:
-96.5 %, majority vote: 24.2 %), and reward models that had learnt too little: the best of 64 was right in 8.5 % by the
-PRM on formal labels, 6.4 % by that on rollouts and 5.0 % by the ORM, all below one sample. Of the wrong steps, 5,079
-took the amount of another sentence and 4,622 had a wrong sum, hence the days.
+What one run gave (seed 0; 2 CPU cores, 29 minutes of processor time beside other work), in % with 95 % intervals over
+200 problems: one sample 31.6 [28.0, 35.2], any of 64 98.5, majority of 64 37.2 [30.8, 43.8]. Best of 64: PRM on formal
+labels 27.5 [21.5, 33.5] (51.1 at n = 8), PRM on rollouts 20.5 [15.0, 26.0], ORM 23.0 [17.5, 29.0]. Votes of 64 weighted
+by them: 88.0 [83.5, 92.5], 65.5 [59.5, 72.5], 65.0 [59.0, 72.0].
+
+What led here. Counts up to 40 written digit by digit: the policy got 28 % of plain sums right, and 6 % of answers.
+Updates of 4 rows in place of 8, and counts up to 20: 86 % and 32 %. Reward models that see a step as wrong once any
+before it is wrong learn sums slowly (step AUROC 78.6); steps labelled each by itself, twice the tokens: 85.6. Counts up
+to 15, numbers of one token, habits that fire in 70 % of their occasions: the policy copies its authors' rates within
+4 points, and the PRM reaches 91.6. What it does not learn is rare slips (7 - 3 = 3), and these win among 64.
 """
 
 from __future__ import annotations
