@@ -60,7 +60,11 @@ def records_for(experiment):
     if experiment.target.labels == "rating":
         return trees(8)
     return [
-        tree | {"semantics": "value", "nodes": [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]]}
+        tree
+        | {
+            "semantics": experiment.target.labels,
+            "nodes": [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]],
+        }
         for tree in trees(8)
     ]
 

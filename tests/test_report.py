@@ -31,17 +31,17 @@ def scored(rng, labels, quality):
 def records(quality, seed=1):
     """Chains, trees and pools with scores; those of two qualities are the same but for the scores."""
     rng, noise = np.random.default_rng(0), np.random.default_rng(seed)
-    easy = []
+    gsm8k = []
     for i in range(60):
         n = int(rng.integers(2, 7))
         error = int(rng.integers(n)) if rng.random() < 0.5 else -1
         labels = [1] * n if error < 0 else ([1] * error + [0] + [None] * n)[:n]
         truth = [float(error < 0 or k < error) for k in range(n)]
         steps = [f"Step {k} of chain {i}: x_{k} = {i}." for k in range(n)]
-        easy.append({"problem": f"What is {i} + {i}?", "steps": steps,
+        gsm8k.append({"problem": f"What is {i} + {i}?", "steps": steps,
                      "labels": labels, "first_error": error, "correct": error < 0 or rng.random() < 0.2,
                      "scores": scored(noise, truth, quality)})  # fmt: skip
-    easy[0]["steps"][0] = NASTY
+    gsm8k[0]["steps"][0] = NASTY
     trees = []
     for i in range(40):
         parents, ratings = [-1, 0, 0, 1, 2], [1, 1, -1, 0, -1]
@@ -58,7 +58,7 @@ def records(quality, seed=1):
             samples.append({"steps": [f"Sample {k}.", f"So {answer}."], "correct": right, "answer": answer,
                             "scores": scored(noise, [1, right], quality)})  # fmt: skip
         pools.append({"problem": f"Pool {i}?", "samples": samples})
-    return {"easy": easy, "rated": trees, "pool": pools}
+    return {"gsm8k": gsm8k, "rated": trees, "pool": pools}
 
 
 def write_folder(folder, files, name):
@@ -68,9 +68,9 @@ def write_folder(folder, files, name):
     for key, items in files.items():
         write_records(folder / "scores" / f"{key}.jsonl", items)
         write_records(paths[key], items)
-    data = {"processbench": (paths["easy"],), "steps": (paths["rated"],), "best_of_n": (paths["pool"],),
-            "calibration": (paths["easy"],)}  # fmt: skip
-    fitted = {"processbench": (paths["easy"],), "calibration": (paths["rated"],)}
+    data = {"processbench": (paths["gsm8k"],), "steps": (paths["rated"],), "best_of_n": (paths["pool"],),
+            "calibration": (paths["gsm8k"],)}  # fmt: skip
+    fitted = {"processbench": (paths["gsm8k"],), "calibration": (paths["rated"],)}
     suite = Suite("positive", data, fitted, ("absent.json",))
     model = {"name": name, "folder": f"runs/{name}", "step": 5, "semantics": "rating"}
     write_json(folder / "results.json", results_of(suite, files) | {"model": model})
@@ -137,8 +137,8 @@ def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
     (pair,) = collect(folders)["comparisons"]
     rows = {row["what"]: row for row in pair["rows"]}
     results = [json.loads((folder / "results.json").read_text()) for folder in folders]
-    values = [r["processbench"]["files"]["easy"]["f1"] for r in results]
-    assert rows["ProcessBench easy, F1 at 0.5"]["value"] == pytest.approx(values[0] - values[1])
+    values = [r["processbench"]["files"]["gsm8k"]["f1"] for r in results]
+    assert rows["ProcessBench gsm8k, F1 at 0.5"]["value"] == pytest.approx(values[0] - values[1])
     values = [r["best_of_n"]["pool"]["rules"]["prod"]["best_of_n"]["value"][-1] for r in results]
     assert rows["pool, best of 6 by prod"]["value"] == pytest.approx(values[0] - values[1])
     values = [r["steps"]["auroc"]["value"] for r in results]
@@ -146,8 +146,8 @@ def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
     assert rows["steps, AUROC"]["better"] == 1.0 and rows["steps, AUROC"]["low"] > 0
 
     other = records(3.0)
-    other["easy"][5]["steps"][0] = "another step"
-    with pytest.raises(ValueError, match="easy: the two models have scored other records"):
+    other["gsm8k"][5]["steps"][0] = "another step"
+    with pytest.raises(ValueError, match="gsm8k: the two models have scored other records"):
         collect([folders[0], write_folder(tmp_path / "other", other, "other")])
     changed = json.loads((folders[1] / "results.json").read_text()) | {"neutral": "drop"}
     shutil.copytree(folders[1], tmp_path / "drop")
@@ -260,7 +260,7 @@ def test_the_browser_asks_for_nothing_and_complains_of_nothing(opened):
 
 def test_the_most_convincing_wrong_chain_comes_first_and_markup_is_text(opened):
     browser, _ = opened
-    wrong = [r for r in records(3.0)["easy"] if r["first_error"] >= 0]
+    wrong = [r for r in records(3.0)["gsm8k"] if r["first_error"] >= 0]
     paths = [(0, 2), (0, 2, 4)]  # the wrong nodes and what leads to them
     trees = [max(min(r["nodes"][j]["score"] for j in path) for path in paths) for r in records(3.0)["rated"]]
     pools = [min(s["scores"]) for r in records(3.0)["pool"] for s in r["samples"] if not s["correct"]]

@@ -15,7 +15,7 @@ import numpy as np
 
 from jprm.plan.hlo import Array, Computation, Instruction, Module
 
-LAYERS = re.compile(r"layers_\d+/while$")
+LAYERS = re.compile(r"layers_\d+\)*/while$")  # brackets: jvp(layers_0) and its transpose
 """The end of a layer loop's name, as `jprm.model.transformer` calls its groups of layers."""
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
