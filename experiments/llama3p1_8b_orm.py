@@ -2,7 +2,7 @@
 
     export JPRM_BASE=models/Llama-3.1-8B JPRM_PREPARED_OUTCOMES=data/outcomes
     jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64
-    jprm train experiments/llama3p1_8b_orm.py --workdir gs://BUCKET/runs/llama3p1_8b_orm
+    jprm train experiments/llama3p1_8b_orm.py --workdir /shared/runs/llama3p1_8b_orm --distributed auto
 
 The last on every host of the slice. It has not been run.
 """

@@ -2,7 +2,7 @@
 
     export JPRM_BASE=models/Qwen2.5-Math-72B JPRM_PREPARED=data/prm800k
     jprm plan experiments/qwen2p5_math_72b_prm800k.py --topology v5p-512
-    jprm train experiments/qwen2p5_math_72b_prm800k.py --workdir gs://BUCKET/runs/qwen2p5_math_72b_prm800k
+    jprm train experiments/qwen2p5_math_72b_prm800k.py --workdir /shared/runs/qwen_72b --distributed auto
 
 The last on every host of the slice. It has not been run.
 """

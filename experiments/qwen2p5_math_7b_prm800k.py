@@ -2,7 +2,7 @@
 
     export JPRM_BASE=models/Qwen2.5-Math-7B JPRM_PREPARED=data/prm800k
     jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
-    jprm train experiments/qwen2p5_math_7b_prm800k.py --workdir gs://BUCKET/runs/qwen2p5_math_7b_prm800k
+    jprm train experiments/qwen2p5_math_7b_prm800k.py --workdir /shared/runs/qwen2p5_math_7b_prm800k --distributed auto
 
 The last on every host of the slice. It has not been run.
 """

@@ -2,7 +2,7 @@
 
     export JPRM_BASE=models/Qwen3-4B-Base JPRM_PREPARED=data/math_shepherd
     jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16
-    jprm train experiments/qwen3_4b_math_shepherd.py --workdir gs://BUCKET/runs/qwen3_4b_math_shepherd
+    jprm train experiments/qwen3_4b_math_shepherd.py --workdir /shared/runs/qwen3_4b_math_shepherd --distributed auto
 
 The last on every host of the slice. It has not been run.
 """

@@ -13,8 +13,8 @@ RISING_Pn = np.array([[0.0, 0.2, 0.4, 0.6], [0.1, 0.3, 0.5, 0.7]])
 
 
 def test_a_budget_buys_whole_samples():
-    cheap = Chooser("cheap", RISING_Pn, cost=1.0, first=1.0)
-    dear = Chooser("dear", RISING_Pn + 0.1, cost=1.5, first=1.0)
+    cheap = Chooser("cheap", RISING_Pn, cost=1.0)
+    dear = Chooser("dear", RISING_Pn + 0.1, cost=1.5)
     report = at_equal_cost([cheap, dear], [1, 2, 3, 100], PROBLEMS, seed=0)
     one, other = report["choosers"]
     assert one["n"] == [1, 2, 3, 4]
@@ -29,7 +29,7 @@ def test_a_budget_buys_whole_samples():
 
 def test_a_budget_below_a_sample_is_refused():
     with pytest.raises(ValueError, match=r"a budget of 0.5 does not pay for one sample"):
-        at_equal_cost([Chooser("x", RISING_Pn, 1.0, 1.0)], [0.5, 2], PROBLEMS, seed=0)
+        at_equal_cost([Chooser("x", RISING_Pn, 1.0)], [0.5, 2], PROBLEMS, seed=0)
 
 
 def test_costs_are_tokens_times_parameters(tiny_run, tmp_path, one_device):

@@ -42,6 +42,7 @@ from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.train.loop import train
+from jprm.train.survive import Stopped
 from jprm.tree import record_of, tree_of
 
 SOLUTIONS = 18_000
@@ -165,4 +166,7 @@ def formally_labelled(record: dict) -> dict:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except Stopped as stopped:  # SIGTERM during a training
+        sys.exit(str(stopped))

@@ -282,13 +282,12 @@ def _run(policy: Path, model: Path, input: Path, output: Path, method: Any, on_e
     """Searches and says what was done."""
     import jprm
     from jprm.policy.load import load_policy
-    from jprm.score.aggregate import DEFAULT_RULE
     from jprm.search.files import search_file
     from jprm.search.lockstep import SearchConfig
     from jprm.search.scorer import live_scorer
 
     writer, prm = load_policy(policy), jprm.load(model)
-    config = SearchConfig(method, rule or DEFAULT_RULE[prm.semantics], choose, budget, seed, at_once)
+    config = SearchConfig(method, rule or prm.rule, choose, budget, seed, at_once)
     scored_by = {"model": prm.name, "step": prm.step}
     counts = search_file(writer, live_scorer(prm), scored_by, input, output, config, on_error=on_error)
     print(f"{output}: written. " + ", ".join(f"{name}: {count}" for name, count in counts.items()))

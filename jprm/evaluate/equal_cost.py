@@ -21,7 +21,6 @@ from jprm.evaluate.best_of_n import chosen_curves, pools_of
 from jprm.evaluate.metrics import bootstrap, weighted_mean
 from jprm.evaluate.paired import mean_differences, shown_n
 from jprm.evaluate.votes import vote_accuracy
-from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.scorer import PRM
 from jprm.token_tree import geometry, token_tree
 from jprm.tree import chains_of, tree_of
@@ -37,17 +36,16 @@ class Chooser:
     name: str
     accuracy_Pn: Float[np.ndarray, "P n"]
     cost: float  # of a sample, with its scoring
-    first: float  # of a single sample, which needs no scoring
 
 
 def at_equal_cost(choosers: Sequence[Chooser], budgets: Sequence[float], problems: Sequence[str], seed: int) -> dict:
-    """Accuracy of each chooser at each budget, and how the others differ from the first, on the same problems.
+    """Accuracy of each chooser at each budget, and how the others differ from the first, which scores nothing.
 
     With a budget b a chooser takes floor(b / cost) samples, at most n_max; where that is none it takes one sample as it
     comes. A budget below one sample is an error. Intervals are 95 % over problems, `less` is paired: a chooser's
     accuracy less the first's.
     """
-    if cheap := [b for b in budgets if b < min(chooser.first for chooser in choosers)]:
+    if cheap := [b for b in budgets if b < choosers[0].cost]:
         raise ValueError(f"a budget of {cheap[0]:g} does not pay for one sample")
     rows, taken = [], {}
     for chooser in choosers:
@@ -85,7 +83,7 @@ def equal_cost_report(
     for name, records in scored.items():
         policy_tokens[name], scored_tokens[name] = _tokens(records, models[name])
     written = float(np.mean(list(policy_tokens.values())))
-    weights = [(name, pools[name].weight[rule_of(models[name])]) for name in pools]
+    weights = [(name, pools[name].weight[models[name].rule]) for name in pools]
     ones_PN = np.ones(first.correct_PN.shape)
     votes = vote_accuracy(
         first.class_PN, first.correct_PN, np.stack([ones_PN, *(w for _, w in weights)], -1), first.size_P, n_max,
@@ -93,12 +91,12 @@ def equal_cost_report(
     ).value_PnK  # fmt: skip
 
     def choosers(policy_cost: float, scorer_cost: Mapping[str, float]) -> list[Chooser]:
-        found = [Chooser("majority vote", votes[:, :, 0], policy_cost, policy_cost)]
+        found = [Chooser("majority vote", votes[:, :, 0], policy_cost)]
         for k, name in enumerate(pools, start=1):
             cost = policy_cost + scorer_cost[name]
-            best_Pn = chosen_curves(pools[name])[rule_of(models[name])]
-            found.append(Chooser(f"best of n by {name}", best_Pn, cost, policy_cost))
-            found.append(Chooser(f"weighted vote by {name}", votes[:, :, k], cost, policy_cost))
+            best_Pn = chosen_curves(pools[name])[models[name].rule]
+            found.append(Chooser(f"best of n by {name}", best_Pn, cost))
+            found.append(Chooser(f"weighted vote by {name}", votes[:, :, k], cost))
         return found
 
     counts = shown_n(n_max)
@@ -110,7 +108,7 @@ def equal_cost_report(
         "policy_parameters": policy_parameters,
         "policy_tokens": written,
         "scorers": {
-            name: {"parameters": parameters(prm), "tokens": scored_tokens[name], "rule": rule_of(prm)}
+            name: {"parameters": parameters(prm), "tokens": scored_tokens[name], "rule": prm.rule}
             for name, prm in models.items()
         },
         "flops": at_equal_cost(choosers(flops, scoring), [n * flops for n in counts], first.problem, seed),
@@ -121,10 +119,6 @@ def equal_cost_report(
         budgets = [n * policy_seconds for n in counts]
         report["seconds"] = at_equal_cost(choosers(policy_seconds, seconds), budgets, first.problem, seed)
     return report
-
-
-def rule_of(prm: PRM) -> str:
-    return prm.aggregation or DEFAULT_RULE[prm.semantics]
 
 
 def parameters(prm: PRM) -> int:

@@ -27,6 +27,7 @@ from jprm.model.sharding import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.rows import Rows
+from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogRatio
 from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tokenizer import load_tokenizer
@@ -66,6 +67,11 @@ class PRM:
     ratio: LogRatio | None = None  # of an implicit PRM, in place of `reading`
     context: int | None = None  # tokens of the longest chain that the model takes
     aggregation: str = ""  # the rule that its authors use; "" is that of the semantics
+
+    @property
+    def rule(self) -> str:
+        """How a chain's score is made of its steps' unless one is named: as its authors do, or as its labels ask."""
+        return self.aggregation or DEFAULT_RULE[self.semantics]
 
     def score(self, problem: str, steps: Sequence[str]) -> np.ndarray:
         """(P,) float32, one probability a step; that of step k does not depend on the steps behind it."""
