@@ -19,7 +19,7 @@ ProcessBench gsm8k, F1: 23.7 [18.2, 28.6] at 0.5, 25.2 [20.0, 29.9] tuned on gsm
   24.7 [19.0, 29.5] cross-fitted; best baseline: step length 36.2 [31.0, 41.5].
 ProcessBench math, F1: 18.1 [15.5, 20.7] at 0.5, 18.1 [15.4, 20.5] tuned on gsm8k,
   18.7 [15.8, 21.3] cross-fitted; best baseline: step length 27.0 [24.2, 29.6].
-The outcome model beside it is not evaluated yet.
+`prm800k_smollm2_orm.py` has the outcome model's figures.
 
 What led here, on the same two cores beside other work:
 
