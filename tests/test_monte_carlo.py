@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from toy_policy import Markov
 
 from jprm.label.monte_carlo import Adaptive, MonteCarloConfig, allocate, hard, label_trees, soft, straddles, wilson
-from jprm.label.rollouts import PolicyError, Rollouts, prefix_key, reaches_answer
+from jprm.label.rollouts import Rollouts, reaches_answer
+from jprm.policy.kept import PolicyError, prefix_key
 from jprm.policy.protocol import Prefix, Sample
 from jprm.tree import RecordError, record_of, tree_of
 

@@ -97,9 +97,10 @@ def test_the_error_may_be_the_last_step(tmp_path):
             texts = [f"fine {i}" for i in range(len(steps), self.length - 1)]
             return Sample((*texts, f"The answer is {number % 2}"), 100, "stop")
 
-    with draw(tmp_path, LastStep(8, None)) as rollouts:
+    policy = LastStep(8, None)
+    with draw(tmp_path, policy) as rollouts:
         search = Search("p", 1, {(): State(2, 4)})
-        steps = rollouts.policy.one((), 0).steps
+        steps = policy.one((), 0).steps
         assert first_error(search, (), steps, rollouts, OmegaConfig(k=4)) == 7
         assert search.spent == 4 * 3
 

@@ -18,10 +18,10 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm.jsonl import Rejects, atomic_file, dump, parse, read_lines, reject_with
+from jprm.policy.kept import KeptPolicy
 from jprm.policy.protocol import Policy
 from jprm.search.choose import record
 from jprm.search.growing import Problem
-from jprm.search.kept import KeptPolicy
 from jprm.search.lockstep import SearchConfig, search
 from jprm.search.scorer import LiveScorer
 from jprm.tree import RecordError, tree_of

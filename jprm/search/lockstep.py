@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Literal
 
-from jprm.label.rollouts import PolicyError
+from jprm.policy.kept import PolicyError
 from jprm.policy.protocol import Policy, Sample
 from jprm.score.aggregate import RULES
 from jprm.search.growing import Draw, GrowingTree, Problem
