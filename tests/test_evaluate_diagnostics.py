@@ -143,6 +143,19 @@ def test_drift_verdicts():
     json.dumps(report, allow_nan=False)
 
 
+def test_drift_between_two_policies():
+    """Their samples have no step labels: whether chains end right tells whether their ranking holds."""
+    before = pools(100, 0)
+    moved, broken = pools(100, 1), pools(100, 2)
+    for record in moved:
+        record["samples"] = [s | {"scores": [x**0.3 for x in s["scores"]]} for s in record["samples"]]
+    for record in broken:
+        record["samples"] = [s | {"scores": [1 - x for x in s["scores"]]} for s in record["samples"]]
+    for after, verdict in ((pools(100, 3), "same"), (moved, "recalibrate"), (broken, "retrain")):
+        report = dg.drift(before, after, 0)
+        assert (report["auroc_of"], report["verdict"]) == ("chains", verdict)
+
+
 def test_drift_p_values_are_uniform_under_dependence():
     """Steps of a problem share a score: a test that took steps for independent would find drift nearly always."""
     p = []

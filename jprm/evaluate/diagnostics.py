@@ -180,7 +180,8 @@ def drift(
     `verdict`: `same` where p >= `level` or ks <= `margin`; `shifted` otherwise, and then thresholds and recalibration
     maps no longer hold. Where both files have step labels, `auroc_before` and `auroc_after` say more: `retrain` where
     the latter lies below the former by `auroc_margin` and their intervals are apart (the ranking broke), otherwise
-    `recalibrate` in place of `shifted` (only the scale moved).
+    `recalibrate` in place of `shifted` (only the scale moved). Samples of two policies seldom have step labels: where
+    both files say which chains are correct, the areas are of chains by their lowest score. `auroc_of` tells which.
     """
     sides = [_steps(before), _steps(after)]
     problems = sorted({problem for side in sides for problem in side["problem"]})
@@ -223,13 +224,14 @@ def drift(
         "p": p,
         "level": level,
         "margin": margin,
+        "auroc_of": None,
         "auroc_before": None,
         "auroc_after": None,
         "verdict": "shifted" if p < level and ks > margin else "same",
     }
-    areas = [_area(side, seed) for side in sides]
-    if None not in areas:
-        report |= {"auroc_before": areas[0].json(), "auroc_after": areas[1].json()}
+    if ranking := _ranking(before, after, seed):
+        of, areas = ranking
+        report |= {"auroc_of": of, "auroc_before": areas[0].json(), "auroc_after": areas[1].json()}
         if areas[1].high < areas[0].low and areas[1].value < areas[0].value - auroc_margin:
             report["verdict"] = "retrain"
         elif report["verdict"] == "shifted":
@@ -284,6 +286,24 @@ def _steps(records) -> dict[str, Any]:
         "label": [label for chain in labels for label in chain],
         "problem": [problem for (problem, c) in chains for _ in c["steps"]],
     }
+
+
+def _chains(records) -> dict[str, Any]:
+    chains = [(r["problem"], c) for r in records for c in r.get("samples", [r]) if c["steps"]]
+    return {
+        "score": np.array([min(c["scores"]) for _, c in chains]),
+        "label": [c.get("correct") for _, c in chains],
+        "problem": [problem for problem, _ in chains],
+    }
+
+
+def _ranking(before, after, seed: int):
+    """What both files have labels of, and the area under its ROC curve in each; None where it is nothing."""
+    for of, sides in (("steps", map(_steps, (before, after))), ("chains", map(_chains, (before, after)))):
+        areas = [_area(side, seed) for side in sides]
+        if None not in areas:
+            return of, areas
+    return None
 
 
 def _area(side, seed: int):
