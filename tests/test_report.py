@@ -72,7 +72,7 @@ def write_folder(folder, files, name):
             "calibration": (paths["gsm8k"],)}  # fmt: skip
     fitted = {"processbench": (paths["gsm8k"],), "calibration": (paths["rated"],)}
     suite = Suite("positive", data, fitted, ("absent.json",))
-    model = {"name": name, "folder": f"runs/{name}", "step": 5, "semantics": "rating"}
+    model = {"name": name, "folder": f"runs/{name}", "step": 5, "semantics": "rating", "rule": "prod"}
     write_json(folder / "results.json", results_of(suite, files) | {"model": model})
     return folder
 
@@ -308,7 +308,8 @@ def test_fifty_megabytes_stay_usable(browser, tmp_path):
     items = [{"f": 0, "p": i % 1000, "t": [f"{text} {i}.{k}" for k in range(8)], "l": [1] * 7 + [i % 2],
               "c": [[0.9] * 7 + [round((i % 997) / 997, 4)]], "o": None} for i in range(21_000)]  # fmt: skip
     data = {"models": ["m"], "files": ["f"], "problems": [f"p{i}" for i in range(1000)], "items": items}
-    results = {"model": {"name": "m", "folder": "f", "step": 1, "semantics": "rating"}, "sections": {}, "data": {},
+    model = {"name": "m", "folder": "f", "step": 1, "semantics": "rating", "rule": "prod"}
+    results = {"model": model, "sections": {}, "data": {},
                "diagnostics": {}, "absent": [], "jprm": "0"}  # fmt: skip
     whole = {"models": [{"name": "m", "results": results}], "comparisons": [], "heat": [{}], "chains": data}
     file = tmp_path / "big.html"

@@ -173,7 +173,7 @@ def read_results(folder: PathLike) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error}); run `jprm eval suite` again") from None
-    if not isinstance(results, dict) or not {"sections", "data", "model"} <= set(results):
+    if not (isinstance(results, dict) and {"sections", "data"} <= set(results) and "rule" in results.get("model", {})):
         raise ValueError(f"{path}: not the results of a suite; run `jprm eval suite` again")
     return results
 
@@ -207,4 +207,5 @@ def _names(files: Sequence[pathlib.Path]) -> list[str]:
 
 
 def _model(prm: PRM) -> dict[str, Any]:
-    return {"name": pathlib.Path(prm.name).name, "folder": prm.name, "step": prm.step, "semantics": prm.semantics}
+    of = {"name": pathlib.Path(prm.name).name, "folder": prm.name, "step": prm.step}
+    return of | {"semantics": prm.semantics, "rule": prm.rule}

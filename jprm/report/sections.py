@@ -9,7 +9,7 @@ from typing import Any
 from jprm.evaluate.compare import KINDS
 from jprm.report import svg
 from jprm.report.published import PROCESSBENCH, SPLITS
-from jprm.report.verdict import decided, default_rule, interval, percent, points, rows_of
+from jprm.report.verdict import decided, interval, percent, points, rows_of
 
 SHOWN_RULES = ("prod", "min", "last", "mean")
 
@@ -252,7 +252,7 @@ def left_out(page) -> str:
 
 def _best_of_n_figure(name: str, model: Mapping[str, Any]) -> tuple[str, str]:
     report = model["results"]["best_of_n"][name]
-    first = default_rule(model["results"])
+    first = model["results"]["model"]["rule"]
     rules = list(dict.fromkeys([first, *SHOWN_RULES]))[:3]
     series = [_series(f"by {r.replace('_', ' ')}", report, report["rules"][r]["best_of_n"], r == first) for r in rules]
     for i, (label, curve) in enumerate(_rivals(report).items()):
@@ -268,7 +268,7 @@ def _best_of_n_figure(name: str, model: Mapping[str, Any]) -> tuple[str, str]:
 def _models_figure(name: str, models: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     series = []
     for model in models:
-        report, rule = model["results"]["best_of_n"][name], default_rule(model["results"])
+        report, rule = model["results"]["best_of_n"][name], model["results"]["model"]["rule"]
         label = f"{model['name']}, {rule.replace('_', ' ')}"
         series.append(_series(label, report, report["rules"][rule]["best_of_n"], True))
     report = models[0]["results"]["best_of_n"][name]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jprm.score.aggregate import DEFAULT_RULE
-
 SCORERS = ("mean", "last", "mean log")
 """Rules under which a slope against length is the scorer's; a product, a sum or an extreme has one by construction."""
 
@@ -37,16 +35,12 @@ def decided(figure: Mapping[str, Any]) -> str:
     return "better" if figure["low"] > 0 else "worse"
 
 
-def default_rule(results: Mapping[str, Any]) -> str:
-    return DEFAULT_RULE.get(results["model"].get("semantics"), "prod")
-
-
 def sentences(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(`good`, `bad` or `open`, sentence) for each section of one model's results."""
     if "processbench" in results:
         yield from _processbench(results["processbench"])
     for name, report in results.get("best_of_n", {}).items():
-        yield from _best_of_n(name, report, default_rule(results))
+        yield from _best_of_n(name, report, results["model"]["rule"])
     if "steps" in results:
         steps = results["steps"]
         best, base = max(
