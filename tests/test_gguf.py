@@ -1,83 +1,18 @@
 """GGUF base models against transformers, and files that are not what they should be."""
 
 import dataclasses
-import json
 
 import gguf
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import TINY, chain_rows, params
+from tiny import TINY, params
 
 from jprm.checkpoints.gguf import Reader, load_decoder, model_config
 from jprm.checkpoints.gguf_file import open_gguf
 from jprm.model.rope import RopeScaling, frequencies
 from jprm.model.sharding import MeshConfig, make_mesh, spec
-from jprm.model.transformer import AXES, hidden, step_logits
-from jprm.tokenizer import load_tokenizer
-
-TEXT = """Denali is 5 years old. She wants 3/4 of $12.50, i.e. \\(x = \\frac{3}{4} \\cdot 12.5\\).
-So x = 9.375, which is about nine dollars and thirty-eight cents. # Answer
-
-9.38"""
-
-
-def test_smollm2_hidden_states_equal_those_of_transformers(smollm2_gguf):
-    torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
-    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
-    ids = load_tokenizer(smollm2_gguf).encode(TEXT)
-    reference = transformers.AutoModel.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    )
-    with torch.no_grad():
-        expected = reference(torch.tensor([ids])).last_hidden_state[0].numpy()
-    del reference
-    config = model_config(smollm2_gguf, attention="reference", remat="nothing")
-    decoder = load_decoder(smollm2_gguf, config)
-    rows = chain_rows([ids], len(ids))
-    found = np.asarray(jax.jit(hidden, static_argnums=1)({"decoder": decoder}, config, rows))[0]
-    # 30 layers of float32 in another order, on states of size 1 with outliers far above.
-    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-3)
-    assert np.abs(expected).max() > 1
-
-
-@pytest.mark.parametrize("count", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_smollm2s_perplexity_on_gsm8k_equals_that_of_transformers(smollm2_gguf, shared_data, count):
-    """To 4 digits, over solutions given their questions."""
-    torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
-    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
-    lines = (shared_data / "gsm8k" / "test.jsonl").read_text().splitlines()[:count]
-    tokenizer, chains = load_tokenizer(smollm2_gguf), []
-    for record in map(json.loads, lines):
-        question, answer = tokenizer.encode(record["question"] + "\n"), tokenizer.encode(record["answer"])
-        chains.append((question + answer, len(question)))
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    )
-    expected = []
-    with torch.no_grad():
-        for ids, start in chains:
-            log_TV = torch.log_softmax(reference(torch.tensor([ids])).logits[0, start - 1 : -1], dim=-1)
-            expected += log_TV.gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist()
-    del reference
-    config = model_config(smollm2_gguf, head="language", attention="reference", remat="nothing")
-    weights, tokens = {"decoder": load_decoder(smollm2_gguf, config)}, 64 * -(-max(len(ids) for ids, _ in chains) // 64)
-    every, found = np.arange(tokens)[None], []
-
-    @jax.jit
-    def logs(weights, rows, next_T):
-        log_TV = jax.nn.log_softmax(step_logits(weights, config, rows)[0])
-        return jnp.take_along_axis(log_TV, next_T[:, None], axis=-1)[:, 0]
-
-    for ids, start in chains:
-        rows = dataclasses.replace(chain_rows([ids], tokens), step_end=every, label=every, weight=every)
-        next_T = np.zeros(tokens, np.int32)
-        next_T[: len(ids) - 1] = ids[1:]
-        found += np.asarray(logs(weights, rows, next_T))[start - 1 : len(ids) - 1].tolist()
-    found, expected = np.exp(-np.mean(found)), np.exp(-np.mean(expected))
-    print(f"perplexity of {count} solutions: jprm {found:.6f}, transformers {expected:.6f}")
-    assert 1 < found < 100 and abs(found / expected - 1) < 5e-5  # half of the fourth digit
+from jprm.model.transformer import AXES
 
 
 def test_the_hyper_parameters_of_smollm2(smollm2_gguf):

@@ -1,7 +1,6 @@
 """The sampler: what it draws, where it stops, and that neither company nor mesh changes a draw."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -17,7 +16,7 @@ from jprm.model.transformer import AXES
 from jprm.policy import sampler
 from jprm.policy.load import load_policy
 from jprm.policy.protocol import Prefix
-from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout, load_sampler, progress_table
+from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout, progress_table
 from jprm.tokenizer import load_tokenizer
 from jprm.train.config import to_json
 
@@ -251,34 +250,3 @@ def test_a_run_is_a_policy(language_run, tmp_path, monkeypatch):
         ids.append(int(np.argmax(logit_V)))
     steps = [step.strip() for step in tokenizer.decode(ids).split("\n") if step.strip()]
     assert (list(sample.steps), sample.tokens, sample.finish_reason) == (steps, 8, "length")
-
-
-GREEDY = functools.partial(SamplerConfig, temperature=0.0, prompt="{problem}")
-
-
-@pytest.mark.parametrize(
-    "prompts, tokens", [(2, 8), pytest.param(10, 64, marks=pytest.mark.slow)], ids=["small", "whole"]
-)
-def test_greedy_decoding_is_that_of_transformers(smollm2_gguf, monkeypatch, prompts, tokens):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
-    policy = load_sampler(smollm2_gguf, GREEDY(max_tokens=tokens))
-    problems = [
-        f"Ana has {i + 2} boxes of {2 * i + 3} eggs and breaks {i}. How many are whole?\n" for i in range(prompts)
-    ]
-    found = policy.sample([Prefix(problem) for problem in problems], 1, until="end", seed=0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    )
-    for problem, (sample,) in zip(problems, found, strict=True):
-        ids = torch.tensor([policy.layout.problem(problem)])
-        with torch.no_grad():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
-        new = out[0, ids.shape[1] :].tolist()
-        assert sample.tokens == len(new)
-        if new[-1] == policy.tokenizer.eos:
-            assert sample.finish_reason == "stop"
-            new = new[:-1]
-        expected = tuple(step.strip() for step in policy.tokenizer.decode(new).split("\n") if step.strip())
-        assert sample.steps == expected
