@@ -137,7 +137,7 @@ def test_drift_verdicts():
     assert dg.drift(before, moved, 0)["verdict"] == "recalibrate"
     broken = chains(200, 2, "outcome")
     assert dg.drift(before, broken, 0)["verdict"] == "retrain"
-    unlabelled = [{key: value for key, value in record.items() if key != "labels"} for record in moved]
+    unlabelled = [{key: record[key] for key in ("problem", "steps", "scores")} for record in moved]
     report = dg.drift(before, unlabelled, 0)
     assert report["verdict"] == "shifted" and report["finding"] and report["p"] == 1 / 1000
     json.dumps(report, allow_nan=False)

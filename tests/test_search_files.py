@@ -29,7 +29,7 @@ PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} fo
 class Good:
     """Scores whole trees: 0.9 for a good step, 0.2 for a bad one. Stops at scoring `limit` trees."""
 
-    name, step, semantics = "good", 3, "correctness"
+    name, step, rule = "good", 3, "prod"
 
     def __init__(self, limit=math.inf):
         self.limit = limit
