@@ -26,7 +26,7 @@ from jprm.jsonl import read_records, write_records
 from jprm.policy.protocol import Policy
 from jprm.report import sections
 from jprm.report.page import report
-from jprm.report.verdict import default_rule, interval, percent
+from jprm.report.verdict import interval, percent
 from jprm.score.live import LiveTrees
 from jprm.search import choose
 from jprm.search.beam import DVTS, Beam
@@ -47,10 +47,12 @@ SEARCHED, BUDGET_SAMPLES = 100, 16
 
 METHODS = {
     "best of n": BestOfN(64),
-    "beam": Beam(width=4, expand=4),
-    "DVTS": DVTS(subtrees=4, expand=4),
-    "MCTS": MCTS(simulations=200, expand=4),
+    "beam": Beam(width=3, expand=4),
+    "DVTS": DVTS(subtrees=3, expand=4),
+    "MCTS": MCTS(simulations=400, expand=6),
 }
+"""Rounds of 12 steps: the budget of some 620 tokens pays for six of 8 tokens a step, and the longest chain has six. A
+search that runs out of tokens before its chains end has nothing to show."""
 
 
 def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dic
         "wrong_working": {MODELS[name]: _wrong_working(out, name, suites[name], seed) for name in MODELS},
         "first_error": {MODELS[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in MODELS},
         "label_agreement": label_agreement(out),
-        "search": searches(policy, out, default_rule(suites["formal"]), seed, console),
+        "search": searches(policy, out, suites["formal"]["model"]["rule"], seed, console),
     }
     more = {"Search at equal cost": _search_html(found), "Two kinds of labels": _labels_html(found["label_agreement"])}
     report([out / "judged" / name for name in MODELS], out / "report.html", more=more)
@@ -109,7 +111,7 @@ def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, A
     first = reports["formal"]
     curves = {"majority": first["majority"], "pass": first["pass_at_n"], "random": first["baselines"]["random"]}
     for name, report_ in reports.items():
-        rule = report_["rules"][default_rule(suites[name])]
+        rule = report_["rules"][suites[name]["model"]["rule"]]
         curves |= {f"{MODELS[name]}_best_of": rule["best_of_n"], f"{MODELS[name]}_vote": rule["weighted_vote"]}
 
     def at(curve: str, n: int) -> dict[str, float]:
@@ -119,11 +121,13 @@ def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, A
     ends = {f"{curve}_{n}": at(curve, n) for curve in curves if curve != "random"} | {"pass_1": at("pass", 1)}
     against = {
         f"{MODELS[name]}_minus_majority": {
-            key: value[-1] for key, value in report_["rules"][default_rule(suites[name])]["minus_majority"].items()
+            key: value[-1] for key, value in report_["rules"][suites[name]["model"]["rule"]]["minus_majority"].items()
         }
         for name, report_ in reports.items()
     }
-    return ends | against | {"n": n, "curves": curves, "rules": {MODELS[k]: default_rule(s) for k, s in suites.items()}}
+    return (
+        ends | against | {"n": n, "curves": curves, "rules": {MODELS[k]: s["model"]["rule"] for k, s in suites.items()}}
+    )
 
 
 def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> d
         for record in records
     ]
     pools = pools_of(marked)
-    value_P = chosen_curves(pools)[default_rule(results)][:, -1]
+    value_P = chosen_curves(pools)[results["model"]["rule"]][:, -1]
     return {
         "chosen": bootstrap(lambda w: weighted_mean(value_P, w), pools.problem, seed=seed).json(),
         "one_sample": float(np.mean([np.mean([sample["correct"] for sample in own["samples"]]) for own in marked])),

@@ -14,8 +14,8 @@ from jprm.train.targets import TargetConfig
 
 TOKENS = 512  # of a row
 ROWS = 4  # of an update: small steps, and many, suit models so small
-POLICY_STEPS, REWARD_STEPS = 720, 480
-"""720 x 4 x 512 = 1.5 M tokens for the policy, 480 x 4 x 512 = 1.0 M for each reward model."""
+POLICY_STEPS, REWARD_STEPS = 720, 360
+"""720 x 4 x 512 = 1.5 M tokens for the policy, 360 x 4 x 512 = 0.7 M for each reward model."""
 
 
 def model(vocabulary: int, head: str) -> ModelConfig:

@@ -35,11 +35,10 @@ wrong solution comes to may be anything."""
 class Habits:
     """How often an author makes each mistake where there is occasion for it."""
 
-    carry: float = 0.7  # 17 + 6 = 13: the carry is dropped
-    borrow: float = 0.7  # 32 - 5 = 33: the smaller digit is taken from the larger
-    sign: float = 0.05  # the story's loss is added, or its gain subtracted
-    cancel: float = 0.05  # a slip by one and, in the next step, another that takes it back
-    slip: float = 0.03  # off by one, for no reason
+    carry: float = 0.7  # 9 + 4 = 3: the carry is dropped
+    borrow: float = 0.7  # 12 - 4 = 12: the smaller digit is taken from the larger
+    sign: float = 0.02  # the story's loss is added, or its gain subtracted
+    cancel: float = 0.04  # a slip by one and, in the next step, another that takes it back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +109,6 @@ def _mistake(count: int, sign: str, amount: int, habits: Habits, rng: np.random.
         return 10 * tens + (ones + amount) % 10
     if sign == "-" and ones < amount and rng.random() < habits.borrow:
         return 10 * tens + amount - ones
-    if rng.random() < habits.slip:
-        return apply(count, sign, amount) + int(rng.choice([-1, 1]))
     return None
 
 
