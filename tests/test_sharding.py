@@ -1,6 +1,7 @@
 """The same numbers on every mesh, parameters and optimizer state split; a pod's shardings, checked without a pod."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.sharding import AXES, RULES, MeshConfig, check, make_mesh, put_rows, sharding, spec
+from jprm.model.sharding import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, sharding, spec
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
@@ -148,6 +149,37 @@ def test_a_mesh_that_does_not_fit_is_refused():
             make_mesh(MeshConfig(*sizes))
     assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(AXES, (4, 1, 2, 1), strict=True))
     assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(AXES, (1, 3, 1, 1), strict=True))
+
+
+def tpus(sizes, slices=1):
+    """Devices as jax lists those of TPU slices, in the order of their hosts."""
+    coords = [tuple(reversed(c)) for c in np.ndindex(tuple(reversed(sizes)))]
+    return [
+        types.SimpleNamespace(platform="tpu", device_kind="TPU v5", coords=c, core_on_chip=0, slice_index=i)
+        for i in range(slices)
+        for c in coords
+    ]
+
+
+@pytest.mark.parametrize("mesh", [(1, 64, 1, 1), (1, 16, 4, 1), (2, 8, 4, 1), (1, 4, 4, 4), (1, 2, 8, 4)])
+def test_devices_of_a_slice_lie_as_its_links(mesh):
+    """Four devices along `tensor` or `context` have links between them: they differ in one direction alone."""
+    devices = tpus((4, 4, 4))
+    found = _arranged(list(mesh), devices)
+    assert found.shape == mesh and {d.coords for d in found.flat} == {d.coords for d in devices}
+    coords = np.array([d.coords for d in found.flat]).reshape(*mesh, 3)
+    for axis in (2, 3):
+        if mesh[axis] == 4:
+            assert np.all((np.ptp(coords, axis=axis) > 0).sum(-1) == 1)
+
+
+def test_slices_lie_along_data_and_other_devices_in_their_order():
+    found = _arranged([4, 16, 2, 1], tpus((4, 4, 4), slices=2))
+    slice_of = np.vectorize(lambda d: d.slice_index)(found)
+    np.testing.assert_array_equal(slice_of, np.broadcast_to(np.repeat([0, 1], 2)[:, None, None, None], found.shape))
+    with pytest.raises(ValueError, match="data=1 is not a multiple of the 2 slices: .* set mesh.data=2"):
+        _arranged([1, 128, 1, 1], tpus((4, 4, 4), slices=2))
+    assert list(make_mesh(MeshConfig(2, 2, 2)).devices.flat) == jax.devices()
 
 
 def test_two_axes_of_an_array_on_one_mesh_axis_are_refused(monkeypatch):

@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -56,7 +56,23 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
             f"mesh {asked} does not cover {len(devices)} devices;"
             f" choose sizes whose product is {len(devices)}, one of them -1 to take the rest"
         )
-    return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+    return Mesh(_arranged(sizes, devices), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def _arranged(sizes: list[int], devices) -> np.ndarray:
+    """The devices in this shape: those of TPUs as their links are, with one or several whole slices to a `data`."""
+    if devices[0].platform != "tpu":
+        return np.array(devices).reshape(sizes)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    if sizes[0] % slices:
+        raise ValueError(
+            f"mesh data={sizes[0]} is not a multiple of the {slices} slices: only `data` goes over the network between"
+            f" them; set mesh.data={slices}"
+        )
+    within, between = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1, 1]
+    return mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
 
 
 def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
