@@ -100,18 +100,26 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     assert jprm.load(tmp_path / "run").step == 1
 
 
-MESHES = {"one device": (1, 1, 1), "two devices": (2, 1, 1), "adapters": (1, 1, 1), "a row a device": None}
+MESHES = {
+    "one device": (1, 1, 1, 1),
+    "two devices": (2, 1, 1, 1),
+    "two devices a row": (1, 1, 1, 2),
+    "adapters": (1, 1, 1, 1),
+    "a row a device": None,
+}
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_its_step_type_checks_in_the_large(whole, name):
     """By shapes alone: nothing is allocated, nothing compiled, though the mesh be a pod's."""
-    rank, shape = 8 * (name == "adapters"), MESHES[name] or (1, whole.data.micro_rows, 1)
+    rank, shape = 8 * (name == "adapters"), MESHES[name] or (1, whole.data.micro_rows, 1, 1)
     micro = max(whole.data.micro_rows, shape[0])
     rows = max(whole.data.rows, micro)
     whole = override(whole, [f"lora.rank={rank}", f"data.micro_rows={micro}", f"data.rows={rows}"])
-    mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Explicit,) * 3)
-    check(whole.model, mesh, micro)
+    if shape[3] > 1 and whole.model.attention == "paths":  # which takes whole rows
+        whole = override(whole, ["model.attention=blocked"])
+    mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Explicit,) * 4)
+    check(whole.model, mesh, micro, whole.data.tokens)
     step, (state, rows) = training(whole, mesh)
     with jax.sharding.use_abstract_mesh(mesh):
         after, metrics = jax.eval_shape(step, state, rows)

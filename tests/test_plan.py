@@ -273,7 +273,7 @@ def test_the_scoring_step_is_the_scorers(file):
     """By shapes alone: a row a device of the mesh, a score for each of its slots."""
     from jprm.train.config import load
 
-    mesh = jax.sharding.AbstractMesh((1, 4, 2), AXES, axis_types=(AxisType.Explicit,) * 3)
+    mesh = jax.sharding.AbstractMesh((1, 4, 2, 1), AXES, axis_types=(AxisType.Explicit,) * 4)
     score, args = compile.scoring(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
     with jax.sharding.use_abstract_mesh(mesh):
         score_BS = score.eval_shape(*args)
@@ -317,7 +317,7 @@ def test_refusals_of_the_command(file, capsys, monkeypatch):
 
 def test_layer_sizes_are_of_one_layer():
     model = dataclasses.replace(TINY, layers=3)
-    mesh = jax.sharding.AbstractMesh((1, 2, 2), AXES, axis_types=(AxisType.Explicit,) * 3)
+    mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), AXES, axis_types=(AxisType.Explicit,) * 4)
     from jprm.plan.plan import layer_sizes
 
     with jax.sharding.use_abstract_mesh(mesh):

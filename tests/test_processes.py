@@ -1,6 +1,5 @@
 """Two processes are one run: the batches, losses and bytes of one, a stop that both agree on, one error for all."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -8,14 +7,13 @@ import sys
 import numpy as np
 import pytest
 from pod import Pod
-from tiny_run import chains, experiment, lines, loop, make_data, untimed
+from tiny_run import STEP, chains, lines, loop, make_data, of_two_processes, untimed
 
 import jprm
 from jprm import processes
 from jprm.jsonl import write_records
+from jprm.model.sharding import MeshConfig
 from jprm.score.files import score_file
-
-CHANGES = dict(steps=6, rows=16, micro_rows=8, log_every=1, checkpoint_every=4, streams=2)
 
 CHILD = """
 import os, pathlib, shutil, signal, sys
@@ -42,14 +40,14 @@ def put(*args, lead=0):
     if own == 1 and calls.count(1) == 2:
         os.kill(os.getpid(), signal.SIGTERM)
     return put_rows(*args, lead=lead)
-tiny.loop.put_rows = put
+tiny.loop.put_rows, tiny.loop.make_step = put, tiny.STEP
 try:
-    tiny.loop.train(tiny.experiment(folder, **eval(sys.argv[2])), folder / "many")
+    tiny.loop.train(tiny.of_two_processes(folder), folder / "many")
     print("not stopped")
 except Stopped as stopped:
     print("stopped:", stopped)
 processes.first(lambda: str(shutil.copytree(folder / "many", folder / "stopped")))
-print("result:", tiny.loop.train(tiny.experiment(folder, **eval(sys.argv[2])), folder / "many")["step"])
+print("result:", tiny.loop.train(tiny.of_two_processes(folder), folder / "many")["step"])
 for name in ("scored", "continued"):
     print(score_file(folder / "model", folder / "chains.jsonl", folder / f"{name}.jsonl"))
 def broken(*_):
@@ -75,7 +73,7 @@ def both(tiny_run, tmp_path_factory):
     (folder / "continued.jsonl.part").write_bytes(b"".join(whole.splitlines(keepends=True)[:100]))
     (folder / "alone.jsonl").write_bytes(whole)
     with Pod(folder, 2, 4) as pod:
-        pod.start(["-c", CHILD, str(folder), repr(CHANGES)])
+        pod.start(["-c", CHILD, str(folder)])
         statuses = pod.wait()
         assert statuses == [0, 0], pod.log(0)[-3000:] + pod.log(1)[-3000:]
         return folder, [pod.log(0), pod.log(1)]
@@ -86,8 +84,9 @@ def test_what_the_first_says_or_refuses_all_hear(both):
     assert "first raised ValueError process 0 refused: KeyError: 'of process 0 alone'" in both[1][1]
 
 
-def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
+def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both, monkeypatch):
     folder, logs = both
+    monkeypatch.setattr(loop, "make_step", STEP)
     said = [line for log in logs for line in log.splitlines() if "stopped" in line]
     assert len(said) == 2 and said[0] == said[1] and "SIGTERM: saved at step" in said[0]
     step = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
@@ -97,8 +96,8 @@ def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
     assert all("result: 6" in log for log in logs)
     assert sorted(path.name for path in (folder / "many" / "heartbeats").iterdir()) == ["0.json", "1.json"]
 
-    one = dataclasses.replace(experiment(folder, **CHANGES), keep=9)
-    loop.train(one, folder / "stopped")  # eight devices in one process
+    one = of_two_processes(folder, mesh=MeshConfig(), keep=9)
+    loop.train(one, folder / "stopped")  # eight devices in one process, every row on one of them
     loop.train(one, folder / "one")
     alone = untimed(lines(folder / "one"))
     run = {

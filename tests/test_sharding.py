@@ -1,6 +1,7 @@
 """The same numbers on every mesh, parameters and optimizer state split; a pod's shardings, checked without a pod."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.sharding import AXES, RULES, MeshConfig, check, make_mesh, put_rows, sharding, spec
+from jprm.model.sharding import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, sharding, spec
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
@@ -71,11 +72,18 @@ def test_parameters_are_born_split_and_equal_those_of_one_device():
     assert found["decoder"]["layers_0"]["down"].sharding.spec == P(None, "tensor", "fsdp")
 
 
-@pytest.mark.parametrize("sizes, attention", [((2, 2, 2), "paths"), ((8, 1, 1), "blocked"), ((1, 4, 2), "reference")])
+@pytest.mark.parametrize(
+    "sizes, attention",
+    [
+        ((2, 2, 2), "paths"), ((8, 1, 1), "blocked"), ((1, 4, 2), "reference"),
+        # the same with `context`
+        ((1, 2, 2, 2), "blocked"), ((4, 1, 1, 2), "blocked"), ((1, 2, 1, 4), "reference"),
+    ],
+)  # fmt: skip
 def test_every_mesh_trains_as_one_device_does(alone, sizes, attention):
-    mesh, config = make_mesh(MeshConfig(*sizes)), dataclasses.replace(CONFIG, attention=attention)
+    mesh, config = make_mesh(MeshConfig(*sizes)), dataclasses.replace(CONFIG, attention=attention, attention_block=8)
     with jax.set_mesh(mesh):
-        check(config, mesh, rows=8)
+        check(config, mesh, rows=8, tokens=64)
         losses, state, metrics = train(mesh, (1, 8), config)
     # float32 sums over devices in another order are off by some 1e-7 a step, and Adam divides a gradient by its own
     # size, so that where a gradient is about zero such a difference moves a parameter by up to the learning rate.
@@ -85,7 +93,7 @@ def test_every_mesh_trains_as_one_device_does(alone, sizes, attention):
     for field in ("weight", "tokens"):
         assert getattr(metrics, field) == getattr(alone[2], field)
     for path, array in state.trained.items():
-        place = jax.NamedSharding(mesh, spec(*PARAMETER_AXES[path.split("/")[-1]]))
+        place = jax.NamedSharding(mesh, spec(*PARAMETER_AXES[path.split("/")[-1]], mesh=mesh))
         assert array.sharding == moments(state).mu[path].sharding == moments(state).nu[path].sharding == place
 
 
@@ -131,15 +139,57 @@ def test_a_mesh_that_does_not_fit_is_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             check(config, mesh, rows)
+    mesh = make_mesh(MeshConfig(1, 2, 1, 4))
+    with pytest.raises(ValueError, match="tokens a row = 66 is not a multiple of the mesh's context = 4"):
+        check(CONFIG, mesh, 8, tokens=66)
+    with pytest.raises(ValueError, match="width = 20 is not a multiple of the mesh's fsdp x context = 8"):
+        check(dataclasses.replace(CONFIG, width=20), mesh, 8, tokens=64)
     for sizes in [(3, -1, 1), (2, 2, 1), (-1, -1, 1), (0, -1, 1), (-2, -1, 1), (4, 4, 4)]:
         with pytest.raises(ValueError, match="does not cover 8 devices"):
             make_mesh(MeshConfig(*sizes))
-    assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == {"data": 4, "fsdp": 1, "tensor": 2}
-    assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == {"data": 1, "fsdp": 3, "tensor": 1}
+    assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(AXES, (4, 1, 2, 1), strict=True))
+    assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(AXES, (1, 3, 1, 1), strict=True))
+
+
+def tpus(sizes, slices=1):
+    """Devices as jax lists those of TPU slices, in the order of their hosts."""
+    coords = [tuple(reversed(c)) for c in np.ndindex(tuple(reversed(sizes)))]
+    return [
+        types.SimpleNamespace(platform="tpu", device_kind="TPU v5", coords=c, core_on_chip=0, slice_index=i)
+        for i in range(slices)
+        for c in coords
+    ]
+
+
+@pytest.mark.parametrize("mesh", [(1, 64, 1, 1), (1, 16, 4, 1), (2, 8, 4, 1), (1, 4, 4, 4), (1, 2, 8, 4)])
+def test_devices_of_a_slice_lie_as_its_links(mesh):
+    """Four devices along `tensor` or `context` have links between them: they differ in one direction alone."""
+    devices = tpus((4, 4, 4))
+    found = _arranged(list(mesh), devices)
+    assert found.shape == mesh and {d.coords for d in found.flat} == {d.coords for d in devices}
+    coords = np.array([d.coords for d in found.flat]).reshape(*mesh, 3)
+    for axis in (2, 3):
+        if mesh[axis] == 4:
+            assert np.all((np.ptp(coords, axis=axis) > 0).sum(-1) == 1)
+
+
+def test_slices_lie_along_data_and_other_devices_in_their_order():
+    found = _arranged([4, 16, 2, 1], tpus((4, 4, 4), slices=2))
+    slice_of = np.vectorize(lambda d: d.slice_index)(found)
+    np.testing.assert_array_equal(slice_of, np.broadcast_to(np.repeat([0, 1], 2)[:, None, None, None], found.shape))
+    with pytest.raises(ValueError, match="data=1 is not a multiple of the 2 slices: .* set mesh.data=2"):
+        _arranged([1, 128, 1, 1], tpus((4, 4, 4), slices=2))
+    assert list(make_mesh(MeshConfig(2, 2, 2)).devices.flat) == jax.devices()
 
 
 def test_two_axes_of_an_array_on_one_mesh_axis_are_refused(monkeypatch):
     assert spec("batch", None, None) == P(("data", "fsdp"), None, None)
+    split = make_mesh(MeshConfig(context=2))  # `context` is named where there is one
+    assert spec("batch", "tokens", mesh=split) == P(("data", "fsdp"), "context")
+    assert spec("embed", "mlp", mesh=split) == P(("fsdp", "context"), "tensor")
+    assert spec("batch", "tokens") == P(("data", "fsdp"), None) and spec("embed") == P("fsdp")
+    with pytest.raises(ValueError, match="one mesh axis"):
+        spec("tokens", "embed", mesh=split)
     with pytest.raises(ValueError, match="put two axes of one array on one mesh axis"):
         spec("batch", "embed")
     with pytest.raises(ValueError, match="one mesh axis"):
@@ -161,7 +211,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
         trained, frozen = split(init(config, key), "")
         return State(jnp.int32(0), trained, frozen, tx.init(trained))
 
-    mesh = AbstractMesh((2, 8, 4), AXES, axis_types=(AxisType.Explicit,) * 3)
+    mesh = AbstractMesh((2, 8, 4, 1), AXES, axis_types=(AxisType.Explicit,) * 4)
     with jax.sharding.use_abstract_mesh(mesh):
         state = jax.eval_shape(lambda: start(jax.random.key(0)))
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9

@@ -71,7 +71,7 @@ def test_whoever_goes_on_from_the_places_of_all_has_the_same_rows():
 
 @pytest.mark.parametrize(
     ("sizes", "count", "mine"),
-    [((8, 1, 1), 8, range(8)), ((2, 2, 2), 2, range(2)), ((1, 1, 8), 4, range(4)), ((2, 4, 1), 1, range(1))],
+    [((8, 1, 1), 8, range(8)), ((2, 2, 2), 2, range(2)), ((1, 1, 8), 4, range(4)), ((1, 2, 1, 4), 1, range(1))],
 )
 def test_one_process_has_all_streams(sizes, count, mine):
     assert own_streams(make_mesh(MeshConfig(*sizes)), 8, count) == list(mine)

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jprm.adapters import load as published
 from jprm.jsonl import write_records
-from jprm.model.sharding import make_mesh
+from jprm.model.sharding import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.train import loop
 from jprm.train.config import DataConfig, Experiment
@@ -108,6 +108,15 @@ def experiment(folder, **changes) -> Experiment:
         steps=6, log_every=2, checkpoint_every=3,
     )  # fmt: skip
     return Experiment(**(values | {name: value for name, value in changes.items() if name not in names}))
+
+
+def of_two_processes(folder, **changes) -> Experiment:
+    """What two processes of four devices train: every row over two of them. Quick to compile."""
+    values = dict(
+        model=dataclasses.replace(MODEL, attention="reference"), mesh=MeshConfig(context=2), steps=6, rows=16,
+        micro_rows=8, log_every=1, checkpoint_every=4, streams=2,
+    )  # fmt: skip
+    return experiment(folder, **(values | changes))
 
 
 def make_data(folder):

@@ -33,6 +33,7 @@ def plan(
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5e-64 --scoring
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --json plans.json
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set data.tokens=4096 model.remat=dots
+      jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
 
     Args:
         experiment: The file that describes the run.

@@ -14,6 +14,10 @@ Four exact ways, chosen by `ModelConfig.attention`:
     compiled for, so that a machine without TPUs compiles it for TPUs.
 
 A GPU has no kernel of ours: it takes `blocked`, and `kernel` is refused there.
+
+Where the mesh splits the tokens of a row over `context`, every device keeps its queries, and is sent the keys and
+values of its rows and heads; what it adds to their gradients is summed and scattered. Shares are equal in queries, not
+in work: of a row that one chain fills, the last device computes most. `paths` takes whole rows alone.
 """
 
 from __future__ import annotations
@@ -29,16 +33,17 @@ from jprm.model.config import ModelConfig
 from jprm.model.kernels.blocks import Blocks, block_sizes, find_blocks
 from jprm.model.kernels.interval import interval_attention
 from jprm.model.paths import HIDDEN, Paths, capped, find_paths, path_attention
-from jprm.model.sharding import reshape
+from jprm.model.sharding import parts, reshape, spec
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """The rows as they are."""
+    """The rows as they are, with all their tokens on every device."""
 
-    until: Int[Array, "B T"]
-    position: Int[Array, "B T"]
+    until: Int[Array, "B S"]
+    position: Int[Array, "B S"]
+    window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
 Plan = Whole | Paths | Blocks
@@ -46,14 +51,22 @@ Plan = Whole | Paths | Blocks
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:
+    """Raises ValueError where the way of attention does not take such rows, or does not run here."""
+    T, split = until_BT.shape[1], parts(until_BT)
+    if split > 1:
+        until_BT, position_BT = (jax.sharding.reshard(x, spec("batch", None)) for x in (until_BT, position_BT))
     if config.attention == "paths":
+        if split > 1:
+            raise ValueError(
+                f"attention='paths' does not split rows over the mesh's context={split}; choose attention='kernel' for"
+                " TPUs, 'blocked' elsewhere, or mesh.context=1"
+            )
         return find_paths(until_BT, position_BT, config.attention_block)
     if config.attention == "kernel":
         if jax.default_backend() == "gpu":
             raise ValueError("attention='kernel' is for TPUs; a GPU takes attention='blocked'")
-        itemsize = jnp.dtype(config.dtype).itemsize
-        sizes = block_sizes(until_BT.shape[1], config.head_dim, config.group, itemsize)
-        return find_blocks(until_BT, position_BT, sizes)
+        sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
+        return find_blocks(until_BT, position_BT, sizes, split)
     return Whole(until_BT, position_BT)
 
 
@@ -69,16 +82,29 @@ def attention(
 
     `window` is the layer's, in positions; None lets queries see the whole path.
     """
+    rows = dataclasses.replace(plan, window=window)
     if config.attention in ("paths", "kernel"):
         ours = path_attention if config.attention == "paths" else interval_attention
-        return ours(q_BTKGH, k_BSKH, v_BSKH, dataclasses.replace(plan, window=window), config)
+        return ours(q_BTKGH, k_BSKH, v_BSKH, rows, config)
     # Heads before tokens and one contiguous matrix a key-value head: the products are then plain matrix products.
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * config.query_scale
     k_BKSH, v_BKSH = k_BSKH.transpose(0, 2, 1, 3), v_BSKH.transpose(0, 2, 1, 3)
-    T = q_BTKGH.shape[1]
-    # At most 64 blocks, which bounds the size of the compiled program.
-    block = T if config.attention == "reference" else max(config.attention_block, -(-T // 64))
-    return _blocked(q_BKGTH, k_BKSH, v_BKSH, plan, window, block, config.attention_softcap).transpose(0, 3, 1, 2, 4)
+    way = _in_parts if parts(q_BTKGH) > 1 else _blocked
+    return way(q_BKGTH, k_BKSH, v_BKSH, rows, config).transpose(0, 3, 1, 2, 4)
+
+
+def _in_parts(q_BKGTH, k_BKTH, v_BKTH, rows: Whole, config: ModelConfig):
+    """The queries of every device against the keys of all: its own, and those that it is sent."""
+
+    def own(q_BKGTH, k_BKTH, v_BKTH, rows: Whole):
+        k_BKSH, v_BKSH = (jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in (k_BKTH, v_BKTH))
+        first = jax.lax.axis_index("context") * q_BKGTH.shape[3]
+        return _blocked(q_BKGTH, k_BKSH, v_BKSH, rows, config, first)
+
+    queries, keys = spec("batch", "kv_heads", None, "tokens"), spec("batch", "kv_heads", "tokens")
+    places = queries, keys, keys, jax.tree.map(lambda x: spec("batch") if x.ndim else spec(), rows)
+    arguments = jax.tree.map(jax.sharding.reshard, (q_BKGTH, k_BKTH, v_BKTH, rows), places)
+    return jax.shard_map(own, in_specs=places, out_specs=queries)(*arguments)
 
 
 def _attend(q_BKGTH, k_BKSH, v_BKSH, seen_BTS: Bool[Array, "B T S"], softcap: float):
@@ -92,24 +118,28 @@ def _attend(q_BKGTH, k_BKSH, v_BKSH, seen_BTS: Bool[Array, "B T S"], softcap: fl
     return reshape(y_BKQH, (B, K, G, T, H), *split)
 
 
-def _blocked(q_BKGTH, k_BKSH, v_BKSH, rows: Whole, window, block: int, softcap: float):
-    """A block's logits live only while it is computed, in the backward pass too: each block is rematerialised."""
+def _blocked(q_BKGTH, k_BKSH, v_BKSH, rows: Whole, config: ModelConfig, first: Int[Array, ""] | int = 0):
+    """A block's logits live only while it is computed, in the backward pass too: each block is rematerialised.
 
-    @functools.partial(jax.checkpoint, static_argnums=6)
-    def attend(q_BKGTH, k_BKSH, v_BKSH, until_BS, position_BS, window, start: int):
-        query_T, key_S = start + jnp.arange(q_BKGTH.shape[3]), jnp.arange(k_BKSH.shape[2])
-        seen_BTS = (key_S <= query_T[:, None]) & (query_T[:, None] < until_BS[:, None, :])
-        if window is not None:
-            seen_BTS &= position_BS[:, start:, None] - position_BS[:, None] < window
-        return _attend(q_BKGTH, k_BKSH, v_BKSH, seen_BTS, softcap)
+    `first` is the index of the first query, where they are not all of the row's.
+    """
+    T, S = q_BKGTH.shape[3], k_BKSH.shape[2]
+    # At most 64 blocks, which bounds the size of the compiled program.
+    block = T if config.attention == "reference" else max(config.attention_block, -(-T // 64))
 
-    T = q_BKGTH.shape[3]
-    ends = [(start, min(start + block, T)) for start in range(0, T, block)]
-    return jnp.concatenate(
-        [
-            attend(q_BKGTH[:, :, :, a:b], k_BKSH[:, :, :b], v_BKSH[:, :, :b], rows.until[:, :b], rows.position[:, :b],
-                   window, a)
-            for a, b in ends
-        ],
-        axis=3,
-    )  # fmt: skip
+    @functools.partial(jax.checkpoint, static_argnums=4)
+    def attend(q_BKGTH, k_BKSH, v_BKSH, rows: Whole, start: int, first):
+        T, S = q_BKGTH.shape[3], k_BKSH.shape[2]
+        query_T, key_S = first + start + jnp.arange(T), jnp.arange(S)
+        seen_BTS = (key_S <= query_T[:, None]) & (query_T[:, None] < rows.until[:, None, :S])
+        if rows.window is not None:
+            position_BT = jax.lax.dynamic_slice_in_dim(rows.position, first + start, T, axis=1)
+            seen_BTS &= position_BT[:, :, None] - rows.position[:, None, :S] < rows.window
+        return _attend(q_BKGTH, k_BKSH, v_BKSH, seen_BTS, config.attention_softcap)
+
+    blocks = []
+    for a in range(0, T, block):
+        b = min(a + block, T)
+        end = b if S == T else S  # of keys: the device that has the row's last queries needs them all
+        blocks.append(attend(q_BKGTH[:, :, :, a:b], k_BKSH[:, :, :end], v_BKSH[:, :, :end], rows, a, first))
+    return jnp.concatenate(blocks, axis=3)

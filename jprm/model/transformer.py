@@ -21,7 +21,7 @@ from jprm.model.config import HEAD_CLASSES, ModelConfig
 from jprm.model.int8 import Int8
 from jprm.model.paths import capped
 from jprm.model.rope import RopeScaling, frequencies
-from jprm.model.sharding import sharding
+from jprm.model.sharding import at_tokens, looked_up, sharding, stream
 from jprm.rows import Rows
 
 AXES: dict[str, tuple[str | None, ...]] = {
@@ -77,8 +77,7 @@ def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L
 
 def embedded(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
     """The stream before the first layer, in the computation's dtype."""
-    stream = sharding("batch", None, None)
-    x_BTD = jax.tree.map(lambda table: table.at[tokens_BT].get(out_sharding=stream), embed_VD).astype(config.dtype)
+    x_BTD = jax.tree.map(lambda table: looked_up(table, tokens_BT), embed_VD).astype(config.dtype)
     return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
 
 
@@ -132,15 +131,15 @@ def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
 
 def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     """The stream after the heads' output and the gated MLP's are added to it."""
-    stream, gemma = sharding("batch", None, None), config.design == "gemma"
+    place, gemma = stream(x_BTD), config.design == "gemma"
     # An einsum would contract in the order G, H, K of its letters, and copy the transposed weights for it.
-    y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=stream)
+    y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=place)
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["gate"])
     gate_BTF = jax.nn.gelu(gate_BTF, approximate=True) if gemma else jax.nn.silu(gate_BTF)
     up_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, w["up"])
-    y_BTD = jnp.einsum("BTF,FD->BTD", gate_BTF * up_BTF, w["down"], out_sharding=stream)
+    y_BTD = jnp.einsum("BTF,FD->BTD", gate_BTF * up_BTF, w["down"], out_sharding=place)
     return x_BTD + (rms_norm(y_BTD, w["mlp_post_norm"], config.norm_eps) if gemma else y_BTD)
 
 
@@ -267,7 +266,7 @@ class Model(nn.Module):
         """Hidden states are gathered at the step ends first, so the head costs S, not T."""
         c = self.config
         x_BTD, embed_VD = Decoder(c, name="decoder")(rows.tokens, rows.position, rows.until)
-        x_BSD = jnp.take_along_axis(x_BTD, rows.step_end[..., None], axis=1).astype(jnp.float32)
+        x_BSD = at_tokens(x_BTD, rows.step_end).astype(jnp.float32)
         if c.head != "language":
             return Head(HEAD_CLASSES[c.head], hidden=c.head_hidden, name="head")(x_BSD)
         if c.tied_embeddings:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jprm.model.sharding import spec
+from jprm.model.sharding import row_places
 from jprm.plan.topologies import GIB
 from jprm.rows import Rows
 from jprm.score.scorer import _score
@@ -24,14 +24,15 @@ from jprm.train.step import State, make_step
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int) -> Rows:
-    """Rows of shape (*lead, ...), the last axis of `lead` split over the devices as `put_rows` splits it."""
+    """Rows of shape (*lead, ...), the last axis of `lead` being the rows, over the devices as `put_rows` puts them."""
+    places = row_places(mesh, len(lead) - 1)
 
-    def array(size: int, dtype: Any) -> jax.ShapeDtypeStruct:
-        place = NamedSharding(mesh, spec(*(None,) * (len(lead) - 1), "batch", None))
+    def array(size: int, dtype: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*lead, size), dtype, sharding=place)
 
-    ids, values = array(tokens, jnp.int32), array(slots, jnp.float32)
-    return Rows(ids, ids, ids, array(slots, jnp.int32), values, values)
+    ids, ends = array(tokens, jnp.int32, places.tokens), array(slots, jnp.int32, places.step_end)
+    values = array(slots, jnp.float32, places.label)
+    return Rows(ids, ids, ids, ends, values, values)
 
 
 def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:

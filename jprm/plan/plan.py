@@ -37,7 +37,7 @@ def plan(
     start, model, data = time.monotonic(), experiment.model, experiment.data
     mesh = make_mesh(experiment.mesh, devices(topology))
     rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
-    check(model, mesh, rows if scoring else data.micro_rows)
+    check(model, mesh, rows if scoring else data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
     function, args = (compile.scoring if scoring else compile.training)(experiment, mesh)
     params = args[0] if scoring else args[0].params
@@ -70,7 +70,7 @@ def plan(
     if text is not None:
         say("reading the compiled program")
         at_once = result["micro_rows"] // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
-        kernels = roofline.kernel_flops(model, at_once, data.tokens, mesh.shape["tensor"])
+        kernels = roofline.kernel_flops(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels)
         bound = roofline.bounds(program, topology.chip)
         per_second = rows * data.tokens / bound.step
@@ -100,7 +100,7 @@ def plan(
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
-    """Elements of each parameter of one layer, as one device holds it when it is gathered over `fsdp`."""
+    """Elements of each parameter of one layer, as one device holds it when it is gathered."""
     sizes = set()
     for name, group in params["decoder"].items():
         for x in group.values() if name.startswith("layers_") else ():

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jprm.model.sharding import AXES
 from jprm.plan.topologies import GIB
 
 
@@ -68,7 +69,8 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
 
 def show_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, console: Console) -> None:
     """A line a candidate."""
-    table = Table("data", "fsdp", "tensor", "remat", "rows at once", "GiB", "fits", "step", "tokens/s", "MFU", "by", "")
+    figures = ("remat", "rows at once", "GiB", "fits", "step", "tokens/s", "MFU", "by", "")
+    table = Table(*AXES, *figures)
     for plan in plans:
         memory, bounds = plan["memory"], plan["bounds"]
         cells = [str(size) for size in plan["mesh"].values()]

@@ -63,15 +63,16 @@ PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
 gradients of weights and queries; logits, the gradients of weights, keys and values."""
 
 
-def kernel_flops(model: ModelConfig, rows: int, tokens: int, tensor: int) -> dict[str, float]:
+def kernel_flops(model: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
     """FLOPs of a call of each attention kernel on a device's rows, each of which one chain fills: all pairs of blocks.
 
-    Trees need fewer, and a kernel skips the others.
+    Trees need fewer, and a kernel skips the others. Where rows are split over `context`, they are those of the device
+    that has their last queries and so most pairs: the others wait for it.
     """
     if model.attention != "kernel":
         return {}
-    sizes = block_sizes(tokens, model.head_dim, model.group, jnp.dtype(model.dtype).itemsize)
-    pairs = most_pairs(tokens, sizes) * sizes.query * sizes.key
+    sizes = block_sizes(tokens, model.head_dim, model.group, jnp.dtype(model.dtype).itemsize, context)
+    pairs = most_pairs(tokens, sizes, context) * sizes.query * sizes.key
     return {name: 2.0 * n * rows * model.heads // tensor * model.head_dim * pairs for name, n in PRODUCTS.items()}
 
 

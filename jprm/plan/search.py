@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jprm.model.sharding import MeshConfig
+from jprm.model.sharding import AXES, MeshConfig
 from jprm.model.transformer import REMAT
 from jprm.plan.plan import plan
 from jprm.plan.topologies import Topology
@@ -41,7 +41,8 @@ def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[
 def _planned(candidate: Experiment, topology: Topology, options: dict[str, Any]) -> dict:
     say: Callable[[str], None] = options.get("say", lambda line: None)
     mesh, data = candidate.mesh, candidate.data
-    name = f"mesh {mesh.data} x {mesh.fsdp} x {mesh.tensor}, remat {candidate.model.remat}, {data.micro_rows} rows"
+    sizes = " x ".join(str(getattr(mesh, axis)) for axis in AXES)
+    name = f"mesh {sizes}, remat {candidate.model.remat}, {data.micro_rows} rows"
     return plan(candidate, topology, **options | {"say": lambda line: say(f"{name}: {line}")})
 
 
@@ -55,16 +56,16 @@ def merit(found: dict) -> tuple[bool, float]:
 def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
     """Those that divide the model and its rows, with a row at a time for each part of the batch.
 
-    tensor: up to 8; data: a replica of the weights a slice, or two.
+    tensor: up to 8; data: a replica of the weights a slice, or two; context: as the experiment has it.
     """
-    model, data = experiment.model, experiment.data
+    model, data, context = experiment.model, experiment.data, experiment.mesh.context
     for tensor in (1, 2, 4, 8):
         for replicas in (topology.slices, 2 * topology.slices):
-            fsdp, left = divmod(topology.devices, tensor * replicas)
-            whole = not left and fsdp and not data.rows % (fsdp * replicas) and not model.width % fsdp
+            fsdp, left = divmod(topology.devices, tensor * replicas * context)
+            whole = not left and fsdp and not data.rows % (fsdp * replicas) and not model.width % (fsdp * context)
             if whole and not any(size % tensor for size in (model.kv_heads, model.mlp_width, model.vocab_size)):
                 changed = dataclasses.replace(data, micro_rows=fsdp * replicas)
-                yield dataclasses.replace(experiment, mesh=MeshConfig(replicas, fsdp, tensor), data=changed)
+                yield dataclasses.replace(experiment, mesh=MeshConfig(replicas, fsdp, tensor, context), data=changed)
 
 
 def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
@@ -75,7 +76,8 @@ def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
 
 def micro_rows(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
     """From a row a device to all rows at once, by factors of two; rows of an update stay."""
-    rows = topology.devices // experiment.mesh.tensor  # the mesh is one of `meshes`, all of whose sizes are said
+    del topology
+    rows = experiment.mesh.data * experiment.mesh.fsdp  # the mesh is one of `meshes`, all of whose sizes are said
     while rows <= experiment.data.rows:
         if experiment.data.rows % rows == 0:
             yield dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, micro_rows=rows))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import sharding
+from jprm.model.sharding import parts, sharding
 from jprm.model.transformer import hidden
 from jprm.rows import Rows
 
@@ -34,7 +34,12 @@ class LogRatio:
 
 @functools.partial(jax.jit, static_argnums=1)
 def log_probs(params: dict, config: ModelConfig, rows: Rows) -> Float[Array, "B T"]:
-    """log p(token | the tokens before it on its path) in float32; 0 for the first of a tree."""
+    """log p(token | the tokens before it on its path) in float32; 0 for the first of a tree.
+
+    Raises ValueError where the mesh splits rows along their tokens.
+    """
+    if parts(rows.tokens) > 1:
+        raise ValueError("implicit process rewards take whole rows: load the model on a mesh with context=1")
     B, T = rows.tokens.shape
     index_T = jnp.arange(T)
     before_BTS = (index_T[None, :] < index_T[:, None]) & (index_T[:, None] < rows.until[:, None, :])

@@ -136,7 +136,7 @@ class PRM:
                     score_BS = _score(self.params, self.config, batch, self.reading)
                 else:
                     score_BS = self.ratio(
-                        self.params, self.config, batch, jax.device_put(problem_BS[some], batch.tokens.sharding)
+                        self.params, self.config, batch, jax.device_put(problem_BS[some], batch.step_end.sharding)
                     )
                 yield np.asarray(score_BS)[: count - first], first  # without the filler
 

@@ -61,7 +61,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
     """
     workdir = pathlib.Path(workdir)
     mesh = make_mesh(experiment.mesh)
-    check(experiment.model, mesh, experiment.data.micro_rows)
+    check(experiment.model, mesh, experiment.data.micro_rows, experiment.data.tokens)
     tokenizer = load_tokenizer(experiment.tokenizer)
     if tokenizer.vocab_size > experiment.model.vocab_size:
         raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {experiment.model.vocab_size}")

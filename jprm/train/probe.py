@@ -21,7 +21,7 @@ from rich.progress import track
 from jprm import processes
 from jprm.evaluate.metrics import auroc
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import gathered, put_rows
+from jprm.model.sharding import at_tokens, gathered, put_rows
 from jprm.model.transformer import hidden
 from jprm.rows import Rows
 from jprm.train.targets import TargetConfig, targets
@@ -89,8 +89,8 @@ def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float |
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _states(params: dict, config: ModelConfig, target: TargetConfig, rows: Rows):
-    x_BTD = hidden(params, config, rows)
-    return jnp.take_along_axis(x_BTD, rows.step_end[..., None], axis=1).astype(jnp.float32), *targets(rows, target)
+    x_BSD = at_tokens(hidden(params, config, rows), rows.step_end).astype(jnp.float32)
+    return x_BSD, *targets(rows, target)
 
 
 def _path(steps: Steps, penalties: Iterable[float] = PENALTIES) -> Iterator[tuple[np.ndarray, float]]:

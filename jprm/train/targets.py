@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jprm.model.sharding import at_tokens
 from jprm.rows import Rows
 
 
@@ -74,7 +75,7 @@ def after_error(rows: Rows, wrong_BS: Array) -> Array:
     end, and the farthest reach of the wrong slots that end before it decides. Alternatives with equal text end at one
     token: none of them is behind another, and what follows one of them follows all.
     """
-    until_BS = jnp.take_along_axis(rows.until, rows.step_end, axis=1)
+    until_BS = at_tokens(rows.until, rows.step_end)
     reach_BS = jax.lax.cummax(jnp.where(wrong_BS, until_BS, 0), axis=1)
     before_BS = jnp.pad(reach_BS, ((0, 0), (1, 0)))[:, :-1]
     new_BS = rows.step_end != jnp.pad(rows.step_end, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]

@@ -11,6 +11,9 @@ pair of blocks passes that test in vain, whatever `until` is, as long as every t
 - Keys wholly behind the queries, c >= b: no query sees a later key, and the test says so.
 
 Sliding windows hide more, inside blocks; the tables do not know them.
+
+Where rows are split over the mesh's `context`, each part of the queries has tables of its own. A block of keys that
+none of its queries needs has an entry that computes nothing: the part's share of its gradient is zero, and written.
 """
 
 from __future__ import annotations
@@ -49,25 +52,29 @@ class Sizes:
 class Blocks:
     """The pairs of blocks of every row that hold a visible pair of tokens, worked out once for all layers.
 
-    An entry is major << 17 | minor << 3 | flags. Behind a row's pairs the last one is repeated without flags, so that
-    nothing is fetched or computed for it.
+    Of C parts of the queries, one beside the other. An entry is major << 17 | minor << 3 | flags; blocks of queries are
+    counted within their part. Behind a row's entries the last one is repeated without flags, so that nothing is fetched
+    or computed for it.
     """
 
-    until: Int[Array, "B T"]
-    position: Int[Array, "B T"]
-    by_query: Int[Array, "B P"]  # major: the block of queries
-    by_key: Int[Array, "B P"]  # the same pairs; major: the block of keys
-    count: Int[Array, " B"]  # pairs of the row
+    until: Int[Array, "B S"]
+    position: Int[Array, "B S"]
+    by_query: Int[Array, "B C*P"]  # major: the block of queries
+    by_key: Int[Array, "B C*P"]  # the same pairs; major: the block of keys
+    count: Int[Array, "B C"]  # entries of the longer of the two
     sizes: Sizes
     window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
-def most_pairs(T: int, sizes: Sizes) -> int:
-    """Pairs of blocks in a row of one chain: entries of a table, whatever the row."""
-    return sum((start + sizes.query - 1) // sizes.key + 1 for start in range(0, T, sizes.query))
+def most_pairs(T: int, sizes: Sizes, parts: int = 1) -> int:
+    """Pairs of blocks in a row of one chain, of its last part, which has most: entries of a table, whatever the row.
+
+    (Of one by keys too: a part has an entry at least for each block of keys, and in such a row the last needs all.)
+    """
+    return sum((start + sizes.query - 1) // sizes.key + 1 for start in range(T - T // parts, T, sizes.query))
 
 
-def block_sizes(T: int, H: int, G: int, itemsize: int) -> Sizes:
+def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
     """The largest blocks, of at most 512 tokens, that fit a TPU core's memories and make G x block_q at most 2,048.
 
     A step of the grid has a cost of its own, beside which its 4 x G x block_q x block_k x H operations must be many:
@@ -78,14 +85,15 @@ def block_sizes(T: int, H: int, G: int, itemsize: int) -> Sizes:
     it would be 2 MiB.)
 
     Raises:
-        ValueError: T is not a multiple of 128, or no blocks fit: so many or so wide heads, or so long rows.
+        ValueError: a part of T is not a multiple of 128, or no blocks fit: so many or so wide heads, or so long rows.
     """
-    if T % LANES:
-        raise ValueError(f"attention='kernel' takes rows of a multiple of {LANES} tokens, not {T}")
-    lengths = [size for size in (512, 256, 128) if T % size == 0]
+    if T % (parts * LANES):
+        each = f" in each of {parts} parts" if parts > 1 else ""
+        raise ValueError(f"attention='kernel' takes rows of a multiple of {LANES} tokens{each}, not {T}")
+    lengths = [size for size in (512, 256, 128) if T // parts % size == 0]
     for sizes in itertools.starmap(Sizes, itertools.product(lengths, lengths)):
         few = G * sizes.query <= 2048 or sizes.query == LANES
-        if few and vmem_bytes(sizes, H, G, itemsize) <= VMEM and 4 * most_pairs(T, sizes) <= SMEM:
+        if few and vmem_bytes(sizes, H, G, itemsize) <= VMEM and 4 * most_pairs(T, sizes, parts) <= SMEM:
             return sizes
     raise ValueError(
         f"attention='kernel': no blocks of {G} query heads a key-value head, of size {H} and {itemsize} bytes an "
@@ -112,28 +120,33 @@ def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
     return max(forward, dq, dkv)
 
 
-def find_blocks(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], sizes: Sizes) -> Blocks:
-    B, T = until_BT.shape
-    start_N, start_S = jnp.arange(0, T, sizes.query), jnp.arange(0, T, sizes.key)
-    last_BS = jnp.max(reshape(until_BT, (B, T // sizes.key, sizes.key), "batch"), axis=-1)
-    needed_BNS = (start_S < start_N[:, None] + sizes.query) & (last_BS[:, None] > start_N[:, None])
-    count_B = jnp.sum(needed_BNS, axis=(1, 2), dtype=jnp.int32)
-    width = most_pairs(T, sizes)
-    by_query_BP, by_key_BP = (_table(x, count_B, width) for x in (needed_BNS, needed_BNS.swapaxes(1, 2)))
-    return Blocks(until_BT, position_BT, by_query_BP, by_key_BP, count_B, sizes)
+def find_blocks(until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Sizes, parts: int = 1) -> Blocks:
+    B, S = until_BS.shape
+    start_T, start_S = jnp.arange(0, S, sizes.query), jnp.arange(0, S, sizes.key)
+    last_BS = jnp.max(reshape(until_BS, (B, S // sizes.key, sizes.key), "batch"), axis=-1)
+    needed_BTS = (start_S < start_T[:, None] + sizes.query) & (last_BS[:, None] > start_T[:, None])
+    needed_BCTS = reshape(needed_BTS, (B, parts, len(start_T) // parts, len(start_S)), "batch")
+    width = most_pairs(S, sizes, parts)
+    (by_query_BP, count_BC), (by_key_BP, longer_BC) = (
+        _table(x, width) for x in (needed_BCTS, needed_BCTS.swapaxes(2, 3))
+    )
+    return Blocks(until_BS, position_BS, by_query_BP, by_key_BP, jnp.maximum(count_BC, longer_BC), sizes)
 
 
-def _table(needed_BMN, count_B, width: int) -> Int[Array, "B P"]:
-    """The needed pairs in order, major first."""
-    B, M, N = needed_BMN.shape
+def _table(needed_BCMN, width: int) -> tuple[Int[Array, "B C*P"], Int[Array, "B C"]]:
+    """The needed pairs in order, major first, and how many entries they are; a major block without any has one too."""
+    B, C, M, N = needed_BCMN.shape
     pair_MN = jnp.arange(M)[:, None] << 17 | jnp.arange(N) << 3
+    bare_BCMN = ~jnp.any(needed_BCMN, axis=-1, keepdims=True) & (jnp.arange(N) == 0)
     nowhere = jnp.iinfo(jnp.int32).max
-    pair_BMN = jnp.where(needed_BMN, pair_MN, nowhere)
-    pair_BP = jnp.sort(reshape(pair_BMN, (B, M * N), "batch"), axis=-1)[:, :width]
-    live_BP = jnp.arange(width) < count_B[:, None]
-    end_BP = jnp.max(jnp.where(live_BP, pair_BP, 0), axis=-1, keepdims=True)
-    major_BP = jnp.where(live_BP, pair_BP >> 17, -1)
-    change_BP = major_BP[:, 1:] != major_BP[:, :-1]
-    first_BP = jnp.pad(change_BP, ((0, 0), (1, 0)), constant_values=True)
-    last_BP = jnp.pad(change_BP, ((0, 0), (0, 1)), constant_values=True)
-    return jnp.where(live_BP, pair_BP | LIVE | FIRST * first_BP | LAST * last_BP, end_BP).astype(jnp.int32)
+    pair_BCMN = jnp.where(needed_BCMN, pair_MN | LIVE, jnp.where(bare_BCMN, pair_MN, nowhere))
+    pair_BCP = jnp.sort(reshape(pair_BCMN, (B, C, M * N), "batch"), axis=-1)[..., :width]
+    count_BC = jnp.sum(needed_BCMN | bare_BCMN, axis=(2, 3), dtype=jnp.int32)
+    used_BCP = jnp.arange(width) < count_BC[..., None]
+    end_BCP = jnp.max(jnp.where(used_BCP, pair_BCP & ~LIVE, 0), axis=-1, keepdims=True)
+    major_BCP = jnp.where(used_BCP, pair_BCP >> 17, -1)
+    change_BCP = major_BCP[..., 1:] != major_BCP[..., :-1]
+    first_BCP = jnp.pad(change_BCP, ((0, 0), (0, 0), (1, 0)), constant_values=True)
+    last_BCP = jnp.pad(change_BCP, ((0, 0), (0, 0), (0, 1)), constant_values=True)
+    table_BCP = jnp.where(used_BCP, pair_BCP | FIRST * first_BCP | LAST * last_BCP, end_BCP).astype(jnp.int32)
+    return reshape(table_BCP, (B, C * width), "batch"), count_BC

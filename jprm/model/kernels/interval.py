@@ -14,6 +14,7 @@ where it needs one. Heads of 64 fill half of the 128 lanes.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -42,7 +43,8 @@ def interval_attention(
 
 def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
     q_BKGTH, k_BKTH, v_BKTH = q_BTKGH.transpose(0, 2, 3, 1, 4), k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
-    y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, q_BKGTH, k_BKTH, v_BKTH)
+    heads = dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH])
+    y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
     return y_BKGTH.transpose(0, 3, 1, 2, 4), (q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T)
 
 
@@ -51,60 +53,84 @@ def _backward(config: ModelConfig, saved, dy_BTKGH):
     q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T = saved
     dy_BKGTH = dy_BTKGH.transpose(0, 2, 3, 1, 4)
     inner_BKG1T = jnp.sum(dy_BKGTH.astype(jnp.float32) * y_BKGTH.astype(jnp.float32), axis=-1)[:, :, :, None]
-    heads = (q_BKGTH, k_BKTH, v_BKTH, dy_BKGTH, log_BKG1T, inner_BKG1T)
-    dq_BKGTH, dk_BKTH, dv_BKTH = _on_mesh(functools.partial(_gradients, config), blocks, *heads)
+    heads = dict(queries=[q_BKGTH, dy_BKGTH], keys=[k_BKTH, v_BKTH], rows=[log_BKG1T, inner_BKG1T])
+    results = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
+    dq_BKGTH, dk_BKTH, dv_BKTH = results
     return dq_BKGTH.transpose(0, 3, 1, 2, 4), dk_BKTH.swapaxes(1, 2), dv_BKTH.swapaxes(1, 2), None
 
 
 interval_attention.defvjp(_forward, _backward)
 
 
-def _on_mesh(call, blocks: Blocks, *heads):
-    """Runs `call` on every device's own rows and heads: what a kernel does with axes, JAX cannot know."""
+def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
+    """Runs `call` on every device's own rows, heads and tokens: what a kernel does with axes, JAX cannot know.
+
+    heads, results: of the kinds of `_walk`. Tokens are split where the blocks are of several parts.
+    """
     if jax.sharding.get_abstract_mesh().empty:
-        return call(blocks, *heads)
-    places = (
-        jax.tree.map(lambda x: spec("batch") if x.ndim else spec(), blocks),
-        *[spec("batch", "kv_heads")] * len(heads),
+        return call(blocks, heads)
+    tokens = "tokens" if blocks.count.shape[1] > 1 else None
+    rows, tables = spec("batch"), spec("batch", tokens)
+    of_blocks = dataclasses.replace(
+        blocks, until=rows, position=rows, by_query=tables, by_key=tables, count=tables,
+        window=None if blocks.window is None else spec(),
+    )  # fmt: skip
+    kinds = dict(
+        queries=spec("batch", "kv_heads", None, tokens),
+        keys=spec("batch", "kv_heads", tokens),
+        rows=spec("batch", "kv_heads", None, None, tokens),
     )
-    arguments = jax.tree.map(jax.sharding.reshard, (blocks, *heads), places)
-    return jax.shard_map(call, in_specs=places, out_specs=spec("batch", "kv_heads"), check_vma=False)(*arguments)
+    places = of_blocks, {kind: [kinds[kind]] * len(arrays) for kind, arrays in heads.items()}
+    arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
+    out = tuple(kinds[kind] for kind in results)
+    return jax.shard_map(call, in_specs=places, out_specs=out, check_vma=False)(*arguments)
 
 
-def _attend(config: ModelConfig, blocks: Blocks, q_BKGTH, k_BKTH, v_BKTH):
+def _whole(blocks: Blocks, heads: dict) -> dict:
+    """The heads with the keys and values of all of the row, of which a device may have a part."""
+    if heads["keys"][0].shape[2] == blocks.until.shape[1]:
+        return heads
+    return heads | dict(keys=[jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in heads["keys"]])
+
+
+def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
+    (q_BKGTH,) = heads["queries"]
     G, T, H = q_BKGTH.shape[2:]
     acc, state = (pltpu.VMEM((G, blocks.sizes.query, width), jnp.float32) for width in (H, LANES))
     return _walk(
         _forward_kernel, blocks, config, "query",
-        inputs=dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH]),
+        inputs=_whole(blocks, heads),
         outputs=dict(queries=[q_BKGTH], rows=[jax.ShapeDtypeStruct((*q_BKGTH.shape[:3], 1, T), jnp.float32)]),
         scratch=[acc, state, state],
     )  # fmt: skip
 
 
-def _gradients(config: ModelConfig, blocks: Blocks, q_BKGTH, k_BKTH, v_BKTH, dy_BKGTH, log_BKG1T, inner_BKG1T):
-    G, H = q_BKGTH.shape[2], q_BKGTH.shape[4]
-    inputs = dict(queries=[q_BKGTH, dy_BKGTH], keys=[k_BKTH, v_BKTH], rows=[log_BKG1T, inner_BKG1T])
+def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
+    inputs, own = _whole(blocks, heads), heads["keys"][0].shape[2]
+    G, H = inputs["queries"][0].shape[2], inputs["queries"][0].shape[4]
     sums = pltpu.VMEM((G, blocks.sizes.query, H), jnp.float32)
-    (dq_BKGTH,) = _walk(_dq_kernel, blocks, config, "query", inputs, dict(queries=[q_BKGTH]), [sums])
+    (dq_BKGTH,) = _walk(_dq_kernel, blocks, config, "query", inputs, dict(queries=inputs["queries"][:1]), [sums])
     sums = pltpu.VMEM((blocks.sizes.key, H), jnp.float32)
-    dk_BKTH, dv_BKTH = _walk(_dkv_kernel, blocks, config, "key", inputs, dict(keys=[k_BKTH, v_BKTH]), [sums, sums])
-    return dq_BKGTH, dk_BKTH, dv_BKTH
+    dkv = _walk(_dkv_kernel, blocks, config, "key", inputs, dict(keys=inputs["keys"]), [sums, sums])
+    if own < blocks.until.shape[1]:  # every device has a share of all keys' gradients
+        dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=2, tiled=True) for x in dkv]
+    return dq_BKGTH, *dkv
 
 
 def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
     """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
 
     inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
-    of queries; `rows` (B, K, G, 1, T), the same; `keys` (B, K, T, H), of the block of keys.
+    of queries; `keys` (B, K, S, H), of the block of keys; `rows` (B, K, G, 1, T), of that of queries. A kernel takes
+    them in this order. The queries are those of the row, or one device's part of them.
     """
     B, K, G, T, H = inputs["queries"][0].shape
-    bq, bk = blocks.sizes.query, blocks.sizes.key
+    S, bq, bk = blocks.until.shape[1], blocks.sizes.query, blocks.sizes.key
     table_BP = blocks.by_query if major == "query" else blocks.by_key
     P = table_BP.shape[1]
     if 4 * B * P > SMEM:
         raise ValueError(
-            f"attention='kernel': the tables of {B} rows of {T:,} tokens take {4 * B * P:,} bytes of a TPU core's "
+            f"attention='kernel': the tables of {B} rows of {S:,} tokens take {4 * B * P:,} bytes of a TPU core's "
             f"scalar memory, and {SMEM:,} are for them; give a device fewer rows at a time"
         )
 
@@ -127,8 +153,9 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
         keys=pl.BlockSpec((None, None, bk, H), place("b", "k", "key", 0)),
         rows=pl.BlockSpec((None, None, G, 1, bq), place("b", "k", 0, 0, "query")),
     )
+    taken = [(kinds[kind], x) for kind in kinds for x in inputs.get(kind, ())]
     of_query, of_key = (pl.BlockSpec((None, 2, n), place("b", 0, x)) for n, x in ((bq, "query"), (bk, "key")))
-    in_specs = [of_query, of_key, *(kinds[kind] for kind, arrays in inputs.items() for _ in arrays)]
+    in_specs = [of_query, of_key, *(place for place, _ in taken)]
     results = [(kinds[kind], x) for kind, arrays in outputs.items() for x in arrays]
 
     def run(interpret: bool, steps, *operands):
@@ -149,16 +176,18 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
             name=kernel.__name__.strip("_"),
         )(*operands)
 
-    window = jnp.zeros(1, jnp.int32) if blocks.window is None else blocks.window.reshape(1)
-    marks_B2T = jnp.stack([blocks.until, blocks.position], axis=1)
-    operands = (table_BP.reshape(-1), window, marks_B2T, marks_B2T, *(x for arrays in inputs.values() for x in arrays))
+    first = jax.lax.axis_index("context") * T if T < S else 0
+    numbers = jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
+    marks_B2S = jnp.stack([blocks.until, blocks.position], axis=1)
+    marks_B2T = jax.lax.dynamic_slice_in_dim(marks_B2S, first, T, axis=2)
+    operands = (table_BP.reshape(-1), numbers, marks_B2T, marks_B2S, *(x for _, x in taken))
     # Of the platform that the program is for, which need not be that of the machine that compiles it.
     platforms = dict(tpu=functools.partial(run, False), cpu=functools.partial(run, True))
     return jax.lax.platform_dependent(jnp.max(blocks.count), *operands, **platforms)
 
 
 def _forward_kernel(
-    config, windowed, pair, table, window, of_query, of_key,
+    config, windowed, pair, table, numbers, of_query, of_key,
     q_GTH, k_SH, v_SH, y_GTH, log_G1T, acc_GTH, top_GTL, total_GTL,
 ):  # fmt: skip
     entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
@@ -172,7 +201,7 @@ def _forward_kernel(
 
     @pl.when(entry & LIVE != 0)
     def _():
-        seen_TS = _seen(t, s, of_query, of_key, window, windowed, keys_first=False)
+        seen_TS = _seen(t, s, of_query, of_key, numbers, windowed, keys_first=False)
 
         @pl.loop(0, G)
         def _(g):
@@ -195,7 +224,7 @@ def _forward_kernel(
 
 
 def _dq_kernel(
-    config, windowed, pair, table, window, of_query, of_key,
+    config, windowed, pair, table, numbers, of_query, of_key,
     q_GTH, dy_GTH, k_SH, v_SH, log_G1T, inner_G1T, dq_GTH, acc_GTH,
 ):  # fmt: skip
     entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
@@ -206,7 +235,7 @@ def _dq_kernel(
 
     @pl.when(entry & LIVE != 0)
     def _():
-        seen_TS = _seen(t, s, of_query, of_key, window, windowed, keys_first=False)
+        seen_TS = _seen(t, s, of_query, of_key, numbers, windowed, keys_first=False)
 
         @pl.loop(0, q_GTH.shape[0])
         def _(g):
@@ -222,7 +251,7 @@ def _dq_kernel(
 
 
 def _dkv_kernel(
-    config, windowed, pair, table, window, of_query, of_key,
+    config, windowed, pair, table, numbers, of_query, of_key,
     q_GTH, dy_GTH, k_SH, v_SH, log_G1T, inner_G1T, dk_SH, dv_SH, dk_acc_SH, dv_acc_SH,
 ):  # fmt: skip
     entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
@@ -234,7 +263,7 @@ def _dkv_kernel(
 
     @pl.when(entry & LIVE != 0)
     def _():
-        seen_ST = _seen(t, s, of_query, of_key, window, windowed, keys_first=True)
+        seen_ST = _seen(t, s, of_query, of_key, numbers, windowed, keys_first=True)
 
         @pl.loop(0, q_GTH.shape[0])
         def _(g):
@@ -250,11 +279,14 @@ def _dkv_kernel(
         dv_SH[...] = dv_acc_SH[...].astype(dv_SH.dtype)
 
 
-def _seen(t, s, of_query, of_key, window, windowed: bool, keys_first: bool):
-    """The rule, of the queries of block t and the keys of block s; their rows hold `until` and the position."""
+def _seen(t, s, of_query, of_key, numbers, windowed: bool, keys_first: bool):
+    """The rule, of the queries of block t and the keys of block s; their rows hold `until` and the position.
+
+    numbers: the layer's window, and the row's index of the first query.
+    """
     bq, bk = of_query.shape[1], of_key.shape[1]
     shape = (bk, bq) if keys_first else (bq, bk)
-    query = t * bq + jax.lax.broadcasted_iota(jnp.int32, shape, int(keys_first))
+    query = numbers[1] + t * bq + jax.lax.broadcasted_iota(jnp.int32, shape, int(keys_first))
     key = s * bk + jax.lax.broadcasted_iota(jnp.int32, shape, 1 - int(keys_first))
 
     def broadcast(row, along_columns: bool):
@@ -262,7 +294,7 @@ def _seen(t, s, of_query, of_key, window, windowed: bool, keys_first: bool):
 
     seen = (key <= query) & (query < broadcast(of_key[0], keys_first))
     if windowed:
-        seen &= broadcast(of_query[1], not keys_first) - broadcast(of_key[1], keys_first) < window[0]
+        seen &= broadcast(of_query[1], not keys_first) - broadcast(of_key[1], keys_first) < numbers[0]
     return seen
 
 

@@ -1,0 +1,178 @@
+"""Rows split over the mesh's `context`: equal attention, whatever the way, and nothing gathered but keys and values."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_kernel import KERNEL, close, long_rows, made
+from test_kernel_tpu import all_gathers
+from test_sharding import OPTIMIZER, STEPS, TARGET, moments
+from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
+
+from jprm.model.attention import attention, plan
+from jprm.model.kernels.blocks import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
+from jprm.model.sharding import MeshConfig, at_tokens, make_mesh, put_rows, spec
+from jprm.model.transformer import AXES, step_logits
+from jprm.score.implicit import log_probs
+from jprm.train.optimizer import make_optimizer, split
+from jprm.train.step import State, make_step
+from jprm.train.targets import TargetConfig, targets
+
+B, T = 2, 512
+
+
+@jax.jit
+def taken(x_BT, index_BS):
+    return at_tokens(x_BT, index_BS)
+
+
+def attended(config, heads, until_BT, position_BT, window, mesh=None):
+    """The output, and the gradients of a sum of it that tells all elements apart."""
+
+    @jax.jit
+    def run(q, k, v, until_BT, position_BT, window):
+        seen = plan(until_BT, position_BT, config)
+
+        def total(*qkv):
+            y_BTKGH = attention(*qkv, seen, config, window)
+            weight = np.cos(np.arange(y_BTKGH.size)).reshape(y_BTKGH.shape).astype(np.float32)
+            return jnp.sum(y_BTKGH * weight), y_BTKGH
+
+        gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(q, k, v)
+        return y_BTKGH, *gradients
+
+    if mesh is None:
+        return run(*heads, until_BT, position_BT, window)
+    place = jax.NamedSharding(mesh, spec("batch", "tokens", "kv_heads", mesh=mesh))
+    rows = jax.NamedSharding(mesh, spec("batch", "tokens", mesh=mesh))
+    with jax.set_mesh(mesh):
+        found = run(*jax.device_put(heads, place), *jax.device_put((until_BT, position_BT), rows), window)
+    assert all(tuple(x.sharding.spec)[:3] == tuple(place.spec) for x in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "way, sizes", [("reference", (1, 2, 1, 4)), ("blocked", (1, 1, 2, 4)), ("kernel", (1, 2, 2, 2))]
+)
+@pytest.mark.parametrize("windowed", [False, True])
+def test_attention_in_parts_is_that_of_whole_rows(way, sizes, windowed):
+    """A row of one chain but for its end, where nothing of the first part is seen any more, and one of many trees."""
+    until_BT, _ = (x[[0, 3], :T].clip(max=T) for x in long_rows())
+    until_BT[0] = np.where(np.arange(T) < 400, 400, T)
+    position_BT = np.tile(np.arange(T, dtype=np.int32), (B, 1))
+    config = (
+        dataclasses.replace(KERNEL, windows=(100, 0), attention=way)
+        if windowed
+        else dataclasses.replace(KERNEL, attention=way)
+    )
+    window = np.int32(100) if windowed else None
+    heads = made(0, B, T)
+    expected = attended(dataclasses.replace(config, attention="reference"), heads, until_BT, position_BT, window)
+    found = attended(config, heads, until_BT, position_BT, window, make_mesh(MeshConfig(*sizes)))
+    # float32 sums of up to 512 numbers of size 1, in another order: some 512 x 6e-8 = 3e-5 at worst.
+    close(found, expected, 5e-5)
+
+
+@pytest.mark.parametrize("sizes, parts", [(Sizes(8, 8), 3), (Sizes(4, 12), 2), (Sizes(12, 4), 3)])
+def test_each_part_has_tables_of_its_own(sizes, parts):
+    """By queries the visible pairs; by keys these, and an entry that computes nothing for each block without one."""
+    S = 72
+    until_BS = np.array([np.full(S, S), np.arange(1, S + 1), np.where(np.arange(S) < 30, 30, S)], np.int32)
+    whole = find_blocks(until_BS, until_BS, sizes)
+    blocks = jax.jit(find_blocks, static_argnums=(2, 3))(until_BS, until_BS, sizes, parts)
+    each = S // parts // sizes.query
+    assert blocks.count[0, -1] == blocks.count.max() == most_pairs(S, sizes, parts) == blocks.by_key.shape[1] // parts
+    for b in range(3):
+        pairs = {(x >> 17, x >> 3 & MINOR) for x in np.asarray(whole.by_query)[b].tolist() if x & LIVE}
+        for c in range(parts):
+            own = {(t - c * each, s) for t, s in pairs if c * each <= t < (c + 1) * each}
+            by_query, by_key = (
+                np.asarray(x)[b].reshape(parts, -1)[c].tolist() for x in (blocks.by_query, blocks.by_key)
+            )
+            assert {(x >> 17, x >> 3 & MINOR) for x in by_query if x & LIVE} == own
+            assert {(x >> 3 & MINOR, x >> 17) for x in by_key if x & LIVE} == own
+            for table, majors in ((by_query, each), (by_key, S // sizes.key)):  # every sum is begun and written once
+                used = [x for x in table if x & (FIRST | LAST | LIVE)]
+                assert (
+                    [x >> 17 for x in used if x & FIRST] == [x >> 17 for x in used if x & LAST] == list(range(majors))
+                )
+                assert len(used) <= blocks.count[b, c] and table[: len(used)] == used
+
+
+def model_gradient(config, rows, weights):
+    def total(weights):
+        logit_BSC = step_logits(weights, config, rows)
+        return jnp.sum(logit_BSC * (1 + jnp.arange(logit_BSC.shape[1]))[:, None]), logit_BSC
+
+    return jax.grad(total, has_aux=True)(weights)
+
+
+def test_a_gemma_model_in_parts():
+    """Windows, soft caps, thetas of their own, and states at step ends of every part, with their gradients."""
+    config = dataclasses.replace(GEMMA, attention="blocked", attention_block=8)
+    rows = filled(packed_trees([random_tree(seed) for seed in range(8)], 64, 16).rows, 8)
+    weights, run = params(config), jax.jit(model_gradient, static_argnums=0)
+    expected = run(config, rows, weights)
+    mesh = make_mesh(MeshConfig(1, 2, 1, 4))
+    with jax.set_mesh(mesh):
+        place = jax.tree_util.tree_map_with_path(
+            lambda path, _: jax.NamedSharding(mesh, spec(*AXES[path[-1].key])), weights
+        )
+        found = run(config, put_rows(rows, mesh), jax.device_put(weights, place))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        b = np.asarray(b)
+        # float32 sums in another order, of hundreds of addends; gradients sum many tokens of either sign.
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
+
+
+def test_step_ends_and_targets_are_those_of_whole_rows():
+    rows = filled(packed_trees([random_tree(seed) for seed in range(8)], 64, 16).rows, 8)
+    config = TargetConfig("rating", neutral="positive", after_error="mask")
+    expected = targets(rows, config)
+    with jax.set_mesh(make_mesh(MeshConfig(2, 1, 1, 4))):
+        put = put_rows(rows, jax.sharding.get_mesh())
+        assert put.tokens.sharding.spec == jax.P(("data", "fsdp"), "context")
+        np.testing.assert_array_equal(
+            taken(put.tokens, put.step_end), np.take_along_axis(rows.tokens, rows.step_end, 1)
+        )
+        for a, b in zip(jax.jit(targets, static_argnums=1)(put, config), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert np.any(expected[1] != rows.weight)
+
+
+def test_nothing_is_gathered_but_weights_keys_values_and_what_is_told_of_rows():
+    """Of the compiled step: no all-gather is as large as hidden states or the MLP's of a row or of a device's part."""
+    mesh, T, S = make_mesh(MeshConfig(1, 2, 2, 2)), 96, 24
+    config = dataclasses.replace(
+        TINY, width=40, mlp_width=56, kv_heads=2, head_dim=6, attention="blocked", dtype="bfloat16"
+    )
+    rows = filled(packed_trees([random_tree(seed) for seed in range(4)], T, S).rows, 4)
+    with jax.set_mesh(mesh):
+        trained, frozen = split(jax.jit(init, static_argnums=0)(config, jax.random.key(0)), "")
+        state = State(jnp.int32(0), trained, frozen, jax.jit(make_optimizer(OPTIMIZER, STEPS).init)(trained))
+        rows = put_rows(jax.tree.map(lambda x: x[None], rows), mesh, lead=1)
+        text = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS).lower(state, rows).compile().as_text()
+    rows_here, D, F, H = 2, config.width, config.mlp_width, config.head_dim
+    gathered = {size for _, size in all_gathers(text)}
+    activations = {b * t * w for b in (1, 2, 4) for t in (T, T // 2) for w in (D, D // 2, F, F // 2)}
+    assert rows_here * T * H in gathered  # the keys of one head
+    assert not gathered & activations
+    assert moments(state).mu["decoder/layers_0/gate"].sharding.spec == jax.P(None, ("fsdp", "context"), "tensor")
+
+
+def test_what_takes_whole_rows_is_refused():
+    rows = put = filled(packed_trees([random_tree(0)], 64, 16).rows, 2)
+    with jax.set_mesh(make_mesh(MeshConfig(1, 2, 1, 4))):
+        put = put_rows(rows, jax.sharding.get_mesh())
+        abstract = jax.eval_shape(init, TINY, jax.random.key(0))
+        for way, message in [
+            ("paths", "'paths' does not split rows over the mesh's context=4; choose attention='kernel' for TPUs"),
+            ("kernel", "multiple of 128 tokens in each of 4 parts, not 64"),
+        ]:
+            config = dataclasses.replace(TINY, attention=way)
+            with pytest.raises(ValueError, match=message):
+                jax.eval_shape(lambda weights, put: step_logits(weights, config, put), abstract, put)  # noqa: B023
+        with pytest.raises(ValueError, match="whole rows: load the model on a mesh with context=1"):
+            jax.eval_shape(lambda weights, put: log_probs(weights, TINY, put), abstract, put)
