@@ -5,6 +5,7 @@
 #   make lint                          ruff: check and format
 #   make quickstart                    the whole loop on a task of its own, nothing downloaded: runs/quickstart/report.html
 #   make storm                         thirty kills of one run, which ends bit for bit as if there had been none
+#   make bench                         speed beside what people use today: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
 #   make clean                         removes .venv, caches and prepared data; runs/ stays
 
@@ -13,6 +14,7 @@ EXTRAS ?= test
 VENV ?= .venv
 DATA ?= $(or $(JPRM_DATA),../shared/data)
 STORM ?=# how make storm blows: STORM="--kills 100 --processes 4 --seed 7"
+BENCH ?=# which benchmarks, and their options: BENCH="score_speed -- --rounds 5"
 ARGS ?=# more arguments for pytest: make test ARGS="tests/test_tree.py -k round"
 
 export JPRM_DATA := $(abspath $(DATA))
@@ -27,7 +29,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint install quickstart storm train-prm800k evaluate-prm800k clean
+.PHONY: test lint install quickstart storm bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -60,6 +62,10 @@ $(SMOLLM2): constraints.txt | $(INSTALLED)
 
 quickstart: install
 	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart
+
+# Alone on the machine. The peers get an environment of their own, made once: BENCH="train_speed -- --no-peer" has none.
+bench: install
+	$(BIN)/python experiments/bench/results.py $(BENCH)
 
 # Training and evaluation continue where they stopped, so the target may be made again after any interruption.
 train-prm800k: install data/prm800k.prepared

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +11,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import TINY, filled, packed_trees, reasoning_trees
 
+from jprm.model import paths
 from jprm.model.attention import attention, plan
-from jprm.model.paths import _sizes
+from jprm.model.paths import path_pairs
 from jprm.pack import empty_rows
 from jprm.rows import visible
 
 B, T, K, G, H = 3, 48, 2, 2, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_chunks():
+    """So that a path of a few dozen tokens has several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "CHUNK", 16)
+        yield
 
 
 def configured(kind, block, **changes):
@@ -102,12 +110,15 @@ def test_windows_reach_up_the_path_in_all_ways_with_their_gradients(trees, seed,
             close(a, b)
 
 
-def test_paths_gather_no_more_than_a_block_or_a_half_too_much():
-    for block, largest in [(4, 44), (256, 256), (256, 16384), (16, 0)]:
-        sizes = _sizes(block, largest)
-        assert sizes == sorted(set(sizes)) and sizes[0] == 0 and sizes[-1] == largest
-        for small, large in itertools.pairwise(sizes):
-            assert large - small <= max(block, small / 2)
+def test_a_path_has_the_chunks_that_it_needs():
+    """In blocks of 8 and chunks of 16: of a chain the keys before each block, rounded up; of padding none."""
+    config = configured("paths", 8)
+    padding = empty_rows(1, T, 1).until
+    chain, stem = np.full((1, T), T), np.where(np.arange(T) < 17, T, padding)
+    for until_BT, chunks in [(chain, [0, 1, 1, 2, 2, 3]), (padding, [0] * 6), (stem, [0, 1, 1, 2, 2, 2])]:
+        found = plan(until_BT, until_BT, config)
+        np.testing.assert_array_equal(found.chunks, chunks)
+        assert path_pairs(found, config) == 8 * (6 * 8 + 16 * sum(chunks))
 
 
 def test_rows_that_blocks_do_not_divide_are_refused():

@@ -19,7 +19,7 @@ import jprm
 from jprm.evaluate.steps import steps_report
 from jprm.jsonl import read_records, write_records
 from jprm.model.sharding import MeshConfig
-from jprm.train.log import Diverged
+from jprm.train.log import Diverged, Log
 from jprm.train.optimizer import OptimizerConfig
 from jprm.train.targets import TargetConfig
 
@@ -112,6 +112,34 @@ def test_a_killed_run_continues_exactly(tmp_path, request):
     assert equal(params(killed), params(whole)), f"killed {wait} s after its first checkpoint"
     assert untimed(lines(killed)) == untimed(lines(whole))
     assert untimed([result]) == untimed([json.loads((whole / "result.json").read_text())])
+
+
+def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_step(tiny_run, tmp_path, monkeypatch):
+    """So the device has its next step before the host waits for this one; a checkpoint waits for its own."""
+    events, compiled, make, add = [], [], loop.make_step, Log.add
+
+    def making(*args):
+        step = make(*args)
+
+        def counted(state, rows):
+            done = step(state, rows)
+            events.append(("step", int(done[0].step)))
+            compiled.append(step._cache_size())
+            return done
+
+        return counted
+
+    def adding(log, step, *args, **options):
+        events.append(("read", step))
+        return add(log, step, *args, **options)
+
+    with one_device():
+        monkeypatch.setattr(loop, "make_step", making)
+        monkeypatch.setattr(Log, "add", adding)
+        loop.train(dataclasses.replace(tiny_run.experiment, steps=5, checkpoint_every=4, seed=3), tmp_path / "run")
+    late = [("step", 1), ("step", 2), ("read", 1), ("step", 3), ("read", 2), ("step", 4), ("read", 3), ("read", 4)]
+    assert events == [*late, ("step", 5), ("read", 5)]
+    assert len(compiled) == 5 and len(set(compiled)) == 1
 
 
 def test_a_finished_run_keeps_its_result(tiny_run, tmp_path, one_device):

