@@ -8,7 +8,9 @@ The last on every host of the slice. It has not been run.
 """
 
 import os
+import pathlib
 
+from jprm.checkpoints import base
 from jprm.model.config import ModelConfig
 from jprm.model.rope import RopeScaling
 from jprm.model.sharding import MeshConfig
@@ -18,7 +20,23 @@ from jprm.train.targets import TargetConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Llama-3.1-8B")
 DATA = os.environ.get("JPRM_PREPARED_OUTCOMES", "data/outcomes")
-ATTENTION = "kernel"  # of Pallas, for TPUs; elsewhere "blocked"
+CHOSEN = dict(dtype="bfloat16", remat="full", attention="kernel")  # the kernel is for TPUs; elsewhere "blocked"
+# For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
+# litgpt/config.py has them, of meta-llama/Llama-3.1-8B's config.json.
+PUBLISHED = ModelConfig(
+    vocab_size=128256,
+    layers=32,
+    width=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    mlp_width=14336,
+    rope_theta=500000.0,
+    norm_eps=1e-5,
+    rope_scaling=RopeScaling("llama3", factor=8.0, positions=8192, low=1.0, high=4.0),
+    tied_embeddings=False,
+    **CHOSEN,
+)
 
 
 def experiment() -> Experiment:
@@ -26,23 +44,7 @@ def experiment() -> Experiment:
         name="llama3p1_8b_orm",
         base=BASE,
         tokenizer=BASE,
-        # huggingface.co/meta-llama/Llama-3.1-8B, config.json. A folder of other values is refused when it is loaded.
-        model=ModelConfig(
-            vocab_size=128256,
-            layers=32,
-            width=4096,
-            heads=32,
-            kv_heads=8,
-            head_dim=128,
-            mlp_width=14336,
-            rope_theta=500000.0,
-            norm_eps=1e-5,
-            rope_scaling=RopeScaling("llama3", factor=8.0, positions=8192, low=1.0, high=4.0),
-            tied_embeddings=False,
-            dtype="bfloat16",
-            remat="full",
-            attention=ATTENTION,
-        ),
+        model=base.model_config(BASE, **CHOSEN) if pathlib.Path(BASE).exists() else PUBLISHED,
         # A row a chip, twice for an update.
         data=DataConfig(
             train=(DATA,),

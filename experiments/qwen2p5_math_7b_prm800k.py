@@ -5,10 +5,16 @@
     jprm train experiments/qwen2p5_math_7b_prm800k.py --workdir /shared/runs/qwen2p5_math_7b_prm800k --distributed auto
 
 The last on every host of the slice. It has not been run.
+
+Its plan (tpu/PLANS.md), with libtpu 0.0.42.1, for v5p-128: 1.24 GiB of state and 6.43 of temporaries a chip, of
+95.74; 1.32 times the model's FLOPs; at most 506,000 tokens a second. For v5e-64: 1.24 GiB of state and 6.42 of
+temporaries a chip, of 15.75; 1.32 times the model's FLOPs; at most 217,000 tokens a second.
 """
 
 import os
+import pathlib
 
+from jprm.checkpoints import base
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import MeshConfig
 from jprm.train.config import DataConfig, Experiment
@@ -17,7 +23,23 @@ from jprm.train.targets import TargetConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen2.5-Math-7B")
 DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
-ATTENTION = "kernel"  # of Pallas, for TPUs; elsewhere "blocked"
+CHOSEN = dict(dtype="bfloat16", remat="full", attention="kernel")  # the kernel is for TPUs; elsewhere "blocked"
+# For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
+# litgpt/config.py has them, of Qwen/Qwen2.5-Math-7B's config.json.
+PUBLISHED = ModelConfig(
+    vocab_size=152064,
+    layers=28,
+    width=3584,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    mlp_width=18944,
+    rope_theta=10000.0,
+    norm_eps=1e-6,
+    qkv_bias=True,
+    tied_embeddings=False,
+    **CHOSEN,
+)
 
 
 def experiment() -> Experiment:
@@ -25,23 +47,7 @@ def experiment() -> Experiment:
         name="qwen2p5_math_7b_prm800k",
         base=BASE,
         tokenizer=BASE,
-        # huggingface.co/Qwen/Qwen2.5-Math-7B, config.json. A folder of other values is refused when it is loaded.
-        model=ModelConfig(
-            vocab_size=152064,
-            layers=28,
-            width=3584,
-            heads=28,
-            kv_heads=4,
-            head_dim=128,
-            mlp_width=18944,
-            rope_theta=10000.0,
-            norm_eps=1e-6,
-            qkv_bias=True,
-            tied_embeddings=False,
-            dtype="bfloat16",
-            remat="full",
-            attention=ATTENTION,
-        ),
+        model=base.model_config(BASE, **CHOSEN) if pathlib.Path(BASE).exists() else PUBLISHED,
         # A row a chip.
         data=DataConfig(
             train=(DATA,),

@@ -5,10 +5,15 @@
     jprm train experiments/qwen3_4b_math_shepherd.py --workdir /shared/runs/qwen3_4b_math_shepherd --distributed auto
 
 The last on every host of the slice. It has not been run.
+
+Its plan (tpu/PLANS.md), with libtpu 0.0.42.1, for v6e-16: 2.81 GiB of state and 7.98 of temporaries a chip, of 31.25;
+1.42 times the model's FLOPs; at most 134,000 tokens a second.
 """
 
 import os
+import pathlib
 
+from jprm.checkpoints import base
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import MeshConfig
 from jprm.train.config import DataConfig, Experiment
@@ -17,7 +22,22 @@ from jprm.train.targets import TargetConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen3-4B-Base")
 DATA = os.environ.get("JPRM_PREPARED", "data/math_shepherd")
-ATTENTION = "kernel"  # of Pallas, for TPUs; elsewhere "blocked"
+CHOSEN = dict(dtype="bfloat16", remat="full", attention="kernel")  # the kernel is for TPUs; elsewhere "blocked"
+# For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
+# litgpt/config.py has them, of Qwen/Qwen3-4B-Base's config.json.
+PUBLISHED = ModelConfig(
+    vocab_size=151936,
+    layers=36,
+    width=2560,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    mlp_width=9728,
+    rope_theta=1000000.0,
+    norm_eps=1e-6,
+    qk_norm=True,
+    **CHOSEN,
+)
 
 
 def experiment() -> Experiment:
@@ -25,22 +45,7 @@ def experiment() -> Experiment:
         name="qwen3_4b_math_shepherd",
         base=BASE,
         tokenizer=BASE,
-        # huggingface.co/Qwen/Qwen3-4B-Base, config.json. A folder of other values is refused when it is loaded.
-        model=ModelConfig(
-            vocab_size=151936,
-            layers=36,
-            width=2560,
-            heads=32,
-            kv_heads=8,
-            head_dim=128,
-            mlp_width=9728,
-            rope_theta=1000000.0,
-            norm_eps=1e-6,
-            qk_norm=True,
-            dtype="bfloat16",
-            remat="full",
-            attention=ATTENTION,
-        ),
+        model=base.model_config(BASE, **CHOSEN) if pathlib.Path(BASE).exists() else PUBLISHED,
         # A row a chip, four times for an update.
         data=DataConfig(
             train=(DATA,),
