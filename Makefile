@@ -63,6 +63,9 @@ $(SMOLLM2): constraints.txt | $(INSTALLED)
 quickstart: install
 	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart
 
+# glibc then asks for huge pages: a step allocates gigabytes anew, and their page faults are most of its system time.
+bench train-prm800k: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+
 # Alone on the machine. The peers get an environment of their own, made once: BENCH="train_speed -- --no-peer" has none.
 bench: install
 	$(BIN)/python experiments/bench/results.py $(BENCH)

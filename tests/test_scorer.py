@@ -14,6 +14,7 @@ from tiny_run import chains, pool_of, trees
 
 import jprm
 from jprm.jsonl import read_records, write_records
+from jprm.pack import PackReport, pack, token_tree
 from jprm.score import files, scorer
 from jprm.score.files import score_file
 from jprm.tree import chains_of, tree_of
@@ -28,6 +29,7 @@ def short_rows():
     """Rows of 128 to 512 tokens, so that the tiny run's texts meet every size; chunks of 8 records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scorer, "SHORTEST", 128)
+        patch.setattr(scorer, "FILLED", 512)
         patch.setattr(scorer, "LONGEST", 512)
         for module in (scorer, files):
             patch.setattr(module, "CHUNK", 8)
@@ -102,6 +104,20 @@ def test_a_tree_longer_than_any_row_is_split(prm):
     (scored,) = prm.score_many([pool])
     for sample in (scored["samples"][0], scored["samples"][9]):
         np.testing.assert_allclose(sample["scores"], prm.score("wide", sample["steps"]), atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_every_tree_has_its_row_and_rows_are_full(prm, devices):
+    """Trees of 20 to 250 tokens: what is left after full rows goes into shorter ones."""
+    given = [token_tree(tree_of(tree), prm.layout) for tree in trees(100, seed=8)]
+    groups = list(scorer._row_groups(given, devices))
+    assert sorted(i for _, members in groups for i in members) == list(range(100))
+    packed = [pack([given[i] for i in some], tokens, tokens // 2, too_long="error") for tokens, some in groups]
+    rows = [len(p.rows.tokens) for p in packed]
+    assert all(count <= devices for count in rows) and all(count == devices for count in rows[:-4])
+    report = sum((p.report for p in packed), PackReport())
+    assert report.tokens == sum(len(tree.tokens_N) for tree in given)
+    assert report.padding_share < 0.1
 
 
 def test_few_shapes_are_compiled(prm):

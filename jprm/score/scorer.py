@@ -36,9 +36,10 @@ from jprm.train.lora import merge
 from jprm.train.losses import probability
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
-SHORTEST, LONGEST = 1024, 8192
-"""Tokens of the shortest and the longest row that trees are packed into. A row is SHORTEST times a power of two, so few
-shapes are ever compiled; a chain longer than LONGEST gets a row of its own size, the next power of two."""
+SHORTEST, FILLED, LONGEST = 256, 2048, 8192
+"""Tokens of the shortest row that trees are packed into, of the longest that is made for many, and of the longest that
+is made for one. A row is SHORTEST times a power of two, so few shapes are ever compiled; a chain longer than
+LONGEST gets a row of its own size, the next power of two."""
 
 CHUNK = 64
 """Records packed together by `score_many`: the unit of progress, and of what a killed run does again."""
@@ -97,10 +98,7 @@ class PRM:
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
-        length_of = [_row_tokens(tree) for tree in token_trees]
-        for tokens in sorted(set(length_of)):
-            members = [i for i, length in enumerate(length_of) if length == tokens]
-            # A step has its text and its end, two tokens or more, so these slots do not run out before the tokens.
+        for tokens, members in _row_groups(token_trees, self.mesh.shape["data"] * self.mesh.shape["fsdp"]):
             packed = pack([token_trees[i] for i in members], tokens, tokens // 2, too_long="error")
             problem = np.array([token_trees[i].length_R[0] for i in members])
             for score_BS, first in self._run(packed.rows, problem[packed.tree_BS].astype(np.int32)):
@@ -208,9 +206,38 @@ def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> 
     return record | {"samples": samples}
 
 
+def _row_groups(trees: Sequence[TokenTree], devices: int) -> Iterator[tuple[int, list[int]]]:
+    """(tokens of a row, indices of the trees that are packed into such rows), so that little of them is padding.
+
+    A row for every device at a time, of the longest size that what is left fills; so the last ones are short.
+    """
+    need = [_needed(tree) for tree in trees]
+    left = sorted(range(len(trees)), key=lambda i: -need[i])
+    while left:
+        tokens, taken = _row_tokens(trees[left[0]]), []
+        if need[left[0]] > LONGEST:  # split at their branches, or each longer than a row
+            taken = [i for i in left if need[i] > LONGEST and _row_tokens(trees[i]) == tokens]
+        else:
+            share = max(1, sum(need[i] for i in left) // devices)
+            tokens = max(tokens, min(FILLED, 1 << (share.bit_length() - 1)))
+            for _ in range(devices):
+                room = tokens
+                for i in left:
+                    if need[i] <= room and i not in taken:
+                        taken.append(i)
+                        room -= need[i]
+        yield tokens, taken
+        left = [i for i in left if i not in taken]
+
+
+def _needed(tree: TokenTree) -> int:
+    """Tokens of a row that holds the tree; rows have half as many slots, which equal chains can run out of first."""
+    return max(len(tree.tokens_N), 2 * len(tree.run_M))
+
+
 def _row_tokens(tree: TokenTree) -> int:
-    """Tokens of the row that a tree is packed into."""
-    longest = len(tree.tokens_N)
+    """Tokens of the row that a tree is packed into, if it is alone."""
+    longest = _needed(tree)
     if longest > LONGEST:  # it will be split at its branches, unless one chain is longer
         depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
         longest = max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0)))
