@@ -167,7 +167,9 @@ def test_trees_are_shown_depth_first_and_ratings_as_probabilities():
 def test_labels_at_the_ends_of_lines_stay_apart_and_inside():
     ends = sorted([310.0, i, str(i)] for i in range(8))
     places = [y for y, *_ in svg._apart(ends)]
-    assert (np.diff(places) >= 14.99).all() and max(places) <= svg.HEIGHT - svg.BOTTOM
+    assert (np.diff(places) >= 14.99).all() and max(places) <= svg.TOP + svg.HEIGHT
+    assert [len(svg._short(c * n)) for c, n in (("a", 24), ("b", 25), ("c", 90))] == [24, 24, 24]
+    assert svg._short("prm800k_smollm2_of_one_kind_orm").endswith("_kind_orm")
     thin = svg._thinned(svg.Series("s", range(1, 1861), [0.5] * 1860))
     assert len(thin.x) <= 120 and (thin.x[0], thin.x[-1]) == (1, 1860)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-WIDTH, HEIGHT = 480, 320
-LEFT, RIGHT, TOP, BOTTOM = 40, 124, 28, 40
+WIDTH, HEIGHT = 316, 252  # of the area that curves are drawn in
+LEFT, TOP, BOTTOM = 40, 28, 40
+LONGEST = 24  # characters of a name; of longer ones the beginning and the end are shown
 SERIES = 8
 _COUNT = itertools.count()
 
@@ -43,23 +44,24 @@ def curves(title: str, description: str, series: Sequence[Series], x_label: str,
     ys = [v for s in series for part in (s.value, s.low or [], s.high or []) for v in part if v is not None]
     x_low, x_high = math.log2(min(xs)), math.log2(max(xs))
     y_low, y_high, y_ticks = _ticks(min(ys), max(ys))
+    right, bottom = LEFT + WIDTH, TOP + HEIGHT
 
     def at(x, y):
         width = (math.log2(x) - x_low) / ((x_high - x_low) or 1)
         height = (y - y_low) / (y_high - y_low)
-        return LEFT + width * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - height * (HEIGHT - TOP - BOTTOM)
+        return LEFT + width * WIDTH, bottom - height * HEIGHT
 
     body = []
     for tick in y_ticks:
         y = at(min(xs), tick)[1]
-        body.append(_line(LEFT, y, WIDTH - RIGHT, y, "grid") + _text(LEFT - 6, y + 4, f"{100 * tick:g}", "end"))
+        body.append(_line(LEFT, y, right, y, "grid") + _text(LEFT - 6, y + 4, f"{100 * tick:g}", "end"))
     powers = [2**k for k in range(math.ceil(x_low), math.floor(x_high) + 1)]
     ticks = powers if math.log2(max(xs)) - math.log2(powers[-1]) < 0.4 else [*powers, max(xs)]
     for tick in ticks:
         x = at(tick, y_low)[0]
-        body.append(_text(x, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
-    body.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "axis"))
-    body.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle"))
+        body.append(_text(x, bottom + 16, f"{tick:g}", "middle"))
+    body.append(_line(LEFT, bottom, right, bottom, "axis"))
+    body.append(_text(LEFT + WIDTH / 2, bottom + 34, x_label, "middle"))
     body.append(_text(4, 12, y_label, "start"))
     ends = []
     for i, s in enumerate(series):
@@ -71,18 +73,19 @@ def curves(title: str, description: str, series: Sequence[Series], x_label: str,
             body.append(f'<polygon class="band {colour}" points="{_points(at, edge)}"/>')
         dash = " dash" if s.dashed else ""
         body.append(f'<polyline class="line {colour}{dash}" points="{_points(at, points)}"/>')
-        ends.append([at(*points[-1])[1], i, s.label])
+        ends.append([at(*points[-1])[1], i, _short(s.label)])
     for y, wanted, (_, i, label) in _apart(sorted(ends)):
-        x = WIDTH - RIGHT
-        body.append(f'<line class="line s{i % SERIES}" x1="{x + 2}" y1="{wanted:.1f}" x2="{x + 12}" y2="{y:.1f}"/>')
-        body.append(_text(x + 16, y + 4, label if len(label) <= 16 else label[:15] + "…", "start"))
-    return _svg(title, description, WIDTH, HEIGHT, body)
+        body.append(
+            f'<line class="line s{i % SERIES}" x1="{right + 2}" y1="{wanted:.1f}" x2="{right + 12}" y2="{y:.1f}"/>'
+        )
+        body.append(_text(right + 16, y + 4, label, "start"))
+    return _svg(title, description, right + 16 + _room(label for *_, label in ends), bottom + BOTTOM, body)
 
 
 def reliability(title: str, description: str, named: Mapping[str, Mapping[str, Any]]) -> str:
     """The share of right steps over the mean score of each bin, with intervals; the diagonal is perfect calibration."""
     side, left, top = 300, LEFT, TOP
-    width, height = left + side + 124, top + side + BOTTOM
+    width, height = left + side + 30 + _room(map(_short, named)), top + side + BOTTOM
 
     def at(x, y):
         return left + x * side, top + (1 - y) * side
@@ -107,7 +110,7 @@ def reliability(title: str, description: str, named: Mapping[str, Mapping[str, A
                 f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{note}</title></circle>'
             )
         body.append(_line(left + side + 10, top + 12 + 18 * i, left + side + 24, top + 12 + 18 * i, f"line {colour}"))
-        body.append(_text(left + side + 30, top + 16 + 18 * i, label, "start"))
+        body.append(_text(left + side + 30, top + 16 + 18 * i, _short(label), "start"))
     body.append(_text(left + side / 2, height - 6, "mean score, %", "middle") + _text(4, 12, "right, %", "start"))
     return _svg(title, description, width, height, body)
 
@@ -150,6 +153,16 @@ def standalone(figure: str) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{rest}\n'
 
 
+def _short(label: str) -> str:
+    """Names of models differ at their ends as often as where they begin."""
+    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[1 - LONGEST // 2 :]}"
+
+
+def _room(labels: Iterable[str]) -> int:
+    """Units that the longest of the labels takes, at most: letters are about 7 wide, and m is 12."""
+    return max(90, 10 + 8 * max(map(len, labels)))
+
+
 def _svg(title, description, width, height, body) -> str:
     number = next(_COUNT)
     names = f"figure-{number}-title", f"figure-{number}-text"
@@ -182,7 +195,7 @@ def _apart(ends, gap: float = 15):
     places = []
     for y, *_ in ends:
         places.append(max(y, places[-1] + gap) if places else y)
-    over = places[-1] - (HEIGHT - BOTTOM) if places else 0
+    over = places[-1] - (TOP + HEIGHT) if places else 0
     if over > 0:
         places[-1] -= over
         for k in range(len(places) - 2, -1, -1):
