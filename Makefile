@@ -4,6 +4,7 @@
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make lint                          ruff: check and format
 #   make quickstart                    the whole loop on a task of its own, nothing downloaded: runs/quickstart/report.html
+#   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
 #   make storm                         thirty kills of one run, which ends bit for bit as if there had been none
 #   make bench                         speed beside what people use today: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
@@ -29,7 +30,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint install quickstart storm bench train-prm800k evaluate-prm800k clean
+.PHONY: test lint install quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -39,7 +40,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# What it makes goes into a fresh folder of runs/, which is ignored.
+# What these make goes into a fresh folder of runs/, which is ignored.
+pod-rehearsal: install
+	$(BIN)/python tests/pod_rehearsal.py runs/pod_rehearsal_$$(date +%Y%m%d_%H%M%S)
+
 storm: install
 	$(BIN)/python tests/pod_storm.py runs/storm_$$(date +%Y%m%d_%H%M%S) $(STORM)
 
