@@ -1,6 +1,6 @@
 """Speed of scoring a best-of-N pool beside transformers: SmolLM2-135M in float32, 19 chains for a GSM8K problem.
 
-    python experiments/bench/score_speed.py [--data ../shared/data] [--problems 6] [--rounds 3]
+    python experiments/bench/score_speed.py [--data ../shared/data] [--problems 4] [--rounds 3]
 
 What counts is chains a second, every chain scored in full. jprm merges the chains of a problem by common token prefix;
 the peer, a Hugging Face token classifier, scores them sorted by length and padded in batches of 8. The two are measured
@@ -78,7 +78,7 @@ def chain_tokens(prm: Counting, pools: list[dict]) -> int:
 
 def main() -> None:
     args = yardsticks.parser(__doc__)
-    args.add_argument("--problems", type=int, default=6, help="pools of 19 chains, drawn from seed 0 (default 6)")
+    args.add_argument("--problems", type=int, default=4, help="pools of 19 chains, drawn from seed 0 (default 4)")
     args = args.parse_args()
     file = yardsticks.dataset(args.data, "pools/gsm8k_chatgpt_n19.jsonl")
     script = yardsticks.peer_script(args, "peer_score.py")

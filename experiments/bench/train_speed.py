@@ -110,7 +110,7 @@ def main() -> None:
     args = yardsticks.parser(__doc__)
     args.add_argument("--steps", type=int, default=1, help="of jprm in a round, of one row each (default 1)")
     args.add_argument("--tokens", type=int, default=8192, help="of a row (default 8192)")
-    args.add_argument("--examples", type=int, default=12, help="of TRL in a round, a multiple of 4 (default 12)")
+    args.add_argument("--examples", type=int, default=8, help="of TRL in a round, a multiple of 4 (default 8)")
     args.add_argument("--set", nargs="*", default=[], metavar="A.B=VALUE", help="as of jprm train: model.remat=full")
     args = args.parse_args()
     phase1 = yardsticks.dataset(args.data, "prm800k/phase1_train.jsonl")
