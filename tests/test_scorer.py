@@ -106,15 +106,14 @@ def test_a_tree_longer_than_any_row_is_split(prm):
         np.testing.assert_allclose(sample["scores"], prm.score("wide", sample["steps"]), atol=CLOSE, rtol=0)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_every_tree_has_its_row_and_rows_are_full(prm, devices):
-    """Trees of 20 to 250 tokens: what is left after full rows goes into shorter ones."""
+def test_every_tree_has_its_row_and_rows_are_full(prm):
+    """Trees of 20 to 250 tokens: what is left after full rows goes into shorter ones, one of a size."""
     given = [token_tree(tree_of(tree), prm.layout) for tree in trees(100, seed=8)]
-    groups = list(scorer._row_groups(given, devices))
-    assert sorted(i for _, members in groups for i in members) == list(range(100))
-    packed = [pack([given[i] for i in some], tokens, tokens // 2, too_long="error") for tokens, some in groups]
-    rows = [len(p.rows.tokens) for p in packed]
-    assert all(count <= devices for count in rows) and all(count == devices for count in rows[:-4])
+    groups = scorer._row_groups(given)
+    assert sorted(i for members in groups.values() for i in members) == list(range(100))
+    packed = [pack([given[i] for i in some], tokens, tokens // 2, too_long="error") for tokens, some in groups.items()]
+    assert list(groups) == sorted(groups, reverse=True) and max(groups) == scorer.FILLED
+    assert all(len(p.rows.tokens) <= 2 for p in packed[1:])
     report = sum((p.report for p in packed), PackReport())
     assert report.tokens == sum(len(tree.tokens_N) for tree in given)
     assert report.padding_share < 0.1

@@ -98,7 +98,7 @@ class PRM:
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
-        for tokens, members in _row_groups(token_trees, self.mesh.shape["data"] * self.mesh.shape["fsdp"]):
+        for tokens, members in _row_groups(token_trees).items():
             packed = pack([token_trees[i] for i in members], tokens, tokens // 2, too_long="error")
             problem = np.array([token_trees[i].length_R[0] for i in members])
             for score_BS, first in self._run(packed.rows, problem[packed.tree_BS].astype(np.int32)):
@@ -206,28 +206,29 @@ def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> 
     return record | {"samples": samples}
 
 
-def _row_groups(trees: Sequence[TokenTree], devices: int) -> Iterator[tuple[int, list[int]]]:
-    """(tokens of a row, indices of the trees that are packed into such rows), so that little of them is padding.
+def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
+    """By the tokens of a row, the indices of the trees that are packed into such rows, so that little is padding.
 
-    A row for every device at a time, of the longest size that what is left fills; so the last ones are short.
+    Row by row: each is of the longest size that what is left fills, so the last ones are short. Devices have no say in
+    it: in rows of other lengths scores would differ by their rounding, and so would the files of several processes.
     """
     need = [_needed(tree) for tree in trees]
     left = sorted(range(len(trees)), key=lambda i: -need[i])
+    groups: dict[int, list[int]] = {}
     while left:
         tokens, taken = _row_tokens(trees[left[0]]), []
         if need[left[0]] > LONGEST:  # split at their branches, or each longer than a row
             taken = [i for i in left if need[i] > LONGEST and _row_tokens(trees[i]) == tokens]
         else:
-            share = max(1, sum(need[i] for i in left) // devices)
-            tokens = max(tokens, min(FILLED, 1 << (share.bit_length() - 1)))
-            for _ in range(devices):
-                room = tokens
-                for i in left:
-                    if need[i] <= room and i not in taken:
-                        taken.append(i)
-                        room -= need[i]
-        yield tokens, taken
+            tokens = max(tokens, min(FILLED, 1 << (sum(need[i] for i in left).bit_length() - 1)))
+            room = tokens
+            for i in left:
+                if need[i] <= room:
+                    taken.append(i)
+                    room -= need[i]
+        groups.setdefault(tokens, []).extend(taken)
         left = [i for i in left if i not in taken]
+    return groups
 
 
 def _needed(tree: TokenTree) -> int:
