@@ -160,6 +160,7 @@ class ServerPolicy:
         config = self.config
         loop = asyncio.get_running_loop()
         deadline = loop.time() + config.total_timeout_s
+        reason = ""
         for attempt in range(config.retries + 1):
             limit = min(config.request_timeout_s, deadline - loop.time())
             try:
@@ -168,7 +169,10 @@ class ServerPolicy:
             except _Retry as error:
                 reason, after_s = str(error), error.after_s
             except (TimeoutError, httpx2.TimeoutException):
-                reason, after_s = f"no reply in {limit:.3g} s", 0.0
+                # Where an earlier failure left less time than a reply may take, that failure is the reason.
+                if not reason or limit == config.request_timeout_s:
+                    reason = f"no reply in {limit:.3g} s"
+                after_s = 0.0
             except httpx2.RequestError as error:
                 reason, after_s = f"no connection ({type(error).__name__}: {error})", 0.0
             wait = max(after_s, min(60.0, config.backoff_s * 2**attempt) * random.uniform(0.5, 1.0))
