@@ -69,7 +69,7 @@ def test_a_policys_samples_become_pools(quickstart):
 
 
 @pytest.mark.slow
-def test_the_whole_of_it(quickstart, tmp_path, monkeypatch):
+def test_the_whole_of_it(quickstart, one_device, tmp_path, monkeypatch):
     """A third of the policy's training and few problems: every stage, every key, and a second run that does nothing."""
     for module, values in (
         (
