@@ -25,13 +25,12 @@ SMALLER = runpy.run_path(str(pathlib.Path(__file__).with_name("qwen2p5_math_7b_p
 PUBLISHED = dataclasses.replace(
     SMALLER["PUBLISHED"],
     layers=80,
-    layer_groups=(),
     width=8192,
     heads=64,
     kv_heads=8,
     mlp_width=29568,
     norm_eps=1e-5,
-)  # fmt: skip
+)
 
 
 def experiment() -> Experiment:

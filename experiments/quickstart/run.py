@@ -30,6 +30,7 @@ import pathlib
 import sys
 import time
 
+import jax
 import numpy as np
 import tyro
 from rich.console import Console
@@ -172,6 +173,7 @@ def formally_labelled(record: dict) -> dict:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")  # its models are made for one; updates of 4 rows suit no more devices
     try:
         tyro.cli(main)
     except Stopped as stopped:  # SIGTERM during a training

@@ -183,7 +183,7 @@ def drift(
     `recalibrate` in place of `shifted` (only the scale moved). Samples of two policies seldom have step labels: where
     both files say which chains are correct, the areas are of chains by their lowest score. `auroc_of` tells which.
     """
-    sides = [_steps(before), _steps(after)]
+    sides = [_steps("before", before), _steps("after", after)]
     problems = sorted({problem for side in sides for problem in side["problem"]})
     grid_K = np.unique(np.concatenate([side["score"] for side in sides]))
     if len(grid_K) > 512:
@@ -229,8 +229,11 @@ def drift(
         "auroc_after": None,
         "verdict": "shifted" if p < level and ks > margin else "same",
     }
-    if ranking := _ranking(before, after, seed):
-        of, areas = ranking
+    chains = (_chains(records) for records in (before, after))
+    of, areas = "steps", _areas(sides, seed)
+    if areas is None:
+        of, areas = "chains", _areas(chains, seed)
+    if areas is not None:
         report |= {"auroc_of": of, "auroc_before": areas[0].json(), "auroc_after": areas[1].json()}
         if areas[1].high < areas[0].low and areas[1].value < areas[0].value - auroc_margin:
             report["verdict"] = "retrain"
@@ -275,9 +278,11 @@ def _scores(records) -> list[Float[np.ndarray, " P"]]:
     return checked_scores((f"record {i}", len(r["steps"]), r.get("scores")) for i, r in enumerate(records))
 
 
-def _steps(records) -> dict[str, Any]:
+def _steps(which: str, records) -> dict[str, Any]:
     chains = [(r["problem"], chain) for r in records for chain in r.get("samples", [r])]
-    scores = checked_scores((f"chain {i}", len(c["steps"]), c.get("scores")) for i, (_, c) in enumerate(chains))
+    scores = checked_scores(
+        (f"{which}, chain {i}", len(c["steps"]), c.get("scores")) for i, (_, c) in enumerate(chains)
+    )
     if not sum(map(len, scores)):
         raise ScoreError("drift needs scored steps in both files")
     labels = [c.get("labels") or [None] * len(c["steps"]) for _, c in chains]
@@ -297,13 +302,14 @@ def _chains(records) -> dict[str, Any]:
     }
 
 
-def _ranking(before, after, seed: int):
-    """What both files have labels of, and the area under its ROC curve in each; None where it is nothing."""
-    for of, sides in (("steps", map(_steps, (before, after))), ("chains", map(_chains, (before, after)))):
-        areas = [_area(side, seed) for side in sides]
-        if None not in areas:
-            return of, areas
-    return None
+def _areas(sides, seed: int):
+    """The areas under the ROC curves of both sides; None where one of them has nothing to tell right from wrong."""
+    found = []
+    for side in sides:
+        found.append(_area(side, seed))
+        if found[-1] is None:
+            return None
+    return found
 
 
 def _area(side, seed: int):

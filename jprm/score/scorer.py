@@ -216,18 +216,16 @@ def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
     left = sorted(range(len(trees)), key=lambda i: -need[i])
     groups: dict[int, list[int]] = {}
     while left:
-        tokens, taken = _row_tokens(trees[left[0]]), []
-        if need[left[0]] > LONGEST:  # split at their branches, or each longer than a row
-            taken = [i for i in left if need[i] > LONGEST and _row_tokens(trees[i]) == tokens]
-        else:
+        first, *later = left
+        tokens = _row_tokens(trees[first])
+        if need[first] <= LONGEST:  # a longer one is split at its branches, or longer than a row: nothing is put to it
             tokens = max(tokens, min(FILLED, 1 << (sum(need[i] for i in left).bit_length() - 1)))
-            room = tokens
-            for i in left:
-                if need[i] <= room:
-                    taken.append(i)
-                    room -= need[i]
+        room, taken, left = tokens - need[first], [first], []
+        for i in later:
+            fits = need[i] <= room
+            (taken if fits else left).append(i)
+            room -= need[i] if fits else 0
         groups.setdefault(tokens, []).extend(taken)
-        left = [i for i in left if i not in taken]
     return groups
 
 
