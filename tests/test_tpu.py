@@ -47,7 +47,7 @@ def compiled_step(mesh, config, A, B, T, S):
     state = jax.tree.map(put, state, specs)
     rows = Rows(**{name: put(x, batch) for name, x in rows.items()})
     target = TargetConfig("rating", neutral="positive", after_error="keep")
-    step = make_step(config, target, "cross_entropy", OPTIMIZER, 10)
+    step = make_step(config, target, "cross_entropy", OPTIMIZER, 10, backend="tpu")
     with jax.set_mesh(mesh):
         return step.lower(state, rows).compile(), state
 

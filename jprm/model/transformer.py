@@ -129,7 +129,8 @@ def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
     y_BTD = rms_norm(x_BTD, w["attention_norm"], config.norm_eps)
     if "qkv" in w:
         qkv_BTKXH = jnp.einsum("BTD,DKXH->BTKXH", y_BTD, w["qkv"])
-        q_BTKGH, k_BTKH, v_BTKH = qkv_BTKXH[..., :-2, :], qkv_BTKXH[..., -2, :], qkv_BTKXH[..., -1, :]
+        q_BTKGH, k_BTKXH, v_BTKXH = jax.lax.split(qkv_BTKXH, (config.group, 1, 1), axis=3)
+        k_BTKH, v_BTKH = k_BTKXH[..., 0, :], v_BTKXH[..., 0, :]
     else:
         q_BTKGH = jnp.einsum("BTD,DKGH->BTKGH", y_BTD, w["query"])
         k_BTKH = jnp.einsum("BTD,DKH->BTKH", y_BTD, w["key"])
@@ -151,7 +152,7 @@ def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     if "gate_up" in w:
         both_BTXF = jnp.einsum("BTD,DXF->BTXF", y_BTD, w["gate_up"])
-        gate_BTF, up_BTF = both_BTXF[:, :, 0], both_BTXF[:, :, 1]
+        gate_BTF, up_BTF = (x[:, :, 0] for x in jax.lax.split(both_BTXF, (1, 1), axis=2))
     else:
         gate_BTF, up_BTF = (jnp.einsum("BTD,DF->BTF", y_BTD, w[name]) for name in ("gate", "up"))
     gate_BTF = jax.nn.gelu(gate_BTF, approximate=True) if gemma else jax.nn.silu(gate_BTF)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jprm.model.sharding import row_places
 from jprm.plan.topologies import GIB
 from jprm.rows import Rows
-from jprm.score.scorer import _score
+from jprm.score.scorer import scoring_step
 from jprm.train import loop
 from jprm.train.config import Experiment
 from jprm.train.lora import merge
@@ -49,9 +49,8 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
 
 def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[State, Rows]]:
     """The step that `jprm train` runs, and what it is called with."""
-    step = make_step(
-        experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps, experiment.lora
-    )
+    e = experiment
+    step = make_step(e.model, e.target, e.loss, e.optimizer, e.steps, e.lora, backend="tpu")
     data = experiment.data
     rows = abstract_rows(mesh, data.rows // data.micro_rows, data.micro_rows, tokens=data.tokens, slots=data.slots)
     return step, (abstract_state(experiment, mesh), rows)
@@ -64,7 +63,7 @@ def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
     params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
     rows = abstract_rows(mesh, mesh.shape["data"] * mesh.shape["fsdp"], tokens=tokens, slots=tokens // 2)
-    return _score, (params, experiment.model, rows, probability)
+    return scoring_step("tpu"), (params, experiment.model, rows, probability)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +80,12 @@ class Memory:
         return self.total <= self.available
 
 
-def compiled(
-    function: Callable, args: tuple, mesh: Mesh, available: float, options: Mapping[str, Any] | None = None
-) -> tuple[Memory, str | None]:
+def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> tuple[Memory, str | None]:
     """What the compiled program takes and its HLO text; None in its place where it does not fit the chip."""
     with jax.set_mesh(mesh):
         lowered = function.lower(*args)
         try:
-            program = lowered.compile(compiler_options=options and dict(options))
+            program = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             return overflow(str(error)), None
     sizes = program.memory_analysis()

@@ -14,7 +14,6 @@ from jprm.model.sharding import check, make_mesh
 from jprm.plan import compile, counts, hlo, roofline
 from jprm.plan.topologies import Topology, devices
 from jprm.train.config import Experiment
-from jprm.train.step import TPU_OPTIONS
 
 
 def plan(
@@ -43,8 +42,7 @@ def plan(
     params = args[0] if scoring else args[0].params
     trained = () if scoring else tuple(args[0].trained)
     say("compiling; a large model takes minutes")
-    options = None if scoring else TPU_OPTIONS  # as the training step has them on a TPU
-    memory, text = compile.compiled(function, args, mesh, topology.chip.allotted, options)
+    memory, text = compile.compiled(function, args, mesh, topology.chip.allotted)
     slots = data.tokens // 2 if scoring else data.slots
     needed = roofline.model_flops(model, trained, rows, data.tokens, slots)
     result: dict[str, Any] = {

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Scalar
 
+from jprm.compiler import OPTIONS
 from jprm.model.config import ModelConfig
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
@@ -21,14 +22,6 @@ from jprm.train.targets import TargetConfig, targets
 
 BINS = 512
 """Score bins of the training AUROC: two classes' histograms add up over steps, devices and micro-batches."""
-
-TPU_OPTIONS = {
-    "xla_enable_async_all_gather": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-    "xla_tpu_prefer_async_allgather_to_allreduce": True,
-}
-"""Of XLA's compiler for TPUs. Without them weights that are split over a whole 4 x 4 x 4 slice are gathered as a sum of
-arrays that are zero elsewhere, which sends twice the bytes."""
 
 
 @jax.tree_util.register_dataclass
@@ -74,10 +67,12 @@ def make_step(
     optimizer: OptimizerConfig,
     steps: int,
     lora: LoraConfig = NO_LORA,
+    backend: str | None = None,
 ) -> Callable[[State, Rows], tuple[State, Metrics]]:
     """The step for rows of shape (A, B, ...): A micro-batches of B rows, whose gradients are summed before the update.
 
     The loss is the mean over all labelled steps of the A x B rows: each step counts alike, wherever it lies.
+    `backend` is what it is compiled for: jax's own, unless it is compiled for another machine.
     """
     loss_sum = LOSSES[loss][0]
     if model.head not in LOSSES[loss][1]:
@@ -118,7 +113,7 @@ def make_step(
         )
         return State(state.step + 1, trained, state.frozen, opt), metrics
 
-    return jax.jit(step, donate_argnums=0, compiler_options=TPU_OPTIONS if jax.default_backend() == "tpu" else None)
+    return jax.jit(step, donate_argnums=0, compiler_options=OPTIONS.get(backend or jax.default_backend()))
 
 
 def _metrics(score_BS, positive_BS, weight_BS, rows: Rows, loss) -> Metrics:
