@@ -1,6 +1,7 @@
 """Live trees: scores as of the whole chain, every token computed once, slots used again."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -123,6 +124,26 @@ def test_few_shapes_are_compiled(prm):
         trees.extend([roots[i % 3] for i in range(count)], ["abcabc"[: 1 + i % 6] for i in range(count)])
         sizes.append(live._extend._cache_size())
     assert len(set(sizes)) <= 4 + int(math.log2(trees._size / 16))  # batches of 1, 2, 4, 8, and the pool's doublings
+
+
+def test_steps_go_into_batches_of_the_fewest_cells_and_calls(prm):
+    """Against all partitions of the steps in the order of their lengths; a step too long for a batch has its own."""
+
+    def cost(batch):
+        cells = live._power(len(batch), 1) * live._power(max(batch), 8)
+        return cells + live.CALL if cells <= 64 or len(batch) == 1 else math.inf
+
+    trees, rng = LiveTrees(prm), np.random.default_rng(0)
+    for _ in range(30):
+        lengths = rng.integers(1, rng.choice([10, 30, 100]), 8).tolist()
+        ordered, least = sorted(lengths), math.inf
+        for cuts in itertools.product([False, True], repeat=7):
+            ends = [n for n, cut in enumerate(cuts, 1) if cut]
+            parts = [ordered[a:b] for a, b in zip([0, *ends], [*ends, 8], strict=True)]
+            least = min(least, sum(map(cost, parts)))
+        batches = list(trees._batches(lengths, [0] * 8))
+        assert sorted(i for batch in batches for i in batch) == list(range(8))
+        assert sum(cost([lengths[i] for i in batch]) for batch in batches) == least
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2)])
