@@ -96,8 +96,19 @@ def training(r: dict) -> str:
         f" row takes {number(r['seconds'])} s, {100 * r['wait_share']:.2f} % of it waiting for data, of which the host"
         f" alone makes {number(epoch['host_rows_per_s'])} rows a second. remat `{r['remat']}`, attention"
         f" `{r['attention']}` in blocks of {r['attention_block']}, {number(r['temporary_bytes'] / 2**30)} GiB of"
-        " temporaries.\n"
+        " temporaries.\n" + remats(r["remats"])
     )
+
+
+def remats(found: list[dict]) -> str:
+    if not found:
+        return ""
+    rows = [
+        [f"`{x['remat']}`", number(x["temporary_bytes"] / 2**30), number(x["seconds"]), number(x["cpu_seconds"])]
+        for x in found
+    ]
+    head = "| remat | GiB of temporaries | seconds | processor seconds |"
+    return f"\nWhat is kept for the backward pass, in a step of {found[0]['layers']} layers:\n\n" + table(head, rows)
 
 
 def scoring(r: dict) -> str:

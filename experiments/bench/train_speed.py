@@ -15,10 +15,12 @@ The last line is one JSON object: `ours` and `peer`, rated completions a second,
     wait_share        of the time, waiting for the next rows; host_rows_per_s is what the host can make alone
     cpu_seconds       of a step, which say more than the clock does where the machine is shared
     temporary_bytes   what the compiled step takes beside its state
+    remats            time and memory of a step of fewer layers under each policy of rematerialisation
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import tempfile
 import time
@@ -32,6 +34,7 @@ from jprm.data.readers import READERS
 from jprm.jsonl import write_records
 from jprm.layout import NativeLayout
 from jprm.model.sharding import make_mesh, put_rows
+from jprm.model.transformer import REMAT
 from jprm.tokenizer import load_tokenizer
 from jprm.train import loop
 from jprm.train.config import DataConfig, Experiment, override
@@ -67,10 +70,10 @@ def epoch(config: Experiment, layout: NativeLayout) -> dict[str, float]:
 class Ours:
     """The training step on the pipeline's batches, ready to run."""
 
-    def __init__(self, config: Experiment):
+    def __init__(self, config: Experiment, completions: float):
+        """completions: rated ones of a row, on average over the file."""
         tokenizer = load_tokenizer(config.tokenizer)
-        self.config, self.mesh = config, make_mesh(config.mesh)
-        self.epoch = epoch(config, NativeLayout(tokenizer))
+        self.config, self.mesh, self.completions = config, make_mesh(config.mesh), completions
         self.batches = loop.training_batches(config, self.mesh, tokenizer)
         self.step = make_step(config.model, config.target, config.loss, config.optimizer, config.steps)
         with jax.set_mesh(self.mesh):
@@ -102,8 +105,20 @@ class Ours:
         return {
             "seconds": seconds / steps, "cpu_seconds": cpu / steps, "wait_share": waited / seconds,
             "tokens_per_s": tokens / seconds, "flops_per_s": flops / seconds,
-            "labels_per_s": steps / seconds * self.epoch["rated_completions"] / self.epoch["rows"],
+            "labels_per_s": steps / seconds * self.completions,
         }  # fmt: skip
+
+
+def remats(config: Experiment, layers: int, rounds: int) -> list[dict]:
+    """What a step of so many layers takes under each policy of rematerialisation; the fastest of the rounds."""
+    rows = []
+    for name in REMAT:
+        ours = Ours(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=layers, remat=name)), 0)
+        best = min((ours.run(1) for _ in range(rounds)), key=lambda row: row["cpu_seconds"])
+        rows.append({"remat": name, "layers": layers, "temporary_bytes": ours.temporary_bytes}
+                    | {key: best[key] for key in ("seconds", "cpu_seconds")})  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
 
 
 def main() -> None:
@@ -111,6 +126,7 @@ def main() -> None:
     args.add_argument("--steps", type=int, default=1, help="of jprm in a round, of one row each (default 1)")
     args.add_argument("--tokens", type=int, default=8192, help="of a row (default 8192)")
     args.add_argument("--examples", type=int, default=8, help="of TRL in a round, a multiple of 4 (default 8)")
+    args.add_argument("--remat-layers", type=int, default=6, help="of the comparison of remat policies; 0: none")
     args.add_argument("--set", nargs="*", default=[], metavar="A.B=VALUE", help="as of jprm train: model.remat=full")
     args = args.parse_args()
     phase1 = yardsticks.dataset(args.data, "prm800k/phase1_train.jsonl")
@@ -120,18 +136,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         train = pathlib.Path(folder) / "trees.jsonl"
         write_records(train, records)
-        ours = Ours(override(experiment(train, args.tokens), args.set))
+        config = override(experiment(train, args.tokens), args.set)
+        whole = epoch(config, NativeLayout(load_tokenizer(config.tokenizer)))
+        ours = Ours(config, whole["rated_completions"] / whole["rows"])
+        policies = remats(config, args.remat_layers, args.rounds) if args.remat_layers else []
 
     def peer() -> dict:
         found = yardsticks.peer(script, "--data", phase1, "--examples", args.examples)
-        assert found["rated_completions"] == ours.epoch["rated_completions"], "not the same data"
+        assert found["rated_completions"] == whole["rated_completions"], "not the same data"
         return found
 
     found, theirs = yardsticks.in_turns(args.rounds, lambda: ours.run(args.steps), peer if script else None)
     yardsticks.report(
         "train_speed", found.pop("labels_per_s"), theirs.get("labels_per_s"), unit="rated completions a second",
         **found, peer_tokens_per_s=theirs.get("real_tokens_per_s"), temporary_bytes=ours.temporary_bytes,
-        epoch=ours.epoch, rounds=args.rounds, steps=args.steps, examples=args.examples, row_tokens=args.tokens,
+        epoch=whole, remats=policies, rounds=args.rounds, steps=args.steps, examples=args.examples,
+        row_tokens=args.tokens,
         **{name: getattr(ours.config.model, name) for name in ("remat", "attention", "attention_block", "dtype")},
     )  # fmt: skip
 
