@@ -46,7 +46,7 @@ KINDS = ("all at any moment", "one while it trains", "all in a save", "SIGTERM t
 
 def storm(folder: pathlib.Path, kills: int, count: int, devices: int, seed: int) -> dict:
     """`kills` kills over a run of `count` processes with `devices` devices each; AssertionError for what is lost."""
-    rng, steps = random.Random(seed), 8 * kills + 24
+    rng, steps = random.Random(seed), 6 * kills + 16
     data = make_data(folder / "data")
     run = experiment(
         data, steps=steps, rows=2 * count * devices, micro_rows=count * devices, streams=count, valid=(), log_every=1,
