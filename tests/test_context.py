@@ -9,7 +9,7 @@ import pytest
 from test_kernel import KERNEL, close, long_rows, made
 from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET, moments
-from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
+from tiny import GEMMA, TINY, filled, init, optimised, packed_trees, params, random_tree
 
 from jprm.model.attention import attention, plan
 from jprm.model.kernels.blocks import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
@@ -153,7 +153,8 @@ def test_nothing_is_gathered_but_weights_keys_values_and_what_is_told_of_rows():
         trained, frozen = split(jax.jit(init, static_argnums=0)(config, jax.random.key(0)), "")
         state = State(jnp.int32(0), trained, frozen, jax.jit(make_optimizer(OPTIMIZER, STEPS).init)(trained))
         rows = put_rows(jax.tree.map(lambda x: x[None], rows), mesh, lead=1)
-        text = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS).lower(state, rows).compile().as_text()
+        with optimised():
+            text = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS).lower(state, rows).compile().as_text()
     rows_here, D, F, H = 2, config.width, config.mlp_width, config.head_dim
     gathered = {size for _, size in all_gathers(text)}
     activations = {b * t * w for b in (1, 2, 4) for t in (T, T // 2) for w in (D, D // 2, F, F // 2)}
