@@ -80,8 +80,8 @@ def test_each_part_has_tables_of_its_own(sizes, parts):
     """By queries the visible pairs; by keys these, and an entry that computes nothing for each block without one."""
     S = 72
     until_BS = np.array([np.full(S, S), np.arange(1, S + 1), np.where(np.arange(S) < 30, 30, S)], np.int32)
-    whole = find_blocks(until_BS, until_BS, sizes)
-    blocks = jax.jit(find_blocks, static_argnums=(2, 3))(until_BS, until_BS, sizes, parts)
+    find = jax.jit(find_blocks, static_argnums=(2, 3))
+    whole, blocks = find(until_BS, until_BS, sizes), find(until_BS, until_BS, sizes, parts)
     each = S // parts // sizes.query
     assert blocks.count[0, -1] == blocks.count.max() == most_pairs(S, sizes, parts) == blocks.by_key.shape[1] // parts
     for b in range(3):
