@@ -9,7 +9,7 @@ import pytest
 from test_kernel import KERNEL, close, long_rows, made
 from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET, moments
-from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
+from tiny import GEMMA, TINY, filled, init, optimised, packed_trees, params, random_tree
 
 from jprm.model.attention import attention, plan
 from jprm.model.kernels.blocks import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
@@ -80,8 +80,8 @@ def test_each_part_has_tables_of_its_own(sizes, parts):
     """By queries the visible pairs; by keys these, and an entry that computes nothing for each block without one."""
     S = 72
     until_BS = np.array([np.full(S, S), np.arange(1, S + 1), np.where(np.arange(S) < 30, 30, S)], np.int32)
-    whole = find_blocks(until_BS, until_BS, sizes)
-    blocks = jax.jit(find_blocks, static_argnums=(2, 3))(until_BS, until_BS, sizes, parts)
+    find = jax.jit(find_blocks, static_argnums=(2, 3))
+    whole, blocks = find(until_BS, until_BS, sizes), find(until_BS, until_BS, sizes, parts)
     each = S // parts // sizes.query
     assert blocks.count[0, -1] == blocks.count.max() == most_pairs(S, sizes, parts) == blocks.by_key.shape[1] // parts
     for b in range(3):
@@ -153,7 +153,8 @@ def test_nothing_is_gathered_but_weights_keys_values_and_what_is_told_of_rows():
         trained, frozen = split(jax.jit(init, static_argnums=0)(config, jax.random.key(0)), "")
         state = State(jnp.int32(0), trained, frozen, jax.jit(make_optimizer(OPTIMIZER, STEPS).init)(trained))
         rows = put_rows(jax.tree.map(lambda x: x[None], rows), mesh, lead=1)
-        text = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS).lower(state, rows).compile().as_text()
+        with optimised():
+            text = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS).lower(state, rows).compile().as_text()
     rows_here, D, F, H = 2, config.width, config.mlp_width, config.head_dim
     gathered = {size for _, size in all_gathers(text)}
     activations = {b * t * w for b in (1, 2, 4) for t in (T, T // 2) for w in (D, D // 2, F, F // 2)}

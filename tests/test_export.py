@@ -87,7 +87,7 @@ def test_what_is_exported_reads_back_bit_for_bit(tmp_path, kind):
     assert max(sizes[:-1]) < 8_000 + 2_000 < prm.params["decoder"]["embed"].nbytes < sizes[-1]  # with headers
     for folder in (one, many):
         config = model_config(folder, layer_groups=prm.config.layer_groups, head=prm.config.head, remat="nothing",
-                              attention="paths", attention_block=32)  # fmt: skip
+                              attention=MODEL.attention, attention_block=32)  # fmt: skip
         assert config == dataclasses.replace(prm.config, tied_embeddings=False)
         assert tiny.equal(load_decoder(folder, config), prm.params["decoder"])
         file = Tensors(folder)
@@ -283,7 +283,7 @@ def test_only_a_runs_folder_is_exported(tmp_path):
 def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):
     """`base` takes an exported folder, and `jprm convert` writes the run that started there."""
     start = export(untrained(tmp_path / "first", "qwen2"), tmp_path / "start")
-    changes = dict(layer_groups=(1, 1), remat="nothing", attention="paths", attention_block=32)
+    changes = dict(layer_groups=(1, 1), remat="nothing", attention=MODEL.attention, attention_block=32)
     experiment = tiny.experiment(
         tiny.make_data(tmp_path / "data"), model=model_config(start, **changes), base=str(start), steps=1,
         checkpoint_every=1, valid=(),

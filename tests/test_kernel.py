@@ -181,7 +181,7 @@ def test_real_trees_visit_what_they_must(shared_data, smollm2_gguf):
         [token_tree(tree_of(record), layout) for _, record in records], tokens, 512, too_long="error"
     ).rows.until
     sizes = block_sizes(tokens, H=128, G=7, itemsize=2)
-    blocks = find_blocks(until_BT, until_BT, sizes)
+    blocks = jax.jit(find_blocks, static_argnums=2)(until_BT, until_BT, sizes)
     assert len(until_BT) > 40
     np.testing.assert_array_equal(blocks.count[:, 0], needed(until_BT, sizes).sum((1, 2)))
     assert np.mean(blocks.count) < 0.7 * blocks.by_query.shape[1]  # of a row of one chain

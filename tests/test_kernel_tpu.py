@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from test_tpu import compiled_step, mesh_of
+from tiny import optimised
 
 from jprm.model.attention import attention, plan
 from jprm.model.config import ModelConfig
@@ -50,7 +51,7 @@ def test_forward_and_backward_compile_on_a_mesh_in_memory_linear_in_t(topology, 
     q = put((B, T, K, G, H), dtype, "batch", None, "kv_heads")
     k = put((B, T, K, H), dtype, "batch", None, "kv_heads")
     row = put((B, T), jnp.int32, "batch")
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), optimised():
         compiled = jax.jit(gradients).lower(q, k, k, row, row, put((), jnp.int32)).compile()
     assert len(kernels(compiled)) == 3
     memory = compiled.memory_analysis()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tiny import TINY
+from tiny import TINY, optimised
 
 from jprm import cli
 from jprm.model import transformer
@@ -73,7 +73,7 @@ def program(request):
 
         return w_LDF - 0.1 * jax.grad(loss)(w_LDF)
 
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), optimised():
         args = placed(mesh, (L, D, D), jnp.float32, None, "fsdp"), placed(mesh, (B, D), jnp.bfloat16, "fsdp")
         text = jax.jit(update).lower(*args).compile().as_text()
     return counts.count(hlo.parse(text), {D * D})
@@ -209,7 +209,8 @@ def test_a_program_that_does_not_fit_is_reported(name):
     slice = topologies.find(name)
     mesh = Mesh(np.array(tpu(name)[:1]), ("one",), axis_types=(AxisType.Explicit,))
     args = (placed(mesh, (2**36,), jnp.float32),)
-    memory, text = compile.compiled(jax.jit(lambda x: x + 1), args, mesh, slice.chip.allotted)
+    with optimised():
+        memory, text = compile.compiled(jax.jit(lambda x: x + 1), args, mesh, slice.chip.allotted)
     assert text is None and not memory.fits and memory.total >= 2 * 4 * 2**36  # its argument and its result
     assert memory.available == pytest.approx(slice.chip.allotted, rel=1e-3)  # two decimals of a GiB are printed
 
@@ -250,7 +251,8 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it
     out = tmp_path / "plan.json"
     line = f"plan {file} --topology v5e-8 --tokens-per-epoch 1e6 --labels-per-epoch 5e4 --json {out}"
-    assert cli.main(line.split()) == 0
+    with optimised():
+        assert cli.main(line.split()) == 0
     found, printed = json.loads(out.read_text()), " ".join(capsys.readouterr().out.split())
     memory, program, bounds = found["memory"], found["program"], found["bounds"]
     state = 3 * 4 * found["parameters"] / 8  # parameters and two moments in float32, over 8 chips

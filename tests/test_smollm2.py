@@ -37,13 +37,17 @@ def reference(smollm2_gguf):
         )
 
 
-def test_hidden_states_are_those_of_transformers(smollm2_gguf, reference):
+@pytest.fixture(scope="module")
+def decoder(smollm2_gguf):
+    return load_decoder(smollm2_gguf, model_config(smollm2_gguf))
+
+
+def test_hidden_states_are_those_of_transformers(smollm2_gguf, reference, decoder):
     import torch
 
     ids = load_tokenizer(smollm2_gguf).encode(TEXT)
     expected = reference.model(torch.tensor([ids])).last_hidden_state[0].numpy()
     config = model_config(smollm2_gguf, attention="reference", remat="nothing")
-    decoder = load_decoder(smollm2_gguf, config)
     rows = chain_rows([ids], len(ids))
     found = np.asarray(jax.jit(hidden, static_argnums=1)({"decoder": decoder}, config, rows))[0]
     # 30 layers of float32 in another order, on states of size 1 with outliers far above.
@@ -52,7 +56,7 @@ def test_hidden_states_are_those_of_transformers(smollm2_gguf, reference):
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_perplexity_on_gsm8k_is_that_of_transformers(smollm2_gguf, reference, shared_data, count):
+def test_perplexity_on_gsm8k_is_that_of_transformers(smollm2_gguf, reference, decoder, shared_data, count):
     """To 4 digits, over solutions given their questions."""
     import torch
 
@@ -66,7 +70,7 @@ def test_perplexity_on_gsm8k_is_that_of_transformers(smollm2_gguf, reference, sh
         log_TV = torch.log_softmax(reference(torch.tensor([ids])).logits[0, start - 1 : -1], dim=-1)
         expected += log_TV.gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist()
     config = model_config(smollm2_gguf, head="language", attention="reference", remat="nothing")
-    weights, tokens = {"decoder": load_decoder(smollm2_gguf, config)}, 64 * -(-max(len(ids) for ids, _ in chains) // 64)
+    weights, tokens = {"decoder": decoder}, 64 * -(-max(len(ids) for ids, _ in chains) // 64)
     every, found = np.arange(tokens)[None], []
 
     @jax.jit

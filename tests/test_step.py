@@ -23,13 +23,14 @@ CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))
 TARGET = TargetConfig("rating", neutral="negative", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, decay="constant", freeze="embed|layers_0")
 STEP = make_step(CONFIG, TARGET, "cross_entropy", OPTIMIZER, 100)
+START = jax.jit(make_optimizer(OPTIMIZER, 100).init)  # else each zero of each shape is a program
 
 
 def fresh():
     trained, frozen = (
         {path: jnp.array(value) for path, value in part.items()} for part in split(params(CONFIG), OPTIMIZER.freeze)
     )
-    return State(jnp.int32(0), trained, frozen, make_optimizer(OPTIMIZER, 100).init(trained))
+    return State(jnp.int32(0), trained, frozen, START(trained))
 
 
 def rating(text):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from tiny import optimised
 
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
@@ -48,7 +49,7 @@ def compiled_step(mesh, config, A, B, T, S):
     rows = Rows(**{name: put(x, batch) for name, x in rows.items()})
     target = TargetConfig("rating", neutral="positive", after_error="keep")
     step = make_step(config, target, "cross_entropy", OPTIMIZER, 10, backend="tpu")
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), optimised():
         return step.lower(state, rows).compile(), state
 
 

@@ -1,5 +1,6 @@
 """A model small enough to compile in a second, trees for it, and functions compiled once for all tests."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -52,6 +53,20 @@ class Letters:
 init = jax.jit(transformer.init, static_argnums=0)
 hidden = jax.jit(transformer.hidden, static_argnums=1)
 logits = jax.jit(transformer.step_logits, static_argnums=1)
+
+
+@contextlib.contextmanager
+def optimised():
+    """Programs are compiled with all passes, as outside the tests: for those that look at a program's text or memory.
+
+    What conftest.py sets in XLA_FLAGS stays: XLA reads it once, and it concerns a CPU's instructions alone.
+    """
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 @st.composite
