@@ -108,8 +108,8 @@ def parts(x_BT: jax.Array) -> int:
 
 
 def stream(x_BT: jax.Array) -> P | None:
-    """Where hidden states (B, T, D) lie: with the tokens of `x_BT`."""
-    return sharding("batch", "tokens" if parts(x_BT) > 1 else None, None)
+    """Where hidden states (B, T, D) lie: with the tokens of `x_BT`, which may be one axis with the rows."""
+    return sharding("batch", *(["tokens"] if parts(x_BT) > 1 else []))
 
 
 def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
