@@ -1,9 +1,10 @@
-"""Options of XLA's compilers, by backend, for the programs that are products over whole rows: training and scoring."""
+"""Options of XLA's compilers for the training step, by backend."""
 
 OPTIONS: dict[str, dict[str, bool | str]] = {
     # Eigen's float32 products in place of YNNPACK's: 20 to 60 % faster at the sizes of a row of 8,192 tokens, and a
-    # training step of three layers of SmolLM2-135M in 7.1 s in place of 9.1 on 2 cores. (A few tokens at a time, as in
-    # decoding, YNNPACK is as fast or faster.)
+    # training step of three layers of SmolLM2-135M in 7.1 s in place of 9.1 on 2 cores. Scoring goes
+    # without: it is as fast, and Eigen's last digits follow the number of devices, so that several processes would not
+    # write the bytes of one.
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
     # Without them weights that are split over a whole 4 x 4 x 4 slice are gathered as a sum of arrays that are zero
     # elsewhere, which sends twice the bytes.

@@ -120,13 +120,13 @@ def test_every_tree_has_its_row_and_rows_are_full(prm):
 
 
 def test_few_shapes_are_compiled(prm):
-    scorer.scoring_step.cache_clear()
+    scorer._score.clear_cache()
     records = [record for k in range(50) for record in chains(1, seed=100 + k, longest=2 + 3 * (k % 25))]
     assert len({len(record["steps"]) for record in records}) > 10
     for record in records:
         prm.score(record["problem"], record["steps"])
     list(prm.score_many(records))
-    assert scorer.scoring_step("cpu")._cache_size() <= 4
+    assert scorer._score._cache_size() <= 4
 
 
 def test_bad_records_are_refused(prm):

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jprm.model.sharding import row_places
 from jprm.plan.topologies import GIB
 from jprm.rows import Rows
-from jprm.score.scorer import scoring_step
+from jprm.score.scorer import _score
 from jprm.train import loop
 from jprm.train.config import Experiment
 from jprm.train.lora import merge
@@ -63,7 +63,7 @@ def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
     params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
     rows = abstract_rows(mesh, mesh.shape["data"] * mesh.shape["fsdp"], tokens=tokens, slots=tokens // 2)
-    return scoring_step("tpu"), (params, experiment.model, rows, probability)
+    return _score, (params, experiment.model, rows, probability)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jprm.checkpoints import store
-from jprm.compiler import OPTIONS
 from jprm.layout import Layout, NativeLayout
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype, held_decoder
@@ -46,14 +45,9 @@ CHUNK = 64
 """Records packed together by `score_many`: the unit of progress, and of what a killed run does again."""
 
 
-@functools.cache
-def scoring_step(backend: str) -> Callable:
-    """The jitted function of (params, config, rows, reading) to the scores of the rows' step slots."""
-
-    def score(params: dict, config: ModelConfig, rows: Rows, reading: Callable):
-        return reading(step_logits(params, config, rows))
-
-    return jax.jit(score, static_argnums=(1, 3), compiler_options=OPTIONS.get(backend))
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _score(params: dict, config: ModelConfig, rows: Rows, reading: Callable = probability):
+    return reading(step_logits(params, config, rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +131,7 @@ class PRM:
                 some = slice(first, first + size)
                 batch = put_rows(jax.tree.map(lambda a, i=some: a[i], rows), self.mesh)
                 if self.ratio is None:
-                    score_BS = scoring_step(jax.default_backend())(self.params, self.config, batch, self.reading)
+                    score_BS = _score(self.params, self.config, batch, self.reading)
                 else:
                     score_BS = self.ratio(
                         self.params, self.config, batch, jax.device_put(problem_BS[some], batch.step_end.sharding)
