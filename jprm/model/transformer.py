@@ -20,6 +20,7 @@ from jprm.model.attention import Plan, attention, plan
 from jprm.model.config import HEAD_CLASSES, ModelConfig
 from jprm.model.int8 import Int8
 from jprm.model.paths import SAVED, capped
+from jprm.model.pieces import activated, in_pieces, pieced
 from jprm.model.rope import RopeScaling, frequencies
 from jprm.model.sharding import at_tokens, looked_up, sharding, stream
 from jprm.rows import Rows
@@ -149,13 +150,15 @@ def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=place)
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
+    if "pieces" in w:
+        y_BTD = in_pieces(y_BTD, w["pieces"], config)
+        return x_BTD + (rms_norm(y_BTD, w["mlp_post_norm"], config.norm_eps) if gemma else y_BTD)
     if "gate_up" in w:
         both_BTXF = jnp.einsum("BTD,DXF->BTXF", y_BTD, w["gate_up"])
         gate_BTF, up_BTF = both_BTXF[:, :, 0], both_BTXF[:, :, 1]
     else:
         gate_BTF, up_BTF = (jnp.einsum("BTD,DF->BTF", y_BTD, w[name]) for name in ("gate", "up"))
-    gate_BTF = jax.nn.gelu(gate_BTF, approximate=True) if gemma else jax.nn.silu(gate_BTF)
-    y_BTD = jnp.einsum("BTF,FD->BTD", gate_BTF * up_BTF, w["down"], out_sharding=place)
+    y_BTD = jnp.einsum("BTF,FD->BTD", activated(gate_BTF, config) * up_BTF, w["down"], out_sharding=place)
     return x_BTD + (rms_norm(y_BTD, w["mlp_post_norm"], config.norm_eps) if gemma else y_BTD)
 
 
@@ -171,6 +174,8 @@ def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns],
     w = weights(layer, config)
     if config.attention == "paths":  # the way of CPUs
         w = fused(w)
+    elif config.remat == "full":
+        w = pieced(w)
     cos_BTH, sin_BTH = turns[0]
     if config.rope_theta_local:
         cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*turns, strict=True))
