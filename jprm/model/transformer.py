@@ -226,6 +226,11 @@ class Layers(nn.Module):
             stack["attention_post_norm"] = _param(self, "attention_post_norm", (L, D), value=one)
             stack["mlp_post_norm"] = _param(self, "mlp_post_norm", (L, D), value=one)
 
+        # Here and not in the loop, so that the gradients of all layers too wait for the update in this dtype.
+        stack = {
+            name: w if name.endswith("norm") or isinstance(w, Int8) else w.astype(c.dtype) for name, w in stack.items()
+        }
+
         def body(x_BTD, layer):
             # What depends on `seen` alone would be moved out of the loop by scan's partial evaluation, which keeps
             # masks: of every block and of every size that `paths` could choose. The barrier ties it to the layer.
