@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -153,6 +154,22 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
 def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Array:
     """`x` in another shape whose axes are so named. Said, not inferred: JAX forgets how an axis of size 1 is split."""
     return jnp.reshape(x, shape, out_sharding=sharding(*axes, *(None,) * (len(shape) - len(axes))))
+
+
+def pieces(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:
+    """`w` in equal pieces along an axis that one axis of the mesh may split, each split as the whole is.
+
+    The axis becomes two, the parts and what a device has of a piece, and the pieces come first. `count` says how many
+    they are, of the size that a device has.
+    """
+    place = jax.typeof(w).sharding
+    before, (name, *after) = tuple(place.spec)[:axis], tuple(place.spec)[axis:]
+    parts = place.mesh.shape[name] if name else 1
+    own = w.shape[axis] // parts
+    shape = *w.shape[:axis], parts, count(own), own // count(own), *w.shape[axis + 1 :]
+    explicit = AxisType.Explicit in place.mesh.axis_types
+    w = jnp.reshape(w, shape, out_sharding=P(*before, name, None, None, *after) if explicit else None)
+    return jnp.moveaxis(w, axis + 1, 0)
 
 
 def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:

@@ -20,6 +20,7 @@ from jprm.model.attention import Plan, attention, plan
 from jprm.model.config import HEAD_CLASSES, ModelConfig
 from jprm.model.int8 import Int8
 from jprm.model.paths import SAVED, capped
+from jprm.model.pieces import activated, in_pieces, pieced
 from jprm.model.rope import RopeScaling, frequencies
 from jprm.model.sharding import at_tokens, looked_up, reshape, sharding, stream
 from jprm.rows import Rows
@@ -150,9 +151,11 @@ def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=place)
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
-    gate_BTF, up_BTF = (jnp.einsum("...D,DF->...F", y_BTD, w[name]) for name in ("gate", "up"))
-    gate_BTF = jax.nn.gelu(gate_BTF, approximate=True) if gemma else jax.nn.silu(gate_BTF)
-    y_BTD = jnp.einsum("...F,FD->...D", gate_BTF * up_BTF, w["down"], out_sharding=place)
+    if "pieces" in w:
+        y_BTD = in_pieces(y_BTD, w["pieces"], config)
+    else:
+        gate_BTF, up_BTF = (jnp.einsum("...D,DF->...F", y_BTD, w[name]) for name in ("gate", "up"))
+        y_BTD = jnp.einsum("...F,FD->...D", activated(gate_BTF, config) * up_BTF, w["down"], out_sharding=place)
     return x_BTD + (rms_norm(y_BTD, w["mlp_post_norm"], config.norm_eps) if gemma else y_BTD)
 
 
@@ -170,6 +173,7 @@ def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns],
     if config.rope_theta_local:
         cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*turns, strict=True))
     if config.attention != "paths":
+        w = pieced(w) if config.remat == "full" else w
         q_BTKGH, k_BTKH, v_BTKH = heads(x_BTD, w, cos_BTH, sin_BTH, config)
         return mixed(x_BTD, attention(q_BTKGH, k_BTKH, v_BTKH, seen, config, window), w, config)
     # The way of CPUs. Rows and tokens are one axis: of two that a weight's gradient sums over, XLA makes a copy.
@@ -223,6 +227,11 @@ class Layers(nn.Module):
         if c.design == "gemma":
             stack["attention_post_norm"] = _param(self, "attention_post_norm", (L, D), value=one)
             stack["mlp_post_norm"] = _param(self, "mlp_post_norm", (L, D), value=one)
+
+        # Here and not in the loop, so that the gradients of all layers too wait for the update in this dtype.
+        stack = {
+            name: w if name.endswith("norm") or isinstance(w, Int8) else w.astype(c.dtype) for name, w in stack.items()
+        }
 
         def body(x_BTD, layer):
             # What depends on `seen` alone would be moved out of the loop by scan's partial evaluation, which keeps

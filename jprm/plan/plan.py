@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 
+from jprm.model import pieces
 from jprm.model.sharding import check, make_mesh
+from jprm.model.transformer import AXES
 from jprm.plan import compile, counts, hlo, roofline
 from jprm.plan.topologies import Topology, devices
 from jprm.train.config import Experiment
@@ -98,10 +100,12 @@ def plan(
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
-    """Elements of each parameter of one layer, as one device holds it when it is gathered."""
+    """Elements of each parameter of one layer, and of each piece of the MLP's, as one device holds it gathered."""
     sizes = set()
     for name, group in params["decoder"].items():
-        for x in group.values() if name.startswith("layers_") else ():
+        for role, x in group.items() if name.startswith("layers_") else ():
             split = math.prod(mesh.shape["tensor"] for axis in x.sharding.spec if axis == "tensor")
             sizes.add(x.size // x.shape[0] // split)
+            if "mlp" in AXES.get(role, ()):
+                sizes.add(x.size // x.shape[0] // split // pieces.count(x.shape[AXES[role].index("mlp")] // split))
     return sizes
