@@ -91,8 +91,8 @@ with tiny.one_device():
 def test_a_killed_run_continues_exactly(tmp_path, request):
     data, killed, whole = make_data(tmp_path / "data"), tmp_path / "killed", tmp_path / "whole"
     # Checkpoints lie between lines of the log and in the middle of a window of packed trees.
-    changes = dict(steps=14, log_every=3, checkpoint_every=2, valid_every=5)
-    wait = random.uniform(0.0, 0.4)  # of the twelve steps that are left, 0.05 s each and more
+    changes = dict(steps=24, log_every=3, checkpoint_every=2, valid_every=5)
+    wait = random.uniform(0.0, 0.6)
     code = [sys.executable, "-c", CHILD, str(request.path.parent), str(data), repr(changes), str(killed)]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(code, stdout=log, stderr=log) as child:
         try:

@@ -24,7 +24,7 @@ from jprm.train.targets import TargetConfig
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)
 CONFIG = dataclasses.replace(TINY, kv_heads=4, attention="reference")
-STEPS = 12
+STEPS = 20
 
 
 def train(mesh, lead, config=CONFIG, steps=STEPS):
@@ -72,14 +72,12 @@ def test_parameters_are_born_split_and_equal_those_of_one_device():
     assert found["decoder"]["layers_0"]["down"].sharding.spec == P(None, "tensor", "fsdp")
 
 
-# Each two axes of a mesh are split together in one of the first three.
 @pytest.mark.parametrize(
     "sizes, attention",
     [
-        ((2, 2, 2), "paths"), ((4, 1, 1, 2), "reference"), ((1, 2, 2, 2), "blocked"),
-        *(pytest.param(*more, marks=pytest.mark.slow) for more in [
-            ((8, 1, 1), "blocked"), ((1, 4, 2), "reference"), ((1, 2, 1, 4), "reference"),
-        ]),
+        ((2, 2, 2), "paths"), ((8, 1, 1), "blocked"), ((1, 4, 2), "reference"),
+        # the same with `context`
+        ((1, 2, 2, 2), "blocked"), ((4, 1, 1, 2), "blocked"), ((1, 2, 1, 4), "reference"),
     ],
 )  # fmt: skip
 def test_every_mesh_trains_as_one_device_does(alone, sizes, attention):

@@ -53,7 +53,7 @@ def best_of_n(
         output: A record a problem, with every chain, its scores, and under `search` which one was chosen.
         n: Chains of one problem, at most.
         choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
-        rule: From the scores of steps to that of a chain. By default that of its authors, or what its labels call for.
+        rule: From steps' scores to a chain's. By default that of the model's authors, or what its labels call for.
         seed: Draws are numbered from here.
         at_once: Problems that advance together.
         on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
@@ -98,7 +98,7 @@ def beam(
         expand: Next steps drawn from each of them.
         max_steps: Rounds, at most.
         choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
-        rule: From the scores of steps to that of a chain. By default that of its authors, or what its labels call for.
+        rule: From steps' scores to a chain's. By default that of the model's authors, or what its labels call for.
         seed: Draws are numbered from here.
         at_once: Problems that advance together.
         on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
@@ -143,7 +143,7 @@ def dvts(
         expand: Next steps drawn in each of them.
         max_steps: Rounds, at most.
         choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
-        rule: From the scores of steps to that of a chain. By default that of its authors, or what its labels call for.
+        rule: From steps' scores to a chain's. By default that of the model's authors, or what its labels call for.
         seed: Draws are numbered from here.
         at_once: Problems that advance together.
         on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
@@ -192,7 +192,7 @@ def mcts(
         rollouts: Completions of every visited leaf; their mean score is its value instead, and they may be chosen.
         max_steps: Steps of a chain, at most.
         choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
-        rule: From the scores of steps to that of a chain. By default that of its authors, or what its labels call for.
+        rule: From steps' scores to a chain's. By default that of the model's authors, or what its labels call for.
         seed: Draws are numbered from here.
         at_once: Problems that advance together.
         on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
@@ -237,7 +237,7 @@ def refine(
         drafts: Chains drawn first, of which the best is refined.
         samples: New endings drawn each time.
         choose: The finished chain of the best score, the answer of most chains, or the one with the most score.
-        rule: From the scores of steps to that of a chain. By default that of its authors, or what its labels call for.
+        rule: From steps' scores to a chain's. By default that of the model's authors, or what its labels call for.
         seed: Draws are numbered from here.
         at_once: Problems that advance together.
         on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
