@@ -16,5 +16,9 @@ OPTIONS: dict[str, dict[str, bool | str]] = {
         # the least time for HBM is 3.0 s a step with them, longer than computing takes, and 0.6 s without.
         "xla_tpu_enable_windowed_einsum_for_all_gather": False,
         "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
+        # Sums of gradients over more than one ring of devices are scattered, by the SparseCores where a chip has them
+        # (v5p, v6e, tpu7x), and not summed whole in every chip and sliced; see `jprm.model.sharding.whole`.
+        "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
+        "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": True,
     },
 }

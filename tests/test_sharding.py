@@ -13,7 +13,7 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.sharding import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, sharding, spec
+from jprm.model.sharding import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, sharding, spec, whole
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
@@ -108,6 +108,39 @@ def test_accumulation_changes_nothing(alone):
         sharded, *_ = train(mesh, (2, 4), steps=3)
     for losses in (sharded, train(None, (4, 2), steps=3)[0]):
         np.testing.assert_allclose(losses, alone[0][:3], rtol=1e-5)  # the order of float32 sums
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 1, 1), (2, 2, 2, 1), (1, 2, 2, 2), (2, 2, 1, 2)])
+@pytest.mark.parametrize("axis", [0, 2])
+def test_a_gathered_weight_has_the_gradient_of_all_tokens(sizes, axis):
+    """Whole numbers, so that sums in any order are equal; the gradient lies as the weight does."""
+    mesh, rng = make_mesh(MeshConfig(*sizes)), np.random.default_rng(0)
+    shape, axes, product = (
+        ((16, 4, 3), ("embed", "kv_heads", None), "BTD,DKH->BTKH")
+        if axis == 0
+        else ((4, 3, 16), ("kv_heads", None, "embed"), "BTKH,KHD->BTD")
+    )
+    x, w, dy = (rng.integers(-3, 4, size).astype(np.float32) for size in (
+        (8, 6, 16) if axis == 0 else (8, 6, 4, 3), shape, (8, 6, 4, 3) if axis == 0 else (8, 6, 16),
+    ))  # fmt: skip
+    heads, width = ("batch", "tokens", "kv_heads"), ("batch", "tokens")
+    with jax.set_mesh(mesh):
+        w_at = jax.device_put(w, jax.NamedSharding(mesh, spec(*axes)))
+        x_at, dy_at = (
+            jax.device_put(a, jax.NamedSharding(mesh, spec(*(heads if a.ndim == 4 else width)))) for a in (x, dy)
+        )
+
+        def run(x, w, dy):
+            place = spec(*(width if axis else heads))
+            y, back = jax.vjp(lambda w: jnp.einsum(product, x, whole(w, axis), out_sharding=place), w)
+            return y, *back(dy)
+
+        y, dw = jax.jit(run)(x_at, w_at, dy_at)
+    np.testing.assert_array_equal(y, np.einsum(product, x, w))
+    inputs, output = product.split("->")
+    of_x, of_w = inputs.split(",")
+    np.testing.assert_array_equal(dw, np.einsum(f"{of_x},{output}->{of_w}", x, dy))
+    assert dw.sharding.is_equivalent_to(w_at.sharding, 3)
 
 
 @pytest.mark.parametrize("attention", ["blocked", "paths"])

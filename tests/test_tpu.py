@@ -6,10 +6,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tiny import optimised
 
+from jprm.compiler import OPTIONS
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig, make_mesh, sharding
-from jprm.plan import hlo
+from jprm.model.sharding import MeshConfig, make_mesh, sharding, whole
+from jprm.plan import counts, hlo
 from jprm.rows import Rows
 from jprm.train.optimizer import OptimizerConfig, make_optimizer, split
 from jprm.train.step import State, make_step
@@ -52,6 +53,32 @@ def compiled_step(mesh, config, A, B, T, S):
     step = make_step(config, target, "cross_entropy", OPTIMIZER, 10, backend="tpu")
     with jax.set_mesh(mesh), optimised():
         return step.lower(state, rows).compile(), state
+
+
+@pytest.mark.parametrize("topology", ["v5e:4x4", "v5p:2x2x4", "v6e:4x4"])
+def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology):
+    """Neither the width, which is 56 a device as Qwen2.5-Math-7B's over 64, nor the product's fills whole tiles."""
+    mesh, (D, F), T = mesh_of(topology), (16 * 56, 2368), 256
+
+    def gradients(x_BTD, gate_DF, down_FD):
+        def loss(gate_DF, down_FD):
+            h_BTF = jax.nn.silu(jnp.einsum("BTD,DF->BTF", x_BTD, whole(gate_DF, 0)))
+            y_BTD = jnp.einsum("BTF,FD->BTD", h_BTF, whole(down_FD, 1))
+            return jnp.sum(jnp.sin(y_BTD), dtype=jnp.float32)
+
+        return jax.grad(loss, argnums=(0, 1))(gate_DF, down_FD)
+
+    def placed(shape, *axes):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, sharding(*axes)))
+
+    with jax.set_mesh(mesh), optimised():
+        args = placed((16, T, D), "batch"), placed((D, F), "embed", None), placed((F, D), None, "embed")
+        text = jax.jit(gradients, compiler_options=OPTIONS["tpu"]).lower(*args).compile().as_text()
+    found = counts.count(hlo.parse(text)).collectives
+    assert {c.kind for c in found} <= {"all-gather", "reduce-scatter", "collective-permute"}
+    # Both sums in bfloat16, and no more of each than the chip's share is sent on to where it belongs.
+    assert sum(c.bytes for c in found if c.kind == "reduce-scatter") == 2 * D * F * 2
+    assert sum(c.bytes for c in found if c.kind == "collective-permute") <= 3 * 2 * D * F * 2 / 16
 
 
 def test_the_step_compiles_for_a_slice():

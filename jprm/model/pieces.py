@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import pieces, stream
+from jprm.model.sharding import pieces, stream, whole
 
 PIECES = 8
 """Of Qwen2.5-Math-7B's MLP a piece is 2,368 wide. Of a row of 8,192 tokens an array of it is 37 MiB in bfloat16: less
@@ -30,12 +30,13 @@ def count(width: int) -> int:
 
 
 def pieced(w: Mapping[str, Array]) -> dict[str, Array]:
-    """A layer's weights with those of the MLP in pieces: gate and up (P, D, N, F), down (P, N, F, D).
+    """A layer's weights, those of the MLP in pieces: gate and up (P, D, N, F), down (P, N, F, D).
 
     N are the parts that the mesh splits the MLP width into, F what a device has of a piece.
     """
     axis = {"gate": 1, "up": 1, "down": 0}
-    return {**w, "pieces": {name: pieces(w[name], axis[name], count) for name in axis}}
+    rest = {name: x for name, x in w.items() if name not in axis}
+    return {**rest, "pieces": {name: pieces(w[name], axis[name], count) for name in axis}}
 
 
 def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "*B F"]:
@@ -49,9 +50,9 @@ def in_pieces(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], config: Mode
 
 
 def _piece(x_BTD, w, config: ModelConfig, dtype=None):
-    gate_BTNF, up_BTNF = (jnp.einsum("BTD,DNF->BTNF", x_BTD, w[name]) for name in ("gate", "up"))
+    gate_BTNF, up_BTNF = (jnp.einsum("BTD,DNF->BTNF", x_BTD, whole(w[name], 0)) for name in ("gate", "up"))
     h_BTNF, place = activated(gate_BTNF, config) * up_BTNF, stream(x_BTD)
-    return jnp.einsum("BTNF,NFD->BTD", h_BTNF, w["down"], out_sharding=place, preferred_element_type=dtype)
+    return jnp.einsum("BTNF,NFD->BTD", h_BTNF, whole(w["down"], 2), out_sharding=place, preferred_element_type=dtype)
 
 
 def _forward(x_BTD, w, config: ModelConfig):

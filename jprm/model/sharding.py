@@ -8,6 +8,7 @@ explicit: they are part of an array's type, and a contraction that JAX cannot pl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -154,6 +155,52 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
 def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Array:
     """`x` in another shape whose axes are so named. Said, not inferred: JAX forgets how an axis of size 1 is split."""
     return jnp.reshape(x, shape, out_sharding=sharding(*axes, *(None,) * (len(shape) - len(axes))))
+
+
+def whole(w: jax.Array, axis: int) -> jax.Array:
+    """A weight of which the mesh may split `axis`, gathered; its gradient, summed over all tokens, is scattered there.
+
+    The sum is scattered as an array of its parts, in front of all other axes. Along the weight's own axis XLA's
+    compiler for TPUs, where the devices make more than one ring, would have every device sum it whole and slice it.
+    """
+    place = jax.typeof(w).sharding
+    if AxisType.Explicit not in place.mesh.axis_types or tuple(place.spec)[axis] is None:
+        return w
+    return _whole(w, axis, place.spec)
+
+
+def _over() -> tuple[str, ...]:
+    """The axes of the mesh that split rows and tokens, and with them the sum that a weight's gradient is."""
+    places = [(place,) if isinstance(place, str) else place or () for place in spec("batch", "tokens")]
+    return tuple(name for place in places for name in place)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _whole(w, axis: int, place: P):
+    # `reduced` is for the gradient's type: each device has its own term of the sum.
+    return jax.sharding.reshard(w, P(*place[:axis], None, *place[axis + 1 :], reduced=set(_over())))
+
+
+def _whole_forward(w, axis: int, place: P):
+    return _whole(w, axis, place), None
+
+
+def _whole_backward(axis: int, place: P, _, dw):
+    split = (place[axis],) if isinstance(place[axis], str) else place[axis]
+    others = tuple(name for name in _over() if name not in split)
+
+    def scatter(dw):
+        count = math.prod(jax.lax.axis_size(name) for name in split)
+        first = jnp.moveaxis(dw, axis, 0)
+        parts = first.reshape(count, first.shape[0] // count, -1)
+        own = jax.lax.psum(jax.lax.psum_scatter(parts, split, scatter_dimension=0), others)
+        return jnp.moveaxis(own.reshape(-1, *first.shape[1:]), 0, axis)
+
+    terms = P(*place[:axis], None, *place[axis + 1 :], unreduced=set(_over()))
+    return (jax.shard_map(scatter, in_specs=terms, out_specs=place, check_vma=False)(dw),)
+
+
+_whole.defvjp(_whole_forward, _whole_backward)
 
 
 def pieces(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:

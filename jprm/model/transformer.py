@@ -22,7 +22,7 @@ from jprm.model.int8 import Int8
 from jprm.model.paths import SAVED, capped
 from jprm.model.pieces import activated, in_pieces, pieced
 from jprm.model.rope import RopeScaling, frequencies
-from jprm.model.sharding import at_tokens, looked_up, reshape, sharding, stream
+from jprm.model.sharding import at_tokens, looked_up, reshape, sharding, stream, whole
 from jprm.rows import Rows
 
 AXES: dict[str, tuple[str | None, ...]] = {
@@ -116,6 +116,17 @@ def weights(layer: Mapping[str, Array | Int8], config: ModelConfig) -> dict[str,
     }
 
 
+def whole_weights(w: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
+    """A layer's weights on every device, but for pieces, which are gathered one by one.
+
+    Not where nothing is computed again: the gathered weights of all layers would wait for the backward pass.
+    """
+    if config.remat == "nothing":
+        return dict(w)
+    axes = {name: AXES[name].index("embed") - 1 for name in w if "embed" in AXES.get(name, ())}
+    return {name: whole(x, axes[name]) if name in axes else x for name, x in w.items()}
+
+
 def fused(w: Mapping[str, Array]) -> dict[str, Array]:
     """A layer's weights with those of queries, keys and values side by side: CPUs are faster at one larger product.
 
@@ -173,7 +184,7 @@ def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns],
     if config.rope_theta_local:
         cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*turns, strict=True))
     if config.attention != "paths":
-        w = pieced(w) if config.remat == "full" else w
+        w = whole_weights(pieced(w) if config.remat == "full" else w, config)
         q_BTKGH, k_BTKH, v_BTKH = heads(x_BTD, w, cos_BTH, sin_BTH, config)
         return mixed(x_BTD, attention(q_BTKGH, k_BTKH, v_BTKH, seen, config, window), w, config)
     # The way of CPUs. Rows and tokens are one axis: of two that a weight's gradient sums over, XLA makes a copy.

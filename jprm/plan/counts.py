@@ -20,6 +20,9 @@ LAYERS = re.compile(r"layers_\d+\)*/while$")  # brackets: jvp(layers_0) and its 
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
+SCATTER = "all-reduce-scatter"
+"""How the name of a fused reduce-scatter begins; it is an all-reduce of a padded operand, and a slice, in a fusion."""
+
 RINGS = {"_ag": "all-gather", "_rs": "reduce-scatter"}
 """A product whose operand travels around a ring while it is computed: XLA calls the loop windowed_dot_general_body_ag
 where it gathers the operand, and _rs where it scatters the result."""
@@ -63,7 +66,7 @@ def count(module: Module, parameters: Collection[int] = (), kernels: Mapping[str
     """
     flops, moved, collectives, uncounted = 0.0, 0.0, [], set()
     for computation, times, loops in module.executed():
-        seen, loop_names = set(), [loop.op_name for loop in loops]
+        seen, loop_names = {True: set(), False: set()}, [loop.op_name for loop in loops]
         place = _Place(
             in_layers=any(map(LAYERS.search, loop_names)),
             backward=any("transpose(" in name for name in loop_names),
@@ -79,11 +82,10 @@ def count(module: Module, parameters: Collection[int] = (), kernels: Mapping[str
                     flops += times * own
                     uncounted |= set() if own else {inner.op_name or inner.name}
                 kind = inner.opcode.removesuffix("-start")
-                channel = inner.attribute("channel_id") or inner.name
-                if kind in KINDS and channel not in seen:  # its start, what runs beside it and its end share a channel
-                    seen.add(channel)
-                    if where.name.startswith("all-reduce-scatter"):
-                        kind = "reduce-scatter"
+                channel, fused = inner.attribute("channel_id") or inner.name, where is not computation
+                # A fused one's start, what runs beside it and its end share a channel; so do all of a shard_map's.
+                if kind in KINDS and channel not in seen[True] and not (fused and channel in seen[False]):
+                    seen[fused].add(channel)
                     collectives.append(_collective(where, inner, kind, place, times, parameters))
     return Program(flops, moved, tuple(collectives), tuple(sorted(uncounted)))
 
@@ -101,6 +103,8 @@ def _collective(
     where: Computation, inner: Instruction, kind: str, place: _Place, times: float, parameters: Collection[int]
 ) -> Collective:
     given = [where.instructions[name].arrays[0] for name in inner.operands]
+    if where.name.startswith(SCATTER):  # its operand is padded
+        kind, given = "reduce-scatter", [parameter.arrays[0] for parameter in where.parameters]
     whole = sum(array.bytes for array in given)
     n = group_size(inner)
     if kind == "all-gather":
@@ -116,9 +120,22 @@ def _collective(
         moves = "weights"
     elif kind in ("reduce-scatter", "all-reduce") and backward and elements <= set(parameters):
         moves = "gradients"
+    elif kind == "collective-permute" and _scattered(where, inner):
+        moves = "gradients"
     else:
         moves = "other"
     return Collective(kind, moves, whole, received, times, place.in_layers, inner.op_name or inner.name)
+
+
+MOVED = ("collective-permute", "copy", "slice", "dynamic-slice", "async", "bitcast", "reshape")
+"""Instructions, begun and done apart or not, that give what they were given, or a part of it."""
+
+
+def _scattered(where: Computation, instruction: Instruction) -> bool:
+    """Whether it moves a part of what a fused reduce-scatter gave, in padded shares, to the device that owns it."""
+    while instruction.opcode.removesuffix("-start").removesuffix("-done") in MOVED:
+        instruction = where.instructions[instruction.operands[0]]
+    return any(name.startswith(SCATTER) for name in instruction.called.get("calls", ()))
 
 
 def group_size(collective: Instruction) -> int:
@@ -178,7 +195,7 @@ def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
 
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all",
-    "partition-id", "replica-id", "optimization-barrier", "async-start", "async-update", "async-done",
+    "partition-id", "replica-id", "optimization-barrier", "async-start", "async-update", "async-done", "call-start",
 }  # fmt: skip
 """Instructions that move nothing themselves."""
 

@@ -110,7 +110,7 @@ class Module:
                 if instruction.opcode == "while":
                     turns = trips(self, computation, instruction)
                     stack.append((called["body"][0], times * turns, (*loops, instruction)))
-                elif instruction.opcode in ("call", "conditional", "async-start"):
+                elif instruction.opcode in ("call", "conditional", "async-start", "call-start"):
                     names = [n for kind in ("to_apply", "calls", "branch_computations") for n in called.get(kind, ())]
                     stack += [(n, times, loops) for n in names]
 
