@@ -29,10 +29,10 @@ CUDNN = dataclasses.replace(TINY, attention="cudnn", dtype="bfloat16", head_dim=
 PLAIN = dataclasses.replace(TINY, attention="reference", head_dim=H)
 
 
-def heads(seed, rows=B, dtype=np.float32):
+def heads(seed, rows=B):
     rng = np.random.default_rng(seed)
     shapes = (rows, T, K, G, H), (rows, T, K, H), (rows, T, K, H)
-    return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+    return tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes)
 
 
 def rows_of(lengths):

@@ -6,7 +6,7 @@ nothing: no step is read there, and no token of the chain sees it, so that its g
 
 What a row holds is data, which a compiled program cannot refuse. A row that holds anything but one chain is NaN
 throughout, and no other row is: its steps would have seen what they must not. The packer lays out one chain a row
-wherever `ModelConfig.chain_rows` says so.
+wherever `ModelConfig.chain_rows` says so; in training all rows are as long as `data.tokens`, and the rest is padding.
 
 On a CPU, XLA computes the same call by a T x T array: for tests. Which of the two it is, the machine that traces the
 program decides, since JAX asks its cuDNN then. This way has not run on a GPU yet: tests compare XLA's numbers with the
