@@ -2,6 +2,8 @@
 
 A part of a split tree repeats the prefix that its chains need. The repeated steps keep their slots and labels, since a
 first-error policy looks at them, but weigh nothing, so that every step counts once.
+
+For attention that takes nothing else (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Bool, Int, Int32
 
 from jprm.rows import Rows
-from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, restrict, token_tree
+from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, ranges, restrict, token_tree
 
-__all__ = ["PackReport", "Packed", "TokenTree", "empty_rows", "pack", "token_tree"]
+__all__ = ["PackReport", "Packed", "Part", "TokenTree", "empty_rows", "lay_out", "pack", "split", "token_tree"]
 
 TooLong = Literal["error", "truncate"]
 
@@ -81,12 +83,22 @@ class Packed:
     report: PackReport
 
 
-def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong) -> Packed:
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A tree that fits a row, or a part of one that does."""
+
+    index: int  # of its tree, in the sequence given
+    tree: TokenTree
+    owned_M: Bool[np.ndarray, " M"]  # the others are repeated for their labels alone
+
+
+def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False) -> Packed:
     """Packs trees into rows of exactly `tokens` tokens and `slots` step slots; a function of its arguments alone.
 
     A tree that fits is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
 
     Args:
+        chains: a row holds one chain, of those that no other continues. A step of several is owned by the first.
         too_long: what to do with steps whose own chain exceeds a row: "error", or "truncate", which drops them and
             counts them in the report.
 
@@ -97,16 +109,27 @@ def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLo
         raise ValueError(f"a row of {tokens} tokens and {slots} slots holds no step; both must be positive")
     if too_long not in ("error", "truncate"):
         raise ValueError(f"too_long is {too_long!r}; use 'error' or 'truncate'")
-    report = PackReport(trees=len(trees))
-    parts: list[_Part] = []
+    report = PackReport()
+    parts: list[Part] = []
     for index, tree in enumerate(trees):
-        fitting, shape = _fit(tree, index, tokens, slots, too_long)
-        split = [_Part(index, part, owned) for part, owned in _split(fitting, shape, tokens, slots)]
-        parts += split
-        report += _count(tree, fitting, shape, sum(len(part.tree.tokens_N) for part in split))
-    bins = _best_fit([(len(part.tree.tokens_N), len(part.tree.run_M)) for part in parts], tokens, slots)
-    rows, tree_BS, node_BS = _lay_out([[parts[i] for i in members] for members in bins], tokens, slots)
+        own, counts = split(tree, index, tokens, slots, too_long=too_long, chains=chains)
+        parts += own
+        report += counts
+    sizes = [(len(part.tree.tokens_N), len(part.tree.run_M)) for part in parts]
+    bins = [[i] for i in range(len(parts))] if chains else _best_fit(sizes, tokens, slots)
+    rows, tree_BS, node_BS = lay_out([[parts[i] for i in members] for members in bins], tokens, slots)
     return Packed(rows, tree_BS, node_BS, report + PackReport(rows=len(bins), cells=len(bins) * tokens))
+
+
+def split(
+    tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool
+) -> tuple[list[Part], PackReport]:
+    """The parts of one tree, by the rules of `pack` and with its errors, and their counts."""
+    fitting, shape = _fit(tree, index, tokens, slots, too_long)
+    if chains:  # the end of a policy's chain, which nothing is read at, is a leaf too
+        fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
+    parts = [Part(index, part, owned_M) for part, owned_M in _split(fitting, shape, tokens, slots, chains)]
+    return parts, _count(tree, fitting, shape, sum(len(part.tree.tokens_N) for part in parts))
 
 
 def empty_rows(count: int, tokens: int, slots: int) -> Rows:
@@ -119,13 +142,6 @@ def empty_rows(count: int, tokens: int, slots: int) -> Rows:
         label=np.ones((count, slots), np.float32),
         weight=np.zeros((count, slots), np.float32),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    index: int  # of its tree, in the sequence given
-    tree: TokenTree
-    owned_M: np.ndarray  # bool; the others are repeated for their labels alone
 
 
 def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong) -> tuple[TokenTree, Geometry]:
@@ -149,41 +165,77 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
             f"steps, a row holds {tokens:,} tokens and {slots:,} steps. Use longer rows (or more slots), or "
             "too_long='truncate' to drop the steps that do not fit"
         )
-    # A chain only grows downwards, so what fits is closed under ancestors. Runs that lead to no kept step go too.
-    ends_R = np.bincount(tree.run_M[fits_M], minlength=len(tree.length_R))
+    return _leading_to(tree, shape, np.flatnonzero(fits_M))  # a chain only grows downwards: these have their ancestors
+
+
+def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"]) -> tuple[TokenTree, Geometry]:
+    """The tree with these steps, which hold their own ancestors, and the problem, without runs that lead to neither."""
+    ends_R = np.bincount(tree.run_M[step_L], minlength=len(tree.length_R))
     before_R = np.concatenate([[0], np.cumsum(ends_R)])
     needed_R = before_R[shape.last_R + 1] > before_R[:-1]
     needed_R[0] = True
-    kept = restrict(tree, np.flatnonzero(needed_R), np.flatnonzero(fits_M))
+    kept = restrict(tree, np.flatnonzero(needed_R), step_L)
     return kept, geometry(kept.length_R, kept.parent_R)
 
 
-def _split(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> Iterable[tuple[TokenTree, np.ndarray]]:
+def _split(
+    tree: TokenTree, shape: Geometry, tokens: int, slots: int, chains: bool
+) -> Iterable[tuple[TokenTree, np.ndarray]]:
     """Parts of a tree, each no more than a row, and which of their steps they own."""
     count = len(tree.run_M)
     if count == 0:
         return
-    if len(tree.tokens_N) <= tokens and count <= slots:
+    if not chains and len(tree.tokens_N) <= tokens and count <= slots:
         yield tree, np.ones(count, bool)
         return
-    cuts = _cuts(tree, shape, tokens, slots)
+    cuts = _leaf_cuts(tree, shape, slots) if chains else _cuts(tree, shape, tokens, slots)
     for begin, end in itertools.pairwise(cuts):
         first_run = tree.run_M[begin - 1] + 1 if begin else 0  # the earlier part holds all runs before this one
         prefix, run = [], tree.run_M[begin]
         while run >= 0:
             prefix += [run] if run < first_run else []
             run = tree.parent_R[run]
-        run_K = np.concatenate([np.array(prefix[::-1], np.int64), np.arange(first_run, tree.run_M[end - 1] + 1)])
-        above = set()
-        for step in tree.above_M[begin:end].tolist():
-            while 0 <= step < begin and step not in above:
-                above.add(step)
-                step = int(tree.above_M[step])
-        repeated = np.array(sorted(above), np.int64)
+        prefix_K = np.array(prefix[::-1], np.int64)
+        run_K = np.concatenate([prefix_K, np.arange(first_run, tree.run_M[end - 1] + 1)])
+        repeated = _on_runs(tree, prefix_K, begin) if chains else None
+        if repeated is None or len(repeated) + end - begin > slots:
+            repeated = _above(tree, begin, end)
         yield (
             restrict(tree, run_K, np.concatenate([repeated, np.arange(begin, end)])),
             np.concatenate([np.zeros(len(repeated), bool), np.ones(end - begin, bool)]),
         )
+
+
+def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
+    """The steps before `begin` that the steps from there to `end` go on from."""
+    above = set()
+    for step in tree.above_M[begin:end].tolist():
+        while 0 <= step < begin and step not in above:
+            above.add(step)
+            step = int(tree.above_M[step])
+    return np.array(sorted(above), np.int64)
+
+
+def _on_runs(tree: TokenTree, run_K: Int[np.ndarray, " K"], begin: int) -> Int[np.ndarray, " L"]:
+    """The steps before `begin` that end on these runs."""
+    first_K, stop_K = (np.searchsorted(tree.run_M[:begin], run_K, side) for side in ("left", "right"))
+    return ranges(first_K, stop_K - first_K)
+
+
+def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
+    """Where to cut the M steps so that every part is one chain: behind the last step of each leaf: 0, ..., M.
+
+    A chain on which more steps end than a row has slots, as many equal ones can, is cut into several rows.
+    """
+    following_M = np.append(tree.run_M[1:], len(tree.length_R))
+    seen_M, steps_J = _steps_on_path(tree, shape), np.concatenate([[0], np.cumsum(chain_lengths(tree))])
+    cuts = [0]
+    for end in (np.flatnonzero(following_M > shape.last_R[tree.run_M]) + 1).tolist():
+        while (begin := cuts[-1]) < end:
+            with_path = begin + slots - seen_M[begin]  # as far as all steps that end on the chain have slots
+            with_above = np.searchsorted(steps_J, steps_J[begin] + slots, "right") - 1  # or those gone on from alone
+            cuts.append(min(end, int(max(with_path, with_above))))
+    return cuts
 
 
 def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int]:
@@ -248,7 +300,8 @@ def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list
     return bins
 
 
-def _lay_out(bins: list[list[_Part]], tokens: int, slots: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+def lay_out(bins: list[list[Part]], tokens: int, slots: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """A row for each list of parts, which must fit it; the tree and the node of every slot, as in `Packed`."""
     rows = empty_rows(len(bins), tokens, slots)
     tree_BS, node_BS = (np.full((len(bins), slots), -1, np.int32) for _ in range(2))
     for row, members in enumerate(bins):
@@ -276,6 +329,7 @@ def _count(given: TokenTree, kept: TokenTree, shape: Geometry, laid_out: int) ->
     leaf_M[kept.above_M[kept.above_M >= 0]] = False
     labelled = int((kept.weight_M > 0).sum())
     return PackReport(
+        trees=1,
         tokens=laid_out,
         repeated=laid_out - (len(kept.tokens_N) if len(depth_M) else 0),
         leaf_tokens=int(depth_M[leaf_M].sum()),

@@ -8,6 +8,7 @@ attention needs to know follows from two arrays, the length and the parent of ev
 from __future__ import annotations
 
 import dataclasses
+import functools
 from array import array
 from typing import Literal
 
@@ -33,6 +34,11 @@ class TokenTree:
     node_M: Int[np.ndarray, " M"]  # index of its node in the ReasoningTree
     label_M: Float32[np.ndarray, " M"]
     weight_M: Float32[np.ndarray, " M"]
+
+    @functools.cached_property
+    def start_R(self) -> Int[np.ndarray, " R"]:
+        """The first token of each run."""
+        return np.cumsum(self.length_R) - self.length_R
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +158,8 @@ def next_tokens(tree: TokenTree) -> TokenTree:
     are single tokens here, and `node_M` is the index of the token.
     """
     total, problem = len(tree.tokens_N), int(tree.length_R[0])
-    first_R = np.cumsum(tree.length_R) - tree.length_R
     above_N = np.arange(-1, total - 1)
-    above_N[first_R[1:]] = (first_R + tree.length_R - 1)[tree.parent_R[1:]]
+    above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]
     node_M = np.arange(problem, total)
     node_M = node_M[np.argsort(above_N[node_M], kind="stable")]
     slot_N = np.full(total, -1)
@@ -181,8 +186,7 @@ def _end_of_chain(layout: Layout) -> list[int]:
 
 def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarray, " L"]) -> TokenTree:
     """The part of a tree made of the given runs and steps (ascending), which must hold their own ancestors."""
-    start_K = (np.cumsum(tree.length_R) - tree.length_R)[run_K]
-    length_K = tree.length_R[run_K]
+    start_K, length_K = tree.start_R[run_K], tree.length_R[run_K]
     parent_K, above_L = tree.parent_R[run_K], tree.above_M[step_L]
     return TokenTree(
         name=tree.name,

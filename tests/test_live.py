@@ -22,7 +22,7 @@ LAYOUT = Letters(end=(28,))
 
 def make(mesh=None, **changes):
     mesh = mesh or make_mesh(MeshConfig(), jax.devices()[:1])
-    config = dataclasses.replace(TINY, attention="reference", **changes)
+    config = dataclasses.replace(TINY, **{"attention": "reference", **changes})
     put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key])))  # noqa: E731
     placed = jax.tree_util.tree_map_with_path(put, params(config))
     return PRM(placed, config, LAYOUT, mesh, "correctness", "tiny", 1)
@@ -149,6 +149,16 @@ def test_steps_go_into_batches_of_the_fewest_cells_and_calls(prm):
 @pytest.mark.parametrize("sizes", [(2, 2, 2)])
 def test_every_mesh_scores_as_one_device_does(sizes):
     grow(make(make_mesh(MeshConfig(*sizes))), 3, 3, None)
+
+
+def test_the_way_of_attention_does_not_matter_to_a_cache():
+    """Also not one that takes no trees: tokens that are decoded have a way of their own."""
+    found = []
+    for way in ("blocked", "cudnn"):
+        trees = LiveTrees(make(head_dim=8, dtype="bfloat16", attention=way))
+        root = trees.open(["ab"])
+        found.append(trees.extend(root * 3, ["abc", "abd", "ccc"])[1])
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_score_that_is_not_finite_is_an_error_and_its_nodes_are_dropped(prm):

@@ -6,15 +6,19 @@ import json
 import pathlib
 import time
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import filled
 
 from jprm.layout import NativeLayout
-from jprm.pack import pack, token_tree
+from jprm.model.chains import find_chains
+from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
 from jprm.tokenizer import load_tokenizer
+from jprm.train.targets import TargetConfig, targets
 from jprm.tree import Node, ReasoningTree
 
 
@@ -32,6 +36,7 @@ class LetterLayout:
 
 
 LAYOUT = LetterLayout()
+TARGETS = jax.jit(targets, static_argnums=1)
 
 
 @st.composite
@@ -127,10 +132,64 @@ def test_every_step_sees_its_own_chain_and_counts_once_whatever_the_row(trees, s
     assert report.cells == rows.tokens.size and report.tokens + report.padding == report.cells
 
 
+def owned(packed, value_BS):
+    """The values of the slots that own a step, by tree and node."""
+    return {
+        (int(t), int(n)): float(value)
+        for t, n, value in zip(packed.tree_BS.flat, packed.node_BS.flat, np.asarray(value_BS).flat, strict=True)
+        if n >= 0
+    }
+
+
+def all_alone(rows):
+    """Whether the model would take each row for one chain; in one shape, which is compiled once."""
+    (B, T), same = rows.tokens.shape, empty_rows(64, 256, 1)
+    same.until[:B, :T], same.position[:B, :T] = rows.until, rows.position
+    return bool(np.all(find_chains(same.until, same.position).alone))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(reasoning_trees(), max_size=4), st.integers(0, 12), st.integers(0, 6))
+def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
+    tokens, slots = longest(trees)
+    tokens = max(tokens, *(len(tree.problem) + 1 for tree in trees), 1) if trees else tokens
+    tokens, slots = tokens + spare_tokens, slots + spare_slots
+    given = [token_tree(tree, LAYOUT) for tree in trees]
+    packed = pack(given, tokens, slots, too_long="error", chains=True)
+    check(trees, packed, every_node(trees))
+    rows, report = packed.rows, packed.report
+    assert all_alone(rows) and rows.step_end.shape[1] == slots
+    leaves = {tuple(chain_ids(tree, node)) for tree in trees for node in range(len(tree.nodes))}
+    alone = [ids for ids in leaves if not any(ids == other[: len(ids)] for other in leaves - {ids})]
+    found = [tuple(rows.tokens[b, : rows.until[b, 0]].tolist()) for b in range(len(rows.tokens))]
+    assert set(found) >= set(alone)  # and more where equal steps need the slots of several rows, or trees are equal
+    whole = pack(given, tokens, slots, too_long="error").report
+    assert dataclasses.replace(report, rows=0, cells=0, tokens=0, repeated=0) == dataclasses.replace(
+        whole, rows=0, cells=0, tokens=0, repeated=0
+    )
+    assert report.tokens == sum(map(len, found)) and report.tokens + report.padding == report.cells == rows.tokens.size
+    assert report.tokens - report.repeated == whole.tokens - whole.repeated
+
+
+@pytest.mark.parametrize("after_error", ["keep", "mask"])
+@settings(max_examples=60, deadline=None)
+@given(trees=st.lists(reasoning_trees(), min_size=1, max_size=3))
+def test_chains_have_the_targets_of_their_trees(after_error, trees):
+    """With slots for all steps of a chain, those of equal alternatives too, among which an error masks what follows."""
+    policy = TargetConfig("rating", neutral="negative", after_error=after_error)
+    layouts = [pack([token_tree(tree, LAYOUT) for tree in trees], 128, 64, too_long="error", chains=c) for c in (0, 1)]
+    found = []
+    for packed in layouts:
+        count = len(packed.rows.tokens)
+        target_BS, weight_BS = (np.asarray(x)[:count] for x in TARGETS(filled(packed.rows, 42), policy))
+        found.append((owned(packed, target_BS), owned(packed, weight_BS), weight_BS.sum()))
+    assert found[0] == found[1]
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.lists(reasoning_trees(), min_size=1, max_size=3), st.integers(5, 16), st.integers(1, 4))
-def test_truncate_drops_exactly_what_cannot_fit_and_counts_it(trees, tokens, slots):
-    packed = pack([token_tree(tree, LAYOUT) for tree in trees], tokens, slots, too_long="truncate")
+@given(st.lists(reasoning_trees(), min_size=1, max_size=3), st.integers(5, 16), st.integers(1, 4), st.booleans())
+def test_truncate_drops_exactly_what_cannot_fit_and_counts_it(trees, tokens, slots, chains):
+    packed = pack([token_tree(tree, LAYOUT) for tree in trees], tokens, slots, too_long="truncate", chains=chains)
     fits = [
         (i, node)
         for i, node in every_node(trees)
@@ -204,9 +263,9 @@ def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():
         token_tree(ReasoningTree("p", nodes), LAYOUT, "both")
 
 
-@given(reasoning_trees(), st.sampled_from([40, 64, 200]))
+@given(reasoning_trees(), st.sampled_from([40, 64, 200]), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_a_policy_learns_every_next_token_once(tree, tokens):
+def test_a_policy_learns_every_next_token_once(tree, tokens, chains):
     """The slots of all rows are the pairs (tokens so far, next token) of all chains: no pair twice, none missing."""
     layout = LetterLayout(end=0)
     leaves = set(range(len(tree.nodes))) - {node.parent for node in tree.nodes}
@@ -218,8 +277,10 @@ def test_a_policy_learns_every_next_token_once(tree, tokens):
             node = tree.nodes[node].parent
         start, ids = len(tree.problem), [ord(c) for c in tree.problem + "".join(steps)] + [0]
         wanted |= {(tuple(ids[:i]), ids[i]) for i in range(start, len(ids))}
-    rows = pack([token_tree(tree, layout, "token")], tokens, 2 * tokens, too_long="error").rows
-    found = []
+    packed = pack([token_tree(tree, layout, "token")], tokens, 2 * tokens, too_long="error", chains=chains)
+    rows, report, found = packed.rows, packed.report, []
+    assert report.tokens + report.padding == report.cells and report.repeated >= 0
+    assert not chains or all_alone(rows)
     for row, slot in zip(*np.nonzero(rows.weight), strict=True):
         end = rows.step_end[row, slot]
         seen = (np.arange(tokens) <= end) & (rows.until[row] > end)

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import params
 from tiny_run import chains, pool_of, trees
 
 import jprm
 from jprm.jsonl import read_records, write_records
+from jprm.model.chains import find_chains
+from jprm.model.config import ModelConfig
+from jprm.model.sharding import MeshConfig, make_mesh, spec
+from jprm.model.transformer import AXES
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import files, scorer
 from jprm.score.files import score_file
+from jprm.score.implicit import LogRatio
 from jprm.tree import chains_of, tree_of
 
 CLOSE = 2e-6
@@ -117,6 +123,54 @@ def test_every_tree_has_its_row_and_rows_are_full(prm):
     report = sum((p.report for p in packed), PackReport())
     assert report.tokens == sum(len(tree.tokens_N) for tree in given)
     assert report.padding_share < 0.1
+
+
+def test_a_chain_a_row_gives_the_same_scores(prm, monkeypatch):
+    """By the same attention, so that only rows differ: each chain in the shortest, several of these at once."""
+    branch = [f"dot {i}" for i in range(20)]
+    wide = {"problem": "wide", "samples": [{"steps": [f"end {j}", *branch[: 2 * j]]} for j in range(10)]}
+    equal = {"problem": "equal", "samples": [{"steps": ["add 1"]}] * 300}  # more than a row has slots
+    records = [*chains(5, seed=5), *trees(5, seed=5), wide, equal, *chains(2, seed=7, longest=40)]
+    expected, sizes = list(prm.score_many(records)), []
+    whole = scorer._score
+
+    def counted(params, config, rows, reading):
+        assert find_chains(rows.until, rows.position).alone.all()
+        sizes.append(rows.tokens.shape)
+        return whole(params, config, rows, reading)
+
+    monkeypatch.setattr(scorer, "_score", counted)
+    monkeypatch.setattr(ModelConfig, "chain_rows", True)
+    for a, b in zip(prm.score_many(records), expected, strict=True):
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            assert x == y or x == pytest.approx(y, abs=CLOSE)
+    assert set(sizes) == {(4, 128), (2, 256), (1, 512)}  # rows of so many tokens, 512 at once
+    assert sizes.count((1, 512)) < len(sizes) / 4
+
+
+def test_two_models_score_a_chain_a_row_too(prm, monkeypatch):
+    other = LogRatio(jax.tree.map(lambda x: 1.1 * x, prm.params), prm.config, 0.5)
+    implicit, given = dataclasses.replace(prm, ratio=other), [tree_of(record) for record in trees(5, seed=5)]
+    expected = np.concatenate(implicit.score_trees(given))
+    monkeypatch.setattr(ModelConfig, "chain_rows", True)
+    # Sums of up to a hundred differences of logarithms, each off by a few 6e-8 of some five.
+    np.testing.assert_allclose(np.concatenate(implicit.score_trees(given)), expected, atol=1e-4, rtol=0)
+    assert np.ptp(expected) > 0.1
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_cudnns_scores_are_those_of_the_reference(prm, devices):
+    config = dataclasses.replace(prm.config, head_dim=16, dtype="bfloat16")
+    mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+    place = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key])))  # noqa: E731
+    placed = jax.tree_util.tree_map_with_path(place, params(config))
+    reference = dataclasses.replace(prm, config=config, mesh=mesh, params=placed)
+    cudnn = dataclasses.replace(reference, config=dataclasses.replace(config, attention="cudnn"))
+    given = [tree_of(record) for record in [*chains(5, seed=5), *trees(5, seed=5), pool_of(chains(4, seed=6))]]
+    scores = [np.concatenate(model.score_trees(given)) for model in (cudnn, reference)]
+    assert np.ptp(scores[1]) > 0.3
+    # 8 bits of mantissa: some twenty roundings of the stream by up to 2^-9, on logits of size 1.
+    np.testing.assert_allclose(*scores, atol=0.04, rtol=0)
 
 
 def test_few_shapes_are_compiled(prm):

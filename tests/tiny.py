@@ -113,8 +113,8 @@ def chain_rows(chains, tokens, count=None):
     return rows
 
 
-def packed_trees(trees, tokens=64, slots=32, layout=Letters(), too_long="error"):
-    return pack([token_tree(tree, layout) for tree in trees], tokens, slots, too_long=too_long)
+def packed_trees(trees, tokens=64, slots=32, layout=Letters(), too_long="error", chains=False):
+    return pack([token_tree(tree, layout) for tree in trees], tokens, slots, too_long=too_long, chains=chains)
 
 
 def filled(rows: Rows, count: int) -> Rows:

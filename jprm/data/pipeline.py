@@ -35,6 +35,7 @@ class PipelineConfig:
     shuffle: bool = True  # trees within an epoch, and the rows of a window
     epochs: int | None = None  # None repeats for ever
     stream: tuple[int, int] = (0, 1)  # (k, n): the k-th of n streams, which packs every n-th window
+    chains: bool = False  # a row holds one chain; see `jprm.pack.pack`
 
     def __post_init__(self):
         for name in ("rows", "tokens", "slots", "window"):
@@ -74,7 +75,7 @@ def packed_batches(
 
 
 def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> Rows:
-    rows = pack(trees, config.tokens, config.slots, too_long=config.too_long).rows
+    rows = pack(trees, config.tokens, config.slots, too_long=config.too_long, chains=config.chains).rows
     count = len(rows.tokens)
     if count == 0:  # no tree of the window has a step; an empty row keeps the stream going
         return _fill_up(1, rows)

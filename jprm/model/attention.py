@@ -3,7 +3,7 @@
 In a layer with a sliding window the key must also be less than so many positions before the query. Positions are depths
 in the tree, so a window reaches up the query's own path, as it does in that chain alone.
 
-Four exact ways, chosen by `ModelConfig.attention`:
+Five exact ways, chosen by `ModelConfig.attention`:
 
 `reference`: the rule written out, memory O(T^2). What the others are tested against.
 `blocked`: blocks of queries, each against all keys up to its own end. Memory O(block x T); half of the square skipped.
@@ -12,12 +12,15 @@ Four exact ways, chosen by `ModelConfig.attention`:
 `kernel`: Pallas kernels for TPUs over the pairs of blocks that hold a visible pair (`jprm.model.kernels`). Memory O(T).
     On a CPU the same kernels are interpreted, slowly: for tests. They are chosen by the platform that the program is
     compiled for, so that a machine without TPUs compiles it for TPUs.
+`cudnn`: cuDNN's causal flash attention, for NVIDIA GPUs and rows that hold one chain each (`jprm.model.chains`), which
+    the packer then lays out: what chains share is computed for each of them. Memory O(T). It has not run on a GPU yet.
 
-A GPU has no kernel of ours: it takes `blocked`, and `kernel` is refused there.
+A GPU has no kernel of ours: for trees and rows of several chains it takes `blocked`, and `kernel` is refused there.
+Tokens that are decoded with a cache have a way of their own, whatever is chosen here (`jprm.model.decode`).
 
 Where the mesh splits the tokens of a row over `context`, every device keeps its queries, and is sent the keys and
 values of its rows and heads; what it adds to their gradients is summed and scattered. Shares are equal in queries, not
-in work: of a row that one chain fills, the last device computes most. `paths` takes whole rows alone.
+in work: of a row that one chain fills, the last device computes most. `paths` and `cudnn` take whole rows alone.
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jprm.model.chains import Chains, chain_attention, find_chains
 from jprm.model.config import ModelConfig
 from jprm.model.kernels.blocks import Blocks, block_sizes, find_blocks
 from jprm.model.kernels.interval import interval_attention
 from jprm.model.paths import HIDDEN, Paths, capped, find_paths, path_attention
-from jprm.model.sharding import parts, reshape, spec
+from jprm.model.sharding import check_split, parts, reshape, spec
 
 
 @jax.tree_util.register_dataclass
@@ -46,27 +50,25 @@ class Whole:
     window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
-Plan = Whole | Paths | Blocks
+Plan = Whole | Paths | Blocks | Chains
 """What attention needs to know of the rows, worked out once for all layers."""
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:
     """Raises ValueError where the way of attention does not take such rows, or does not run here."""
     T, split = until_BT.shape[1], parts(until_BT)
+    check_split(config, split)
     if split > 1:
         until_BT, position_BT = (jax.sharding.reshard(x, spec("batch", None)) for x in (until_BT, position_BT))
     if config.attention == "paths":
-        if split > 1:
-            raise ValueError(
-                f"attention='paths' does not split rows over the mesh's context={split}; choose attention='kernel' for"
-                " TPUs, 'blocked' elsewhere, or mesh.context=1"
-            )
         return find_paths(until_BT, position_BT, config.attention_block)
     if config.attention == "kernel":
         if jax.default_backend() == "gpu":
-            raise ValueError("attention='kernel' is for TPUs; a GPU takes attention='blocked'")
+            raise ValueError("attention='kernel' is for TPUs; a GPU takes attention='blocked', or 'cudnn' for chains")
         sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
         return find_blocks(until_BT, position_BT, sizes, split)
+    if config.attention == "cudnn":
+        return find_chains(until_BT, position_BT)
     return Whole(until_BT, position_BT)
 
 
@@ -82,6 +84,8 @@ def attention(
 
     `window` is the layer's, in positions; None lets queries see the whole path.
     """
+    if config.attention == "cudnn":
+        return chain_attention(q_BTKGH, k_BSKH, v_BSKH, plan, config)
     rows = dataclasses.replace(plan, window=window)
     if config.attention in ("paths", "kernel"):
         ours = path_attention if config.attention == "paths" else interval_attention

@@ -48,7 +48,7 @@ class ModelConfig:
     group follows `layers`, whatever it says."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
-    attention: Literal["reference", "blocked", "paths", "kernel"] = "blocked"
+    attention: Literal["reference", "blocked", "paths", "kernel", "cudnn"] = "blocked"
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` has a rule for its own
 
     def __post_init__(self):
@@ -70,11 +70,30 @@ class ModelConfig:
         for field, values in _CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
+        if self.attention == "cudnn":
+            self._check_cudnn()
+
+    def _check_cudnn(self):
+        """What cuDNN's attention takes on every GPU that it runs on. (Hopper and later take heads of 256 too.)"""
+        for takes, fits, field in [
+            ("dtype='bfloat16' alone", self.dtype == "bfloat16", "dtype"),
+            ("heads of a multiple of 8 up to 128", self.head_dim % 8 == 0 and self.head_dim <= 128, "head_dim"),
+            ("no sliding windows", not self.windows, "windows"),
+            ("no soft cap", not self.attention_softcap, "attention_softcap"),
+        ]:
+            if not fits:
+                found = f"{field}={getattr(self, field)!r}"
+                raise ValueError(f"attention='cudnn' takes {takes}, not {found}; choose attention='blocked' for that")
 
     @property
     def group(self) -> int:
         """Query heads a key-value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def chain_rows(self) -> bool:
+        """Whether attention takes only rows that hold one chain each; the packer then lays out no others."""
+        return self.attention == "cudnn"
 
     @property
     def query_scale(self) -> float:
@@ -96,5 +115,5 @@ _CHOICES = {
     "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "full"),
-    "attention": ("reference", "blocked", "paths", "kernel"),
+    "attention": ("reference", "blocked", "paths", "kernel", "cudnn"),
 }

@@ -33,9 +33,12 @@ def plan(
     `epoch` are None where the program does not fit, as is `epoch` where its tokens are not given. `say` is told what is
     being done.
 
-    Raises ValueError where the mesh does not divide the model or the rows, and FileNotFoundError without libtpu.
+    Raises ValueError where the mesh does not divide the model or the rows, or attention is for GPUs, and
+    FileNotFoundError without libtpu.
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
+    if model.attention == "cudnn":
+        raise ValueError("attention='cudnn' is for NVIDIA GPUs, and plans are of TPUs; set model.attention=kernel")
     mesh = make_mesh(experiment.mesh, devices(topology))
     rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
     check(model, mesh, rows if scoring else data.micro_rows, data.tokens)

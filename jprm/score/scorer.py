@@ -25,7 +25,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.sharding import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
-from jprm.pack import empty_rows, pack, token_tree
+from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogRatio
@@ -92,20 +92,21 @@ class PRM:
                 yield scored(record, tree, score_N)
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
-        """(N,) float32 for each tree of N nodes. Common prefixes within a tree are computed once."""
+        """(N,) float32 for each tree of N nodes. Common prefixes within a tree are computed once.
+
+        (Once for every chain, where attention takes no trees: `ModelConfig.chain_rows`.)
+        """
         token_trees = [token_tree(tree, self.layout) for tree in trees]
         scores = [np.full(len(tree.nodes), np.nan, np.float32) for tree in trees]
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
-        for tokens, members in _row_groups(token_trees).items():
-            packed = pack([token_trees[i] for i in members], tokens, tokens // 2, too_long="error")
-            problem = np.array([token_trees[i].length_R[0] for i in members])
-            for score_BS, first in self._run(packed.rows, problem[packed.tree_BS].astype(np.int32)):
-                tree_BS = packed.tree_BS[first : first + len(score_BS)]
-                node_BS = packed.node_BS[first : first + len(score_BS)]
+        problem = np.array([tree.length_R[0] for tree in token_trees])
+        for rows, *slots in (_rows_of_chains if self._chain_rows else _rows_of_trees)(token_trees):
+            for score_BS, first in self._run(rows, problem[slots[0]].astype(np.int32)):
+                tree_BS, node_BS = (a_BS[first : first + len(score_BS)] for a_BS in slots)
                 for tree, node, score in zip(*(a[tree_BS >= 0] for a in (tree_BS, node_BS, score_BS)), strict=True):
-                    scores[members[tree]][node] = score
+                    scores[tree][node] = score
         for tree, score_N in zip(trees, scores, strict=True):
             if not np.isfinite(score_N).all():
                 node = int(np.argmin(np.isfinite(score_N)))
@@ -118,9 +119,11 @@ class PRM:
     def _run(self, rows: Rows, problem_BS: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         """(scores of a batch of rows, index of its first row); batches are one row a device, filled up with padding.
 
-        `problem_BS` is the tokens of each step's problem.
+        Of chains they are as many rows a device as have FILLED tokens. `problem_BS` is the tokens of each step's
+        problem.
         """
         size, count = self.mesh.shape["data"] * self.mesh.shape["fsdp"], len(rows.tokens)
+        size *= max(1, FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
         missing = -count % size
         if missing:
             filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
@@ -137,6 +140,11 @@ class PRM:
                         self.params, self.config, batch, jax.device_put(problem_BS[some], batch.step_end.sharding)
                     )
                 yield np.asarray(score_BS)[: count - first], first  # without the filler
+
+    @property
+    def _chain_rows(self) -> bool:
+        """Whether a row must hold one chain, for this model or for that which it is divided by."""
+        return self.config.chain_rows or (self.ratio is not None and self.ratio.config.chain_rows)
 
     def check_length(self, tokens: int, where: str) -> None:
         """Raises ValueError for a chain of more tokens than the model takes."""
@@ -206,6 +214,24 @@ def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> 
     return record | {"samples": samples}
 
 
+def _rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
+    """Rows of several trees, by their length; and the tree (an index into those given) and the node of every slot."""
+    for tokens, members in _row_groups(trees).items():
+        packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
+        yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
+
+
+def _rows_of_chains(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
+    """The same with a chain a row, each in the shortest that takes it."""
+    groups: dict[int, list[Part]] = {}
+    for index, tree in enumerate(trees):
+        longest = _longest_row(tree)
+        for part in split(tree, index, longest, longest // 2, too_long="error", chains=True)[0]:
+            groups.setdefault(_size(_needed(part.tree)), []).append(part)
+    for tokens, parts in groups.items():
+        yield lay_out([[part] for part in parts], tokens, tokens // 2)
+
+
 def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
     """By the tokens of a row, the indices of the trees that are packed into such rows, so that little is padding.
 
@@ -235,9 +261,16 @@ def _needed(tree: TokenTree) -> int:
 
 
 def _row_tokens(tree: TokenTree) -> int:
-    """Tokens of the row that a tree is packed into, if it is alone."""
-    longest = _needed(tree)
-    if longest > LONGEST:  # it will be split at its branches, unless one chain is longer
-        depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
-        longest = max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0)))
-    return max(SHORTEST, 1 << (longest - 1).bit_length())
+    """Tokens of the row that a tree is packed into, if it is alone. A longer one than LONGEST is split."""
+    return _size(_needed(tree)) if _needed(tree) <= LONGEST else _longest_row(tree)
+
+
+def _longest_row(tree: TokenTree) -> int:
+    """Tokens of a row that takes every chain of a tree: LONGEST, unless one is longer."""
+    depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
+    return _size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))))
+
+
+def _size(tokens: int) -> int:
+    """Tokens of the shortest row that has so many."""
+    return max(SHORTEST, 1 << (tokens - 1).bit_length())

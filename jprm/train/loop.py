@@ -33,7 +33,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.sharding import check, gathered, make_mesh, put_rows
 from jprm.rows import Rows
 from jprm.tokenizer import Tokenizer, load_tokenizer
-from jprm.train.config import DataConfig, Experiment, from_json, read, to_json
+from jprm.train.config import Experiment, from_json, read, to_json
 from jprm.train.log import Log
 from jprm.train.lora import TRAINED, merge
 from jprm.train.lora import init as init_adapters
@@ -132,22 +132,23 @@ def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer:
     """Batches of shape (A, B, ...), for ever, of which this process packs the rows that its devices compute."""
     config, layout = experiment.data, NativeLayout(tokenizer)
     streams = {
-        k: batches_of(config, config.train, experiment.target, layout, stream=(k, config.streams))
+        k: batches_of(experiment, config.train, layout, stream=(k, config.streams))
         for k in own_streams(mesh, config.micro_rows, config.streams)
     }
     return Streams(streams, config.streams, config.micro_rows)
 
 
 def batches_of(
-    config: DataConfig, files: Sequence[str], target: TargetConfig, layout: NativeLayout, *, once: bool = False,
+    experiment: Experiment, files: Sequence[str], layout: NativeLayout, *, once: bool = False,
     stream: tuple[int, int] = (0, 1),
 ) -> grain.IterDataset[Rows]:  # fmt: skip
-    """A stream's part of batches of `config.rows` rows; shuffled, for ever, or with `once` in order, to the end."""
+    """A stream's part of batches of `data.rows` rows; shuffled, for ever, or with `once` in order, to the end."""
+    config, target = experiment.data, experiment.target
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
     pipeline = PipelineConfig(
         rows=config.rows // stream[1], tokens=config.tokens, slots=config.slots, too_long=config.too_long,
         supervise=config.supervise, window=config.window, seed=config.seed, shuffle=not once,
-        epochs=1 if once else None, stream=stream,
+        epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows,
     )  # fmt: skip
 
     def checked(record: dict) -> ReasoningTree:
@@ -201,7 +202,7 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
     """
     config, mesh = experiment.data, jax.sharding.get_mesh()
     score, positive, weight = [], [], []
-    for rows in batches_of(config, config.valid, experiment.target, NativeLayout(tokenizer), once=True):
+    for rows in batches_of(experiment, config.valid, NativeLayout(tokenizer), once=True):
         for micro in _unstack(_micro(rows, config.micro_rows)):
             arguments = params, experiment.model, experiment.target, put_rows(micro, mesh)
             if not score:
