@@ -20,7 +20,7 @@ OPTIONS: dict[str, dict[str, bool | str]] = {
         # (v5p, v6e, tpu7x), and not summed whole in every chip and sliced; see `jprm.model.sharding.whole`.
         "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
         "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": True,
-        # The SparseCores' way of working that MaxText sets wherever it lets them send (benchmarks/xla_flags_library.py).
+        # How SparseCores work wherever MaxText lets them send (its benchmarks/xla_flags_library.py).
         "xla_tpu_use_tc_device_shape_on_sc": True,
         "xla_sc_disable_megacore_partitioning": True,
         "xla_sc_enable_instruction_fusion": False,

@@ -4,6 +4,7 @@ What is compiled for a TPU needs libtpu (the extra `tpu`), not a TPU.
 """
 
 import dataclasses
+import io
 import json
 
 import jax
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from rich.console import Console
 from tiny import TINY, optimised
 
 from jprm import cli
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
 from jprm.model.sharding import AXES, MeshConfig
-from jprm.plan import compile, counts, hlo, roofline, search, topologies
+from jprm.plan import compile, counts, hlo, report, roofline, search, topologies
 from jprm.plan.topologies import GIB
 
 SLICES = [
@@ -304,6 +306,21 @@ def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
     assert {plan["made"].mesh.tensor for plan in plans} == {1, 2, 4}  # 8 does not divide the key-value heads
     with pytest.raises(ValueError, match="no mesh of 8 devices divides data.rows=9"):
         search.search(load(file, ["data.rows=9", "data.micro_rows=9"]), topologies.find("v5e-8"))
+
+
+def test_a_search_is_shown_whole_in_80_columns():
+    def plan(mesh, total, bounds):
+        return {
+            "mesh": dict(zip(AXES, mesh, strict=True)), "remat": "nothing", "micro_rows": 1024,
+            "memory": {"total": total * topologies.GIB}, "bounds": bounds,
+        }  # fmt: skip
+
+    best = plan((2, 128, 8, 16), 12.5, {"tokens_per_second": 1234567.0, "mfu": 0.7654, "by": "interconnect"})
+    printed = io.StringIO()
+    report.show_search([plan((1, 64, 1, 1), 123.456, None), best], best, Console(file=printed, width=80))
+    *_, other, chosen = (line.split() for line in printed.getvalue().splitlines())
+    assert other == "1 x 64 x 1 x 1 nothing 1024 123.46 does not fit".split()
+    assert chosen == "best 2 x 128 x 8 x 16 nothing 1024 12.50 1,234,567 76.5% interconnect".split()
 
 
 def test_refusals_of_the_command(file, capsys, monkeypatch):

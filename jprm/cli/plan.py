@@ -59,13 +59,14 @@ def plan(
     from jprm.train.config import load
 
     wanted, loaded = find(topology, slices), load(experiment, set_)
-    console = Console()
+    console, told = Console(), Console(stderr=True)
     options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
-    with Console(stderr=True).status("starting") as status:
+    with told.status("starting") as status:
+        say = status.update if told.is_terminal else told.print  # a log has no line that changes
         if search:
-            plans, best = search_plans(loaded, wanted, say=status.update, **options)
+            plans, best = search_plans(loaded, wanted, say=say, **options)
         else:
-            best = plan(loaded, wanted, say=status.update, **options)
+            best = plan(loaded, wanted, say=say, **options)
     if search:
         report.show_search(plans, best, console)
     if best is not None:

@@ -68,17 +68,16 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
 
 
 def show_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, console: Console) -> None:
-    """A line a candidate."""
-    figures = ("remat", "rows at once", "GiB", "fits", "step", "tokens/s", "MFU", "by", "")
-    table = Table(*AXES, *figures)
+    """A line a candidate, within 80 columns."""
+    table = Table("", " x ".join(AXES), "remat", "rows", "GiB", "tokens/s", "MFU", "bound by", box=None, padding=(0, 1))
     for plan in plans:
         memory, bounds = plan["memory"], plan["bounds"]
-        cells = [str(size) for size in plan["mesh"].values()]
-        cells += [plan["remat"], str(plan["micro_rows"]), f"{memory['total'] / GIB:.2f}", "yes" if bounds else "no"]
+        cells = ["best" if plan is best else "", " x ".join(str(size) for size in plan["mesh"].values())]
+        cells += [plan["remat"], str(plan["micro_rows"]), f"{memory['total'] / GIB:.2f}"]
         if bounds:
-            cells += [seconds(bounds["step"]), f"{bounds['tokens_per_second']:,.0f}", f"{bounds['mfu']:.1%}"]
-            cells += [bounds["by"], "best" if plan is best else ""]
-        table.add_row(*cells)
+            table.add_row(*cells, f"{bounds['tokens_per_second']:,.0f}", f"{bounds['mfu']:.1%}", bounds["by"])
+        else:
+            table.add_row(*cells, "", "", "does not fit")
     console.print(table)
     if best is None:
         console.print("none of them fits: use a larger slice, shorter rows or fewer slots")
