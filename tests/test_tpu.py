@@ -74,6 +74,7 @@ def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology)
     with jax.set_mesh(mesh), optimised():
         args = placed((16, T, D), "batch"), placed((D, F), "embed", None), placed((F, D), None, "embed")
         text = jax.jit(gradients, compiler_options=OPTIONS["tpu"]).lower(*args).compile().as_text()
+    assert ('async_execution_thread="sparsecore"' in text) == (not topology.startswith("v5e"))  # which has none
     found = counts.count(hlo.parse(text)).collectives
     assert {c.kind for c in found} <= {"all-gather", "reduce-scatter", "collective-permute"}
     # Both sums in bfloat16, and no more of each than the chip's share is sent on to where it belongs.

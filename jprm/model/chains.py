@@ -54,8 +54,9 @@ def find_chains(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"]) -> 
                 f" {capability}; choose attention='blocked'"
             )
     end_B1, index_T = until_BT[:, :1], jnp.arange(T)
-    of_chain_BT = (until_BT == end_B1) & (position_BT == index_T)
-    return Chains(jnp.all(jnp.where(index_T < end_B1, of_chain_BT, until_BT == index_T + 1), axis=1))
+    until_ends_BT = until_BT == jnp.maximum(end_B1, index_T + 1)  # a token of padding sees itself alone
+    counted_BT = (position_BT == index_T) | (index_T >= end_B1)
+    return Chains(jnp.all(until_ends_BT & counted_BT, axis=1))
 
 
 def chain_attention(
