@@ -161,11 +161,26 @@ def test_a_loop_whose_turns_are_not_known_is_refused():
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("mesh['a'=4,'b'=2] {'a'}", 4), ("mesh['a'=4,'b'=2] {'a','b'}", 8), ("[2,4]<=[8]", 4), ("{{0,1,2},{3,4,5}}", 3)],
+    [
+        ("mesh['a'=4,'b'=2] {'a'}", 4),
+        ("mesh['a'=4,'b'=2] {'a','b'}", 8),
+        ("mesh['a'=1,'b'=8,'c'=2], device_ids=([2,8]T(1,0)) {'b'}", 8),  # of devices in another order
+        ("[2,4]<=[8]", 4),
+        ("[2,4]<=[4,2]T(1,0)", 4),
+        ("{{0,1,2},{3,4,5}}", 3),
+    ],
 )
 def test_groups_of_devices(text, size):
     line = f"  %g = f32[8]{{0}} all-gather(%x), channel_id=1, replica_groups={text}, dimensions={{0}}"
     assert counts.group_size(hlo._instruction(line)) == size
+
+
+def test_groups_that_are_not_known_are_refused():
+    for text in ("{}", "mesh['a'=8,'b'=2] {'a':(2)4,'b'}"):
+        with pytest.raises(ValueError, match="how many devices does g take"):
+            counts.group_size(hlo._instruction(f"  %g = f32[8]{{0}} all-gather(%x), replica_groups={text}"))
+    permute = "  %p = f32[8]{0} collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}"
+    assert counts.group_size(hlo._instruction(permute)) == 2
 
 
 def test_model_flops_are_those_of_the_formula():

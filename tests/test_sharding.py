@@ -73,15 +73,16 @@ def test_parameters_are_born_split_and_equal_those_of_one_device():
 
 
 @pytest.mark.parametrize(
-    "sizes, attention",
+    "sizes, attention, remat",
     [
-        ((2, 2, 2), "paths"), ((8, 1, 1), "blocked"), ((1, 4, 2), "reference"),
+        ((2, 2, 2), "paths", "full"), ((8, 1, 1), "blocked", "full"), ((1, 4, 2), "reference", "full"),
         # the same with `context`
-        ((1, 2, 2, 2), "blocked"), ((4, 1, 1, 2), "blocked"), ((1, 2, 1, 4), "reference"),
+        ((1, 2, 2, 2), "blocked", "full"), ((4, 1, 1, 2), "blocked", "dots"), ((1, 2, 1, 4), "reference", "nothing"),
     ],
 )  # fmt: skip
-def test_every_mesh_trains_as_one_device_does(alone, sizes, attention):
-    mesh, config = make_mesh(MeshConfig(*sizes)), dataclasses.replace(CONFIG, attention=attention, attention_block=8)
+def test_every_mesh_trains_as_one_device_does(alone, sizes, attention, remat):
+    mesh = make_mesh(MeshConfig(*sizes))
+    config = dataclasses.replace(CONFIG, attention=attention, attention_block=8, remat=remat)
     with jax.set_mesh(mesh):
         check(config, mesh, rows=8, tokens=64)
         losses, state, metrics = train(mesh, (1, 8), config)
@@ -141,6 +142,17 @@ def test_a_gathered_weight_has_the_gradient_of_all_tokens(sizes, axis):
     of_x, of_w = inputs.split(",")
     np.testing.assert_array_equal(dw, np.einsum(f"{of_x},{output}->{of_w}", x, dy))
     assert dw.sharding.is_equivalent_to(w_at.sharding, 3)
+
+
+def test_a_weight_that_no_device_has_a_part_of_is_not_gathered():
+    """Neither on one device nor on copies of the weights: XLA keeps a scatter over one device, with its copies."""
+    for sizes, parts in [((1, 1, 1), 1), ((8, 1, 1), 1), ((2, 1, 4), 1), ((1, 2, 4), 2), ((1, 1, 1, 8), 8)]:
+        mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
+        with jax.set_mesh(mesh):
+            w = jax.device_put(np.ones((8, 4), np.float32), jax.NamedSharding(mesh, spec("embed", "mlp")))
+            assert (whole(w, 0) is w) == (parts == 1)
+    w = jnp.ones((8, 4))
+    assert whole(w, 0) is w  # without a mesh
 
 
 @pytest.mark.parametrize("attention", ["blocked", "paths"])

@@ -1,5 +1,7 @@
 """The training step compiles for TPU slices on a machine that has none: libtpu holds the compiler."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -55,10 +57,10 @@ def compiled_step(mesh, config, A, B, T, S):
         return step.lower(state, rows).compile(), state
 
 
-@pytest.mark.parametrize("topology", ["v5e:4x4", "v5p:2x2x4", "v6e:4x4"])
-def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology):
+@pytest.mark.parametrize("topology, data", [("v5e:4x4", 1), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("v5p:2x2x4", 2)])
+def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology, data):
     """Neither the width, which is 56 a device as Qwen2.5-Math-7B's over 64, nor the product's fills whole tiles."""
-    mesh, (D, F), T = mesh_of(topology), (16 * 56, 2368), 256
+    mesh, (D, F), T = mesh_of(topology, data=data), (16 * 56, 2368), 256
 
     def gradients(x_BTD, gate_DF, down_FD):
         def loss(gate_DF, down_FD):
@@ -76,10 +78,15 @@ def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology)
         text = jax.jit(gradients, compiler_options=OPTIONS["tpu"]).lower(*args).compile().as_text()
     assert ('async_execution_thread="sparsecore"' in text) == (not topology.startswith("v5e"))  # which has none
     found = counts.count(hlo.parse(text)).collectives
-    assert {c.kind for c in found} <= {"all-gather", "reduce-scatter", "collective-permute"}
+    size = collections.Counter()
+    for c in found:
+        size[c.kind] += c.bytes
     # Both sums in bfloat16, and no more of each than the chip's share is sent on to where it belongs.
-    assert sum(c.bytes for c in found if c.kind == "reduce-scatter") == 2 * D * F * 2
-    assert sum(c.bytes for c in found if c.kind == "collective-permute") <= 3 * 2 * D * F * 2 / 16
+    assert size["all-gather"] == size["reduce-scatter"] == 2 * D * F * 2
+    assert size.pop("collective-permute", 0) <= 3 * 2 * D * F * 2 / 16
+    # What is scattered over 8 is summed with the other 8's.
+    assert size.pop("all-reduce", 0) == (2 * D * F * 2 / 8 if data == 2 else 0) and len(size) == 2
+    assert {c.moves for c in found if c.kind == "all-reduce"} == ({"gradients"} if data == 2 else set())
 
 
 def test_the_step_compiles_for_a_slice():

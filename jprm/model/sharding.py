@@ -164,15 +164,19 @@ def whole(w: jax.Array, axis: int) -> jax.Array:
     compiler for TPUs, where the devices make more than one ring, would have every device sum it whole and slice it.
     """
     place = jax.typeof(w).sharding
-    if AxisType.Explicit not in place.mesh.axis_types or tuple(place.spec)[axis] is None:
-        return w
+    if all(place.mesh.shape[name] == 1 for name in _names(tuple(place.spec)[axis])):
+        return w  # XLA would not see that it is whole, and keep the sums over one device
     return _whole(w, axis, place.spec)
+
+
+def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The axes of the mesh that an array's axis is split over."""
+    return (place,) if isinstance(place, str) else place or ()
 
 
 def _over() -> tuple[str, ...]:
     """The axes of the mesh that split rows and tokens, and with them the sum that a weight's gradient is."""
-    places = [(place,) if isinstance(place, str) else place or () for place in spec("batch", "tokens")]
-    return tuple(name for place in places for name in place)
+    return tuple(name for place in spec("batch", "tokens") for name in _names(place))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -186,7 +190,7 @@ def _whole_forward(w, axis: int, place: P):
 
 
 def _whole_backward(axis: int, place: P, _, dw):
-    split = (place[axis],) if isinstance(place[axis], str) else place[axis]
+    split = _names(place[axis])
     others = tuple(name for name in _over() if name not in split)
 
     def scatter(dw):

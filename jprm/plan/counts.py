@@ -23,6 +23,9 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective
 SCATTER = "all-reduce-scatter"
 """How the name of a fused reduce-scatter begins; it is an all-reduce of a padded operand, and a slice, in a fusion."""
 
+SHARES = "shard_map/psum"
+"""How the name of a gradient's sum over `data` ends, in `jprm.model.sharding.whole`: of shares, scattered before."""
+
 RINGS = {"_ag": "all-gather", "_rs": "reduce-scatter"}
 """A product whose operand travels around a ring while it is computed: XLA calls the loop windowed_dot_general_body_ag
 where it gathers the operand, and _rs where it scatters the result."""
@@ -122,6 +125,8 @@ def _collective(
         moves = "gradients"
     elif kind == "collective-permute" and _scattered(where, inner):
         moves = "gradients"
+    elif kind == "all-reduce" and backward and inner.op_name.endswith(SHARES):
+        moves = "gradients"
     else:
         moves = "other"
     return Collective(kind, moves, whole, received, times, place.in_layers, inner.op_name or inner.name)
@@ -139,10 +144,17 @@ def _scattered(where: Computation, instruction: Instruction) -> bool:
 
 
 def group_size(collective: Instruction) -> int:
-    """Devices that take part in it together, from the three ways in which XLA writes them."""
-    groups = re.search(r"replica_groups=(mesh\[[^\]]*\] *\{[^}]*\}|\[[\d,]*\]<=|\{\{[^}]*\})", collective.text)
+    """Devices that take part in it together, from the three ways in which XLA writes them; of a permute, two.
+
+    Raises ValueError where it is written in another.
+    """
+    if collective.opcode.startswith("collective-permute"):
+        return 2
+    # Where a mesh's devices are not in its order, theirs stands between it and its axes: ], device_ids=([2,8]T(1,0)) {.
+    axes = r"\{'\w+'(?:, *'\w+')*\}"
+    groups = re.search(rf"replica_groups=(mesh\[[^\]]*\][^{{]*{axes}|\[[\d,]*\]<=|\{{\{{[^}}]*\}})", collective.text)
     if not groups:
-        return 2  # a permutation
+        raise ValueError(f"how many devices does {collective.name} take? It says no groups that are known")
     text = groups.group(1)
     if text.startswith("mesh"):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", text))
