@@ -154,6 +154,22 @@ def test_turns_kernels_and_memory_of_a_loop_that_was_written_by_hand(direction, 
     assert silent.flops == turns * 2 * 4 * 8 * 16 and silent.uncounted == ("k",)
 
 
+SLICE = """HloModule slice
+
+ENTRY %main (a: f32[1024]) -> f32[8] {
+  %a = f32[1024]{0:T(1024)} parameter(0)
+  %s = ((f32[1024]{0:T(1024)}), f32[8]{0:T(1024)PLACE}, s32[]{:S(2)}) slice-start(%a), slice={[0:8]}
+  ROOT %d = f32[8]{0:T(1024)PLACE} slice-done(%s)
+}
+"""
+
+
+@pytest.mark.parametrize(("place", "times"), [("S(1)", 1), ("", 2)])
+def test_of_an_array_a_slice_reads_the_slice(place, times):
+    """Begun and done apart, from HBM to the chip's own memory or within HBM."""
+    assert counts.count(hlo.parse(SLICE.replace("PLACE", place))).bytes == times * 8 * 4
+
+
 def test_a_loop_whose_turns_are_not_known_is_refused():
     with pytest.raises(hlo.UnknownTrips, match="loop"):
         counts.count(hlo.parse(LOOP.replace("DIRECTION", "LT").replace("add(%i, %two)", "multiply(%i, %two)")))

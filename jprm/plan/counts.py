@@ -230,6 +230,8 @@ def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> f
     if opcode == "dynamic-update-slice":
         return 2 * _hbm(given[1])
     results = instruction.arrays
+    if opcode == "slice-start":  # of an array, a slice and what it keeps count with
+        return (results[-2].bytes if _hbm(given[0]) else 0.0) + results[-2].hbm_bytes
     if opcode.endswith("-start"):  # its result holds the operands too, and what it keeps count with
         results = results[1:2] if opcode.startswith("collective") else results[:1]
     return sum(map(_hbm, given)) + _hbm(results)
