@@ -6,7 +6,7 @@
 
 The last on every host of the slice. It has not been run.
 
-Its plan (tpu/README.md), with libtpu 0.0.42.1, for v5p-128: 1.24 GiB of state and 3.67 of temporaries a chip, of
+Its plan (tpu/README.md), with libtpu 0.0.42.1, for v5p-128: 1.24 GiB of state and 3.60 of temporaries a chip, of
 95.74; 1.32 times the model's FLOPs; at most 506,000 tokens a second. For v5e-64: 1.24 GiB of state and 3.45 of
 temporaries a chip, of 15.75; 1.32 times the model's FLOPs; at most 217,000 tokens a second.
 """
