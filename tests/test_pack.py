@@ -290,6 +290,15 @@ def test_a_policy_learns_every_next_token_once(tree, tokens, chains):
         token_tree(tree, LAYOUT, "token")
 
 
+def test_the_end_of_a_policys_chain_needs_no_room():
+    """Nothing is read at it. In a row without room for it, nothing is repeated either."""
+    tree = token_tree(ReasoningTree("p", (Node(-1, "abc"), Node(0, "d"))), LetterLayout(end=0), "token")
+    for tokens, laid_out in [(6, 6), (5, 5)]:
+        for chains in (False, True):
+            report = pack([tree], tokens, 6, too_long="error", chains=chains).report
+            assert (report.tokens, report.repeated, report.steps) == (5 if chains else laid_out, 0, 5)
+
+
 def test_what_cannot_be_packed_is_refused_by_name():
     long = token_tree(ReasoningTree("problem", (Node(-1, "abcdef"),)), LAYOUT)
     short = token_tree(ReasoningTree("p", (Node(-1, "a"),)), LAYOUT)
