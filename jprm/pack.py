@@ -1,7 +1,8 @@
 """Trees to `Rows`: many trees to a row, and a tree that is too long for one split at its branches.
 
-A part of a split tree repeats the prefix that its chains need. The repeated steps keep their slots and labels, since a
-first-error policy looks at them, but weigh nothing, so that every step counts once.
+A part of a split tree repeats the prefix that its chains need. The steps that end on it keep their slots and labels,
+since a first-error policy looks at them, but weigh nothing, so that every step counts once. In a row with too few slots
+for all of them these are the part's own chains' alone: of alternatives with equal text, the one that is gone on from.
 
 For attention that takes nothing else (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
 """
@@ -197,8 +198,8 @@ def _split(
             run = tree.parent_R[run]
         prefix_K = np.array(prefix[::-1], np.int64)
         run_K = np.concatenate([prefix_K, np.arange(first_run, tree.run_M[end - 1] + 1)])
-        repeated = _on_runs(tree, prefix_K, begin) if chains else None
-        if repeated is None or len(repeated) + end - begin > slots:
+        repeated = _on_runs(tree, prefix_K, begin)
+        if len(repeated) + end - begin > slots:
             repeated = _above(tree, begin, end)
         yield (
             restrict(tree, run_K, np.concatenate([repeated, np.arange(begin, end)])),

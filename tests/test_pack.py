@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import filled
 
 from jprm.layout import NativeLayout
 from jprm.model.chains import find_chains
@@ -174,16 +173,22 @@ def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
 @pytest.mark.parametrize("after_error", ["keep", "mask"])
 @settings(max_examples=60, deadline=None)
 @given(trees=st.lists(reasoning_trees(), min_size=1, max_size=3))
-def test_chains_have_the_targets_of_their_trees(after_error, trees):
+def test_parts_have_the_targets_of_their_trees(after_error, trees):
     """With slots for all steps of a chain, those of equal alternatives too, among which an error masks what follows."""
     policy = TargetConfig("rating", neutral="negative", after_error=after_error)
-    layouts = [pack([token_tree(tree, LAYOUT) for tree in trees], 128, 64, too_long="error", chains=c) for c in (0, 1)]
+    given = [token_tree(tree, LAYOUT) for tree in trees]
+    shortest = max(longest(trees)[0], *(len(tree.problem) + 1 for tree in trees))
     found = []
-    for packed in layouts:
+    for tokens, chains in [(128, False), (shortest, False), (128, True)]:
+        packed = pack(given, tokens, 64, too_long="error", chains=chains)
         count = len(packed.rows.tokens)
-        target_BS, weight_BS = (np.asarray(x)[:count] for x in TARGETS(filled(packed.rows, 42), policy))
+        rows = empty_rows(42, 128, 64)
+        for name in ("position", "until", "step_end", "label", "weight"):
+            value = getattr(packed.rows, name)
+            getattr(rows, name)[:count, : value.shape[1]] = value
+        target_BS, weight_BS = (np.asarray(x)[:count] for x in TARGETS(rows, policy))
         found.append((owned(packed, target_BS), owned(packed, weight_BS), weight_BS.sum()))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @settings(max_examples=100, deadline=None)
