@@ -181,11 +181,9 @@ def test_parts_have_the_targets_of_their_trees(after_error, trees):
     found = []
     for tokens, chains in [(128, False), (shortest, False), (128, True)]:
         packed = pack(given, tokens, 64, too_long="error", chains=chains)
-        count = len(packed.rows.tokens)
-        rows = empty_rows(42, 128, 64)
-        for name in ("position", "until", "step_end", "label", "weight"):
-            value = getattr(packed.rows, name)
-            getattr(rows, name)[:count, : value.shape[1]] = value
+        count, rows = len(packed.rows.tokens), empty_rows(42, 128, 64)
+        for whole, part in zip(jax.tree.leaves(rows), jax.tree.leaves(packed.rows), strict=True):
+            whole[:count, : part.shape[1]] = part
         target_BS, weight_BS = (np.asarray(x)[:count] for x in TARGETS(rows, policy))
         found.append((owned(packed, target_BS), owned(packed, weight_BS), weight_BS.sum()))
     assert found[0] == found[1] == found[2]
