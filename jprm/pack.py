@@ -1,7 +1,8 @@
 """Trees to `Rows`: many trees to a row, and a tree that is too long for one split at its branches.
 
-A part of a split tree repeats the prefix that its chains need. The repeated steps keep their slots and labels, since a
-first-error policy looks at them, but weigh nothing, so that every step counts once.
+A part of a split tree repeats the prefix that its chains need. The steps that end on it keep their slots and labels,
+since a first-error policy looks at them, but weigh nothing, so that every step counts once. In a row with too few slots
+for all of them these are the part's own chains' alone: of alternatives with equal text, the one that is gone on from.
 
 For attention that takes nothing else (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
 """
@@ -129,7 +130,7 @@ def split(
     if chains:  # the end of a policy's chain, which nothing is read at, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
     parts = [Part(index, part, owned_M) for part, owned_M in _split(fitting, shape, tokens, slots, chains)]
-    return parts, _count(tree, fitting, shape, sum(len(part.tree.tokens_N) for part in parts))
+    return parts, _count(tree, fitting, shape, parts)
 
 
 def empty_rows(count: int, tokens: int, slots: int) -> Rows:
@@ -197,8 +198,8 @@ def _split(
             run = tree.parent_R[run]
         prefix_K = np.array(prefix[::-1], np.int64)
         run_K = np.concatenate([prefix_K, np.arange(first_run, tree.run_M[end - 1] + 1)])
-        repeated = _on_runs(tree, prefix_K, begin) if chains else None
-        if repeated is None or len(repeated) + end - begin > slots:
+        repeated = _on_runs(tree, prefix_K, begin)
+        if len(repeated) + end - begin > slots:
             repeated = _above(tree, begin, end)
         yield (
             restrict(tree, run_K, np.concatenate([repeated, np.arange(begin, end)])),
@@ -323,15 +324,15 @@ def lay_out(bins: list[list[Part]], tokens: int, slots: int) -> tuple[Rows, np.n
     return rows, tree_BS, node_BS
 
 
-def _count(given: TokenTree, kept: TokenTree, shape: Geometry, laid_out: int) -> PackReport:
-    depth_M = shape.depth_R[kept.run_M]
+def _count(given: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]) -> PackReport:
+    depth_M, laid_out = shape.depth_R[kept.run_M], sum(len(part.tree.tokens_N) for part in parts)
     leaf_M = np.ones(len(depth_M), bool)
     leaf_M[kept.above_M[kept.above_M >= 0]] = False
     labelled = int((kept.weight_M > 0).sum())
     return PackReport(
         trees=1,
         tokens=laid_out,
-        repeated=laid_out - (len(kept.tokens_N) if len(depth_M) else 0),
+        repeated=laid_out - int(shape.stop_R[kept.run_M[-1]]) if len(parts) > 1 else 0,  # behind its last step is none
         leaf_tokens=int(depth_M[leaf_M].sum()),
         chain_tokens=int(depth_M[kept.weight_M > 0].sum()),
         steps=len(depth_M),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import filled
 
 from jprm.layout import NativeLayout
 from jprm.model.chains import find_chains
@@ -174,16 +173,20 @@ def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
 @pytest.mark.parametrize("after_error", ["keep", "mask"])
 @settings(max_examples=60, deadline=None)
 @given(trees=st.lists(reasoning_trees(), min_size=1, max_size=3))
-def test_chains_have_the_targets_of_their_trees(after_error, trees):
+def test_parts_have_the_targets_of_their_trees(after_error, trees):
     """With slots for all steps of a chain, those of equal alternatives too, among which an error masks what follows."""
     policy = TargetConfig("rating", neutral="negative", after_error=after_error)
-    layouts = [pack([token_tree(tree, LAYOUT) for tree in trees], 128, 64, too_long="error", chains=c) for c in (0, 1)]
+    given = [token_tree(tree, LAYOUT) for tree in trees]
+    shortest = max(longest(trees)[0], *(len(tree.problem) + 1 for tree in trees))
     found = []
-    for packed in layouts:
-        count = len(packed.rows.tokens)
-        target_BS, weight_BS = (np.asarray(x)[:count] for x in TARGETS(filled(packed.rows, 42), policy))
+    for tokens, chains in [(128, False), (shortest, False), (128, True)]:
+        packed = pack(given, tokens, 64, too_long="error", chains=chains)
+        count, rows = len(packed.rows.tokens), empty_rows(42, 128, 64)
+        for whole, part in zip(jax.tree.leaves(rows), jax.tree.leaves(packed.rows), strict=True):
+            whole[:count, : part.shape[1]] = part
+        target_BS, weight_BS = (np.asarray(x)[:count] for x in TARGETS(rows, policy))
         found.append((owned(packed, target_BS), owned(packed, weight_BS), weight_BS.sum()))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @settings(max_examples=100, deadline=None)
@@ -288,6 +291,15 @@ def test_a_policy_learns_every_next_token_once(tree, tokens, chains):
     assert len(found) == len(wanted) and set(found) == wanted
     with pytest.raises(ValueError, match="end-of-sequence"):
         token_tree(tree, LAYOUT, "token")
+
+
+def test_the_end_of_a_policys_chain_needs_no_room():
+    """Nothing is read at it. In a row without room for it, nothing is repeated either."""
+    tree = token_tree(ReasoningTree("p", (Node(-1, "abc"), Node(0, "d"))), LetterLayout(end=0), "token")
+    for tokens, laid_out in [(6, 6), (5, 5)]:
+        for chains in (False, True):
+            report = pack([tree], tokens, 6, too_long="error", chains=chains).report
+            assert (report.tokens, report.repeated, report.steps) == (5 if chains else laid_out, 0, 5)
 
 
 def test_what_cannot_be_packed_is_refused_by_name():
