@@ -219,6 +219,19 @@ def test_a_folder_that_holds_no_run_is_refused(tiny_run, tmp_path, one_device):
             jprm.load(folder)
 
 
+def test_a_run_that_was_trained_with_a_kernel_is_scored_on_a_cpu(tiny_run, tmp_path, one_device):
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    path = tmp_path / "run" / "experiment.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"model": values["model"] | {"attention": "kernel"}}))
+    found, own = jprm.load(tmp_path / "run"), jprm.load(tiny_run.folder)
+    assert (own.config.attention, found.config.attention) == ("reference", "paths")
+    assert jprm.load(tmp_path / "run", attention="kernel").config.attention == "kernel"  # asked for: interpreted
+    given = [tree_of(record) for record in [*chains(5), *trees(2)]]
+    # Sums of one row in another order: a few roundings of 6e-8 on logits of size 1.
+    np.testing.assert_allclose(*(np.concatenate(prm.score_trees(given)) for prm in (found, own)), atol=1e-5, rtol=0)
+
+
 @pytest.fixture
 def input_file(tmp_path):
     path = tmp_path / "in.jsonl"
@@ -248,8 +261,9 @@ def test_a_scored_file_holds_what_score_many_gives(prm, loads, input_file, tmp_p
 
 
 def test_a_file_scored_in_another_type_is_another_request(prm, loads, input_file, tmp_path):
-    score(input_file, tmp_path / "out.jsonl", dtype="int8")
-    assert json.loads((tmp_path / "out.jsonl.info.json").read_text())["dtype"] == "int8"
+    score(input_file, tmp_path / "out.jsonl", dtype="int8", attention="blocked")
+    info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
+    assert (info["dtype"], info["attention"]) == ("int8", "blocked")
     with pytest.raises(ValueError, match="of another model, input or request"):
         score(input_file, tmp_path / "out.jsonl")
 

@@ -19,6 +19,7 @@ from jprm.adapters.published import PUBLISHED, SIGNS
 from jprm.adapters.record import Adapter
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.model.config import Attention
 from jprm.model.int8 import Dtype
 from jprm.model.sharding import MeshConfig, make_mesh, sharding
 from jprm.model.transformer import AXES
@@ -39,16 +40,18 @@ def load(
     adapter: str | None = None,
     mesh: MeshConfig | None = None,
     dtype: Dtype | None = None,
+    attention: Attention | None = None,
 ) -> PRM:
     """The model in a folder as its adapter says: the one named (a name or a JSON file), or the one recognised.
 
-    The decoder is held in `dtype`, float32 where it is None; bfloat16 is the type of the computation too.
+    The decoder is held in `dtype`, float32 where it is None; bfloat16 is the type of the computation too. `attention`
+    is the way of `jprm.model.attention`, `blocked` where it is None.
 
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
     folder = pathlib.Path(folder)
     a = named(adapter) if adapter else recognise(folder)
-    model = _Model(folder, a, dtype or "float32")
+    model = _Model(folder, a, dtype or "float32", attention or "blocked")
     tokenizer = _tokenizer(folder, model.place)
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)
@@ -100,7 +103,7 @@ def recognise(folder: pathlib.Path) -> Adapter:
 class _Model:
     """A folder's tensors, opened and not read, a LoRA merged into them, and what its config.json says."""
 
-    def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype):
+    def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: Attention):
         lora = (folder / CONFIG).is_file()
         self.file: Tensors | Merged = Merged(folder, a.base) if lora else Tensors(folder)
         self.place = self.file.path
@@ -110,7 +113,7 @@ class _Model:
         head = _HEAD_OF[len(a.channels)]
         self.dtype = dtype
         computed = "bfloat16" if dtype == "bfloat16" else "float32"
-        self.config = huggingface.model_config(self.place, head=head, dtype=computed)
+        self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention)
 
     def head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The head's parameters in float32 as `transformer.Head` has them; every shape is checked."""
@@ -169,7 +172,7 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
             f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one in a"
             f' file {record.FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
         )
-    other = _Model(pathlib.Path(a.reference), a, model.dtype)
+    other = _Model(pathlib.Path(a.reference), a, model.dtype, model.config.attention)
     sizes = other.config.vocab_size, model.config.vocab_size
     if sizes[0] != sizes[1]:
         raise ValueError(f"{other.place}: its vocabulary has {sizes[0]} tokens, and that of {folder} {sizes[1]}")

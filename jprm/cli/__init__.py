@@ -119,6 +119,7 @@ def score(
     on_error: OnError = "stop",
     adapter: Adapter = None,
     dtype: Literal["float32", "bfloat16", "int8"] | None = None,
+    attention: Literal["reference", "blocked", "paths", "kernel", "cudnn"] | None = None,
     calibrated: FlagCreatePairsOff[bool] = False,
     distributed: Distributed = None,
 ) -> None:
@@ -136,6 +137,9 @@ def score(
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
         dtype: What the parameters are held in: int8 takes a quarter of float32's memory. Default: as they were trained.
+        attention: How attention is computed, all to the same scores: `paths` is the fastest on a CPU, `kernel` is for
+            TPUs, `cudnn` for bfloat16 and chains on NVIDIA GPUs, `blocked` for all. Default: as the model was trained,
+            where that runs here; of a published model `blocked`.
         calibrated: Map scores to probabilities as `jprm eval calibration --store` found; refused where it was not run.
         distributed: For several processes, as in `jprm train`. Each scores its share on its own devices, which the
             model must fit; the output is the same as that of one.
@@ -144,7 +148,8 @@ def score(
     from jprm.score.files import score_file
 
     processes.start(distributed)
-    said = score_file(model, input, output, on_error=on_error, dtype=dtype, adapter=adapter, calibrated=calibrated)
+    asked = {"dtype": dtype, "adapter": adapter, "attention": attention, "calibrated": calibrated}
+    said = score_file(model, input, output, on_error=on_error, **asked)
     if processes.is_first():
         print(said)
 

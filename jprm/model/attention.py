@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jprm.model.chains import Chains, chain_attention, find_chains
-from jprm.model.config import ModelConfig
+from jprm.model.config import Attention, ModelConfig
 from jprm.model.kernels.blocks import Blocks, block_sizes, find_blocks
 from jprm.model.kernels.interval import interval_attention
 from jprm.model.paths import HIDDEN, Paths, capped, find_paths, path_attention
@@ -52,6 +52,14 @@ class Whole:
 
 Plan = Whole | Paths | Blocks | Chains
 """What attention needs to know of the rows, worked out once for all layers."""
+
+
+def suited(config: ModelConfig) -> Attention:
+    """The model's own way, or in place of a kernel of other machines one that runs here: for models from elsewhere."""
+    here = jax.default_backend()
+    if {"kernel": "tpu", "cudnn": "gpu"}.get(config.attention, here) == here:
+        return config.attention
+    return "paths" if here == "cpu" else "blocked"
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:

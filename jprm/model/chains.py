@@ -42,7 +42,7 @@ def find_chains(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"]) -> 
     """Raises ValueError for rows of a length that it does not take, and where there is no GPU for it and no CPU."""
     T = until_BT.shape[1]
     if T % TILE:
-        raise ValueError(f"attention='cudnn' takes rows of a multiple of {TILE} tokens, not {T}")
+        raise ValueError(f"attention='cudnn' takes rows (data.tokens) of a multiple of {TILE} tokens, not {T}")
     if jax.default_backend() == "tpu":
         raise ValueError("attention='cudnn' is for NVIDIA GPUs; a TPU takes attention='kernel'")
     if jax.default_backend() == "gpu":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 
@@ -12,6 +12,9 @@ from jprm.model.rope import RopeScaling
 
 HEAD_CLASSES = {"binary": 2, "ternary": 3, "scalar": 1}
 """Logits a step by head. binary: (wrong, right); ternary: (negative, neutral, positive); scalar: one log-odds."""
+
+Attention = Literal["reference", "blocked", "paths", "kernel", "cudnn"]
+"""The ways of `jprm.model.attention`."""
 
 
 @jax.tree_util.register_static
@@ -48,7 +51,7 @@ class ModelConfig:
     group follows `layers`, whatever it says."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
-    attention: Literal["reference", "blocked", "paths", "kernel", "cudnn"] = "blocked"
+    attention: Attention = "blocked"
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` has a rule for its own
 
     def __post_init__(self):
@@ -115,5 +118,5 @@ _CHOICES = {
     "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "full"),
-    "attention": ("reference", "blocked", "paths", "kernel", "cudnn"),
+    "attention": get_args(Attention),
 }

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jprm import processes
 from jprm.evaluate.recalibration import Recalibration
 from jprm.jsonl import Rejects, atomic_file, dump, read_lines, read_records
+from jprm.model.config import Attention
 from jprm.model.int8 import Dtype
 from jprm.score.calibrated import mapped, stored_calibration
 from jprm.score.scorer import CHUNK, PRM, load
@@ -25,11 +26,12 @@ from jprm.score.together import score_many
 
 def score_file(
     model: str | os.PathLike, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop",
-    dtype: Dtype | None = None, adapter: str | None = None, calibrated: bool = False,
+    dtype: Dtype | None = None, adapter: str | None = None, attention: Attention | None = None,
+    calibrated: bool = False,
 ) -> str:  # fmt: skip
     """Scores a JSON Lines file of chains, pools or trees; returns a sentence that says what was done.
 
-    `dtype` is what the model's parameters are held in, and `adapter` how it is read, as in `jprm.load`. With
+    `dtype`, `adapter` and `attention` are those of `jprm.load`. With
     on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
     through the map of `jprm.score.calibrated`, which raises where the model has none.
     """
@@ -37,9 +39,9 @@ def score_file(
     if jax.process_count() > 1 and not processes.everywhere(pathlib.Path(input).is_file()):
         raise ValueError(f"{input}: is not there on every host; input, output and model lie where all can read")
     total = sum(1 for _ in read_lines(input))
-    prm = load(model, dtype=dtype, adapter=adapter)
+    prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
     calibration = stored_calibration(prm) if calibrated else None
-    asked = {"dtype": dtype} if dtype else {}
+    asked = {name: value for name, value in {"dtype": dtype, "attention": attention}.items() if value}
     asked |= {"calibration": calibration.to_json()} if calibration else {}
     with contextlib.ExitStack() as stack:
         kept = output.parent if processes.is_first() else stack.enter_context(tempfile.TemporaryDirectory())

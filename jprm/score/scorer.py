@@ -21,7 +21,8 @@ from jax.sharding import Mesh
 
 from jprm.checkpoints import store
 from jprm.layout import Layout, NativeLayout
-from jprm.model.config import ModelConfig
+from jprm.model.attention import suited
+from jprm.model.config import Attention, ModelConfig
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.sharding import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
@@ -160,6 +161,7 @@ def load(
     mesh: MeshConfig | None = None,
     dtype: Dtype | None = None,
     adapter: str | None = None,
+    attention: Attention | None = None,
 ) -> PRM:
     """The model in a folder, ready to score: the newest checkpoint of a run, or a published PRM.
 
@@ -169,6 +171,9 @@ def load(
     `dtype` is what its parameters are held in: None, as they were trained, and float32 of a published one. bfloat16
     (and float32) is then the type of the computation too; int8 takes a quarter of the memory, with an error that
     `tests/test_int8.py` measures.
+
+    `attention` is the way of `jprm.model.attention`: None, as the model was trained, `blocked` of a published one, and
+    of one that was trained with a kernel of other machines `paths` on a CPU and `blocked` elsewhere.
 
     Raises FileNotFoundError or ValueError, naming what is missing or damaged.
     """
@@ -180,7 +185,7 @@ def load(
     if adapter or (published and not path.is_file()):
         from jprm.adapters.load import load as load_published
 
-        return load_published(folder, adapter, mesh, dtype)
+        return load_published(folder, adapter, mesh, dtype, attention)
     if not path.is_file():
         raise FileNotFoundError(
             f"{path}: not there; {folder} is not the folder of a run of `jprm train`, nor has it the config.json of a"
@@ -193,7 +198,8 @@ def load(
         params, model = merge(params, experiment.lora), experiment.model
         if dtype is not None:
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
-            model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
+    computed = model.dtype if dtype in (None, "int8") else dtype
+    model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model))
     semantics = "value" if experiment.data.supervise == "outcome" else experiment.target.labels
     return PRM(params, model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step)
 

@@ -30,7 +30,8 @@ class DataConfig:
 
     train, valid: folders that `jprm prepare` wrote, or JSONL files; valid may be empty.
     rows, micro_rows: rows an update, computed micro_rows at a time (gradient accumulation).
-    window: trees that are packed together; larger windows pad less and take longer to start.
+    window: trees that are packed together; larger windows pad less and take longer to start. Where a row holds one
+        chain (`attention="cudnn"`) they pad the same and take much more memory: a few trees are enough.
     streams: the rows of a micro-batch come in so many blocks, each packed by itself: a host packs only the blocks that
         it computes. It belongs to the data, like the seed; 1 has every host pack everything. Streams go through their
         windows each at its own pace, so that their epochs end some batches apart.
