@@ -1,6 +1,7 @@
 """The same numbers on every mesh, parameters and optimizer state split; a pod's shardings, checked without a pod."""
 
 import dataclasses
+import re
 import types
 
 import jax
@@ -13,7 +14,19 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.sharding import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, sharding, spec, whole
+from jprm.model.sharding import (
+    AXES,
+    RULES,
+    MeshConfig,
+    _arranged,
+    check,
+    looked_up,
+    make_mesh,
+    put_rows,
+    sharding,
+    spec,
+    whole,
+)
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
@@ -153,6 +166,32 @@ def test_a_weight_that_no_device_has_a_part_of_is_not_gathered():
             assert (whole(w, 0) is w) == (parts == 1)
     w = jnp.ones((8, 4))
     assert whole(w, 0) is w  # without a mesh
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 1, 1), (2, 4, 1, 1), (2, 2, 2, 1), (2, 2, 1, 2)])
+def test_no_device_has_the_gradient_of_the_whole_embedding(sizes):
+    mesh, (V, D, T), rng = make_mesh(MeshConfig(*sizes)), (48, 24, 400), np.random.default_rng(0)
+    tokens_BT, dx_BTD = rng.integers(0, V, (8, T)), rng.integers(-3, 4, (8, T, D)).astype(np.float32)
+
+    def gradient(table_VD, tokens_BT, dx_BTD):
+        return jax.vjp(lambda table_VD: looked_up(table_VD, tokens_BT), table_VD)[1](dx_BTD)[0]
+
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(x, jax.NamedSharding(mesh, spec(*axes)))
+            for x, axes in [
+                (np.zeros((V, D), np.float32), ("vocab", "embed")),
+                (tokens_BT, ("batch", "tokens")),
+                (dx_BTD, ("batch", "tokens")),
+            ]
+        ]
+        compiled = jax.jit(gradient).lower(*args).compile()
+        found_VD = compiled(*args)
+    expected_VD = np.zeros((V, D), np.float32)
+    np.add.at(expected_VD, tokens_BT, dx_BTD)
+    np.testing.assert_array_equal(found_VD, expected_VD)  # whole numbers: sums in any order are equal
+    columns = {int(n) for n in re.findall(rf"f32\[{V // sizes[2]},(\d+)\]", compiled.as_text())}
+    assert columns == {D // (sizes[1] * sizes[3])}
 
 
 @pytest.mark.parametrize("attention", ["blocked", "paths"])

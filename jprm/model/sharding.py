@@ -25,6 +25,7 @@ AXES = ("data", "fsdp", "tensor", "context")
 
 RULES: dict[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
+    "replicas": "data",  # of the weights
     "tokens": "context",
     "embed": ("fsdp", "context"),  # the width of weights; activations keep theirs whole
     "vocab": "tensor",
@@ -115,16 +116,27 @@ def stream(x_BT: jax.Array) -> P | None:
 
 
 def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """(B, T, D), the table's rows of these tokens. Every device looks all tokens up in the columns that it has.
+    """(B, T, D), the table's rows of these tokens. Every device looks all tokens up in the part of it that it has.
 
-    Where tokens are split, what was found is turned from columns to rows over one axis of the mesh and then to tokens
-    over the other: of both at once XLA makes copies of all of it on all devices.
+    What was found is turned from columns to rows over one axis of the mesh and, where tokens are split, to tokens over
+    the other: of both at once XLA makes copies of all of it on all devices. Left to it, with several parts of `data`
+    every device could have the gradient of the whole table.
     """
-    place, split = stream(tokens_BT), parts(tokens_BT) > 1 and table_VD.shape[1] > 1
-    turns = [P("data", None, ("fsdp", "context")), P(("data", "fsdp"), None, "context")] if split else []
-    first, *rest = [*turns, place]
-    x_BTD = table_VD.at[tokens_BT].get(out_sharding=first)
-    for turn in rest:
+    place, mesh = stream(tokens_BT), jax.typeof(table_VD).sharding.mesh
+    if place is None or table_VD.shape[1] == 1 or mesh.size == mesh.shape["data"]:
+        return table_VD.at[tokens_BT].get(out_sharding=place)
+
+    def own(table_VD, tokens_BT):
+        V = table_VD.shape[0]
+        index_BT = tokens_BT - jax.lax.axis_index("tensor") * V
+        mine_BT1 = ((index_BT >= 0) & (index_BT < V))[..., None]
+        return jax.lax.psum(jnp.where(mine_BT1, table_VD[jnp.clip(index_BT, 0, V - 1)], 0), "tensor")
+
+    places = spec("vocab", "embed"), spec("replicas")
+    x_BTD = jax.shard_map(own, in_specs=places, out_specs=spec("replicas", None, "embed"))(
+        table_VD, jax.sharding.reshard(tokens_BT, places[1])
+    )
+    for turn in [P(("data", "fsdp"), None, "context"), place] if parts(tokens_BT) > 1 else [place]:
         x_BTD = jax.sharding.reshard(x_BTD, turn)
     return x_BTD
 
