@@ -6,7 +6,7 @@
 
 The last on every host of the slice. It has not been run.
 
-Its plan (tpu/README.md), with libtpu 0.0.42.1, for v5p-64: 2.62 GiB of state and 6.77 of temporaries a chip, of 95.74;
+Its plan (tpu/README.md), with libtpu 0.0.42.1, for v5p-64: 2.62 GiB of state and 6.78 of temporaries a chip, of 95.74;
 1.34 times the model's FLOPs; at most 227,000 tokens a second.
 """
 

@@ -7,7 +7,7 @@
 The last on every host of the slice. It has not been run. All but the size, the rows and the rate is
 `qwen2p5_math_7b_prm800k.py`'s.
 
-Its plan (tpu/README.md), with libtpu 0.0.42.1, for v5p-512: 3.14 GiB of state and 15.01 of temporaries a chip, of
+Its plan (tpu/README.md), with libtpu 0.0.42.1, for v5p-512: 3.14 GiB of state and 15.00 of temporaries a chip, of
 95.74; 1.29 times the model's FLOPs; at most 201,000 tokens a second.
 """
 

@@ -6,7 +6,7 @@
 
 The last on every host of the slice. It has not been run.
 
-Its plan (tpu/README.md), with libtpu 0.0.42.1, for v6e-16: 2.81 GiB of state and 6.41 of temporaries a chip, of 31.25;
+Its plan (tpu/README.md), with libtpu 0.0.42.1, for v6e-16: 2.81 GiB of state and 6.45 of temporaries a chip, of 31.25;
 1.42 times the model's FLOPs; at most 355,000 tokens a second.
 """
 
