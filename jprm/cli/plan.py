@@ -39,7 +39,8 @@ def plan(
         experiment: The file that describes the run.
         topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores for v4, v5p and
             tpu7x, two a chip, and chips for v5e and v6e. A wrong name lists the right ones.
-        slices: So many of them, joined by the data centre's network; the bounds take it to be as fast as a slice's own.
+        slices: So many of them, joined by the data centre's network. What they send each other is not counted, and the
+            compiler may rewrite the layer loop, whose collectives then stand outside it.
         scoring: Plan the scoring step, as `jprm score` runs it on a row a device, and not the training step.
         search: Try meshes, then remat policies, then rows at a time, and print what fits and is fastest by its bounds.
         tokens_per_epoch: Tokens of the packed data, for hours and chip-hours an epoch.

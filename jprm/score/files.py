@@ -31,9 +31,9 @@ def score_file(
 ) -> str:  # fmt: skip
     """Scores a JSON Lines file of chains, pools or trees; returns a sentence that says what was done.
 
-    `dtype`, `adapter` and `attention` are those of `jprm.load`. With
-    on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
-    through the map of `jprm.score.calibrated`, which raises where the model has none.
+    `dtype`, `adapter` and `attention` are those of `jprm.load`. With on_error='skip', lines that are no record go to
+    `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go through the map of `jprm.score.calibrated`, which
+    raises where the model has none.
     """
     output = pathlib.Path(output)
     if jax.process_count() > 1 and not processes.everywhere(pathlib.Path(input).is_file()):
