@@ -31,6 +31,7 @@ def plan(
     For example:
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5e-64 --scoring
+      jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --slices 2 --set mesh.data=2 data.micro_rows=32
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --json plans.json
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set data.tokens=4096 model.remat=dots
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
@@ -39,8 +40,7 @@ def plan(
         experiment: The file that describes the run.
         topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores for v4, v5p and
             tpu7x, two a chip, and chips for v5e and v6e. A wrong name lists the right ones.
-        slices: So many of them, joined by the data centre's network. What they send each other is not counted, and the
-            compiler may rewrite the layer loop, whose collectives then stand outside it.
+        slices: So many of them, joined by the data centre's network, over which `mesh.data` goes: a multiple of them.
         scoring: Plan the scoring step, as `jprm score` runs it on a row a device, and not the training step.
         search: Try meshes, then remat policies, then rows at a time, and print what fits and is fastest by its bounds.
         tokens_per_epoch: Tokens of the packed data, for hours and chip-hours an epoch.

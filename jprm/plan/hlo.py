@@ -95,24 +95,24 @@ class Module:
     computations: dict[str, Computation]
     entry: str
 
-    def executed(self) -> Iterator[tuple[Computation, float, tuple[Instruction, ...]]]:
-        """Computations that control passes through, how often, and the loops they lie in, outermost first.
+    def executed(self) -> Iterator[tuple[Computation, float, tuple[tuple[Computation, Instruction], ...]]]:
+        """Computations that control passes through, how often, and by which loops and calls, outermost first.
 
-        What a fusion or a reduction computes is not among them. Of a conditional's branches all are.
+        Of each of these the computation that it stands in, too. What a fusion or a reduction computes is not among the
+        computations. Of a conditional's branches all are.
         """
-        stack: list[tuple[str, float, tuple[Instruction, ...]]] = [(self.entry, 1.0, ())]
+        stack: list[tuple[str, float, tuple[tuple[Computation, Instruction], ...]]] = [(self.entry, 1.0, ())]
         while stack:
-            name, times, loops = stack.pop()
+            name, times, by = stack.pop()
             computation = self.computations[name]
-            yield computation, times, loops
+            yield computation, times, by
             for instruction in computation.instructions.values():
-                called = instruction.called
+                called, path = instruction.called, (*by, (computation, instruction))
                 if instruction.opcode == "while":
-                    turns = trips(self, computation, instruction)
-                    stack.append((called["body"][0], times * turns, (*loops, instruction)))
+                    stack.append((called["body"][0], times * trips(self, computation, instruction), path))
                 elif instruction.opcode in ("call", "conditional", "async-start", "call-start"):
                     names = [n for kind in ("to_apply", "calls", "branch_computations") for n in called.get(kind, ())]
-                    stack += [(n, times, loops) for n in names]
+                    stack += [(n, times, path) for n in names]
 
     def fused(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
         """The instruction and everything that it computes inside, each with the computation that it stands in."""

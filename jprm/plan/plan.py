@@ -13,7 +13,7 @@ import jax
 from jprm.model import pieces
 from jprm.model.sharding import check, make_mesh
 from jprm.model.transformer import AXES
-from jprm.plan import compile, counts, hlo, roofline
+from jprm.plan import collectives, compile, counts, hlo, roofline
 from jprm.plan.topologies import Topology, devices
 from jprm.train.config import Experiment
 
@@ -81,7 +81,7 @@ def plan(
             "flops": program.flops,
             "flops_over_model": program.flops * topology.devices / needed,
             "hbm_bytes": program.bytes,
-            "collectives": counts.totals(program.collectives),
+            "collectives": collectives.totals(program.collectives),
             "others_in_layers": sorted({c.name for c in program.collectives if c.in_layers and c.moves == "other"}),
             "uncounted_kernels": list(program.uncounted),
         }

@@ -38,18 +38,21 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
     ratio = f"{program['flops']:.4g} ({program['flops_over_model']:.2f} of the model's)"
     table.add_row("compiled FLOPs", ratio, seconds(bounds["compute"]))
     table.add_row("HBM bytes", f"{program['hbm_bytes']:.4g}", seconds(bounds["hbm"]))
-    received = sum(row["received"] for row in program["collectives"])
-    table.add_row("interconnect bytes", f"{received:.4g}", seconds(bounds["interconnect"]))
+    for name, between_slices in (("interconnect", False), ("network", True))[: 1 + (plan["slices"] > 1)]:
+        received = sum(row["received"] for row in program["collectives"] if row["network"] == between_slices)
+        least = seconds(bounds[name]) if bounds[name] or not received else "no published rate"
+        table.add_row(f"{name} bytes", f"{received:.4g}", least)
     console.print(table)
 
     if program["collectives"]:
         table = Table("collective", "of", "where", "times", "GB", title="collectives", title_justify="left")
         for row in program["collectives"]:
             where = "layer loop" if row["in_layers"] else "outside it"
-            table.add_row(row["kind"], row["moves"], where, f"{row['count']:,.0f}", f"{row['bytes'] / 1e9:.3f}")
+            kind = row["kind"] + " between slices" * row["network"]
+            table.add_row(kind, row["moves"], where, f"{row['count']:,.0f}", f"{row['bytes'] / 1e9:.3f}")
         console.print(table)
     for name in program["others_in_layers"]:
-        console.print(f"in the layer loop, neither of weights nor of gradients: {name}")
+        console.print(f"in the layer loop, not known to be of weights or of gradients: {name}")
     for name in program["uncounted_kernels"]:
         console.print(f"a kernel without a cost estimate, whose FLOPs are not counted: {name}")
 

@@ -82,16 +82,17 @@ class Bounds:
 
     compute: float
     hbm: float
-    interconnect: float
+    interconnect: float  # between the chips of a slice
+    network: float = 0.0  # between slices; 0 of one slice, and where no rate is published
 
     @property
     def step(self) -> float:
-        return max(self.compute, self.hbm, self.interconnect)
+        return getattr(self, self.by)
 
     @property
     def by(self) -> str:
         """What the largest is of."""
-        return max(("compute", "hbm", "interconnect"), key=lambda name: getattr(self, name))
+        return max((field.name for field in dataclasses.fields(self)), key=lambda name: getattr(self, name))
 
 
 def bounds(program: Program, chip: Chip) -> Bounds:
@@ -100,5 +101,6 @@ def bounds(program: Program, chip: Chip) -> Bounds:
     return Bounds(
         compute=program.flops / (chip.flops * share),
         hbm=program.bytes / (chip.hbm_bandwidth * share),
-        interconnect=program.received / (chip.interconnect * share),
+        interconnect=program.received(network=False) / (chip.interconnect * share),
+        network=program.received(network=True) / (chip.network * share),
     )

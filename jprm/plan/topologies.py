@@ -16,6 +16,7 @@ class Chip:
     """Published figures of one chip; bytes and FLOPs a second.
 
     interconnect: of all links of the chip together, in one direction.
+    network: a chip's part of what its host receives over the data centre's network; infinite where none is published.
     allotted: HBM bytes that libtpu's compiler lets a program of one device use, as it says when one does not fit.
     """
 
@@ -23,6 +24,7 @@ class Chip:
     hbm: float
     hbm_bandwidth: float
     interconnect: float
+    network: float
     allotted: float
     devices: int = 1  # that JAX sees in a chip
     cores_named: bool = False  # the number in a slice's name counts cores, two a chip
@@ -30,16 +32,20 @@ class Chip:
 
 CHIPS = {
     # docs.cloud.google.com/tpu/docs/v4: 275 TFLOPs, 32 GiB, 1,200 GB/s. Six links of 50 GB/s: Jouppi et al. 2023,
-    # arXiv:2304.01433, table 4.
-    "v4": Chip(275e12, 32 * GIB, 1200e9, 6 * 50e9, 30.75 * GIB, cores_named=True),
-    # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 16 GB, 819 GB/s, 400 GB/s in both directions together.
-    "v5e": Chip(197e12, 16 * GIB, 819e9, 200e9, 15.75 * GIB),
-    # docs.cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 95 GiB, 2,765 GB/s, 1,200 GB/s in both directions together.
-    "v5p": Chip(459e12, 95 * GIB, 2765e9, 600e9, 95.74 * GIB, cores_named=True),
-    # docs.cloud.google.com/tpu/docs/v6e: 918 TFLOPs, 32 GB, 1,638 GB/s, 800 GB/s in both directions together.
-    "v6e": Chip(918e12, 32 * GIB, 1638e9, 400e9, 31.25 * GIB),
-    # docs.cloud.google.com/tpu/docs/tpu7x: 2,307 TFLOPs, 192 GiB, 7,380 GB/s, 1,200 GB/s in both directions together.
-    "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 600e9, 94.75 * GIB, devices=2, cores_named=True),
+    # arXiv:2304.01433, table 4. Of its hosts' network nothing is published.
+    "v4": Chip(275e12, 32 * GIB, 1200e9, 6 * 50e9, math.inf, 30.75 * GIB, cores_named=True),
+    # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 16 GB, 819 GB/s, 400 GB/s in both directions together; of a pod of 256
+    # chips 6.4 Tb/s of the data centre's network, 25 Gb/s a chip.
+    "v5e": Chip(197e12, 16 * GIB, 819e9, 200e9, 25e9 / 8, 15.75 * GIB),
+    # docs.cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 95 GiB, 2,765 GB/s, 1,200 GB/s in both directions together; 50
+    # Gb/s of the data centre's network a chip.
+    "v5p": Chip(459e12, 95 * GIB, 2765e9, 600e9, 50e9 / 8, 95.74 * GIB, cores_named=True),
+    # docs.cloud.google.com/tpu/docs/v6e: 918 TFLOPs, 32 GB, 1,638 GB/s, 800 GB/s in both directions together; of a pod
+    # of 256 chips 25.6 Tb/s of the network, 100 Gb/s a chip.
+    "v6e": Chip(918e12, 32 * GIB, 1638e9, 400e9, 100e9 / 8, 31.25 * GIB),
+    # docs.cloud.google.com/tpu/docs/tpu7x: 2,307 TFLOPs, 192 GiB, 7,380 GB/s, 1,200 GB/s in both directions
+    # together; 100 Gb/s of the network.
+    "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 600e9, 100e9 / 8, 94.75 * GIB, devices=2, cores_named=True),
 }
 
 # Shapes of the slices that are let, by their chips: docs.cloud.google.com/tpu/docs/v5p and .../v6e.

@@ -1,0 +1,236 @@
+"""What a compiled program's devices send each other: which collectives there are, how often each runs, what it moves.
+
+Between the chips of a slice they are collective instructions. Between slices, over the data centre's network, they are
+a `send` and a `recv`, whose attributes say which collective the hosts make of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+
+from jprm.plan.hlo import Array, Computation, Instruction, Module
+
+LAYERS = re.compile(r"layers_\d+\)*/while/body/")  # brackets: jvp(layers_0) and its transpose
+"""In the name of what a layer loop's body does, as `jprm.model.transformer` calls its groups of layers."""
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+
+TRANSFER = "_xla_megascale_transfer_type"
+
+NETWORK = {
+    "ALL_GATHER": "all-gather", "ALL_REDUCE": "all-reduce", "REDUCE_SCATTER": "reduce-scatter",
+    "ALL_TO_ALL": "all-to-all", "ONE_TO_ONE": "collective-permute",
+}  # fmt: skip
+"""What a `send` between slices says in that attribute that the hosts make of it."""
+
+PSUM = '_xla_host_transfer_rendezvous="psum'
+"""In the text of sums between slices that the model's code asks for: of gradients. The compiler's are all-reduces."""
+
+TILE = 1024
+"""Elements by which XLA rounds packed arrays up."""
+
+SCATTER = "all-reduce-scatter"
+"""How the name of a fused reduce-scatter begins; it is an all-reduce of a padded operand, and a slice, in a fusion."""
+
+SHARES = "shard_map/psum"
+"""How the name of a gradient's sum over `data` ends, in `jprm.model.sharding.whole`: of shares, scattered before."""
+
+RINGS = {"_ag": "all-gather", "_rs": "reduce-scatter"}
+"""A product whose operand travels around a ring while it is computed: XLA calls the loop windowed_dot_general_body_ag
+where it gathers the operand, and _rs where it scatters the result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective instruction. Bytes are of a device and of one time that it runs.
+
+    moves: `weights` that are gathered, `gradients` that are summed and scattered, or `other`.
+    network: between slices, and not between the chips of one.
+    in_layers: in a layer loop, or in a turn of it that the compiler took out of the loop.
+    """
+
+    kind: str
+    moves: str
+    network: bool
+    bytes: float  # of the whole array: what is gathered, summed or exchanged
+    received: float  # at least, by any algorithm
+    times: float
+    in_layers: bool
+    name: str
+
+
+def collectives(module: Module, parameters: Collection[int]) -> Iterator[Collective]:
+    """Those of the module's entry. parameters: elements of each parameter of a layer, as a device holds them gathered.
+
+    Raises ValueError where it is not known how many devices take part in one, or what slices send each other.
+    """
+    for computation, times, by in module.executed():
+        seen = {True: set(), False: set()}
+        ring = next(iter(re.findall(r"windowed_dot_general_body(_ag|_rs)", computation.name)), "")
+        loops = [_within(module, i) for _, i in by if i.opcode == "while"]
+        for instruction in computation.instructions.values():
+            for where, inner in [(computation, instruction), *module.fused(instruction)]:
+                kind = inner.opcode.removesuffix("-start")
+                if kind not in KINDS and not (kind == "send" and TRANSFER in inner.text):
+                    continue
+                # A fused one's start, what runs beside it and its end share a channel; so do all of a shard_map's.
+                key, fused = (kind, inner.attribute("channel_id") or inner.name), where is not computation
+                if key in seen[True] or (fused and key in seen[False]):
+                    continue
+                seen[fused].add(key)
+                # What a SparseCore sends is alone in a computation that is called: then it comes from before the call.
+                called = bool(by) and by[-1][1].opcode != "while"
+                own = inner.op_name or _origin(*(by[-1] if called else (computation, instruction)))
+                summed = _summed(*(by[-1] if called else (where, inner)))
+                yield _collective(where, inner, (*loops, own), summed, ring, times, parameters)
+
+
+def _within(module: Module, loop: Instruction) -> str:
+    """How the names of what a loop's body does begin.
+
+    A loop that the compiler rewrote, so that one turn sends while the next computes, has no name of its own: then by
+    the layer loop that most of its body was traced in.
+    """
+    if loop.op_name:
+        return loop.op_name + "/body/"
+    body = module.computations[loop.called["body"][0]].instructions.values()
+    found = Counter(i.op_name[: match.end()] for i in body if (match := LAYERS.search(i.op_name)))
+    return found.most_common(1)[0][0] if found else ""
+
+
+def _origin(computation: Computation, instruction: Instruction) -> str:
+    """The name of the nearest traced operation that an instruction computes from; empty where there is none.
+
+    The compiler's own collectives have no name, and those of a turn that it took out of a loop lie in no loop. Behind a
+    loop it does not look: what a loop gives is not what it was given.
+    """
+    near, seen = [instruction], {instruction.name}
+    while near:
+        for i in near:
+            if "/" in i.op_name:
+                return i.op_name
+        behind = {name for i in near for name in i.operands if i.opcode != "while"} - seen
+        seen |= behind
+        near = [computation.instructions[name] for name in sorted(behind)]
+    return ""
+
+
+def _collective(
+    where: Computation,
+    inner: Instruction,
+    names: tuple[str, ...],
+    summed: bool,
+    ring: str,
+    times: float,
+    parameters: Collection[int],
+) -> Collective:
+    kind, network = inner.opcode.removesuffix("-start"), inner.opcode == "send"
+    given = [where.instructions[name] for name in inner.operands]
+    arrays, whole = [array for i in given for array in _packed(where, i)], sum(i.arrays[0].bytes for i in given)
+    if network:
+        kind = _between_slices(inner)
+    elif where.name.startswith(SCATTER):  # its operand is padded
+        kind, arrays = "reduce-scatter", [parameter.arrays[0] for parameter in where.parameters]
+        whole = sum(array.bytes for array in arrays)
+    n, elements = group_size(inner), {array.size for array in arrays}
+    if kind == "all-gather":
+        elements, whole = {size * n for size in elements}, whole * n
+    share = (n - 1) / n
+    received = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(kind, share) * whole
+    backward = any("transpose(" in name for name in names)
+    if ring:
+        kind, moves = RINGS[ring] + " (ring)", "weights" if ring == "_ag" else "gradients"
+    elif kind in ("all-gather", "collective-permute") and summed:
+        moves = "gradients"
+    elif kind == "all-gather" and elements <= set(parameters):
+        moves = "weights"
+    elif kind in ("reduce-scatter", "all-reduce") and backward and elements <= set(parameters):
+        moves = "gradients"
+    elif kind == "all-reduce" and backward and inner.op_name.endswith(SHARES):
+        moves = "gradients"
+    elif kind == "all-reduce" and network and (backward or PSUM in inner.text):
+        moves = "gradients"
+    else:
+        moves = "other"
+    # One with a name of its own was moved out of a loop that it does not lie in, and is of all layers at once.
+    in_layers = any(map(LAYERS.search, names[:-1] if inner.op_name else names))
+    return Collective(kind, moves, network, whole, received, times, in_layers, names[-1] or inner.name)
+
+
+def _between_slices(send: Instruction) -> str:
+    said = re.search(rf'{TRANSFER}="(\w+)"', send.text).group(1)
+    if said not in NETWORK:
+        raise ValueError(f"what do slices send each other by {send.name}? {said} is no kind that is known")
+    return NETWORK[said]
+
+
+def _packed(where: Computation, operand: Instruction) -> list[Array]:
+    """The arrays that were written one behind another, as the compiler packs small ones; else the operand's own."""
+    own, packs = operand.arrays[0], operand
+    while packs.opcode in ("bitcast", "copy", "custom-call") and len(packs.operands) == 1:  # the call rounds up
+        packs = where.instructions[packs.operands[0]]
+    parts = [where.instructions[name].arrays[0] for name in packs.operands]
+    size = sum(part.size for part in parts)
+    return parts if packs.opcode in ("fusion", "concatenate") and size <= own.size < size + TILE else [own]
+
+
+MOVED = ("collective-permute", "copy", "slice", "dynamic-slice", "async", "bitcast", "reshape", "get-tuple-element")
+"""Instructions, begun and done apart or not, that give what they were given, or a part of it."""
+
+
+def _summed(where: Computation, instruction: Instruction) -> bool:
+    """Whether it sends on a part of what a fused reduce-scatter gave, in padded shares, to the device that owns it; or
+    of what slices summed, each device its share."""
+    if not instruction.operands:
+        return False
+    instruction = where.instructions[instruction.operands[0]]
+    while instruction.opcode.removesuffix("-start").removesuffix("-done") in MOVED:
+        instruction = where.instructions[instruction.operands[0]]
+    scattered = any(name.startswith(SCATTER) for name in instruction.called.get("calls", ()))
+    return scattered or (instruction.opcode == "recv-done" and "megascale" in instruction.text)
+
+
+def group_size(collective: Instruction) -> int:
+    """Devices that take part in it together, from the ways in which XLA writes them; of a permute, two.
+
+    Raises ValueError where it is written in another.
+    """
+    if collective.opcode.startswith("collective-permute"):
+        return 2
+    # Where a mesh's devices are not in its order, theirs stands between it and its axes: ], device_ids=([2,8]T(1,0)) {.
+    axes = r"\{'\w+'(?:, *'\w+')*\}"
+    groups = re.search(rf"replica_groups=(mesh\[[^\]]*\][^{{]*{axes}|\[[\d,]*\]<=|\{{\{{[^}}]*\}})", collective.text)
+    # Between slices their numbers, times their chips', or groups of devices, or pairs: "{1,2}x{0:63}".
+    slices = re.search(r'_xla_megascale_target=("\{[\d,]+\}x|\{\{\d+(?:(?:,|->)\d+)+\})', collective.text)
+    if not groups and not slices:
+        raise ValueError(f"how many devices does {collective.name} take? It says no groups that are known")
+    text = (groups or slices).group(1)
+    if text.startswith("mesh"):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", text))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", text.split("{")[1]))
+    if text.startswith("["):
+        return int(text[1:].split("]")[0].split(",")[-1])
+    return len(re.findall(r"\d+", text))
+
+
+def totals(found: Collection[Collective]) -> list[dict]:
+    """Collectives that are alike, together: kind, what they move, where, how many, bytes."""
+    groups: dict[tuple, list[Collective]] = defaultdict(list)
+    for collective in found:
+        groups[collective.network, not collective.in_layers, collective.kind, collective.moves].append(collective)
+    return [
+        {
+            "kind": kind,
+            "moves": moves,
+            "network": network,
+            "in_layers": not outside,
+            "count": sum(c.times for c in members),
+            "bytes": sum(c.bytes * c.times for c in members),
+            "received": sum(c.received * c.times for c in members),
+        }
+        for (network, outside, kind, moves), members in sorted(groups.items())
+    ]

@@ -1,0 +1,155 @@
+"""Collectives of a compiled program: whose they are, where they lie, and what goes between slices."""
+
+import pytest
+
+from jprm.plan import hlo, roofline, topologies
+from jprm.plan.collectives import collectives, group_size, totals
+from jprm.plan.counts import Program
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("replica_groups=mesh['a'=4,'b'=2] {'a'}", 4),
+        ("replica_groups=mesh['a'=4,'b'=2] {'a','b'}", 8),
+        ("replica_groups=mesh['a'=1,'b'=8,'c'=2], device_ids=([2,8]T(1,0)) {'b'}", 8),  # of devices in another order
+        ("replica_groups=[2,4]<=[8]", 4),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", 4),
+        ("replica_groups={{0,1,2},{3,4,5}}", 3),
+        ('_xla_megascale_target="{1,2,3}x{0:63}"', 3),  # slices, and chips of each
+        ("_xla_megascale_target={{100000,200000},{100001,200001}}", 2),
+        ("_xla_megascale_target={{100000->200000},{200000->100000}}", 2),
+    ],
+)
+def test_groups_of_devices(text, size):
+    assert group_size(hlo._instruction(f"  %g = f32[8]{{0}} all-gather(%x), channel_id=1, {text}")) == size
+
+
+def test_groups_that_are_not_known_are_refused():
+    for text in ("{}", "mesh['a'=8,'b'=2] {'a':(2)4,'b'}"):
+        with pytest.raises(ValueError, match="how many devices does g take"):
+            group_size(hlo._instruction(f"  %g = f32[8]{{0}} all-gather(%x), replica_groups={text}"))
+    permute = "  %p = f32[8]{0} collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}"
+    assert group_size(hlo._instruction(permute)) == 2
+
+
+PRODUCT = 'metadata={op_name="jit(step)/transpose(jvp(Model))/decoder/layers_0/while/body/dot_general"}'
+CHIPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"
+
+
+def sent(name, n, operand, shape, said, kind="ALL_REDUCE"):
+    """A send and what is received, between slices 1 and 2 of 4 chips."""
+    text = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+        f'_xla_host_transfer_rendezvous="{said}_0",_xla_megascale_target="{{1,2}}x{{0:3}}",'
+        f'_xla_megascale_transfer_type="{kind}"}}'
+    )
+    done = 'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}'
+    return f"""
+  %after.{n} = token[] after-all()
+  %send.{n} = ({shape}, u32[], token[]) send({operand}, %after.{n}), channel_id={2 * n}, {text}
+  %recv.{n} = ({shape}, u32[], token[]) recv(%after.{n}), channel_id={2 * n - 1}, {text}
+  %{name}.done = ({shape}, token[]) recv-done(%recv.{n}), channel_id={2 * n - 1}, {done}
+  %{name} = {shape} get-tuple-element(%{name}.done), index=0"""
+
+
+# Two layers' gradients of 8 x 16, and of a norm of 16: one turn of the loop is taken out and runs first, and what its
+# shares are summed to is waited for in the next turn. Nothing that the compiler made has a name.
+PIPELINED = f"""HloModule pipelined
+
+%sum (a: bf16[], b: bf16[]) -> bf16[] {{
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %a_plus_b = bf16[] add(%a, %b)
+}}
+
+%packs (p: bf16[16], q: bf16[16]) -> bf16[32] {{
+  %p = bf16[16]{{0}} parameter(0)
+  %q = bf16[16]{{0}} parameter(1)
+  ROOT %joined = bf16[32]{{0}} concatenate(%p, %q), dimensions={{0}}
+}}
+
+%body (s: (u32[], bf16[8,4], bf16[2,16])) -> (u32[], bf16[8,4], bf16[2,16]) {{
+  %s = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) parameter(0)
+  %i = u32[] get-tuple-element(%s), index=0
+  %one = u32[] constant(1)
+  %next = u32[] add(%i, %one)
+  %waiting = bf16[8,4]{{1,0}} get-tuple-element(%s), index=1
+  %x = bf16[2,16]{{1,0}} get-tuple-element(%s), index=2
+  %g = bf16[8,16]{{1,0}} custom-call(%x), custom_call_target="other", {PRODUCT}
+  %r = bf16[8,4]{{1,0}} reduce-scatter(%g), channel_id=2, {CHIPS}, dimensions={{1}}, to_apply=%sum
+  %n = bf16[16]{{0}} custom-call(%x), custom_call_target="other"
+  %both = bf16[32]{{0}} fusion(%n, %n), kind=kLoop, calls=%packs
+  %tile = bf16[64]{{0}} custom-call(%both), custom_call_target="rounds_up"
+  %norms = bf16[64]{{0}} all-reduce(%tile), channel_id=3, {CHIPS}, to_apply=%sum
+{sent("total", 1, "%waiting", "bf16[8,4]{1,0}", "psum.1")}
+  ROOT %t = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) tuple(%next, %r, %x)
+}}
+
+%condition (s: (u32[], bf16[8,4], bf16[2,16])) -> pred[] {{
+  %s.1 = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) parameter(0)
+  %j = u32[] get-tuple-element(%s.1), index=0
+  %end = u32[] constant(3)
+  ROOT %less = pred[] compare(%j, %end), direction=LT
+}}
+
+ENTRY %main (a: bf16[2,16]) -> bf16[8,4] {{
+  %a.1 = bf16[2,16]{{1,0}} parameter(0)
+  %zero = u32[] constant(0)
+  %g.1 = bf16[8,16]{{1,0}} custom-call(%a.1), custom_call_target="other", {PRODUCT}
+  %r.1 = bf16[8,4]{{1,0}} reduce-scatter(%g.1), channel_id=4, {CHIPS}, dimensions={{1}}, to_apply=%sum
+  %state = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) tuple(%zero, %r.1, %a.1)
+  %loop = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) while(%state), condition=%condition, body=%body
+  %last = bf16[8,4]{{1,0}} get-tuple-element(%loop), index=1
+{sent("drained", 2, "%last", "bf16[8,4]{1,0}", "psum.2")}
+  %part = bf16[2,4]{{1,0}} slice(%drained), slice={{[0:2], [0:4]}}
+  %gathered = bf16[2,16]{{1,0}} all-gather(%part), channel_id=5, {CHIPS}, dimensions={{1}}
+  %metric = bf16[4,4]{{1,0}} custom-call(%a.1), custom_call_target="other", metadata={{op_name="jit(step)/jvp(M)/sum"}}
+{sent("metrics", 3, "%metric", "bf16[4,4]{1,0}", "all-reduce.9", "MORE")}
+  ROOT %result = bf16[8,4]{{1,0}} copy(%drained)
+}}
+"""
+
+
+def test_what_slices_send_each_other_while_they_compute():
+    module = hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE"))
+    found = {
+        (row["network"], row["in_layers"], row["kind"], row["moves"]): (row["count"], row["bytes"], row["received"])
+        for row in totals(list(collectives(module, {8 * 16, 16})))
+    }
+    assert found == {
+        # Three turns of the loop, and the one before it; of the 256 bytes three quarters come from others.
+        (False, True, "reduce-scatter", "gradients"): (4, 4 * 256, 4 * 192),
+        (False, True, "all-reduce", "gradients"): (3, 3 * 128, 3 * 2 * 96),  # two norms, packed
+        # Of two slices each gets the other's: 64 bytes a share; the last when the loop is over.
+        (True, True, "all-reduce", "gradients"): (3, 3 * 64, 3 * 64),
+        (True, False, "all-reduce", "gradients"): (1, 64, 64),
+        (False, False, "all-gather", "gradients"): (1, 64, 48),  # of what was summed, and not of weights
+        (True, False, "all-reduce", "other"): (1, 32, 32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "bytes", "received"),
+    [
+        ("ALL_GATHER", "all-gather", 64, 32), ("REDUCE_SCATTER", "reduce-scatter", 32, 16),
+        ("ALL_TO_ALL", "all-to-all", 32, 16), ("ONE_TO_ONE", "collective-permute", 32, 32),
+    ],
+)  # fmt: skip
+def test_all_kinds_between_slices(said, kind, bytes, received):
+    found = [c for c in collectives(hlo.parse(PIPELINED.replace("MORE", said)), ()) if c.network]
+    assert ("all-reduce", 64) in {(c.kind, c.bytes) for c in found}
+    assert [(c.kind, c.moves, c.bytes, c.received) for c in found if c.name == "jit(step)/jvp(M)/sum"] == [
+        (kind, "other", bytes, received)
+    ]
+    with pytest.raises(ValueError, match="send.3.*ALL_AT_ONCE is no kind"):
+        list(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_AT_ONCE")), ()))
+
+
+def test_the_network_bounds_a_step():
+    program = Program(0.0, 0.0, tuple(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE")), ())))
+    found = roofline.bounds(program, topologies.CHIPS["v5p"])
+    # 288 bytes at 50 Gb/s; the 1,392 within a slice at 600 GB/s.
+    assert found.network == pytest.approx(288 / 6.25e9) and found.by == "network" and found.step == found.network
+    assert found.interconnect == pytest.approx((4 * 192 + 3 * 192 + 48) / 600e9)
+    assert roofline.bounds(program, topologies.CHIPS["v4"]).network == 0  # whose rate nobody publishes
