@@ -56,6 +56,12 @@ def test_a_dry_run_prints_what_would_be_run(script):
     assert text == (EXPECTED / f"{script}.txt").read_text()
 
 
+def test_several_slices_are_asked_for_together():
+    create = call("queued", "--dry-run", "create", **RUN, **QUEUED, SLICES="2").stdout
+    assert "--node-count=2 --node-prefix=my-run" in create and "--node-id" not in create
+    assert "--num-slices 2" in call("gke", "--dry-run", "xpk", **RUN, **GKE, SLICES="2").stdout
+
+
 @pytest.mark.parametrize("script", ["queued", "gke", "slurm", "run"])
 def test_without_a_command_the_script_explains_itself(script):
     run = call(script, **RUN, **SCRIPTS[script])

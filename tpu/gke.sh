@@ -106,7 +106,8 @@ status() {
 }
 
 logs() {
-  local zero="jobset.sigs.k8s.io/jobset-name=$NAME,batch.kubernetes.io/job-completion-index=0"
+  local zero="jobset.sigs.k8s.io/jobset-name=$NAME,jobset.sigs.k8s.io/job-index=0"
+  zero+=",batch.kubernetes.io/job-completion-index=0"
   run kubectl logs --follow --tail 50 --selector "$zero" --container jprm
 }
 

@@ -9,6 +9,8 @@
 #   launch   starts the run              stop     saves and stops it (SIGTERM)
 #   watch    all of these, and again after a preemption, until the run has ended; then it deletes the slice
 #   delete   gives the slice back: until then it is paid for
+#
+# SLICES (1) slices of TYPE, which the data centre's network joins: then `mesh.data` is a multiple of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,9 +23,9 @@ archive=${TMPDIR:-/tmp}/jprm-$NAME.tar.gz
 # shellcheck source=tpu/say.sh
 source tpu/say.sh
 
-everywhere() { run gcloud compute tpus tpu-vm ssh "$NAME" "${at[@]}" --worker=all --command="$1"; }
+everywhere() { run gcloud compute tpus queued-resources ssh "$NAME" "${at[@]}" --node=all --worker=all --command="$1"; }
 
-first() { run gcloud compute tpus tpu-vm ssh "$NAME" "${at[@]}" --worker=0 --command="$1"; }
+first() { run gcloud compute tpus queued-resources ssh "$NAME" "${at[@]}" --node=0 --worker=0 --command="$1"; }
 
 state() {
   if [ "$dry" = 1 ]; then echo "${STATE:-ACTIVE}"; return; fi
@@ -32,20 +34,21 @@ state() {
 
 create() {
   : "${RUNTIME:?runtime version, such as v2-alpha-tpuv5-lite}"
-  local spot=()
+  local spot=() nodes=(--node-id="$NAME")
   [ "${SPOT:-0}" = 1 ] && spot=(--spot)
+  [ "${SLICES:-1}" = 1 ] || nodes=(--node-count="$SLICES" --node-prefix="$NAME")
   case "$(state)" in
     ABSENT) ;;
     SUSPENDED | SUSPENDING | FAILED) delete ;; # a slice that was preempted never comes back by itself
     *) [ "$dry" = 1 ] || { echo "$NAME is there: $(state)"; return; } ;;
   esac
-  run gcloud compute tpus queued-resources create "$NAME" "${at[@]}" --node-id="$NAME" --accelerator-type="$TYPE" \
+  run gcloud compute tpus queued-resources create "$NAME" "${at[@]}" "${nodes[@]}" --accelerator-type="$TYPE" \
     --runtime-version="$RUNTIME" "${spot[@]}"
 }
 
 deploy() {
   run git archive --format=tar.gz --output="$archive" HEAD
-  run gcloud compute tpus tpu-vm scp "$archive" "$NAME:jprm.tar.gz" "${at[@]}" --worker=all
+  run gcloud compute tpus queued-resources scp "$archive" "$NAME:jprm.tar.gz" "${at[@]}" --node=all --worker=all
   everywhere "mkdir -p jprm && tar -xzf jprm.tar.gz -C jprm && jprm/tpu/setup.sh${NFS:+ --nfs $NFS}"
 }
 
