@@ -9,6 +9,7 @@ import pytest
 from tiny import TINY, params
 from tiny_run import experiment, make_data, save_tokenizer
 
+import jprm
 from jprm.checkpoints import store
 from jprm.model import decode
 from jprm.model.sharding import MeshConfig, make_mesh, spec
@@ -231,6 +232,11 @@ def language_run(tmp_path_factory):
     with store.open_checkpoints(folder, 1) as checkpoints:
         checkpoints.save_checkpointables(7, {"params": jax.tree.map(jax.numpy.asarray, params(model))})
     return folder, model
+
+
+def test_a_policy_is_no_reward_model(language_run):
+    with pytest.raises(ValueError, match="its head is 'language'"):  # its logits are of tokens, not of right and wrong
+        jprm.load(language_run[0])
 
 
 def test_a_run_is_a_policy(language_run, tmp_path, monkeypatch):

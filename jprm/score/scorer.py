@@ -175,7 +175,7 @@ def load(
     `attention` is the way of `jprm.model.attention`: None, as the model was trained, `blocked` of a published one, and
     of one that was trained with a kernel of other machines `paths` on a CPU and `blocked` elsewhere.
 
-    Raises FileNotFoundError or ValueError, naming what is missing or damaged.
+    Raises FileNotFoundError or ValueError, naming what is missing or damaged, and for the run of a policy.
     """
     if isinstance(folder, PRM):  # loaded already
         return folder
@@ -192,6 +192,8 @@ def load(
             " published model"
         )
     experiment = read(path)
+    if experiment.model.head == "language":
+        raise ValueError(f"{path}: its head is 'language': a policy gives no scores. Name a reward model's run")
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # of several processes each scores by itself
     with jax.set_mesh(grid):
         params, step = store.load_params(folder, experiment, grid)
