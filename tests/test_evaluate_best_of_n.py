@@ -147,6 +147,29 @@ def test_sampled_votes_agree_with_enumerated_ones(monkeypatch):
     np.testing.assert_allclose(sampled.value_PnK[size == 6, -1], exact.value_PnK[size == 6, -1], atol=1e-6)
 
 
+@pytest.mark.parametrize("enumerate", [10, 0])
+def test_votes_weigh_by_ratio_however_small_the_weights(monkeypatch, enumerate):
+    monkeypatch.setattr(votes, "ENUMERATE", enumerate)
+    rng = np.random.default_rng(2)
+    weight_PNK = rng.integers(0, 5, (10, 7, 2)) / 4  # with ties and zeros
+    classes, correct, size = rng.integers(-1, 3, (10, 7)), (rng.random((10, 7)) < 0.5) * 1.0, np.full(10, 7)
+    one, other = (
+        votes.vote_accuracy(classes, correct, weight_PNK * scale, size, 7, trials=16, seed=0)
+        for scale in (1.0, 2.0**-200)
+    )
+    np.testing.assert_array_equal(one.value_PnK, other.value_PnK)
+
+
+def test_long_chains_of_low_scores_still_vote():
+    """Forty steps at 0.05 and at 0.06: products of 9e-53 and 1e-49, the one chain outvoting the other two."""
+    samples = [(1, 0.06), (2, 0.05), (2, 0.05)]
+    pool = [{"steps": ["x"] * 40, "scores": [score] * 40, "answer": answer} for answer, score in samples]
+    report = bon.best_of_n_report([{"problem": "p", "answer": 1, "samples": pool}], seed=0)
+    # Of one sample a third is right. Of two, 1 wins wherever it is: two pairs of three. Of all, it wins.
+    assert report["rules"]["prod"]["weighted_vote"]["value"] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert report["majority"]["value"] == pytest.approx([1 / 3, 1 / 3, 0])
+
+
 def test_canonical_answers():
     same = [
         [18, 18.0, "18", " 18.0 ", "+18", "1.8e1"],

@@ -63,6 +63,8 @@ def test_votes_by_hand():
     assert vote([0, 1, 1], [0.9, 0.3, 0.4]) == 0
     assert vote([0, 1, 0, 1], [0.1, 0.3, 0.2, 0.0]) == 0  # 0.1 + 0.2 ties with 0.3, the first to appear wins
     assert vote([-1, -1], [1, 1]) is None
+    assert vote([0, 1, 0], [1e-14, 3e-14, 1e-14]) == 1  # products of many scores: what counts is their ratio
+    assert vote([1, 0, 1], [1e-14, 3e-14, 2e-14]) == 0 and vote([1, 0], [0.0, 0.0]) == 0  # and they tie as others do
 
 
 def test_best_of_n_and_votes_on_one_pool():

@@ -112,6 +112,8 @@ def pools_of(records: Sequence[Mapping[str, Any]]) -> Pools:
     else:
         class_PN, answered_PN = None, in_pool_PN
     weight = {rule: np.asarray(value_B, float) for rule, value_B in aggregate(score_BP, mask_BP).items()}
+    # In float32 a product of a few dozen low scores is 0, and all such chains would have the same vote.
+    weight["prod"] = np.where(mask_BP.any(1), np.prod(score_BP, 1, float, where=mask_BP), 0.0)
     weight["sum_log_odds"] = 1 / (1 + np.exp(-weight["sum_log_odds"]))  # a vote's weight cannot be negative
     return Pools(
         problem=[record["problem"] for record in records],

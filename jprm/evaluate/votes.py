@@ -57,6 +57,10 @@ def vote_accuracy(
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)
+    # A vote asks for shares of the weight alone. Products of many steps' scores are below float32's range: each pool's
+    # weights are brought to one half or more of 1, by a power of two, so that what ties still does.
+    top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
+    weight_PNK = np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])
     correct_PC = _class_correct(class_PN, correct_PN)
     if not len(size_P):
         raise ValueError("no problems to vote on")
@@ -89,8 +93,10 @@ def _enumerated(class_N, correct_C, weight_NK, n_max):
     """The exact expectation for one problem, (n_max, K), over all subsets of its samples."""
     member_NC = class_N[:, None] == np.arange(len(correct_C))
     chosen_MN = (np.arange(1, 2 ** len(class_N))[:, None] >> np.arange(len(class_N))) & 1
-    # Equal sums added in different orders must still tie: compare them to 12 decimals.
-    total_MCK = np.round(np.einsum("mn,nc,nk->mck", chosen_MN, member_NC, weight_NK), 12)
+    total_MCK = np.einsum("mn,nc,nk->mck", chosen_MN, member_NC, weight_NK)
+    top_M1K = total_MCK.max(1, keepdims=True)
+    # Equal sums added in different orders must still tie: compare them to 12 digits of the largest.
+    total_MCK = np.round(total_MCK / np.where(top_M1K > 0, top_M1K, 1), 12)
     present_MC = chosen_MN @ member_NC > 0
     total_MCK = np.where(present_MC[:, :, None], total_MCK, -1.0)
     winner_MCK = present_MC[:, :, None] & (total_MCK == total_MCK.max(1, keepdims=True))

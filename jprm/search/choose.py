@@ -63,7 +63,8 @@ def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> i
     if not (class_N >= 0).any():
         return None
     total_C = np.bincount(class_N[class_N >= 0], np.asarray(weight_N, float)[class_N >= 0])
-    return int(np.argmax(np.round(total_C, 12)))  # sums of equals in another order must still tie
+    share_C = total_C / (total_C.max() or 1)  # weights may be products of many scores, and all of them tiny
+    return int(np.argmax(np.round(share_C, 12)))  # sums of equals in another order must still tie
 
 
 @dataclasses.dataclass(frozen=True)
