@@ -198,6 +198,9 @@ def test_canonical_answers():
         True,
         1,
         "1e99999",
+        "E2",  # an exponent of nothing is a name
+        "e2",
+        ".e2",
     ]
     assert votes.answer_classes(different).tolist() == list(range(len(different)))
     with pytest.raises(ValueError, match="a number, a string or null"):
