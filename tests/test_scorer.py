@@ -59,6 +59,15 @@ def test_a_score_depends_on_nothing_behind_its_step(prm):
         np.testing.assert_allclose(prm.score(record["problem"], record["steps"][:k]), whole[:k], atol=CLOSE, rtol=0)
 
 
+def test_files_keep_the_digits_of_a_low_score():
+    """Seven decimals made all below 5e-8 the same, and a product with one of them 0."""
+    score_N = np.array([3e-9, 2e-8, 1e-30, 0, 0.01234567, 0.1, 1 / 3, 1 - 2**-24, 1, -123.45678], np.float32)
+    chain = {"problem": "p", "steps": ["x"] * len(score_N)}
+    found = json.loads(json.dumps(scorer.scored(chain, tree_of(chain), score_N)))["scores"]
+    np.testing.assert_allclose(found, score_N, rtol=5e-7)  # half a unit of the seventh digit
+    assert found[4:7] == [0.01234567, 0.1, 0.3333333]  # and none that float32 has not
+
+
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_trees_and_pools_score_as_their_chains_do(prm, seed):

@@ -78,6 +78,11 @@ def test_best_of_n_and_votes_on_one_pool():
         assert (result.answer, result.score) == (answer, pytest.approx(score))
 
 
+def test_a_low_score_is_kept_as_it_is():
+    _, found, _ = run(BestOfN(4), scores=SCORES | {"a": 3e-9, "b": 2e-8})
+    assert [sample["scores"][0] for sample in found["samples"]] == [3e-9, 2e-8, 1.0, 3e-9]
+
+
 def test_a_pool_is_read_by_the_evaluation():
     _, found, _ = run(BestOfN(4))
     assert record_of(tree_of(found)) == found

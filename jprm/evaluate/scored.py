@@ -1,4 +1,4 @@
-"""Scores out of scored records, checked: a missing score is an error that says where, never a step left out."""
+"""Scores in and out of records: a missing score is an error that says where, never a step left out."""
 
 from __future__ import annotations
 
@@ -76,6 +76,11 @@ def _array(scores: Any, steps: int) -> tuple[np.ndarray, str | None]:
         return np.array(scores, dtype=float).reshape(steps), None  # None becomes NaN
     except (TypeError, ValueError):
         return np.empty(0), "scores are not numbers"
+
+
+def as_written(score: float) -> float:
+    """The score to seven decimals, and a small one to seven digits: those of a float32."""
+    return float(f"{score:.7g}") if abs(score) < 0.1 else round(float(score), 7)
 
 
 def padded(arrays: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:

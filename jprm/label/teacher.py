@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
+from jprm.evaluate.scored import as_written
 from jprm.label.monte_carlo import without_chain
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree
@@ -22,7 +23,7 @@ def label_trees(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]
     labelled = []
     for tree, score_N in zip(trees, prm.score_trees(trees), strict=True):
         nodes = tuple(
-            dataclasses.replace(node, label=round(float(score), 7), origin=origin, extra=_without_label(node.extra))
+            dataclasses.replace(node, label=as_written(score), origin=origin, extra=_without_label(node.extra))
             for node, score in zip(tree.nodes, score_N, strict=True)
         )
         extra = without_chain(tree.extra)

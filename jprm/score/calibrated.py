@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jprm.evaluate.recalibration import Recalibration, apply, from_json
+from jprm.evaluate.scored import as_written
 from jprm.jsonl import atomic_file
 from jprm.score.scorer import PRM
 
@@ -47,7 +48,7 @@ def mapped(recalibration: Recalibration, record: Mapping[str, Any]) -> dict[str,
     """A copy of a scored chain, pool or tree whose scores went through the map."""
 
     def of(scores):
-        return [round(float(x), 7) for x in apply(recalibration, np.array(scores, float))]
+        return list(map(as_written, apply(recalibration, np.array(scores, float))))
 
     if "nodes" in record:
         values = of([node["score"] for node in record["nodes"]])

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jprm.checkpoints import store
+from jprm.evaluate.scored import as_written
 from jprm.layout import Layout, NativeLayout
 from jprm.model.attention import suited
 from jprm.model.config import Attention, ModelConfig
@@ -208,7 +209,7 @@ def load(
 
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
     """A copy of the record with its scores put in; everything else is as it was."""
-    values = [round(float(score), 7) for score in score_N]  # float32 has no more digits
+    values = list(map(as_written, score_N))
     if tree.kind == "chain":
         return record | {"scores": values}
     if tree.kind == "tree":

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import equivalent, extract_answer
-from jprm.evaluate.scored import padded
+from jprm.evaluate.scored import as_written, padded
 from jprm.evaluate.votes import answer_classes
 from jprm.score.aggregate import host_rank_keys
 from jprm.search.growing import Draw, GrowingTree
@@ -141,7 +141,7 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
     result = choose(tree, rule, how, answer_of)
     judged = {answer: correct(tree, answer) for answer in set(answer_of.values())}
     correct_of = {node: judged[answer] for node, answer in answer_of.items()}
-    scores = [round(score, 7) if math.isfinite(score) else None for score in tree.score]
+    scores = [as_written(score) if math.isfinite(score) else None for score in tree.score]
     drawn = [i for i, draw in enumerate(tree.draws) if draw.end >= 0]  # an empty chain has no place in a record
     out: dict[str, Any] = {"problem": tree.problem.text}
     if kind == "pool":
