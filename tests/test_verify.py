@@ -138,6 +138,14 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
     assert "of another request" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("semantics", ["advantage", "implicit"])
+def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, capsys, semantics):
+    monkeypatch.setattr(scorer, "load", lambda folder: Teacher(semantics))  # in [0, 1] all the same, as PURE's may be
+    run(folder, "teacher", "--model", "teacher", status=2)
+    assert f"semantics {semantics!r}: no probabilities" in capsys.readouterr().err
+    assert not (folder / "out.jsonl").exists()
+
+
 def test_a_trained_teacher_gives_its_scores(folder, tiny_run, one_device, capsys, monkeypatch):
     records = tiny.chains(3) + [tiny.pool_of(tiny.chains(2, seed=3))] + tiny.trees(2)
     write_records(folder / "in.jsonl", records)

@@ -17,7 +17,11 @@ def label_trees(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]
 
     Labels have the semantics of the teacher: `value` where it was trained on outcomes, else `correctness`, since a
     teacher that was trained on ratings gives the probability that a step is right, not a rating.
+
+    Raises ValueError for a teacher whose scores are no probabilities: advantages, or implicit rewards.
     """
+    if prm.semantics in ("advantage", "implicit"):
+        raise ValueError(f"{prm.name}: its scores are of semantics {prm.semantics!r}: no probabilities, so no labels")
     semantics = "value" if prm.semantics == "value" else "correctness"
     origin = f"model:{pathlib.Path(prm.name).name}@{prm.step}"
     labelled = []
