@@ -75,6 +75,14 @@ def test_priors_are_shares_of_the_draws():
     assert notes(tree)["c"][0] > notes(tree)["d"][0] >= 1
 
 
+def test_visits_of_a_closed_step_still_count():
+    """a. is a whole chain, so it is closed when it has been visited. Its visit is one of its parent's: then b has
+    0.5 + 1/4 and c, drawn twice, 0.45 + 2/4."""
+    table = {(): ["a.", "b", "c", "c"], ("b",): ["d."], ("c",): ["d."]}
+    tree, _, _ = run(MCTS(2, 4, c_puct=1.0), table, {"a.": 0.9, "b": 0.5, "c": 0.45, "d.": 0.1})
+    assert list(notes(tree)) == ["a.", "c"]
+
+
 def test_rollouts_are_the_value_and_candidates():
     tree, policy, scorer = run(MCTS(1, 1, rollouts=2), STEPS | {(): ["b"]})
     # The leaf is b; its two completions end with 0.9 and 0.1.

@@ -111,10 +111,11 @@ class _State:
         """The walk from the problem to a node without children, the first of equals at every turn."""
         path, node = [], ROOT
         while self.children.get(node):
-            actions = [child for child in self.children[node] if child not in self.closed]
+            actions = self.children[node]
             visits_A = np.array([self.visits[child] for child in actions])
             value_A = [self.total[a] / n if n else self.value[a] for a, n in zip(actions, visits_A, strict=True)]
-            node = actions[int(np.argmax(puct(value_A, visits_A, [self.prior[a] for a in actions], c_puct)))]
+            key_A = puct(value_A, visits_A, [self.prior[a] for a in actions], c_puct)
+            node = actions[int(np.argmax(np.where([a in self.closed for a in actions], -np.inf, key_A)))]
             path.append(node)
         return path
 
