@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jprm.evaluate.steps import label_class
 from jprm.train.losses import (
     LOSSES,
     cross_entropy,
@@ -46,6 +47,13 @@ def test_a_policys_loss_and_score_are_its_tokens_probability():
     score, positive = judged("language", LOGITS[3], token.astype(np.float32))
     close(score, p)
     assert positive.all()
+
+
+@pytest.mark.parametrize("head", ["binary", "scalar"])
+def test_training_calls_those_steps_right_that_the_evaluation_does(head):
+    label_S = np.array([0, 0.25, 0.5, 0.75, 1], np.float32)  # of two or four rollouts, half are often right
+    _, right_BS = judged(head, LOGITS[2 if head == "binary" else 1][:1], label_S[None])
+    assert right_BS[0].tolist() == [label_class(label, "value", "drop") == 1 for label in label_S.tolist()]
 
 
 @pytest.mark.parametrize("classes", [1, 2])

@@ -70,8 +70,9 @@ def probability(logit_BSC: Float[Array, "*B C"]) -> Float[Array, "*B"]:
 def judged(head: str, logit_BSC: Float[Array, "B S C"], target_BS: Float[Array, "B S"]) -> tuple[Array, Array]:
     """Scores and which steps count as right, both (B, S): what metrics are made of.
 
-    A policy's score is the probability of the token that came next, and every token is right.
+    A step is right from a target of 0.5 on, as in `jprm.evaluate.steps`. A policy's score is the probability of the
+    token that came next, and every token is right.
     """
     if head == "language":
         return jnp.exp(token_log_probability(logit_BSC, target_BS)), jnp.ones_like(target_BS, bool)
-    return probability(logit_BSC), target_BS > (0.0 if head == "ternary" else 0.5)
+    return probability(logit_BSC), target_BS >= (1.0 if head == "ternary" else 0.5)

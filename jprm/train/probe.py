@@ -70,7 +70,7 @@ def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float |
     """
     if head not in ("binary", "scalar"):
         raise ValueError(f"probe_rows fits a binary or a scalar head, not {head!r}; set it to 0")
-    if len(set((steps.target_N > 0.5).tolist())) < 2:
+    if len(set((steps.target_N >= 0.5).tolist())) < 2:
         raise ValueError(f"probe_rows: the {len(steps.target_N)} labelled steps are all right or all wrong; take more")
     kept = len(steps.target_N) * 4 // 5
     train, rest = Steps(*(x[:kept] for x in steps)), Steps(*(x[kept:] for x in steps))
@@ -78,7 +78,7 @@ def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float |
     losses = [_loss(rest.x_ND @ w_D + b, rest) for w_D, b in candidates]
     best = int(np.argmin(losses))
     w_D, b = candidates[best]
-    right_N = rest.target_N > 0.5
+    right_N = rest.target_N >= 0.5
     area = float(auroc(rest.x_ND @ w_D, right_N, rest.weight_N)) if 0 < right_N.sum() < len(right_N) else None
     w_D, b = list(_path(steps, PENALTIES[best:]))[0]
     kernel_DC, bias_C = w_D[:, None], np.array([b])
