@@ -125,6 +125,15 @@ def test_over_optimisation(seed):
     assert report["value"][report["peak"] - 1] == max(report["value"])
 
 
+def test_the_peak_is_that_of_other_problems():
+    """A problem in several records is in one half: written down twice, all problems give what they give once."""
+    once = pools(20, seed=0)
+    twice = [record for record in once for _ in range(2)]
+    one, two = (dg.over_optimisation(pools_of(records), 0)["mean"] for records in (once, twice))
+    assert two["value"] == pytest.approx(one["value"])
+    assert two["drop"]["value"] == pytest.approx(one["drop"]["value"])
+
+
 def test_drift_verdicts():
     verdicts = {"same": 0, "other": 0}
     for seed in range(20):

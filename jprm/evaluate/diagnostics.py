@@ -140,7 +140,8 @@ def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str,
     """
     n_max = int(pools.size_P.min())
     valid_PN = pools.answered_PN & (pools.steps_PN > 0)
-    fold_P = np.random.default_rng(seed).permutation(len(pools.problem)) % 2
+    number = {problem: i for i, problem in enumerate(dict.fromkeys(pools.problem))}  # whose pools stay together
+    fold_P = (np.random.default_rng(seed).permutation(len(number)) % 2)[[number[x] for x in pools.problem]]
     report = {}
     for rule in RULES:
         value_Pn = best_of_n(pools.key[rule], pools.correct_PN, valid_PN, pools.size_P, n_max)
