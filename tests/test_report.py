@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from jprm import cli
+from jprm.evaluate.processbench import average_f1, processbench_report
 from jprm.evaluate.report import write_json
 from jprm.evaluate.suite import Suite, results_of
 from jprm.jsonl import write_records
-from jprm.report import page, svg, verdict
+from jprm.report import page, sections, svg, verdict
 from jprm.report.collect import chains, collect
+from jprm.report.published import SPLITS
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
 
@@ -131,6 +133,17 @@ def test_the_verdict_follows_the_figures(folders):
     assert "better than majority vote" not in pool["poor<b>"][1]
     rated = {name: next(k for k, s in rows if "AUROC" in s) for name, rows in said.items()}
     assert rated["good"] == "good" and by_model
+
+
+@pytest.mark.parametrize("more", [(), ("mine",)])
+def test_the_average_beside_published_ones_is_of_the_same_four_splits(more):
+    names = [*SPLITS, *more]
+    scores = {name: records(3.0, seed)["gsm8k"] for seed, name in enumerate(names)}
+    scores |= {name: records(0.3)["gsm8k"] for name in more}  # which would lower it
+    report = {"files": processbench_report(scores, "gsm8k", 0), "calibrate": "gsm8k",
+              "average": average_f1(scores, "gsm8k", 0, names)}  # fmt: skip
+    text = sections.processbench({"models": [{"name": "m", "results": {"processbench": report}}]})
+    assert (verdict.interval(report["average"]["half"]) in text) == (not more)
 
 
 def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):

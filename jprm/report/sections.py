@@ -112,7 +112,7 @@ def processbench(page) -> str:
         words = KINDS | {"tuned": f"threshold tuned on {report['calibrate']}", "oracle": "oracle, in sample"}
         for kind, of in kinds.items():
             cells = [_f1(of(report["files"][s])) if s in report["files"] else "–" for s in splits]
-            average = report["average"].get(kind) if all(s in report["files"] for s in SPLITS) else None
+            average = report["average"].get(kind) if set(report["files"]) == set(SPLITS) else None
             own.append(len(rows))
             rows.append([f"{model['name']}, {words[kind]}", *cells, interval(average), "this page"])
     base = page["models"][0]["results"]["processbench"]["files"]
@@ -127,7 +127,8 @@ def processbench(page) -> str:
         " chains without one that are passed. Thresholds: 0.5 needs no tuning; a tuned one comes from the named file"
         " and flatters that file; the cross-fitted one is tuned on other problems than it judges; the oracle is the"
         " best threshold of the very chains it is judged on, an upper bound. The average is that of all four splits,"
-        " given where all are there. Published rows are as their authors report them, each at its own threshold."
+        " given where these and no others are there. Published rows are as their authors report them, each at its own"
+        " threshold."
     )
     return table("F1, %", ("", *splits, "average", "source"), rows, own) + _read(read)
 
