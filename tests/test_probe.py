@@ -50,6 +50,13 @@ def test_it_finds_what_small_states_say_and_says_how_well():
         fitted_head("ternary", steps)
 
 
+def test_a_head_of_two_layers_is_not_fitted(tmp_path):
+    """The fit is to the decoder's states, and its weights would be put behind the layer that comes between."""
+    whole = experiment(tmp_path)
+    with pytest.raises(ValueError, match="probe_rows=8 fits a linear head"):
+        dataclasses.replace(whole, probe_rows=8, model=dataclasses.replace(whole.model, head_hidden=True))
+
+
 def test_training_starts_from_the_fitted_head_and_fits_it_once(tmp_path, capsys):
     make_data(tmp_path)
     begun = dataclasses.replace(experiment(tmp_path), probe_rows=8, steps=3, log_every=1, checkpoint_every=2)

@@ -97,6 +97,8 @@ class Experiment:
             raise ValueError(f"steps={self.steps} must be positive")
         if self.probe_rows < 0:
             raise ValueError(f"probe_rows={self.probe_rows} must not be negative")
+        if self.probe_rows and self.model.head_hidden:
+            raise ValueError(f"probe_rows={self.probe_rows} fits a linear head; with model.head_hidden set it to 0")
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
 
