@@ -8,14 +8,16 @@ import zlib
 import jax
 import numpy as np
 import pytest
+import tiny_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import chain_rows, hidden
+from tiny import chain_rows, hidden, logits
 
 from jprm.checkpoints import base
 from jprm.checkpoints.huggingface import FAMILIES, load_decoder, model_config
 from jprm.model.sharding import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
+from jprm.train import loop
 
 REASON = "the extra 'parity' is not installed"
 SIZES = dict(
@@ -324,6 +326,22 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
     refused(f"tensor {up} is of type int8", **{up: whole[up].astype(np.int8)})
     for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.norm.weight", "other", "model.embed.weight"):
         refused(f"tensor {name} is one that jprm does not know", **{name: whole[up]})
+
+
+def test_a_policy_starts_with_the_bases_own_head(tmp_path):
+    """Also where it is not the embedding: from one of zeros, or from the embedding, it would begin anew."""
+    torch = pytest.importorskip("torch", reason=REASON)
+    model = make(tmp_path / "base")
+    config = model_config(tmp_path / "base", head="language", attention="reference", remat="nothing")
+    begun = tiny_run.experiment(tmp_path, model=config, base=str(tmp_path / "base"), loss="next_token")
+    with tiny_run.one_device(), jax.set_mesh(make_mesh(begun.mesh)):
+        params = jax.tree.map(np.asarray, loop.initial_state(begun).params)
+        other = dataclasses.replace(begun, model=dataclasses.replace(config, tied_embeddings=True))
+        with pytest.raises(ValueError, match="tied_embeddings is False, the config says True"):
+            loop.initial_state(other)
+    with torch.no_grad():
+        wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
+    np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_the_base_is_chosen_by_its_path(tmp_path):

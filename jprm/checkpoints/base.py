@@ -37,7 +37,11 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
     They are put in their place on the mesh that is set.
     """
     if pathlib.Path(path).is_dir():
+        from jprm.checkpoints import run
         from jprm.checkpoints.safetensors import Tensors
+
+        if run.is_run(path):
+            return run.load_language_head(path)
 
         file, name = Tensors(path), "lm_head.weight"
     else:

@@ -1,4 +1,4 @@
-"""A run of `jprm train` as the base of another: its decoder goes on, its head does not."""
+"""A run of `jprm train` as the base of another: its decoder goes on, its head does not, but a policy's in a policy."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
             raise ValueError(f"{path}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
     params, _ = store.load_params(path, experiment, jax.sharding.get_mesh())
     return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
+
+
+def load_language_head(path: str | os.PathLike) -> dict:
+    """A policy's head in its newest checkpoint, on the mesh that is set. Raises ValueError where it has none."""
+    experiment = read(pathlib.Path(path) / "experiment.json")
+    if experiment.model.head != "language":
+        raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
+    return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]

@@ -168,8 +168,7 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     """Parameters from the base model, or random ones, and adapters; the optimizer's state, sharded like the trained."""
     model, key = experiment.model, jax.random.key(experiment.seed)
     if experiment.base and load_base:
-        head = jax.jit(lambda key: transformer.init(model, key).get("head"))(key)
-        params = {"decoder": base.load_decoder(experiment.base, model), **({"head": head} if head else {})}
+        params = {"decoder": base.load_decoder(experiment.base, model), **_head(experiment, key)}
     else:
         params = jax.jit(transformer.init, static_argnums=0)(model, key)
     freeze, lora = experiment.optimizer.freeze, experiment.lora
@@ -177,6 +176,17 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     trained, frozen = split(join(flatten_dict(params, sep="/"), adapters), freeze, TRAINED if lora.rank else "")
     optimizer = jax.jit(make_optimizer(experiment.optimizer, experiment.steps).init)(trained)
     return State(jnp.int32(0), trained, frozen, optimizer)
+
+
+def _head(experiment: Experiment, key: jax.Array) -> dict[str, Any]:
+    """A new head; but a policy goes on with its base's own, which may be the embedding."""
+    model = experiment.model
+    if model.head != "language":
+        return {"head": jax.jit(lambda key: transformer.init(model, key)["head"])(key)}
+    tied = base.model_config(experiment.base).tied_embeddings
+    if tied != model.tied_embeddings:
+        raise ValueError(f"{experiment.base}: tied_embeddings is {tied}, the config says {model.tied_embeddings}")
+    return {} if tied else {"head": base.load_language_head(experiment.base, model)}
 
 
 def _probed(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
