@@ -60,6 +60,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
     `optimizer` calls the step bad; and Stopped, when all is saved, after SIGTERM.
     """
     workdir = pathlib.Path(workdir)
+    _check_supervision(experiment)
     mesh = make_mesh(experiment.mesh)
     check(experiment.model, mesh, experiment.data.micro_rows, experiment.data.tokens)
     tokenizer = load_tokenizer(experiment.tokenizer)
@@ -126,6 +127,20 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
         with atomic_file(workdir / "result.json") as file:
             file.write((json.dumps(result, indent=2) + "\n").encode())
     return result
+
+
+def _check_supervision(experiment: Experiment) -> None:
+    """Raises ValueError where the head or the target does not take the labels that `data.supervise` gives."""
+    supervise, target, head = experiment.data.supervise, experiment.target, experiment.model.head
+    if (supervise == "token") != (head == "language"):
+        raise ValueError(f"data.supervise={supervise!r} does not fit head {head!r}: 'token' and 'language' go together")
+    if supervise != "step" and target.labels == "rating":
+        raise ValueError(
+            f"data.supervise={supervise!r} gives no ratings, of which 0 is neutral and all above it are one: set"
+            " target.labels to value or correctness, and target.neutral=none"
+        )
+    if supervise == "token" and (target.after_error, target.soft) != ("keep", "soft"):
+        raise ValueError("data.supervise='token' gives ids of tokens: target.after_error=keep and target.soft=soft do")
 
 
 def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer: Tokenizer) -> Streams:
