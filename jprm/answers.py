@@ -29,6 +29,7 @@ _LONGEST = 2000  # characters of an answer that the parser is asked to read
 
 _NUMBER = re.compile(r"[+-]?(?=\.?\d)(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
 _PHRASE = re.compile(r"(?:answer\s+is|answer\s*[:=])\s*:?\s*(.+?)\s*(?:\.(?=\s|$)|$)", re.IGNORECASE | re.MULTILINE)
+_HEADING = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)  # of PRM800K's chains
 _HASHES = re.compile(r"####\s*(.+?)\s*$", re.MULTILINE)
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[^\W\d_]{3,}([\s,.'’-]+[^\W\d_]+)*\.?")
@@ -60,18 +61,28 @@ def extract_answer(text: str, *, limit_s: float = LIMIT_S) -> str | None:
     r"""The final answer that a text states, None where it states none.
 
     In this order: the last whole `\boxed{}`; what follows the last `####`; what follows the last "answer is" or
-    "answer:"; and what math-verify reads as the last number or formula. An unclosed box, as a truncated chain leaves
-    it, is no answer, and nothing before it is taken for one.
+    "answer:"; and what math-verify reads as the last number or formula. Behind a heading "# Answer", with which
+    PRM800K's chains end, this is asked of what follows it alone, and in place of math-verify's reading is its first
+    line. An unclosed box, or a heading without more, as a truncated chain leaves them, is no answer, and nothing before
+    it is taken for one.
     """
+    heading = _HEADING.split(text)
+    text = heading[-1]
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start >= 0:
         return _braced(text, text.index("{", start))
     for marker in (_HASHES, _PHRASE):
         if found := marker.findall(text):
-            return found[-1].strip().removeprefix("$").removesuffix("$").strip() or None
+            return _plain(found[-1])
+    if len(heading) > 1:
+        return _plain(text.strip().partition("\n")[0])
     if not any(c.isdigit() for c in text):
         return None
     return _worker.ask({"extract": text[-_LONGEST:]}, limit_s)
+
+
+def _plain(text: str) -> str | None:
+    return text.strip().removeprefix("$").removesuffix("$").strip() or None
 
 
 def equivalent(truth: str | float | None, given: str | float | None, *, limit_s: float = LIMIT_S) -> bool:

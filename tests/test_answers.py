@@ -21,6 +21,10 @@ from jprm.answers import equivalent, extract_answer
         ("Answer: $x+1$", "x+1"),
         ("the final answer is Tuesday", "Tuesday"),
         ("Janet makes 9 * 2 = $18", "18"),  # by math-verify
+        ("We know the answer is an integer.\nSo x = 2 or 3.\n\n# Answer\n\n(2, 3)", "(2, 3)"),  # as PRM800K ends
+        ("1 + 1 = 2\n# Answer\n\nSaturday\n", "Saturday"),
+        ("\\boxed{7}?\n# Answer\n\nIt is \\boxed{8}", "8"),
+        ("The answer is 7.\n# Answer\n", None),  # truncated behind the heading
         ("no number here", None),
         ("", None),
     ],
