@@ -3,8 +3,9 @@
 import dataclasses
 
 import pytest
-from tiny_run import MODEL, experiment, loop, make_data
+from tiny_run import MODEL, chains, experiment, loop, make_data
 
+from jprm.jsonl import write_records
 from jprm.train.targets import TargetConfig
 
 VALUE = TargetConfig("value", "none", "keep")
@@ -27,3 +28,17 @@ POLICY = dict(model=dataclasses.replace(MODEL, head="language"), loss="next_toke
 def test_what_is_supervised_fits_head_and_target(tmp_path, one_device, changes, message):
     with pytest.raises(ValueError, match=message):
         loop.train(experiment(make_data(tmp_path / "data"), **changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize("target", [("mask", "soft"), ("keep", "hard")])
+def test_probabilities_of_being_right_have_no_first_error(tmp_path, one_device, target):
+    """A teacher's are never 0: no step would be masked, or every step, also one of 0.02, be right."""
+    data = make_data(tmp_path / "data")
+    soft = [c | {"labels": [0.02, *(1.0 for _ in c["labels"][1:])], "semantics": "correctness"} for c in chains(8)]
+    plain = [c | {"labels": [round(x) for x in c["labels"]]} for c in soft]
+    run = experiment(data, target=TargetConfig("correctness", "none", *target), steps=2, valid=())
+    write_records(data / "train.jsonl", plain)
+    loop.train(run, tmp_path / "plain")
+    write_records(data / "train.jsonl", soft)
+    with pytest.raises(ValueError, match="probabilities between 0 and 1"):
+        loop.train(run, tmp_path / "soft")

@@ -166,12 +166,21 @@ def batches_of(
         epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows,
     )  # fmt: skip
 
+    # Of values 0 is a count: no completion was right. A probability of being right is hardly ever 0.
+    zero_alone = (config.supervise, target.labels) == ("step", "correctness")
+    zero_alone &= (target.after_error, target.soft) != ("keep", "soft")
+
     def checked(record: dict) -> ReasoningTree:
         tree = tree_of(record)
         if config.supervise == "step" and tree.semantics != target.labels:
             raise ValueError(
                 f"problem {tree.problem[:60]!r}: its labels are of semantics {tree.semantics!r}, but target.labels is"
                 f" {target.labels!r}: set it to what the labels are"
+            )
+        if zero_alone and any(node.label is not None and 0 < node.label < 1 for node in tree.nodes):
+            raise ValueError(
+                f"problem {tree.problem[:60]!r}: its labels are probabilities between 0 and 1, and target."
+                "after_error=mask and soft=hard take 0 alone for wrong: set keep and soft, or make the labels 0 and 1"
             )
         return tree
 
