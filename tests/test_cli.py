@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jprm import cli
+from jprm.data.readers import READERS
 
 COMMANDS = [
     ["prepare"],
@@ -22,6 +23,7 @@ COMMANDS = [
     ["eval", "calibration"],
     ["eval", "steps"],
     ["eval", "best-of-n"],
+    ["eval", "equal-cost"],
     ["eval", "diagnostics"],
     ["eval", "drift"],
     ["eval", "contamination"],
@@ -61,6 +63,28 @@ def test_help_explains_every_command(command, capsys):
     assert stop.value.code == 0
     assert " ".join(["usage: jprm", *command]) in text
     assert " ".join(["  jprm", *command]) in text, "no example of the command"
+
+
+def test_the_examples_of_prepare_lack_no_option(capsys, monkeypatch, tmp_path):
+    """Each gets as far as its files, which are not there: a reader's options are checked before."""
+    monkeypatch.chdir(tmp_path)
+    lines = (cli.DESCRIPTION + cli.prepare.__doc__).replace("\\\n", " ").splitlines()
+    examples = [line.split()[1:] for line in lines if line.split()[:2] == ["jprm", "prepare"]]
+    assert len(examples) == 4
+    for example in examples:
+        assert cli.main(example) == 2
+        assert "no such file" in capsys.readouterr().err
+
+
+def test_the_help_of_prepare_names_every_source():
+    assert [name for name in READERS if name not in cli.prepare.__doc__] == []
+
+
+def test_the_help_of_eval_names_every_evaluation(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert [name for group, *name in COMMANDS if group == "eval" and name and name[0] not in said] == []
 
 
 def test_no_arguments_print_the_help(capsys):

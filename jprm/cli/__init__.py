@@ -27,8 +27,9 @@ from jprm.cli.search import search
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
 
-A first run, from step labels to a report:
-  jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k
+A first run, from step labels to figures:
+  jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
+    --set human_written=unlabelled control_questions=drop
   jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
   jprm eval steps --model runs/prm800k_smollm2 --data phase1_test.jsonl --neutral positive --json steps.json
 
@@ -55,18 +56,22 @@ def prepare(
     Prints what was read, kept and rejected, and why. Nothing is left behind if it is stopped.
 
     For example:
-      jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k
-      jprm prepare gsm8k --source train.jsonl --out data/gsm8k --exclude processbench/gsm8k.json
+      jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
+        --set human_written=unlabelled control_questions=drop
+      jprm prepare gsm8k --source train.jsonl --out data/gsm8k --exclude processbench/gsm8k.json \\
+        --set calculator_marks=strip
       jprm prepare jsonl --source mine.jsonl --out data/mine --on-error skip
 
     Args:
-        name: The source's kind: prm800k, math_shepherd, processbench, gsm8k, math, trl or jsonl.
+        name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math, pools,
+            trl or jsonl.
         source: The files to read.
         out: The folder to write. It must not hold a data set yet, unless --overwrite is given.
         exclude: Benchmark files: problems that occur in them, by normalised text, are left out and counted.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         overwrite: Replace the data set that is in DIR.
-        set_: Options of the reader.
+        set_: What the source leaves open. An option without a default has to be given: the error that asks for it lists
+            all of this kind, with their values.
     """
     from jprm.data.prepare import prepare
 
@@ -184,7 +189,8 @@ def convert(
 app.command(
     evaluation,
     name="eval",
-    help="Say how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n.",
+    help="Say how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n, equal-cost,"
+    " diagnostics; and drift and contamination of data.",
 )
 app.command(report)
 app.command(plan)

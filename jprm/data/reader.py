@@ -101,7 +101,7 @@ def choose(kind: type, options: Mapping[str, Any]) -> Any:
     if missing or unknown:
         said = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
         there = ", ".join(f"{name}={'|'.join(allowed[name])}" for name in fields) or "none"
-        raise ValueError(f"reader options: {'; '.join(said)}. This reader has: {there}")
+        raise ValueError(f"reader options (--set KEY=VALUE): {'; '.join(said)}. This reader has: {there}")
     for name, value in options.items():
         if value not in allowed[name]:
             choices = ", ".join(map(repr, allowed[name]))
