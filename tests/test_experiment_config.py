@@ -92,6 +92,9 @@ def test_an_experiment_file(tmp_path):
     assert load(file, ["steps=7"]) == dataclasses.replace(EXPERIMENT, steps=7)
     with pytest.raises(FileNotFoundError, match="none.py: no such experiment file"):
         load(tmp_path / "none.py")
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="run.json: is no Python file"):
+        load(tmp_path / "run.json")
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ValueError, match=r"empty.py: defines no function experiment\(\)"):
         load(tmp_path / "empty.py")

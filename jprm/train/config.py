@@ -108,6 +108,8 @@ def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Exper
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such experiment file")
+    if path.suffix != ".py":
+        raise ValueError(f"{path}: is no Python file; an experiment is a .py file with a function experiment()")
     module_spec = importlib.util.spec_from_file_location(f"jprm_experiment_{path.stem}", path)
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
