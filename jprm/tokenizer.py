@@ -128,7 +128,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         path = found[0]
     loaders = {".json": _load_json, ".model": _load_sentencepiece, ".gguf": _load_gguf}
     if path.suffix not in loaders:
-        raise ValueError(f"{path}: not a tokenizer. Give a folder, a tokenizer.json, a tokenizer.model or a .gguf file")
+        give = "Give a folder, a tokenizer.json, a tokenizer.model or a .gguf file"
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: is not there. {give}")
+        raise ValueError(f"{path}: not a tokenizer. {give}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     return loaders[path.suffix](path)

@@ -187,6 +187,9 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such file"):
         load_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(FileNotFoundError, match="vocab.txt: is not there. Give"):
+        load_tokenizer(tmp_path / "vocab.txt")
+    (tmp_path / "vocab.txt").write_text("a")
     with pytest.raises(ValueError, match="not a tokenizer. Give"):
         load_tokenizer(tmp_path / "vocab.txt")
     for name, reason in (("tokenizer.json", "tokenizer.json"), ("t.model", "SentencePiece"), ("t.gguf", "GGUF")):
