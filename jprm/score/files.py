@@ -107,11 +107,13 @@ def _begin(output: pathlib.Path, part: pathlib.Path, request: dict[str, Any]) ->
     output.parent.mkdir(parents=True, exist_ok=True)
     if part.exists() and part.stat().st_size == 0:
         part.unlink()  # of a call that stopped before anything was scored
-    same = info.exists() and json.loads(info.read_text()) == request
+    before = json.loads(info.read_text()) if info.exists() else {}
+    differ = [name for name in {**request, **before} if request.get(name) != before.get(name)]
     for path in (output, part):
-        if path.exists() and not same:
+        if path.exists() and differ:
             raise ValueError(
-                f"{path}: is there, but of another model, input or request. Remove it or name another file"
+                f"{path}: is there, but of another model, input or request ({', '.join(differ)}). Remove it or name"
+                " another file"
             )
     if output.exists():
         return True, sum(1 for _ in read_lines(output))
