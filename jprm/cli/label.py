@@ -14,7 +14,7 @@ label = SubcommandApp()
 
 @label.command(name="mc")
 def label_mc(
-    policy: Annotated[Path, arg(metavar="P.json")],
+    policy: Annotated[Path, arg(metavar="P")],
     input: Annotated[Path, arg(metavar="F.jsonl")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
     rollouts: Annotated[Path, arg(metavar="R.jsonl")],
@@ -51,7 +51,7 @@ def label_mc(
 
 @label.command(name="omega")
 def label_omega(
-    policy: Annotated[Path, arg(metavar="P.json")],
+    policy: Annotated[Path, arg(metavar="P")],
     input: Annotated[Path, arg(metavar="F.jsonl")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
     rollouts: Annotated[Path, arg(metavar="R.jsonl")],
