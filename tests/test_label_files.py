@@ -75,6 +75,14 @@ def test_omega(folder, capsys):
     run(folder, "omega", "--k", "6")
     assert len(server.requests) == before
 
+    write(folder / "problems.jsonl", [{"problem": "1+2", "answer": "3", "id": "a"}])
+    run(folder, "omega", "--k", "6", input="problems.jsonl", output="same.jsonl")
+    assert list(read_records(folder / "same.jsonl")) == [tree]  # the chain of the input was not used
+    write(folder / "problems.jsonl", [{"problem": "1+2"}])
+    capsys.readouterr()
+    run(folder, "omega", input="problems.jsonl", output="other.jsonl", status=2)
+    assert "problems.jsonl: record 1: answer: is absent" in capsys.readouterr().err
+
 
 def test_a_dead_server_is_one_line_and_what_was_drawn_stays(folder, capsys):
     folder, server = folder

@@ -6,12 +6,12 @@ import collections
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm.jsonl import atomic_file, dump, read_lines, read_records, write_records
+from jprm.jsonl import atomic_file, dump, parse, read_lines, read_records, write_records
 from jprm.label.consensus import consensus
 from jprm.label.monte_carlo import MonteCarloConfig, label_trees
 from jprm.label.omega import OmegaConfig, label_problems
@@ -34,11 +34,11 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
-    """OmegaPRM's trees for the problems of a file. The file of rollouts makes it continue."""
-    _check(input, output, rollouts)
+    """OmegaPRM's trees for the problems of a file, with or without chains. The file of rollouts makes it continue."""
+    _check(input, output, rollouts, _problems)
     left_out = collections.Counter()
     with Rollouts(policy, rollouts) as drawn, _Bar(output, sum(1 for _ in read_lines(input))) as bar:
-        trees = label_problems(bar.follow(_trees(input)), drawn, config, left_out=left_out)
+        trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         counts = _write(output, trees)
     return counts | dict(left_out) | {"rollouts": drawn.sampled, "failed": drawn.failed}
 
@@ -47,7 +47,7 @@ def label_consensus(
     input: Path, other: Path, output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
     """The chains of `input` on whose first error `other` agrees."""
-    counts = collections.Counter()
+    counts = collections.Counter(kept=0)
     write_records(output, map(record_of, consensus(_trees(input), _trees(other), thresholds=thresholds, counts=counts)))
     return dict(counts)
 
@@ -125,11 +125,20 @@ def _trees(path: Path) -> Iterator[ReasoningTree]:
     return map(tree_of, read_records(path))
 
 
-def _check(input: Path, output: Path, rollouts: Path) -> None:
+def _problems(path: Path) -> Iterator[ReasoningTree]:
+    """As `_trees`; a record that is a problem alone is one too, with a step that nobody reads."""
+    for number, line in read_lines(path):
+        where = f"{os.fspath(path)}:{number}"
+        record = parse(line, where)
+        alone = isinstance(record, Mapping) and not {"steps", "samples", "nodes", "completions"} & set(record)
+        yield tree_of({**record, "steps": ["-"]} if alone else record, where)
+
+
+def _check(input: Path, output: Path, rollouts: Path, read: Callable[[Path], Iterator[ReasoningTree]] = _trees) -> None:
     """Bad input is refused before the first rollout is paid for."""
     if len({os.path.realpath(path) for path in (input, output, rollouts)}) < 3:
         raise ValueError("input, output and rollouts are three files: one of them is named twice")
-    for number, tree in enumerate(_trees(input), start=1):
+    for number, tree in enumerate(read(input), start=1):
         if tree.answer is None:
             raise ValueError(
                 f"{os.fspath(input)}: record {number}: answer: is absent, so no rollout can be right or wrong. "
