@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jprm.evaluate.steps import label_class
+from jprm.score.reading import Reading
 from jprm.train.losses import (
     LOSSES,
     cross_entropy,
@@ -38,6 +39,14 @@ def right(classes):
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_a_score_is_the_probability_that_the_step_is_not_wrong(classes):
     close(probability(LOGITS[classes]), right(classes))
+
+
+def test_a_score_of_three_classes_is_never_above_one():
+    """Of 10,000 sure judgements some twenty are, before they are cut: 1 + 2^-23."""
+    logit_BSC = (8 * np.random.default_rng(0).normal(size=(100, 100, 3))).astype(np.float32)
+    assert jnp.sum(jax.nn.softmax(logit_BSC)[..., 1:], axis=-1).max() > 1
+    assert probability(logit_BSC).max() == 1
+    assert Reading("softmax", (0.0, 1.0, 1.0))(logit_BSC).max() == 1
 
 
 def test_a_policys_loss_and_score_are_its_tokens_probability():

@@ -28,4 +28,7 @@ class Reading:
             logit_BPC = jax.nn.softmax(logit_BPC, axis=-1)
         elif self.activation == "sigmoid":
             logit_BPC = jax.nn.sigmoid(logit_BPC)
-        return jnp.sum(logit_BPC * jnp.array(self.factors, jnp.float32), axis=-1)
+        score_BP = jnp.sum(logit_BPC * jnp.array(self.factors, jnp.float32), axis=-1)
+        if self.activation == "softmax":  # a mean of the factors, which rounding may put beyond the largest
+            score_BP = jnp.clip(score_BP, min(self.factors), max(self.factors))
+        return score_BP

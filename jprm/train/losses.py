@@ -64,7 +64,8 @@ def probability(logit_BSC: Float[Array, "*B C"]) -> Float[Array, "*B"]:
     """
     if logit_BSC.shape[-1] == 1:
         return jax.nn.sigmoid(logit_BSC[..., 0])
-    return jnp.sum(jax.nn.softmax(logit_BSC, axis=-1)[..., 1:], axis=-1)
+    # Two shares that make up all of 1 may add to 1.0000001, which no evaluation takes for a probability.
+    return jnp.minimum(jnp.sum(jax.nn.softmax(logit_BSC, axis=-1)[..., 1:], axis=-1), 1.0)
 
 
 def judged(head: str, logit_BSC: Float[Array, "B S C"], target_BS: Float[Array, "B S"]) -> tuple[Array, Array]:
