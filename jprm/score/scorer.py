@@ -194,7 +194,10 @@ def load(
         )
     experiment = read(path)
     if experiment.model.head == "language":
-        raise ValueError(f"{path}: its head is 'language': a policy gives no scores. Name a reward model's run")
+        raise ValueError(
+            f"{folder}: its head is 'language': it writes steps (--policy takes it) and scores none. Name the run of a"
+            " reward model"
+        )
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # of several processes each scores by itself
     with jax.set_mesh(grid):
         params, step = store.load_params(folder, experiment, grid)
