@@ -146,6 +146,11 @@ def test_the_average_beside_published_ones_is_of_the_same_four_splits(more):
     assert (verdict.interval(report["average"]["half"]) in text) == (not more)
 
 
+def test_no_folder_is_refused():
+    with pytest.raises(ValueError, match="no folder: name one"):
+        collect([])
+
+
 def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
     (pair,) = collect(folders)["comparisons"]
     rows = {row["what"]: row for row in pair["rows"]}

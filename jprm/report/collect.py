@@ -18,8 +18,10 @@ BINS, COLUMNS = 10, 12
 def collect(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
     """`models` (`name`, `results`), `comparisons` of each pair (`a`, `b`, `rows`), `chains` for the browser, `heat`.
 
-    Raises ValueError where two folders are not of one suite.
+    Raises ValueError where there is no folder, or two are not of one suite.
     """
+    if not folders:
+        raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     models, scores = [], []
     for folder in folders:
         results = read_results(folder)
