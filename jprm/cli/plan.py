@@ -24,7 +24,7 @@ def plan(
 ) -> None:
     """Compile an experiment's step for a TPU slice, here: memory, FLOPs, collectives, and how fast it can be at most.
 
-    The step is the one that `jprm train` runs, compiled by libtpu (pip install 'jprm[tpu]') from shapes alone: no TPU,
+    The step is the one that `jprm train` runs, compiled by libtpu (pip install -e '.[tpu]') from shapes alone: no TPU,
     weights, data or tokenizer are needed. A 7B model takes minutes. What is said of time are lower bounds, from what
     the program does and the rates that the chip is sold with: no run is faster, and real ones are slower.
 
