@@ -208,6 +208,14 @@ def test_files_of_one_name_are_refused(tiny_run, tmp_path, capsys):
     assert not (tmp_path / "r.json").exists() and not (tmp_path / "r.json.scores").exists()
 
 
+def test_a_file_that_is_not_there_is_refused_before_another_is_scored(tiny_run, tmp_path, capsys):
+    data = processbench_file(tmp_path / "gsm8k.json", 6, 1)
+    line = ["--model", tiny_run.folder, "--data", data, "--calibrate", tmp_path / "none.json"]
+    assert call("processbench", *line, "--json", tmp_path / "r.json") == 2
+    assert "none.json: No such file" in capsys.readouterr().err
+    assert not (tmp_path / "r.json.scores").exists()
+
+
 def test_what_cannot_be_judged_is_one_line(tiny_run, tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")

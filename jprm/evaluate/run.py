@@ -164,9 +164,13 @@ def scored_records(prm: PRM, path: PathLike, reader: str, folder: PathLike) -> l
 
 
 def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
-    """The files by the names that the report and the scores beside it have for them."""
+    """The files by the names that the report and the scores beside it have for them.
+
+    Raises FileNotFoundError for one that is not there, before any is scored, and ValueError for two of one name.
+    """
     files: dict[str, PathLike] = {}
     for path in paths:
+        os.stat(path)
         other = files.setdefault(pathlib.Path(path).stem, path)
         if os.path.abspath(other) != os.path.abspath(path):
             raise ValueError(f"{other} and {path} are two files of one name, and so are their scores: rename one")
