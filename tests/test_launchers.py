@@ -56,6 +56,15 @@ def test_a_dry_run_prints_what_would_be_run(script):
     assert text == (EXPECTED / f"{script}.txt").read_text()
 
 
+@pytest.mark.parametrize("script", ["queued", "gke", "slurm"])
+def test_a_launcher_without_a_command_says_how_it_is_used(script):
+    """Before it asks for the environment that its usage tells of."""
+    said = call(script)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert f"tpu/{script}.sh [--dry-run] COMMAND" in said.stderr
+    assert call(script, "lunch", **RUN, **SCRIPTS[script]).stderr == said.stderr
+
+
 def test_several_slices_are_asked_for_together():
     create = call("queued", "--dry-run", "create", **RUN, **QUEUED, SLICES="2").stdout
     assert "--node-count=2 --node-prefix=my-run" in create and "--node-id" not in create

@@ -16,10 +16,10 @@ cd "$(dirname "$0")/.."
 
 dry=0
 if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
-: "${NAME:?name of the run}"
-
 # shellcheck source=tpu/say.sh
 source tpu/say.sh
+[ -n "${1:-}" ] || usage
+: "${NAME:?name of the run}"
 
 manifest() {
   : "${IMAGE:?}" "${ACCELERATOR:?}" "${TOPOLOGY:?}" "${HOSTS:?}" "${CHIPS:?}" "${CLAIM:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
@@ -126,5 +126,5 @@ xpk() {
 case "${1:-}" in
   build | launch | status | logs | stop | delete | manifest) "$1" ;;
   xpk) xpk ;;
-  *) sed -n '2,/^set/p' "$0" | grep '^#' >&2; exit 2 ;;
+  *) usage ;;
 esac

@@ -16,12 +16,12 @@ cd "$(dirname "$0")/.."
 
 dry=0
 if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+# shellcheck source=tpu/say.sh
+source tpu/say.sh
+[ -n "${1:-}" ] || usage
 : "${NAME:?name of the slice}" "${PROJECT:?}" "${ZONE:?}" "${TYPE:?accelerator type, such as v5litepod-16}"
 at=(--project="$PROJECT" --zone="$ZONE")
 archive=${TMPDIR:-/tmp}/jprm-$NAME.tar.gz
-
-# shellcheck source=tpu/say.sh
-source tpu/say.sh
 
 everywhere() { run gcloud compute tpus queued-resources ssh "$NAME" "${at[@]}" --node=all --worker=all --command="$1"; }
 
@@ -91,5 +91,5 @@ watch() {
 
 case "${1:-}" in
   create | deploy | launch | status | watch | logs | stop | delete) "$1" ;;
-  *) sed -n '2,/^set/p' "$0" | grep '^#' >&2; exit 2 ;;
+  *) usage ;;
 esac

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it: `run COMMAND ...` prints a command as one would type it, and runs it unless dry=1.
+# Sourced by the scripts beside it: `run COMMAND ...` prints a command as one would type it, and runs it unless dry=1;
+# `usage` prints the comment that the script begins with, and ends it.
 run() {
   local word line="+"
   for word in "$@"; do
@@ -7,4 +8,9 @@ run() {
   done
   echo "$line"
   [ "${dry:?}" = 1 ] || "$@"
+}
+
+usage() {
+  sed -n '2,/^set/p' "tpu/$(basename "$0")" | grep '^#' >&2
+  exit 2
 }

@@ -15,10 +15,10 @@ cd "$(dirname "$0")/.."
 
 dry=0
 if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
-: "${NAME:?name of the job}" "${WORKDIR:?a folder that every node can write to}"
-
 # shellcheck source=tpu/say.sh
 source tpu/say.sh
+[ -n "${1:-}" ] || usage
+: "${NAME:?name of the job}" "${WORKDIR:?a folder that every node can write to}"
 
 script() {
   : "${NODES:?}" "${GPUS:?a node}" "${TIME:?}" "${EXPERIMENT:?}"
@@ -66,5 +66,5 @@ delete() { run scancel --name "$NAME" --me; }
 case "${1:-}" in
   launch) shift; launch "$@" ;;
   script | status | logs | stop | delete) "$1" ;;
-  *) sed -n '2,/^set/p' "$0" | grep '^#' >&2; exit 2 ;;
+  *) usage ;;
 esac
