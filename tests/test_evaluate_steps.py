@@ -1,3 +1,4 @@
+import io
 import json
 
 import numpy as np
@@ -132,8 +133,17 @@ def test_chain_records_and_other_semantics(tmp_path):
     assert (report["n_problems"], report["n_steps"], report["n_right"], report["n_wrong"]) == (2, 8, 3, 4)
     write_json(tmp_path / "report.json", report)
     assert json.loads((tmp_path / "report.json").read_text()) == report
-    console = Console(width=150, record=True, quiet=True)
-    print_steps(report, console)
+    wide, narrow, tiny = (Console(width=width, record=True, file=io.StringIO()) for width in (150, 80, 20))
+    for console in (wide, narrow, tiny):
+        print_steps(report, console)
+    figure = report["auroc"]
+    value, interval = f"{100 * figure['value']:.1f}", f"[{100 * figure['low']:.1f}, {100 * figure['high']:.1f}]"
+    assert f"{value} {interval}" in wide.export_text()
+    lines = narrow.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    (i,) = (i for i, line in enumerate(lines) if "auroc" in line)
+    assert value in lines[i] and interval in lines[i + 1]  # the interval below its value
+    assert interval in tiny.export_text()  # wider than the terminal rather than cut
 
 
 def test_bad_input_is_named():

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
+
+FILE, NAME = 120, 14
+"""Columns of text: of a table in a file, and of the names of rows at least."""
 
 
 def write_json(path: str | os.PathLike[str], obj: Any) -> None:
@@ -55,7 +60,7 @@ def print_contamination(report: Mapping[str, Any], console: Console | None = Non
     table = _table("Contamination", "problems", "in the data")
     for name, row in report["benchmarks"].items():
         table.add_row(name, str(row["n"]), str(row["shared"]))
-    (console or _console()).print(table)
+    _show(table, console)
 
 
 def _findings(report: Mapping[str, Any], path: str = ""):
@@ -86,7 +91,7 @@ def print_processbench(report: Mapping[str, Any], console: Console | None = None
             threshold = row.get("threshold")
             table.add_row(label, f1, *accuracies, "" if threshold is None else f"{threshold:.4g}")
         table.add_section()
-    (console or _console()).print(table)
+    _show(table, console)
 
 
 def print_prmbench(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -102,7 +107,7 @@ def print_prmbench(report: Mapping[str, Any], console: Console | None = None) ->
     best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
     for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
         table.add_row(_words(label), _percent(row["prm_score"]))
-    (console or _console()).print(table)
+    _show(table, console)
 
 
 def print_calibration(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -118,7 +123,7 @@ def print_calibration(report: Mapping[str, Any], console: Console | None = None)
         noise = f"{_percent(row['ece_if_calibrated']['high'])} {'<' if row['miscalibrated'] else ' '}"
         table.add_row(label, *cells, _interval(**row["ece"]), noise, _interval(**_span(row["brier"])),
                       _percent(row["auroc"]))  # fmt: skip
-    (console or _console()).print(table)
+    _show(table, console)
     table = _table("Conformal thresholds", "promised", "confidence", "threshold", "calibration chains", "held out")
     for row in report["conformal"]:
         threshold = "none" if row["threshold"] is None else f"{row['threshold']:.4g}"
@@ -126,7 +131,7 @@ def print_calibration(report: Mapping[str, Any], console: Console | None = None)
         promised, held_out = f"<= {_percent(row['alpha'])}", row["held_out"]
         found = f"{_percent(held_out['rate'])} of {held_out['n']}"
         table.add_row(_words(row["kind"]), promised, sure, threshold, str(row["n"]), found)
-    (console or _console()).print(table)
+    _show(table, console)
 
 
 def print_steps(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -138,7 +143,7 @@ def print_steps(report: Mapping[str, Any], console: Console | None = None) -> No
     for key in ("accuracy", "f1"):
         cells = (_interval(**_span(column.get("first_error", {}).get(key))) for column in columns)
         table.add_row(f"first error, {key}", *cells)
-    (console or _console()).print(table)
+    _show(table, console)
 
 
 def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -157,7 +162,7 @@ def print_best_of_n(report: Mapping[str, Any], console: Console | None = None) -
         if curve is not None:
             cells = [_percent(curve["value"][n - 1]) for n in shown[:-1]]
             table.add_row(label, *cells, _interval(*(curve[key][-1] for key in ("value", "low", "high"))))
-    (console or _console()).print(table)
+    _show(table, console)
 
 
 def print_equal_cost(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -175,12 +180,39 @@ def print_equal_cost(report: Mapping[str, Any], console: Console | None = None) 
                 row["name"], *cells, _interval(*(less[k][-1] for k in ("value", "low", "high"))) if less else ""
             )
         table.caption = "in brackets, the samples that the budget buys"
-        (console or _console()).print(table)
+        _show(table, console)
 
 
 def _console() -> Console:
-    """The terminal, or a file; never so narrow that rich would leave out the names of the rows."""
-    return Console(width=max(Console().width, 120))
+    """The terminal, or a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, FILE))
+
+
+def _show(table: Table, console: Console | None) -> None:
+    """Prints a table, folded where it is wider than the console; never so narrow that names or figures are left out."""
+    console = console or _console()
+    width, wide = console.width, console.options.update(width=FILE)
+    if Measurement.get(console, wide, table).maximum > width:
+        table = _folded(table)
+        console.width = max(width, Measurement.get(console, wide, table).minimum)
+    console.print(table)
+    console.width = width
+
+
+def _folded(table: Table) -> Table:
+    """The same with every interval below its value, and the words of a head below each other."""
+    folded = Table(title=table.title, title_justify="left", show_edge=False, caption=table.caption)
+    names, *columns = table.columns
+    folded.add_column("", min_width=NAME)
+    cells = [[re.sub(r" (?=[\[(])", "\n", str(cell)) for cell in column.cells] for column in columns]
+    for column, texts in zip(columns, cells, strict=True):
+        head = re.sub(r" (?![^\[]*\])", "\n", str(column.header))
+        widest = max(len(line) for text in (head, *texts) for line in text.split("\n"))
+        folded.add_column(head, justify=column.justify, min_width=widest, no_wrap=True)
+    for row, name, *texts in zip(table.rows, names.cells, *cells, strict=True):
+        folded.add_row(name, *texts, end_section=row.end_section)
+    return folded
 
 
 def _table(title: str, *columns: str) -> Table:
