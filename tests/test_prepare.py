@@ -1,6 +1,7 @@
 """Preparing: what goes in comes out equal, all of it is accounted for, and nothing half-written is left."""
 
 import hashlib
+import io
 import json
 import pathlib
 import pickle
@@ -195,6 +196,16 @@ def test_bad_requests_say_what_to_do(tmp_path, console, arguments, error, messag
         prepare(**({"name": "jsonl", "source": [source], "out": tmp_path / "out", "console": console} | arguments))
     assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_the_account_of_nothing_kept_names_no_file_that_is_not_there(tmp_path):
+    source = lines(tmp_path / "s.jsonl", *[{"problem": "p"}] * 9)
+    console = rich.console.Console(record=True, width=20, file=io.StringIO())
+    with pytest.raises(ValueError, match="no record is left of 9 items read"):
+        prepare("jsonl", [source], tmp_path / "out", on_error="skip", console=console)
+    text = console.export_text()
+    assert f"jsonl: {source}\n" in text  # whole, for a table that is narrower
+    assert "and more" in text and "report.json" not in text
 
 
 def test_nothing_kept_is_an_error_with_the_account_printed(tmp_path, console):

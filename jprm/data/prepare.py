@@ -113,7 +113,7 @@ def prepare(
         report = _write(work, reader, files, banned, report, console)
         if report.kept == 0:
             _print(report, console)
-            raise ValueError(f"no record is left of {report.read} items read: nothing was written to {out}")
+            raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
         (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
         _replace(work, out)
     finally:
@@ -242,13 +242,15 @@ def _columns() -> list[rich.progress.ProgressColumn]:
 
 
 def _print(report: PrepareReport, console: rich.console.Console) -> None:
-    table = rich.table.Table(title=f"{report.name}: {', '.join(report.source)}", show_header=False)
+    console.print(rich.markup.escape(f"{report.name}: {', '.join(report.source)}"), soft_wrap=True)
+    table = rich.table.Table(show_header=False)
     rows = [("items read", report.read), ("records kept", report.kept), ("steps", report.steps)]
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
     rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
     rows += [(f"excluded, in {file}", count) for file, count in report.excluded.items()]
     rows += [("rejected", report.rejected)] + [(f"  {reason}", "") for reason in report.reasons[:8]]
-    rows += [("  and more, see report.json", "")] if len(report.reasons) > 8 else []
+    more = "  and more, see report.json" if report.kept else "  and more"  # without a record, no folder is written
+    rows += [(more, "")] if len(report.reasons) > 8 else []
     for what, count in rows:
         table.add_row(rich.markup.escape(what), f"{count:,}" if isinstance(count, int) else count)
     console.print(table)
