@@ -37,6 +37,7 @@ def test_scores_are_mapped_when_asked_and_only_then(model, tmp_path, capsys):
     stored = json.loads((model / NAME).read_text())
     assert stored["map"] == json.loads((tmp_path / "c.json").read_text())["recalibrated"]["platt"]["map"]
     assert stored["fitted_on"] == [str(easy)]
+    assert f"{model / NAME}: the map platt" in capsys.readouterr().out
 
     plain = tmp_path / "plain.jsonl"
     assert score(model, "--input", file, "--output", plain) == 0

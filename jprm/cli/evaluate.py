@@ -144,9 +144,12 @@ def calibration(
         store: Keep this map in the model's folder, for `jprm score --calibrated`.
     """
     from jprm.evaluate.run import calibration
+    from jprm.score.calibrated import NAME
 
     report = calibration(opened(model, adapter), data, calibrate, neutral, to, store=store)
     _report(report, to, "calibration")
+    if store:
+        print(f"{model / NAME}: the map {store}, which `jprm score --calibrated` applies")
 
 
 @evaluation.command(name="best-of-n")
