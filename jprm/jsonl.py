@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import math
 import os
@@ -100,7 +102,7 @@ class Rejects:
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
         self.errors: list[RecordError] = []
-        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._written = contextlib.ExitStack()
         self._file = None
 
     @property
@@ -113,15 +115,18 @@ class Rejects:
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 
     def __enter__(self) -> Self:
-        self._file = open(self._partial, "wb")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._written.enter_context(only_writer(partial_of(self.path)))
+        self._file.truncate(0)  # of a run that was killed
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._file.close()
-        if kind is None and self.errors:
-            os.replace(self._partial, self.path)
-        else:
-            self._partial.unlink()
+        with self._written:
+            self._file.flush()
+            if kind is None and self.errors:
+                os.replace(self._file.name, self.path)
+                return
+            pathlib.Path(self._file.name).unlink()
             if kind is None:
                 self.path.unlink(missing_ok=True)
 
@@ -139,17 +144,68 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
     return stop
 
 
+def partial_of(path: str | os.PathLike) -> str:
+    """The name under which a file is written until it is whole."""
+    return f"{os.fspath(path)}.partial"
+
+
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """A binary file to write, which takes the name `path` when the block ends well and is gone when it does not."""
-    partial = f"{os.fspath(path)}.partial"
-    try:
-        with open(partial, "wb") as file:
+    """A binary file to write, which takes the name `path` when the block ends well and is gone when it does not.
+
+    Raises:
+      ValueError: another process is writing it.
+    """
+    partial = partial_of(path)
+    with only_writer(partial) as file:
+        try:
+            file.truncate(0)  # of a run that was killed
             yield file
-        os.replace(partial, path)
-    except BaseException:
-        pathlib.Path(partial).unlink(missing_ok=True)
+            file.flush()
+            os.replace(partial, path)
+        except BaseException:
+            pathlib.Path(partial).unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """The file, open to read and to append, which no other process has so at the same time.
+
+    Raises:
+      ValueError: another process has it.
+      OSError: names the file where a disk is full, which the system does not.
+    """
+    try:
+        with open(path, "a+b") as file:
+            _lock(file, path)
+            yield file
+    except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            error.filename = os.fspath(path)
         raise
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems: nothing there can be asked for
+
+
+def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
+    """Holds the file until it is closed; what has been given another name meanwhile is another's, and whole."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        raise
+    raise ValueError(
+        f"{os.fspath(path)}: another run is writing it. Wait for it, or name another file. (Where a host died and its"
+        " network file system still holds the file for it, a copy under the same name is free.)"
+    )
 
 
 def _refuse(constant: str) -> float:

@@ -100,7 +100,7 @@ def test_another_request_touches_nothing(folder):
     run(folder)
     before = (folder / "out.jsonl").read_bytes()
     for change in ({"budget": 300}, {"seed": 1}, {"method": Beam(2, 2)}, {"choose": "majority"}):
-        with pytest.raises(ValueError, match="out.jsonl: is there, but of another request"):
+        with pytest.raises(ValueError, match="out.jsonl: is there, but of another model, input or request"):
             run(folder, **change)
     assert (folder / "out.jsonl").read_bytes() == before
     with pytest.raises(ValueError, match="is the input too"):

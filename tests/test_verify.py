@@ -86,7 +86,7 @@ def test_another_request_touches_nothing(folder, capsys):
     with (folder / "in.jsonl").open("a") as file:
         file.write(json.dumps({"problem": "p", "steps": ["1 + 1 = 2"]}) + "\n")
     run(folder, "verify", "--kind", "arithmetic", status=2)
-    assert "of another request or input" in capsys.readouterr().err
+    assert "of another model, input or request" in capsys.readouterr().err
     assert (folder / "out.jsonl").read_bytes() == before
 
 
@@ -135,7 +135,7 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
     assert teacher.calls == 1  # the file was finished
     teacher.step = 8
     run(folder, "teacher", "--model", "teacher", status=2)
-    assert "of another request" in capsys.readouterr().err
+    assert "of another model, input or request" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("semantics", ["advantage", "implicit"])

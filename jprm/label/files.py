@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +10,8 @@ from itertools import islice
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm.jsonl import atomic_file, dump, parse, read_lines, read_records, write_records
+from jprm.continued import continued, cut, input_of
+from jprm.jsonl import dump, parse, read_lines, read_records, write_records
 from jprm.label.consensus import consensus
 from jprm.label.monte_carlo import MonteCarloConfig, label_trees
 from jprm.label.omega import OmegaConfig, label_problems
@@ -84,41 +84,25 @@ def _continued(
 ) -> None:
     """Labels the trees of `input`, `chunk` together, into `OUTPUT.part`, which gets its name when it is whole.
 
-    `OUTPUT.info.json` holds the request and the input's age. The same request continues behind the last whole chunk, or
-    does nothing where `output` is finished.
+    The same request continues behind the last whole chunk, or does nothing where `output` is finished.
 
     Raises:
-      ValueError: what is there is of another request; nothing is touched.
+      ValueError: as `jprm.continued`; nothing is touched.
     """
-    output, stat = pathlib.Path(output), os.stat(input)
-    if os.path.realpath(input) == os.path.realpath(output):
-        raise ValueError("input and output are two files: one is named twice")
-    request = request | {"input": os.path.abspath(input), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
-    part, info = output.with_name(output.name + ".part"), output.with_name(output.name + ".info.json")
-    same = info.exists() and json.loads(info.read_text()) == request
-    for path in (output, part):
-        if path.exists() and not same:
-            raise ValueError(f"{path}: is there, but of another request or input. Remove it or name another file")
-    if output.exists():
-        return
-    total = sum(1 for _ in read_lines(input))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(info) as file:
-        file.write((json.dumps(request, indent=2) + "\n").encode())
-    with part.open("a+b") as file, _Bar(output, total) as bar:
-        file.seek(0)
-        there = end = 0
-        for count, line in enumerate(iter(file.readline, b""), start=1):
-            if count % chunk == 0 and line.endswith(b"\n"):
-                there, end = count, file.tell()
-        file.truncate(end)
-        bar.advance(bar.task, there)
-        trees = islice(_trees(input), there, None)
-        while batch := list(islice(trees, chunk)):
-            file.writelines(dump(record_of(tree)).encode() + b"\n" for tree in label(batch))
-            file.flush()
-            bar.advance(bar.task, len(batch))
-    os.replace(part, output)
+    output, total = pathlib.Path(output), sum(1 for _ in read_lines(input))
+    with continued(output, request | input_of(input)) as opened:
+        if opened is None:
+            return
+        file, part = opened
+        with _Bar(output, total) as bar:
+            there = cut(file, chunk)
+            bar.advance(bar.task, there)
+            trees = islice(_trees(input), there, None)
+            while batch := list(islice(trees, chunk)):
+                file.writelines(dump(record_of(tree)).encode() + b"\n" for tree in label(batch))
+                file.flush()
+                bar.advance(bar.task, len(batch))
+        os.replace(part, output)
 
 
 def _trees(path: Path) -> Iterator[ReasoningTree]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from jprm.jsonl import dump, parse
+from jprm.jsonl import dump, only_writer, parse
 from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.tree import RecordError
 
@@ -47,24 +47,18 @@ class KeptPolicy:
     def __init__(self, policy: Policy, path: str | os.PathLike):
         self.policy, self.path, self.name, self.sampled = policy, pathlib.Path(path), policy.name, 0
         self._kept: dict[tuple[Until, str, int], Sample] = {}
-        self._file = None
+        self._file, self._held = None, contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(only_writer(self.path))
             self._read()
-        except BlockingIOError:
-            self._file.close()
-            raise ValueError(f"{self.path}: another run is writing it. Wait for it, or name another file") from None
-        except BaseException:
-            self._file.close()
-            raise
+            self._held = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        self._held.__exit__(*error)
 
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
         """(first, count) of the runs of draws seed .. seed + n - 1, of the prefix with this key, that are not kept."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
+from typing import IO, Any
 
 import jax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm import processes
+from jprm.continued import continued, cut, input_of
 from jprm.evaluate.recalibration import Recalibration
-from jprm.jsonl import Rejects, atomic_file, dump, read_lines, read_records
+from jprm.jsonl import Rejects, dump, read_lines, read_records
 from jprm.model.config import Attention
 from jprm.model.int8 import Dtype
 from jprm.score.calibrated import mapped, stored_calibration
@@ -58,9 +58,7 @@ def score_file(
 
 def request_of(prm: PRM, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
     """What the scores depend on: the model and its step, the input and its age, and whatever else the caller names."""
-    stat = os.stat(input)
-    return {"model": prm.name, "step": prm.step, "input": os.path.abspath(input), "bytes": stat.st_size,
-            "modified": stat.st_mtime_ns, **more}  # fmt: skip
+    return {"model": prm.name, "step": prm.step, **input_of(input), **more}
 
 
 def write_scores(
@@ -73,57 +71,39 @@ def write_scores(
 ) -> int:
     """Writes the scored records to `output`; returns how many were there from an earlier, interrupted call.
 
-    Lines go to `OUTPUT.part`; `OUTPUT.info.json` holds the request. A call with the same request continues behind the
-    last whole chunk, or does nothing where `output` is finished. Another request raises ValueError and touches nothing.
+    A call with the same request continues behind the last whole chunk, or does nothing where `output` is finished.
+    Another request, or another process that is writing, raises ValueError and touches nothing (`jprm.continued`).
 
     Of several processes, which all call this, each scores its share, and the first writes.
     """
     output = pathlib.Path(output)
-    part = output.with_name(output.name + ".part")
-    finished, there = processes.first(lambda: _begin(output, part, request))
-    if finished:
-        return there
-    lines = score_many(prm, islice(records, there, None))
-    if not processes.is_first():
-        for _ in lines:
-            pass
-        return there
-    columns = TextColumn(f"scoring {output.name}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with part.open("ab") as file, Progress(*columns) as bar:
-        task = bar.add_task("", total=total, completed=there)
-        for count, record in enumerate(lines, start=1):
-            record = record if calibration is None else mapped(calibration, record)
-            file.write(dump(record).encode() + b"\n")
-            if count % CHUNK == 0:
-                file.flush()
-            bar.advance(task)
-    os.replace(part, output)
+    with contextlib.ExitStack() as stack:
+        opened: list[tuple[IO[bytes], pathlib.Path]] = []  # in the first process, where the output is not finished
+
+        def begin() -> tuple[bool, int]:
+            found = stack.enter_context(continued(output, request))
+            opened.extend([found] if found else [])
+            # records scored together before are so again: neighbours matter to a score's last digit
+            return (False, cut(found[0], CHUNK)) if found else (True, sum(1 for _ in read_lines(output)))
+
+        finished, there = processes.first(begin)
+        if finished:
+            return there
+        lines = score_many(prm, islice(records, there, None))
+        if not opened:
+            for _ in lines:
+                pass
+            return there
+        file, part = opened[0]
+        columns = TextColumn(f"scoring {output.name}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns) as bar:
+            task = bar.add_task("", total=total, completed=there)
+            for count, record in enumerate(lines, start=1):
+                record = record if calibration is None else mapped(calibration, record)
+                file.write(dump(record).encode() + b"\n")
+                if count % CHUNK == 0:
+                    file.flush()
+                bar.advance(task)
+        file.flush()
+        os.replace(part, output)
     return there
-
-
-def _begin(output: pathlib.Path, part: pathlib.Path, request: dict[str, Any]) -> tuple[bool, int]:
-    """(whether the output is finished, the records that are there): `part` ends with a whole chunk afterwards."""
-    info = output.with_name(output.name + ".info.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if part.exists() and part.stat().st_size == 0:
-        part.unlink()  # of a call that stopped before anything was scored
-    before = json.loads(info.read_text()) if info.exists() else {}
-    differ = [name for name in {**request, **before} if request.get(name) != before.get(name)]
-    for path in (output, part):
-        if path.exists() and differ:
-            raise ValueError(
-                f"{path}: is there, but of another model, input or request ({', '.join(differ)}). Remove it or name"
-                " another file"
-            )
-    if output.exists():
-        return True, sum(1 for _ in read_lines(output))
-    with atomic_file(info) as file:
-        file.write((json.dumps(request, indent=2) + "\n").encode())
-    with part.open("a+b") as file:
-        file.seek(0)
-        there, end = 0, 0
-        for count, line in enumerate(iter(file.readline, b""), start=1):
-            if count % CHUNK == 0 and line.endswith(b"\n"):
-                there, end = count, file.tell()
-        file.truncate(end)  # records scored together before are so again: neighbours matter to a score's last digit
-    return False, there

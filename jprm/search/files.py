@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jprm.continued import continued, input_of
 from jprm.jsonl import Rejects, atomic_file, dump, parse, read_lines, reject_with
 from jprm.policy.kept import KeptPolicy
 from jprm.policy.protocol import Policy
@@ -76,51 +77,42 @@ def search_file(
       PolicyError: the policy gives nothing; the same call continues once it does.
     """
     output = pathlib.Path(output)
-    part, samples, info = (output.with_name(output.name + end) for end in (".part", ".samples", ".info.json"))
-    stat = os.stat(input)
+    samples = output.with_name(output.name + ".samples")
     method = type(config.method).__name__
     about = {"method": method, **dataclasses.asdict(config.method), "budget": config.budget, "seed": config.seed}
-    request = {"policy": policy.name, "scorer": dict(scored_by), "input": os.path.abspath(input),
-               "bytes": stat.st_size, "modified": stat.st_mtime_ns, **about, "rule": config.rule,
+    request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about, "rule": config.rule,
                "choose": config.choose}  # fmt: skip
-    if os.path.realpath(input) == os.path.realpath(output):
-        raise ValueError(f"{output}: is the input too; name another output")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    same = info.exists() and json.loads(info.read_text()) == request
-    for path in (output, part, samples):
-        if path.exists() and path.stat().st_size and not same:
-            raise ValueError(f"{path}: is there, but of another request. Remove it or name another file")
-    if output.exists():
-        return _counts(output)
-    with Rejects(output.with_name(output.name + ".rejects")) as rejects:
-        problems = list(read_problems(input, on_error, rejects))
-        with atomic_file(info) as file:
-            file.write((json.dumps(request, indent=2) + "\n").encode())
-        with KeptPolicy(policy, samples) as kept, part.open("a+b") as file, _Bar(output, len(problems)) as bar:
-            done = _read_part(file)
-            bar.advance(bar.task, len(done))
-            left = [i for i in range(len(problems)) if i not in done]
-            tokens = scorer.tokens
-            about = {"method": method, **about, "policy": policy.name, "scorer": dict(scored_by)}
-            for i, tree in search((problems[i][1] for i in left), kept, scorer, config):
-                found = record(tree, config.rule, config.choose, config.method.kind, about)
-                line = {"index": left[i], "record": found, "prm_tokens": scorer.tokens - tokens}
-                if found is None:
-                    line["reason"] = f"the policy wrote no step: {tree.error or 'every chain is empty'}"
+    with continued(output, request, samples) as opened:
+        if opened is None:
+            return _counts(output)
+        file, part = opened
+        with Rejects(output.with_name(output.name + ".rejects")) as rejects:
+            problems = list(read_problems(input, on_error, rejects))
+            with KeptPolicy(policy, samples) as kept, _Bar(output, len(problems)) as bar:
+                done = _read_part(file)
+                bar.advance(bar.task, len(done))
+                left = [i for i in range(len(problems)) if i not in done]
                 tokens = scorer.tokens
-                file.write(dump(line).encode() + b"\n")
-                file.flush()
-                done[left[i]] = line
-                bar.advance(bar.task)
-        with atomic_file(output) as file:
-            for i in sorted(done):
-                if done[i]["record"] is not None:
-                    file.write(dump(done[i]["record"]).encode() + b"\n")
-                else:
-                    error = RecordError(f"{os.fspath(input)}: problem {i + 1}", "problem", done[i]["reason"], "")
-                    rejects.add(problems[i][0], error)
-    part.unlink()
-    samples.unlink()
+                about = {"method": method, **about, "policy": policy.name, "scorer": dict(scored_by)}
+                for i, tree in search((problems[i][1] for i in left), kept, scorer, config):
+                    found = record(tree, config.rule, config.choose, config.method.kind, about)
+                    line = {"index": left[i], "record": found, "prm_tokens": scorer.tokens - tokens}
+                    if found is None:
+                        line["reason"] = f"the policy wrote no step: {tree.error or 'every chain is empty'}"
+                    tokens = scorer.tokens
+                    file.write(dump(line).encode() + b"\n")
+                    file.flush()
+                    done[left[i]] = line
+                    bar.advance(bar.task)
+            with atomic_file(output) as file:
+                for i in sorted(done):
+                    if done[i]["record"] is not None:
+                        file.write(dump(done[i]["record"]).encode() + b"\n")
+                    else:
+                        error = RecordError(f"{os.fspath(input)}: problem {i + 1}", "problem", done[i]["reason"], "")
+                        rejects.add(problems[i][0], error)
+        part.unlink()
+        samples.unlink()
     extra = {"prm_tokens": sum(line["prm_tokens"] for line in done.values()), "rejected": rejects.count}
     return _counts(output) | extra
 

@@ -1,0 +1,81 @@
+"""Outputs that are written a piece at a time, so that the same command continues one that was stopped.
+
+Beside OUTPUT, until it is whole, lies OUTPUT.part; OUTPUT.info.json holds what was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+from jprm.jsonl import atomic_file, only_writer
+
+
+def input_of(path: str | os.PathLike) -> dict[str, Any]:
+    """What a request says of its input: where it is, its size and its age."""
+    stat = os.stat(path)
+    return {"input": os.path.abspath(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
+
+
+@contextlib.contextmanager
+def continued(
+    output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path
+) -> Iterator[tuple[IO[bytes], pathlib.Path] | None]:
+    """`OUTPUT.part` and its path, open to read and to append; None where `output` is finished.
+
+    The caller renames it. It goes when nothing is in it. `more` are files that belong to the same request.
+
+    Raises:
+      ValueError: what is there is the input, of another request, or being written by another process; nothing is
+        touched.
+    """
+    output = pathlib.Path(output)
+    part, info = (output.with_name(output.name + end) for end in (".part", ".info.json"))
+    if "input" in request and output.exists() and os.path.samefile(request["input"], output):
+        raise ValueError(f"{output}: is the input too; name another output")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(part) as file:
+        try:
+            before = _said(info)
+            differ = [name for name in {**request, **before} if request.get(name) != before.get(name)]
+            for path in (output, part, *more):
+                if differ and path.exists() and (path == output or path.stat().st_size):
+                    raise ValueError(
+                        f"{path}: is there, but of another model, input or request ({', '.join(differ)}). Remove it or"
+                        " name another file"
+                    )
+            if output.exists():
+                yield None
+                return
+            if differ:
+                with atomic_file(info) as said:
+                    said.write((json.dumps(request, indent=2) + "\n").encode())
+            yield file, part
+            file.flush()
+        finally:
+            if part.exists() and part.stat().st_size == 0:
+                part.unlink()
+
+
+def cut(file: IO[bytes], chunk: int) -> int:
+    """Cuts the file behind its last whole chunk of so many lines; returns the lines that are left."""
+    file.seek(0)
+    there = end = 0
+    for count, line in enumerate(iter(file.readline, b""), start=1):
+        if count % chunk == 0 and line.endswith(b"\n"):
+            there, end = count, file.tell()
+    file.truncate(end)
+    return there
+
+
+def _said(info: pathlib.Path) -> dict[str, Any]:
+    """The request that is kept; empty where there is none, or what a full disk left of it."""
+    try:
+        said = json.loads(info.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        said = None
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,142 @@
+"""Outputs written a piece at a time, against what befalls them: other writers, full disks, damaged notes."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from jprm.continued import continued, cut
+from jprm.jsonl import Rejects, atomic_file, partial_of
+
+REQUEST = {"model": "m"}
+
+HOLD = """
+import sys
+from jprm.continued import continued
+from jprm.jsonl import atomic_file
+
+opened = continued(sys.argv[2], {"model": "m"}) if sys.argv[1] == "continued" else atomic_file(sys.argv[2])
+with opened as file:
+    file = file if sys.argv[1] == "atomic" else file[0]
+    file.write(b"theirs\\n")
+    file.flush()
+    print("writing", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def writer():
+    """Starts another process that writes a file until it is told to end."""
+    started = []
+
+    def start(kind, path):
+        command = [sys.executable, "-c", HOLD, kind, str(path)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "writing\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def write(output, lines, request=REQUEST):
+    with continued(output, request) as opened:
+        if opened is not None:
+            file, part = opened
+            file.write(lines)
+            file.flush()
+            os.replace(part, output)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["continued", "atomic"])
+def test_a_second_writer_is_refused_and_the_first_is_whole(tmp_path, writer, kind):
+    output = tmp_path / "out.jsonl"
+    other = writer(kind, output)
+    with pytest.raises(ValueError, match="another run is writing it"):
+        write(output, b"ours\n") if kind == "continued" else _atomic(output)
+    other.communicate("\n")
+    if kind == "atomic":
+        assert output.read_bytes() == b"theirs\n" and names(tmp_path) == ["out.jsonl"]
+    else:  # it ended without a name for its file, which another call continues
+        assert (tmp_path / "out.jsonl.part").read_bytes() == b"theirs\n"
+        with continued(output, REQUEST) as (file, _):
+            assert cut(file, 1) == 1
+
+
+def _atomic(path):
+    with atomic_file(path) as file:
+        file.write(b"ours\n")
+
+
+def test_a_writer_that_is_killed_blocks_nobody(tmp_path, writer):
+    other = writer("continued", tmp_path / "out.jsonl")
+    other.kill()
+    other.wait()
+    with continued(tmp_path / "out.jsonl", REQUEST) as (file, _):
+        assert cut(file, 1) == 1
+
+
+def test_rejects_of_two_runs_do_not_meet(tmp_path):
+    with Rejects(tmp_path / "r"):
+        with pytest.raises(ValueError, match="another run is writing it"), Rejects(tmp_path / "r"):
+            pass
+        assert os.path.exists(partial_of(tmp_path / "r"))
+    assert names(tmp_path) == []
+
+
+def test_folders_are_made(tmp_path):
+    with Rejects(tmp_path / "no/such/r"):
+        write(tmp_path / "nor/such/out.jsonl", b"ours\n")
+    assert (tmp_path / "nor/such/out.jsonl").read_bytes() == b"ours\n"
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "link.jsonl", "hard.jsonl"])
+def test_the_input_is_no_output(tmp_path, name):
+    (tmp_path / "in.jsonl").write_bytes(b"precious\n")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
+    (tmp_path / "hard.jsonl").hardlink_to(tmp_path / "in.jsonl")
+    with pytest.raises(ValueError, match="is the input too; name another"):
+        write(tmp_path / name, b"", {"input": str(tmp_path / "in.jsonl")})
+    assert names(tmp_path) == ["hard.jsonl", "in.jsonl", "link.jsonl"]
+
+
+@pytest.mark.parametrize("note", [b"", b'{"mod', b"\xff\xfe", b"[" * 100_000, b"null"])
+def test_a_damaged_note_never_lets_an_output_go(tmp_path, note):
+    output = tmp_path / "out.jsonl"
+    write(output, b"ours\n")
+    (tmp_path / "out.jsonl.info.json").write_bytes(note)
+    with pytest.raises(ValueError, match="out.jsonl: is there, but of another model, input or request"):
+        write(output, b"new\n")
+    assert output.read_bytes() == b"ours\n" and names(tmp_path) == ["out.jsonl", "out.jsonl.info.json"]
+    output.unlink()
+    write(output, b"new\n")
+    assert output.read_bytes() == b"new\n"
+
+
+def test_a_full_disk_is_named(tmp_path):
+    """The system's own error, of a file that may not grow beyond 100 bytes, says no name."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError) as error:
+            write(tmp_path / "out.jsonl", b"x" * 1000)
+        assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl.part"))
+        with pytest.raises(OSError) as error, atomic_file(tmp_path / "whole") as file:
+            file.write(b"x" * 1000)
+        assert error.value.filename == str(tmp_path / "whole.partial")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "whole" not in names(tmp_path) and "whole.partial" not in names(tmp_path)
+    with continued(tmp_path / "out.jsonl", REQUEST) as (file, _):
+        assert cut(file, 1) == 0
