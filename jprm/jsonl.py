@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, Self
 
@@ -54,8 +55,14 @@ def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]])
 
 
 def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, bytes with their line end) of every line that is not blank."""
+    """(line number from 1, bytes with their line end) of every line that is not blank.
+
+    Raises:
+      ValueError: a pipe, of which a second reading would find nothing.
+    """
     with open(path, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{os.fspath(path)}: is no file on disk, and is read twice: write it to one first")
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield number, line

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jprm.continued import continued, cut
-from jprm.jsonl import Rejects, atomic_file, partial_of
+from jprm.jsonl import Rejects, atomic_file, partial_of, read_lines
 
 REQUEST = {"model": "m"}
 
@@ -140,3 +140,12 @@ def test_a_full_disk_is_named(tmp_path):
     assert "whole" not in names(tmp_path) and "whole.partial" not in names(tmp_path)
     with continued(tmp_path / "out.jsonl", REQUEST) as (file, _):
         assert cut(file, 1) == 0
+
+
+def test_a_pipe_is_refused(tmp_path):
+    """Counting its records would leave none to score."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    with pytest.raises(ValueError, match="is no file on disk"):
+        next(read_lines(f"/dev/fd/{reading}"))
+    os.close(reading)
