@@ -6,6 +6,7 @@ and a `Reader` that joins them, listed in `jprm.data.readers`.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
 import os
@@ -136,6 +137,8 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     What cannot be told apart in a broken list comes as one last item, for `jprm.jsonl.parse` to refuse.
     """
     with open(path, "rb") as file:
+        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            file.seek(0)
         head = file.read(1)
         while head.isspace():
             head = file.read(1)
@@ -154,8 +157,11 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
             end, broken = len(text), True
         yield number, text[at:end].encode("utf-8", "surrogateescape")
         at = _skip(text, end, ",")
+    number += text.count("\n", seen, at)
     if at == len(text) and not broken:  # whole elements, but no `]`: the file was cut off after one
-        yield number + text.count("\n", seen), b""
+        yield number, b""
+    elif text[at + 1 :].strip():  # two lists in one file
+        yield number, text[at:].encode("utf-8", "surrogateescape")
 
 
 def _skip(text: str, at: int, separator: str) -> int:
