@@ -153,6 +153,7 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
     refused("rotary embeddings on 2 of 4 dimensions", add_rope_dimension_count=2)
     refused("tensor blk.1.ffn_up.weight is missing", leave_out=("blk.1.ffn_up.weight",))
     refused("tensor token_embd.weight is missing", leave_out=("token_embd.weight",))
+    refused("tensor blk.2.attn_norm.weight is there, beyond the model's", extra=("blk.2.attn_norm.weight",))
     for name in ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "blk.0.ffn_gate_exps.weight"):
         refused(f"tensors that jprm does not know: {name}", extra=(name,))
 

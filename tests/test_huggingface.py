@@ -324,6 +324,8 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
     refused(f"tensor {up} is missing", [up])
     refused(rf"tensor {up} is of shape \(32, 48\), the model's is \(48, 32\)", **{up: whole[up].T.copy()})
     refused(f"tensor {up} is of type int8", **{up: whole[up].astype(np.int8)})
+    third = up.replace("1", "2")
+    refused(f"tensor {third} is there, and num_hidden_layers is 2", **{third: whole[up]})
     for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.norm.weight", "other", "model.embed.weight"):
         refused(f"tensor {name} is one that jprm does not know", **{name: whole[up]})
 

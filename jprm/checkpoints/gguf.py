@@ -109,6 +109,8 @@ def _config(file: Reader, **changes) -> ModelConfig:
     if unknown:
         raise ValueError(f"{file.path}: tensors that jprm does not know: {', '.join(unknown[:5])}")
     heads, width = need("{a}.attention.head_count"), need("{a}.embedding_length")
+    if (last := f"blk.{need('{a}.block_count')}.{_NAMES['attention_norm']}") in file:
+        raise ValueError(f"{file.path}: tensor {last} is there, beyond the model's block_count; download it again")
     head_dim = get("{a}.attention.key_length", width // heads)
     if (rotated := get("{a}.rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"{file.path}: rotary embeddings on {rotated} of {head_dim} dimensions are not supported")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jprm.checkpoints import decoder
-from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.checkpoints.safetensors import AGAIN, Tensors, read_json
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.rope import RopeScaling
@@ -123,6 +123,7 @@ def load_decoder(
     Every name and shape is checked before the first tensor is read.
     """
     decoder.check(folder, model_config(folder, layers=config.layers), config)
+    layers = model_config(folder).layers
     file = Tensors(folder) if file is None else file
     embeds = [name for name in file if name.endswith(NAMES["embed"])]
     prefix = embeds[0].removesuffix(NAMES["embed"]) if embeds else "model."
@@ -130,6 +131,9 @@ def load_decoder(
         inner = name.removeprefix(prefix)
         if not (HEADS.match(inner) or _IDLE.fullmatch(inner) or _known(inner, config)):
             raise ValueError(f"{folder}: tensor {name} is one that jprm does not know, of a model with another design")
+        layer = re.match(r"layers\.(\d+)\.", inner)
+        if layer and int(layer[1]) >= layers:
+            raise ValueError(f"{folder}: tensor {name} is there, and num_hidden_layers is {layers}. {AGAIN}")
 
     def read(role: str, name: str) -> np.ndarray:
         array = file.tensor(name)
