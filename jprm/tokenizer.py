@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+CONFIG = "tokenizer_config.json"
+
 
 class Tokenizer(Protocol):
     """What the rest of jprm knows about a tokenizer. Every implementation can be pickled (data workers need it)."""
@@ -78,7 +80,7 @@ class JsonTokenizer:
         names = {key: None if value is None else self.inner.id_to_token(value) for key, value in names.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         _write(Path(folder) / "tokenizer.json", self.inner.to_str(pretty=True).encode())
-        _write(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2).encode())
+        _write(Path(folder) / CONFIG, json.dumps(config, indent=2).encode())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +117,10 @@ class SentencePieceTokenizer:
         _write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str], *, of_model: bool = False) -> Tokenizer:
     """Loads a tokenizer from a folder (tokenizer.json before tokenizer.model), a tokenizer.json, a .model or a .gguf.
+
+    `of_model`: a trained model reads chains by it, so that special tokens which it has lost would change the scores.
 
     Raises FileNotFoundError where there is none, ValueError where the file cannot be read as what its name says.
     """
@@ -125,6 +129,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         if not found:
             raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor tokenizer.model")
+        if of_model and found[0].suffix == ".json" and not (path / CONFIG).is_file():
+            raise FileNotFoundError(
+                f"{path / CONFIG}: not there, and it names the token that begins a text. Fetch it too"
+            )
         path = found[0]
     loaders = {".json": _load_json, ".model": _load_sentencepiece, ".gguf": _load_gguf}
     if path.suffix not in loaders:
@@ -146,15 +154,19 @@ def _load_json(path: Path) -> JsonTokenizer:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{path}: not a tokenizer.json ({error}). Fetch or export it again") from error
-    config_path = path.parent / "tokenizer_config.json"
-    config = json.loads(config_path.read_text()) if config_path.is_file() else {}
-
-    def special(key: str) -> int | None:
-        token = config.get(key)
+    config_path = path.parent / CONFIG
+    try:
+        config = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
+        names = {key: config.get(key) for key in ("bos_token", "eos_token")}
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(f"{config_path}: is no JSON object ({error}). Fetch it again") from None
+    ids = {}
+    for key, token in names.items():
         token = token.get("content") if isinstance(token, dict) else token
-        return None if token is None else inner.token_to_id(token)
-
-    return JsonTokenizer(inner, special("bos_token"), special("eos_token"))
+        ids[key] = inner.token_to_id(token) if isinstance(token, str) else None
+        if token is not None and ids[key] is None:
+            raise ValueError(f"{config_path}: {key} is {token!r}, which is no token of {path}: fetch both again")
+    return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"])
 
 
 def _load_sentencepiece(path: Path) -> SentencePieceTokenizer:

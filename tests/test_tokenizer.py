@@ -148,6 +148,20 @@ def test_json_special_tokens_come_from_the_config_beside_it(tmp_path):
     assert tokenizer.encode("a a a") == [0, 0, 0]  # the file's truncation would lose labels in silence
 
 
+@pytest.mark.parametrize(
+    "config",
+    ["", "{", "[1]", "null", '{"bos_token": 5}', '{"bos_token": "<absent>"}', '{"eos_token": {"content": [1]}}'],
+)
+def test_a_damaged_config_beside_a_tokenizer_is_named(tmp_path, config):
+    """What begins a text would be lost with it, and every score change."""
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(FileNotFoundError, match="tokenizer_config.json: not there"):
+        load_tokenizer(tmp_path, of_model=True)
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(ValueError, match="tokenizer_config.json: .*etch"):
+        load_tokenizer(tmp_path)
+
+
 def test_the_native_layout_is_its_parts_one_after_the_other(smollm2):
     layout = pickle.loads(pickle.dumps(NativeLayout(smollm2)))
     newline = smollm2.encode("\n")

@@ -182,7 +182,7 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
 def _tokenizer(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
     """The folder's own tokenizer; a LoRA may leave it to its base model."""
     own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return load_tokenizer(folder if own else base)
+    return load_tokenizer(folder if own else base, of_model=True)
 
 
 def _has(tokenizer: Tokenizer, token: str) -> bool:

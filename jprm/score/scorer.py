@@ -207,7 +207,9 @@ def load(
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model))
     semantics = "value" if experiment.data.supervise == "outcome" else experiment.target.labels
-    return PRM(params, model, NativeLayout(load_tokenizer(folder)), grid, semantics, str(folder.resolve()), step)
+    return PRM(
+        params, model, NativeLayout(load_tokenizer(folder, of_model=True)), grid, semantics, str(folder.resolve()), step
+    )
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
