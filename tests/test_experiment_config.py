@@ -72,6 +72,15 @@ def test_one_group_of_layers_follows_their_number():
         ("model=5", "model: 5 is not an object of vocab_size"),
         ("model={\"layers\": 2}", "model: .*missing.*vocab_size"),
         ("model={\"lairs\": 2}", "model: unknown fields lairs"),
+        ("log_every=0", "log_every=0 must be positive"),
+        ("checkpoint_every=0", "checkpoint_every=0 must be positive"),
+        ("seed=99999999999999999999", "seed=99999999999999999999 must fit 64 bits"),
+        ("data.seed=-1", "data.seed=-1 be from 0"),
+        ("optimizer.learning_rate=-1", "optimizer.learning_rate=-1.0 must be a finite number, not below 0"),
+        ("optimizer.learning_rate=NaN", "optimizer.learning_rate=nan must be a finite"),
+        ("optimizer.warmup_steps=-1", "optimizer.warmup_steps=-1 must be"),
+        ("optimizer.freeze=(", "optimizer.freeze='\\(' is no regular expression: missing \\)"),
+        ("optimizer.rate_factors=[[\"*\", 1]]", "optimizer.rate_factors='\\*' is no regular"),
         ("loss=hinge", "loss='hinge' is not one of cross_entropy"),
         ("target.neutral=none", "labels='rating' with neutral='none'"),
     ],
@@ -110,3 +119,16 @@ def test_an_experiment_file_may_define_its_own_dataclasses(tmp_path):
         f"def experiment():\n    return from_json(Experiment, json.loads({json.dumps(to_json(EXPERIMENT))!r}))\n"
     )
     assert load(file) == EXPERIMENT
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("e.txt", "", "e.txt: an experiment is a Python file"),
+        ("e.py", "def experiment(): return 5", "e.py: experiment.. returns a int, not a jprm.train.config.Experiment"),
+    ],
+)
+def test_what_is_no_experiment_is_refused_by_its_file(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / name)

@@ -99,6 +99,13 @@ class Experiment:
             raise ValueError(f"probe_rows={self.probe_rows} must not be negative")
         if self.probe_rows and self.model.head_hidden:
             raise ValueError(f"probe_rows={self.probe_rows} fits a linear head; with model.head_hidden set it to 0")
+        for field in ("log_every", "checkpoint_every"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be positive")
+        if not -(2**63) <= self.seed < 2**63 or not 0 <= self.data.seed < 2**32:
+            raise ValueError(
+                f"seed={self.seed} must fit 64 bits, and data.seed={self.data.seed} be from 0 to {2**32 - 1}"
+            )
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
 
@@ -116,7 +123,10 @@ def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Exper
     module_spec.loader.exec_module(module)
     if not hasattr(module, "experiment"):
         raise ValueError(f"{path}: defines no function experiment() that returns a jprm.train.config.Experiment")
-    return override(module.experiment(), overrides)
+    made = module.experiment()
+    if not isinstance(made, Experiment):
+        raise ValueError(f"{path}: experiment() returns a {type(made).__name__}, not a jprm.train.config.Experiment")
+    return override(made, overrides)
 
 
 def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Experiment:

@@ -6,6 +6,7 @@ A step whose loss or gradient is not finite, or is a spike, can be left out by a
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -40,6 +41,19 @@ class OptimizerConfig:
     spike: float = 0.0  # times their running means that a loss or a gradient's norm makes a spike; 0: never
 
     def __post_init__(self):
+        for field in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm", "spike"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"optimizer.{field}={getattr(self, field)} must be a finite number, not below 0")
+        patterns = {
+            "no_decay": [self.no_decay],
+            "freeze": [self.freeze],
+            "rate_factors": [p for p, _ in self.rate_factors],
+        }
+        for field, pattern in ((field, pattern) for field, some in patterns.items() for pattern in some):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"optimizer.{field}={pattern!r} is no regular expression: {error}") from None
         if self.spike and not self.spike > 1:
             raise ValueError(f"optimizer.spike={self.spike} must be above 1, or 0 for never")
 
