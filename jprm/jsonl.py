@@ -193,6 +193,22 @@ def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextlib.contextmanager
+def only_run(folder: str | os.PathLike) -> Iterator[None]:
+    """Within the block no other process has this folder so; it may not be there yet. `FOLDER.lock` says it.
+
+    Raises:
+      ValueError: another process has it.
+    """
+    lock = pathlib.Path(f"{os.fspath(folder)}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(lock):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems: nothing there can be asked for
 

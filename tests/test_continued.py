@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from jprm.continued import continued, cut
-from jprm.jsonl import Rejects, atomic_file, partial_of, read_lines
+from jprm.data.prepare import prepare
+from jprm.jsonl import Rejects, atomic_file, only_run, partial_of, read_lines
 
 REQUEST = {"model": "m"}
 
@@ -149,3 +150,13 @@ def test_a_pipe_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is no file on disk"):
         next(read_lines(f"/dev/fd/{reading}"))
     os.close(reading)
+
+
+def test_two_runs_that_write_one_folder_do_not_clear_each_other_away(tmp_path):
+    (tmp_path / "s.jsonl").write_text('{"problem": "p", "steps": ["a"]}\n')
+    with (
+        only_run(tmp_path / "data.partial"),
+        pytest.raises(ValueError, match="data.partial.lock: another run is writing"),
+    ):
+        prepare("jsonl", [tmp_path / "s.jsonl"], tmp_path / "data")
+    assert names(tmp_path) == ["s.jsonl"]

@@ -124,7 +124,7 @@ def test_an_experiment_file_may_define_its_own_dataclasses(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("e.txt", "", "e.txt: an experiment is a Python file"),
+        ("e.txt", "", "e.txt: is no Python file"),
         ("e.py", "def experiment(): return 5", "e.py: experiment.. returns a int, not a jprm.train.config.Experiment"),
     ],
 )

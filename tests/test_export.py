@@ -18,6 +18,7 @@ from jprm.checkpoints import export as exporting
 from jprm.checkpoints.export import export
 from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
+from jprm.jsonl import only_run
 from jprm.layout import NativeLayout
 from jprm.model.rope import RopeScaling
 from jprm.model.sharding import make_mesh
@@ -125,6 +126,9 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
     partial = tmp_path / "out.partial"
     partial.mkdir()
     (partial / "left").touch()  # of another export
+    with only_run(partial), pytest.raises(ValueError, match="out.partial.lock: another run is writing it"):
+        export(prm, out, shard_bytes=8_000)
+    assert (partial / "left").exists()
 
     saved, whole = [], exporting._save
 

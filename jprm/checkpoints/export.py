@@ -29,6 +29,7 @@ from safetensors.numpy import save_file
 from jprm.checkpoints import card, decoder, peft, store
 from jprm.checkpoints.huggingface import name_of
 from jprm.checkpoints.safetensors import FILE, INDEX
+from jprm.jsonl import only_run
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Int8
 from jprm.model.sharding import make_mesh
@@ -79,27 +80,28 @@ def export(
         verify(out)
         return out
     partial = out.with_name(out.name + ".partial")
-    if _json_of(partial / EXPORT) != about:
-        shutil.rmtree(partial, ignore_errors=True)  # of another export
-        partial.mkdir(parents=True)
-        _write_json(partial / EXPORT, about)
-    tensors = list(_peft_tensors(prm, experiment) if format == "peft" else _tensors(prm, format))
-    single = peft.FILE if format == "peft" else FILE
-    numbers = np.dtype({"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}[dtype])
-    files = _write_tensors(partial, tensors, numbers, shard_bytes, single)
-    if format == "peft":
-        config = peft.config_json(experiment.lora, experiment.base, peft.targets([name for name, _, _ in tensors]))
-    _write_json(partial / (peft.CONFIG if format == "peft" else "config.json"), config)
-    _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, LABELS[prm.config.head]))
-    prm.layout.tokenizer.save(partial)
-    card.write(partial, prm, experiment, LABELS[prm.config.head], format)
-    kept = {*files, *(file.name for file in partial.iterdir() if not file.name.endswith((".safetensors", ".tmp")))}
-    for file in list(partial.iterdir()):
-        if file.name not in kept:
-            file.unlink()
-    lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
-    (partial / SUMS).write_text("".join(lines))
-    os.replace(partial, out)
+    with only_run(partial):
+        if _json_of(partial / EXPORT) != about:
+            shutil.rmtree(partial, ignore_errors=True)  # of another export
+            partial.mkdir(parents=True)
+            _write_json(partial / EXPORT, about)
+        tensors = list(_peft_tensors(prm, experiment) if format == "peft" else _tensors(prm, format))
+        single = peft.FILE if format == "peft" else FILE
+        numbers = np.dtype({"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}[dtype])
+        files = _write_tensors(partial, tensors, numbers, shard_bytes, single)
+        if format == "peft":
+            config = peft.config_json(experiment.lora, experiment.base, peft.targets([name for name, _, _ in tensors]))
+        _write_json(partial / (peft.CONFIG if format == "peft" else "config.json"), config)
+        _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, LABELS[prm.config.head]))
+        prm.layout.tokenizer.save(partial)
+        card.write(partial, prm, experiment, LABELS[prm.config.head], format)
+        kept = {*files, *(file.name for file in partial.iterdir() if not file.name.endswith((".safetensors", ".tmp")))}
+        for file in list(partial.iterdir()):
+            if file.name not in kept:
+                file.unlink()
+        lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
+        (partial / SUMS).write_text("".join(lines))
+        os.replace(partial, out)
     return out
 
 

@@ -107,17 +107,18 @@ def prepare(
     files = [_local(path, reader, out, sha256, console) for path in source]
     banned = {os.fspath(path): problems_in(path) for path in exclude}
     work = out.with_name(out.name + ".partial")
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
-    work.mkdir(parents=True)
-    try:
-        report = _write(work, reader, files, banned, report, console)
-        if report.kept == 0:
-            _print(report, console)
-            raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
-        (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
-        _replace(work, out)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with jsonl.only_run(work):
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+        work.mkdir(parents=True)
+        try:
+            report = _write(work, reader, files, banned, report, console)
+            if report.kept == 0:
+                _print(report, console)
+                raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
+            (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
+            _replace(work, out)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     _print(report, console)
     console.print(f"{out}: written")
     return report
