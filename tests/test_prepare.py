@@ -11,6 +11,7 @@ import sys
 import pytest
 import rich.console
 
+from jprm import cli
 from jprm.data import load
 from jprm.data.overlap import normalise, problems_in
 from jprm.data.prepare import prepare
@@ -243,6 +244,7 @@ def test_tensorflow_is_never_imported(tmp_path):
     code = """
 import sys
 from jprm.data import load
+from jprm import cli
 from jprm.data.prepare import prepare
 prepare("jsonl", [sys.argv[1]], sys.argv[2])
 print(load(sys.argv[2])[0]["problem"], "tensorflow" in sys.modules)
@@ -252,3 +254,11 @@ print(load(sys.argv[2])[0]["problem"], "tensorflow" in sys.modules)
         [sys.executable, "-c", code, source, tmp_path / "out"], cwd=root, capture_output=True, text=True
     )
     assert done.stdout == "p False\n", done.stderr
+
+
+@pytest.mark.parametrize("setting", ["out=x", "name=x", "console=x", "overwrite=True", "sha256=x"])
+def test_the_command_takes_no_argument_of_prepare_for_an_option(tmp_path, capsys, setting):
+    source = lines(tmp_path / "s.jsonl", chain("p"))
+    command = ["prepare", "jsonl", "--source", str(source), "--out", str(tmp_path / "out"), "--set", setting]
+    assert cli.main(command) == 2
+    assert "unknown" in capsys.readouterr().err and not (tmp_path / "out").exists()

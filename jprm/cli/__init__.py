@@ -74,8 +74,12 @@ def prepare(
             all of this kind, with their values.
     """
     from jprm.data.prepare import prepare
+    from jprm.data.reader import choose
+    from jprm.data.readers import READERS
 
     options = dict(_setting(item) for item in set_)
+    if name in READERS:
+        choose(READERS[name].options, options)  # what else `prepare` takes is no option of a reader
     prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, **options)
 
 
