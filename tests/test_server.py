@@ -8,6 +8,7 @@ import time
 import pytest
 from stub_server import Server, reply
 
+from jprm.policy.kept import KeptPolicy
 from jprm.policy.protocol import Prefix
 from jprm.policy.server import ServerConfig, ServerPolicy, request_body
 
@@ -234,6 +235,25 @@ def test_chat_continues_the_assistants_turn(serve):
         {"role": "assistant", "content": "one\n\ntwo\n\n"},
     ]
     assert (sample.steps, sample.logprob) == (("three",), -0.75)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), 10**400, 1e308, True, None, "x"])
+def test_a_logprob_that_no_file_can_hold_is_not_known(serve, value):
+    """Kept samples are JSON: one such number would end the run, and every further run at the same sample."""
+    choice = {"text": "three", "finish_reason": "stop", "logprobs": {"token_logprobs": [value] * 2}}
+    server = serve(lambda number, body: (200, {}, {"choices": [choice], "usage": {"completion_tokens": 2}}))
+    sample = draw(server, logprobs=True)
+    assert (sample.steps, sample.logprob) == (("three",), None)
+
+
+def test_replies_that_no_file_can_hold_fail_alone(serve, tmp_path):
+    server = serve(lambda number, body: reply("half \ud800" if body["seed"] else "fine"))
+    with KeptPolicy(policy(server), tmp_path / "kept.jsonl") as kept:
+        fine, half = kept.sample([Prefix("p")], 2, until="end", seed=0)[0]
+    assert fine.steps == ("fine",) and half.finish_reason == "error" and "half a surrogate pair" in half.error
+    choice = {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": [5]}}
+    server = serve(lambda number, body: (200, {}, {"choices": [choice], "usage": {"completion_tokens": 1}}))
+    assert draw(server, endpoint="chat", logprobs=True).logprob is None
 
 
 def test_name_says_what_changes_the_samples_and_no_more():

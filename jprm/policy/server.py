@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -243,12 +244,14 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
     text = choice.get("text") if config.endpoint == "completions" else message.get("content")
     if not isinstance(text, str):
         raise ValueError("the choice has no text")
+    if not text.isascii() and re.search("[\ud800-\udfff]", text):  # no file can hold it
+        raise ValueError("the text holds half a surrogate pair")
     finish = choice.get("finish_reason")
     if finish not in ("stop", "length"):
         raise ValueError(f"finish_reason is {finish!r}, neither 'stop' nor 'length'")
     usage = reply.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens < 2**31:
         raise ValueError("the reply has no usage.completion_tokens, so its tokens cannot be counted")
 
     steps = tuple(step.strip("\r\n") for step in text.split(config.delimiter) if step.strip())
@@ -272,10 +275,13 @@ def _logprob(config: ServerConfig, choice: Mapping[str, Any]) -> float | None:
         return None
     if config.endpoint == "chat":
         content = given.get("content")
-        values = [token.get("logprob") for token in content] if isinstance(content, list) else None
+        content = content if isinstance(content, list) else [None]
+        values = [token.get("logprob") if isinstance(token, Mapping) else None for token in content]
     else:
         values = given.get("token_logprobs")
-    if not isinstance(values, list) or any(not isinstance(value, int | float) for value in values):
+    if not isinstance(values, list) or any(type(value) not in (int, float) for value in values):
+        return None
+    if not all(-1e300 < value < 1e300 for value in values):  # JSON, in which samples are kept, has no NaN
         return None
     return float(sum(values))
 
