@@ -349,3 +349,12 @@ def test_bad_lines_stop_or_go_to_the_rejects(prm, loads, input_file, tmp_path):
     input_file.write_bytes(b"".join(good))
     score(input_file, tmp_path / "clean.jsonl")
     assert (tmp_path / "clean.jsonl").read_bytes() == output.read_bytes()
+
+
+def test_a_chain_that_no_memory_holds_is_named(prm):
+    """Written out, attention over a million tokens is 2^40 float32 a head: 4 TiB, which no machine gives."""
+    written_out = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="reference"))
+    with pytest.raises(
+        ValueError, match="problem 'long': a row of 1,048,576 tokens does not fit in memory with attent"
+    ):
+        written_out.score("long", ["3 + 4 = 7 " * 60_000])

@@ -105,10 +105,20 @@ class PRM:
             self.check_length(int(longest), f"problem {tree.name!r}")
         problem = np.array([tree.length_R[0] for tree in token_trees])
         for rows, *slots in (_rows_of_chains if self._chain_rows else _rows_of_trees)(token_trees):
-            for score_BS, first in self._run(rows, problem[slots[0]].astype(np.int32)):
-                tree_BS, node_BS = (a_BS[first : first + len(score_BS)] for a_BS in slots)
-                for tree, node, score in zip(*(a[tree_BS >= 0] for a in (tree_BS, node_BS, score_BS)), strict=True):
-                    scores[tree][node] = score
+            try:
+                for score_BS, first in self._run(rows, problem[slots[0]].astype(np.int32)):
+                    tree_BS, node_BS = (a_BS[first : first + len(score_BS)] for a_BS in slots)
+                    for tree, node, score in zip(*(a[tree_BS >= 0] for a in (tree_BS, node_BS, score_BS)), strict=True):
+                        scores[tree][node] = score
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                longest = max(np.unique(slots[0][slots[0] >= 0]), key=lambda i: len(token_trees[i].tokens_N))
+                raise ValueError(
+                    f"problem {trees[longest].problem[:60]!r}: a row of {rows.tokens.shape[1]:,} tokens does not fit in"
+                    f" memory with attention={self.config.attention!r}. Drop it, or score with attention 'blocked' or"
+                    " 'paths', or with dtype bfloat16 or int8"
+                ) from error
         for tree, score_N in zip(trees, scores, strict=True):
             if not np.isfinite(score_N).all():
                 node = int(np.argmin(np.isfinite(score_N)))
