@@ -358,3 +358,17 @@ def test_a_chain_that_no_memory_holds_is_named(prm):
         ValueError, match="problem 'long': a row of 1,048,576 tokens does not fit in memory with attent"
     ):
         written_out.score("long", ["3 + 4 = 7 " * 60_000])
+
+
+def test_a_checkpoint_that_is_damaged_or_of_another_model_says_what_is_wrong(tiny_run, one_device, tmp_path):
+    """And not which handlers the library tried."""
+    folder = shutil.copytree(tiny_run.folder, tmp_path / "run")
+    said = (folder / "experiment.json").read_text()
+    (folder / "experiment.json").write_text(said.replace('"vocab_size": 256', '"vocab_size": 300'))
+    with pytest.raises(ValueError, match=r"cannot be restored \(Requested shape: \(300, .* stored shape: \(256, "):
+        jprm.load(folder)
+    (folder / "experiment.json").write_text(said)
+    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    shutil.rmtree(newest / "params" / "d")
+    with pytest.raises(ValueError, match=rf"{newest}: cannot be restored \(NOT_FOUND: .*{newest.name}/params/"):
+        jprm.load(folder)
