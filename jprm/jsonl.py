@@ -164,6 +164,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
       ValueError: another process is writing it.
     """
     partial = partial_of(path)
+    pathlib.Path(partial).parent.mkdir(parents=True, exist_ok=True)
     with only_writer(partial) as file:
         try:
             file.truncate(0)  # of a run that was killed

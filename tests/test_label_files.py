@@ -8,6 +8,7 @@ from stub_server import Server, reply
 
 from jprm import cli
 from jprm.jsonl import read_records
+from jprm.label.files import label_consensus
 from jprm.policy.load import load_policy
 from jprm.tree import RecordError
 
@@ -113,6 +114,18 @@ def test_bad_input_costs_no_rollout(folder, capsys, change, message):
     run(folder, "mc", "--estimate", "soft", status=2)
     assert message in capsys.readouterr().err
     assert not server.requests and not (folder / "out.jsonl").exists()
+
+
+def test_consensus_never_takes_the_place_of_its_input(tmp_path):
+    write(tmp_path / "chains.jsonl", [{"problem": "p", "steps": ["a", "b"], "labels": [1, 0]}])
+    before = (tmp_path / "chains.jsonl").read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "chains.jsonl")
+    for output in ("chains.jsonl", "link.jsonl"):
+        with pytest.raises(ValueError, match="is an input too; name another output"):
+            label_consensus(tmp_path / "chains.jsonl", tmp_path / "link.jsonl", tmp_path / output)
+    assert (tmp_path / "chains.jsonl").read_bytes() == before
+    label_consensus(tmp_path / "chains.jsonl", tmp_path / "link.jsonl", tmp_path / "no/such/folder.jsonl")
+    assert (tmp_path / "no/such/folder.jsonl").exists()
 
 
 def test_one_file_for_two_purposes_is_refused(folder, capsys):

@@ -47,6 +47,8 @@ def label_consensus(
     input: Path, other: Path, output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
     """The chains of `input` on whose first error `other` agrees."""
+    if os.path.realpath(output) in (os.path.realpath(input), os.path.realpath(other)):
+        raise ValueError(f"{os.fspath(output)}: is an input too; name another output")
     counts = collections.Counter(kept=0)
     write_records(output, map(record_of, consensus(_trees(input), _trees(other), thresholds=thresholds, counts=counts)))
     return dict(counts)
