@@ -196,3 +196,10 @@ def test_all_at_once():
     hopeless = [record for record in chains(100, 0) if record["first_error"] >= 0]
     for name in ("lowest_at_end", "wrong_process"):
         assert "not_computed" in dg.diagnostics_report(hopeless, {}, 0.5, 0)[name]
+        assert "not_computed" in dg.diagnostics_report([], {}, 0.5, 0)[name]
+
+
+def test_drift_of_trees_is_refused():
+    tree = {"problem": "p", "nodes": [{"parent": -1, "text": "a", "score": 0.5}]}
+    with pytest.raises(ScoreError, match="after, chain 0: no steps: drift needs chains or pools"):
+        dg.drift(chains(30, 0), [tree], 0)

@@ -67,3 +67,11 @@ def test_seconds_are_measured_and_a_majority_needs_answers(tiny_run, tmp_path, o
     nameless = [r | {"samples": [{k: v for k, v in s.items() if k != "answer"} for s in r["samples"]]} for r in scored]
     with pytest.raises(ValueError, match="no `answer`"):
         equal_cost_report({"tiny": nameless}, {"tiny": prm}, 1e6, None, seed=0)
+
+
+@pytest.mark.parametrize("count", [0.0, -1.0, float("nan"), float("inf")])
+def test_costs_that_are_none_are_refused(count):
+    with pytest.raises(ValueError, match="policy_parameters is .*: it must be a finite number above 0"):
+        equal_cost_report({}, {}, count, None, 0)
+    with pytest.raises(ValueError, match="policy_tokens_per_second is .*: it must be a finite number above 0"):
+        equal_cost_report({}, {}, 1e9, count, 0)

@@ -119,6 +119,7 @@ def test_half_written_caches_are_named(done, tmp_path):
         ({"calibration": {"data": ["hard.json"], "calibrate": ["no.json"]}}, "no.json: not there, and"),
         ({"processbench": {"data": ["hard.json"], "calibrate": ["hard.json", "easy.json"]}}, "one threshold"),
         ({"seed": "0"}, "seed is '0'"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, not a whole number from 0 to"),
     ],
 )
 def test_a_wrong_suite_is_named(folder, change, said):

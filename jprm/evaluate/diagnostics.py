@@ -100,7 +100,7 @@ def wrong_process(
     """
     scores = _scores(records)
     low_N = np.array([score_P.min(initial=np.inf) for score_P in scores])
-    error_N = np.array([record["first_error"] >= 0 for record in records])
+    error_N = np.array([record["first_error"] >= 0 for record in records], bool)
     right_N = np.array([record["correct"] for record in records], bool)
     problems = [record["problem"] for record in records]
     clean_N, hidden_N, open_N = right_N & ~error_N, right_N & error_N, ~right_N & error_N
@@ -281,6 +281,9 @@ def _scores(records) -> list[Float[np.ndarray, " P"]]:
 
 def _steps(which: str, records) -> dict[str, Any]:
     chains = [(r["problem"], chain) for r in records for chain in r.get("samples", [r])]
+    for i, (_, chain) in enumerate(chains):
+        if "steps" not in chain:
+            raise ScoreError(f"{which}, chain {i}: no steps: drift needs chains or pools, and this is a tree")
     scores = checked_scores(
         (f"{which}, chain {i}", len(c["steps"]), c.get("scores")) for i, (_, c) in enumerate(chains)
     )

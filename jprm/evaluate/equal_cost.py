@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,6 +75,9 @@ def equal_cost_report(
     share is scored once, while the policy's own reading of the problem is left out. Budgets are those of a majority of
     1, 2, 4, .. samples. Seconds of scoring are measured here, of the first `TIMED` pools.
     """
+    for what, count in (("parameters", policy_parameters), ("tokens_per_second", policy_tokens_per_second)):
+        if count is not None and not 0 < count < math.inf:
+            raise ValueError(f"policy_{what} is {count}: it must be a finite number above 0")
     pools = {name: pools_of(records) for name, records in scored.items()}
     first = next(iter(pools.values()))
     if first.class_PN is None:

@@ -73,8 +73,8 @@ def read_suite(path: PathLike) -> Suite:
         raise ValueError(
             f"{where}: neutral is {found.get('neutral')!r}; steps and calibration need {'|'.join(NEUTRAL)}"
         )
-    if not isinstance(found.get("seed", 0), int) or found.get("seed", 0) < 0:
-        raise ValueError(f"{where}: seed is {found['seed']!r}, not a whole number from 0")
+    if not isinstance(found.get("seed", 0), int) or not 0 <= found.get("seed", 0) < 2**63:
+        raise ValueError(f"{where}: seed is {found['seed']!r}, not a whole number from 0 to 2^63 - 1")
     data, calibrate, absent = {}, {}, []
     for section in (name for name in KEYS if name in found):
         said = found[section]
