@@ -7,6 +7,7 @@ refuses (a bad record, a missing file, a combination that is not supported) is o
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import signal
 import sys
@@ -74,12 +75,10 @@ def prepare(
             all of this kind, with their values.
     """
     from jprm.data.prepare import prepare
-    from jprm.data.reader import choose
-    from jprm.data.readers import READERS
 
     options = dict(_setting(item) for item in set_)
-    if name in READERS:
-        choose(READERS[name].options, options)  # what else `prepare` takes is no option of a reader
+    if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
+        raise ValueError(f"--set {taken[0]}: unknown; it is no option of a reader")
     prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, **options)
 
 
