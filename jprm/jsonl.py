@@ -49,7 +49,7 @@ def read_records(
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes one record a line, to a temporary name that is renamed when every record is in it."""
-    with atomic_file(path) as file:
+    with only_run(path), atomic_file(path) as file:
         for record in records:
             file.write(dump(record).encode() + b"\n")
 
@@ -160,20 +160,18 @@ def partial_of(path: str | os.PathLike) -> str:
 def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """A binary file to write, which takes the name `path` when the block ends well and is gone when it does not.
 
-    Raises:
-      ValueError: another process is writing it.
+    It asks for no lock: a run's own small files are written on network file systems, where the lock of a host that died
+    may stay.
     """
     partial = partial_of(path)
     pathlib.Path(partial).parent.mkdir(parents=True, exist_ok=True)
-    with only_writer(partial) as file:
-        try:
-            file.truncate(0)  # of a run that was killed
+    try:
+        with _named(partial), open(partial, "wb") as file:
             yield file
-            file.flush()
-            os.replace(partial, path)
-        except BaseException:
-            pathlib.Path(partial).unlink(missing_ok=True)
-            raise
+        os.replace(partial, path)
+    except BaseException:
+        pathlib.Path(partial).unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -182,32 +180,38 @@ def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
     Raises:
       ValueError: another process has it.
-      OSError: names the file where a disk is full, which the system does not.
+      OSError: as the system's, with the file's name.
     """
-    try:
-        with open(path, "a+b") as file:
-            _lock(file, path)
-            yield file
-    except OSError as error:
-        if error.filename is None and error.errno in _FULL:
-            error.filename = os.fspath(path)
-        raise
+    with _named(path), open(path, "a+b") as file:
+        _lock(file, path)
+        yield file
 
 
 @contextlib.contextmanager
-def only_run(folder: str | os.PathLike) -> Iterator[None]:
-    """Within the block no other process has this folder so; it may not be there yet. `FOLDER.lock` says it.
+def only_run(path: str | os.PathLike) -> Iterator[None]:
+    """Within the block no other process has this file or folder so; it may not be there yet. `PATH.lock` says it.
 
     Raises:
       ValueError: another process has it.
     """
-    lock = pathlib.Path(f"{os.fspath(folder)}.lock")
+    lock = pathlib.Path(f"{os.fspath(path)}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with only_writer(lock):
         try:
             yield
         finally:
             lock.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(path: str | os.PathLike) -> Iterator[None]:
+    """Names the file in the error of a full disk, which the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            error.filename = os.fspath(path)
+        raise
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

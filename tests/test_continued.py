@@ -10,22 +10,30 @@ import pytest
 
 from jprm.continued import continued, cut
 from jprm.data.prepare import prepare
-from jprm.jsonl import Rejects, atomic_file, only_run, partial_of, read_lines
+from jprm.jsonl import Rejects, atomic_file, only_run, partial_of, read_lines, write_records
 
 REQUEST = {"model": "m"}
 
 HOLD = """
 import sys
 from jprm.continued import continued
-from jprm.jsonl import atomic_file
+from jprm.jsonl import write_records
 
-opened = continued(sys.argv[2], {"model": "m"}) if sys.argv[1] == "continued" else atomic_file(sys.argv[2])
-with opened as file:
-    file = file if sys.argv[1] == "atomic" else file[0]
-    file.write(b"theirs\\n")
-    file.flush()
+def wait():
     print("writing", flush=True)
     sys.stdin.readline()
+
+def theirs():
+    yield {"of": "them"}
+    wait()
+
+if sys.argv[1] == "at once":
+    write_records(sys.argv[2], theirs())
+else:
+    with continued(sys.argv[2], {"model": "m"}) as (file, part):
+        file.write(b"theirs\\n")
+        file.flush()
+        wait()
 """
 
 
@@ -60,24 +68,19 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["continued", "atomic"])
+@pytest.mark.parametrize("kind", ["continued", "at once"])
 def test_a_second_writer_is_refused_and_the_first_is_whole(tmp_path, writer, kind):
     output = tmp_path / "out.jsonl"
     other = writer(kind, output)
     with pytest.raises(ValueError, match="another run is writing it"):
-        write(output, b"ours\n") if kind == "continued" else _atomic(output)
+        write(output, b"ours\n") if kind == "continued" else write_records(output, [{"of": "us"}])
     other.communicate("\n")
-    if kind == "atomic":
-        assert output.read_bytes() == b"theirs\n" and names(tmp_path) == ["out.jsonl"]
+    if kind == "at once":
+        assert output.read_bytes() == b'{"of": "them"}\n' and names(tmp_path) == ["out.jsonl"]
     else:  # it ended without a name for its file, which another call continues
         assert (tmp_path / "out.jsonl.part").read_bytes() == b"theirs\n"
         with continued(output, REQUEST) as (file, _):
             assert cut(file, 1) == 1
-
-
-def _atomic(path):
-    with atomic_file(path) as file:
-        file.write(b"ours\n")
 
 
 def test_a_writer_that_is_killed_blocks_nobody(tmp_path, writer):

@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection
 
-from jprm.jsonl import atomic_file
+from jprm.jsonl import atomic_file, only_run
 
 _CHUNK = 1 << 20
 
@@ -42,7 +42,7 @@ def fetch(
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     digest, done = hashlib.sha256(), 0
-    with atomic_file(path) as file, urllib.request.urlopen(url, timeout=60) as response:
+    with only_run(path), atomic_file(path) as file, urllib.request.urlopen(url, timeout=60) as response:
         total = response.headers.get("Content-Length")
         while chunk := response.read(_CHUNK):
             file.write(chunk)
