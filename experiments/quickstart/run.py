@@ -8,10 +8,10 @@ the same chains for the same tokens; and on problems that none of them has seen,
 
 Everything is measured in the run, from the seed. A stage whose output is there is not run again.
 
-What one run gave (seed 0; 2 CPU cores, 871 seconds; its searches were run again at other sizes), in % with 95 %
-intervals over 200 problems: one sample 42.7 [37.4, 48.0], any of 64 93.0, majority of 64 36.5 [30.5, 43.0]. Best of 64:
-PRM on formal labels 60.0 [53.0, 66.5] (71.3 at n = 16), PRM on rollouts 54.0 [47.5, 61.0], ORM 53.0 [46.0, 60.0].
-Votes of 64 weighted by them: 90.0 [86.0, 94.0], 75.5 [69.5, 81.5], 77.0 [71.5, 82.5].
+What one run gave (seed 0; 2 CPU cores, 634 seconds), in % with 95 % intervals over 200 problems: one sample 42.8
+[37.4, 48.0], any of 64 92.0, majority of 64 37.0 [30.5, 43.5]. Best of 64: PRM on formal labels 60.0 [53.0, 66.5] (72.4
+at n = 16), PRM on rollouts 56.5 [49.5, 63.5], ORM 57.0 [50.0, 64.0]. Votes of 64 weighted by them: 89.5 [85.5, 93.5],
+85.5 [80.5, 90.0], 77.5 [71.5, 83.0].
 
 What led here. Counts up to 40 written digit by digit: the policy got 28 % of plain sums right, and 6 % of answers.
 Updates of 4 rows in place of 8, and counts up to 20: 86 % and 32 %. Reward models that see a step as wrong once any
