@@ -224,4 +224,4 @@ def test_a_storm_of_kills_loses_nothing(tmp_path):
     import pod_storm
 
     said = pod_storm.storm(tmp_path, kills=6, count=2, devices=2, seed=1)
-    assert (said["kills"], said["differing_bytes"]) == (6, 0) and said["resumes"] >= 6
+    assert said["differing_bytes"] == 0 and min(said["kills"], said["resumes"]) >= 6
