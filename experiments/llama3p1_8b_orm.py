@@ -14,12 +14,10 @@ import os
 import pathlib
 
 from jprm.checkpoints import base
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
+from jprm.model.mesh import MeshConfig
 from jprm.model.rope import RopeScaling
-from jprm.model.sharding import MeshConfig
-from jprm.train.config import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Llama-3.1-8B")
 DATA = os.environ.get("JPRM_PREPARED_OUTCOMES", "data/outcomes")

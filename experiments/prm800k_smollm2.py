@@ -36,10 +36,8 @@ ratings are alike.
 import os
 
 from jprm.checkpoints import base, gguf
-from jprm.model.sharding import MeshConfig
-from jprm.train.config import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
+from jprm.model.mesh import MeshConfig
 
 DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
 

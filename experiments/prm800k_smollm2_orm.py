@@ -18,8 +18,7 @@ import os
 import pathlib
 import runpy
 
-from jprm.train.config import Experiment
-from jprm.train.targets import TargetConfig
+from jprm.experiment import Experiment, TargetConfig
 
 DATA = os.environ.get("JPRM_PREPARED_OUTCOMES", "data/prm800k_outcomes")
 

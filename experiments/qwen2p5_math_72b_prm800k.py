@@ -17,7 +17,7 @@ import pathlib
 import runpy
 
 from jprm.checkpoints import base
-from jprm.train.config import Experiment
+from jprm.experiment import Experiment
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen2.5-Math-72B")
 SMALLER = runpy.run_path(str(pathlib.Path(__file__).with_name("qwen2p5_math_7b_prm800k.py")))

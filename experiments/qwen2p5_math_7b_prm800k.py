@@ -15,11 +15,9 @@ import os
 import pathlib
 
 from jprm.checkpoints import base
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig
-from jprm.train.config import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
+from jprm.model.mesh import MeshConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen2.5-Math-7B")
 DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")

@@ -14,11 +14,9 @@ import os
 import pathlib
 
 from jprm.checkpoints import base
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig
-from jprm.train.config import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
+from jprm.model.mesh import MeshConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen3-4B-Base")
 DATA = os.environ.get("JPRM_PREPARED", "data/math_shepherd")

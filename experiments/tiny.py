@@ -10,10 +10,8 @@ to start and compile), 4 to score.
 import pathlib
 
 from jprm.checkpoints import gguf
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
-from jprm.train.config import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples/tiny_chain.jsonl"
 

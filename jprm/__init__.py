@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-_LAZY = {"load": "jprm.score.scorer", "PRM": "jprm.score.scorer", "aggregate": "jprm.score.aggregate"}
+_LAZY = {"load": "jprm.loading", "PRM": "jprm.score.scorer", "aggregate": "jprm.score.aggregate"}
 
 
 def __getattr__(name: str):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import math
 import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, Self
+from typing import Any, Self
 
+from jprm.outputs import atomic_file, only_run, only_writer, partial_of
 from jprm.tree import RecordError, tree_of
 
 
@@ -149,91 +148,6 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
         raise error
 
     return stop
-
-
-def partial_of(path: str | os.PathLike) -> str:
-    """The name under which a file is written until it is whole."""
-    return f"{os.fspath(path)}.partial"
-
-
-@contextlib.contextmanager
-def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """A binary file to write, which takes the name `path` when the block ends well and is gone when it does not.
-
-    It asks for no lock: a run's own small files are written on network file systems, where the lock of a host that died
-    may stay.
-    """
-    partial = partial_of(path)
-    pathlib.Path(partial).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with _named(partial), open(partial, "wb") as file:
-            yield file
-        os.replace(partial, path)
-    except BaseException:
-        pathlib.Path(partial).unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """The file, open to read and to append, which no other process has so at the same time.
-
-    Raises:
-      ValueError: another process has it.
-      OSError: as the system's, with the file's name.
-    """
-    with _named(path), open(path, "a+b") as file:
-        _lock(file, path)
-        yield file
-
-
-@contextlib.contextmanager
-def only_run(path: str | os.PathLike) -> Iterator[None]:
-    """Within the block no other process has this file or folder so; it may not be there yet. `PATH.lock` says it.
-
-    Raises:
-      ValueError: another process has it.
-    """
-    lock = pathlib.Path(f"{os.fspath(path)}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with only_writer(lock):
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _named(path: str | os.PathLike) -> Iterator[None]:
-    """Names the file in the error of a full disk, which the system does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno in _FULL:
-            error.filename = os.fspath(path)
-        raise
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems: nothing there can be asked for
-
-
-def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
-    """Holds the file until it is closed; what has been given another name meanwhile is another's, and whole."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            return
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return
-        raise
-    raise ValueError(
-        f"{os.fspath(path)}: another run is writing it. Wait for it, or name another file. (Where a host died and its"
-        " network file system still holds the file for it, a copy under the same name is free.)"
-    )
 
 
 def _refuse(constant: str) -> float:

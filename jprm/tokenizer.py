@@ -194,7 +194,7 @@ _NORMAL = 1  # gguf token type; the others (control, user-defined) are matched w
 def _load_gguf(path: Path) -> JsonTokenizer:
     import gguf
 
-    from jprm.checkpoints.gguf_file import open_gguf
+    from jprm.gguf_file import open_gguf
 
     try:
         fields = open_gguf(path).fields

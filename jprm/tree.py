@@ -133,6 +133,11 @@ def chains_of(tree: ReasoningTree) -> list[list[int]]:
     return chains
 
 
+def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree's keys, less those of a chain or pool record that a tree record would read as something else."""
+    return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
+
+
 def _chain_of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     chain = dict(record)
     for old, new in (("prompt", "problem"), ("completions", "steps")):

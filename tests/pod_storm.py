@@ -22,7 +22,7 @@ from pod import Pod
 from tiny_run import experiment, lines, make_data, untimed
 
 import jprm
-from jprm.train.config import to_json
+from jprm.experiment import to_json
 
 CHILD = """
 import sys, time
@@ -35,7 +35,7 @@ loop.put_rows = slowly
 from jprm.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-EXPERIMENT = """from jprm.train.config import read
+EXPERIMENT = """from jprm.experiment import read
 
 
 def experiment():

@@ -17,9 +17,9 @@ from jprm.adapters import record
 from jprm.adapters.layout import TemplateLayout, token_ids
 from jprm.adapters.peft import Merged
 from jprm.adapters.published import PUBLISHED, SIGNS
-from jprm.checkpoints.export import LABELS
+from jprm.export.export import LABELS
 from jprm.layout import NativeLayout
-from jprm.model.sharding import MeshConfig, make_mesh
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.score.live import LiveTrees
 from jprm.tokenizer import JsonTokenizer

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import TINY, filled, packed_trees, reasoning_trees
 
-from jprm.model import paths
-from jprm.model.attention import attention, plan
-from jprm.model.paths import path_pairs
+from jprm.model.attention import cpu_paths
+from jprm.model.attention.cpu_paths import path_pairs
+from jprm.model.attention.dispatch import attention, plan
 from jprm.pack import empty_rows
 from jprm.rows import visible
 
@@ -24,7 +24,7 @@ B, T, K, G, H = 3, 48, 2, 2, 4
 def short_chunks():
     """So that a path of a few dozen tokens has several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "CHUNK", 16)
+        patch.setattr(cpu_paths, "CHUNK", 16)
         yield
 
 

@@ -9,9 +9,8 @@ from test_evaluate_run import processbench_file, short_rows  # noqa: F401  (auto
 from tiny_run import chains, pool_of, trees
 
 from jprm import cli
-from jprm.evaluate.recalibration import apply, from_json
 from jprm.jsonl import read_records, write_records
-from jprm.score.calibrated import NAME, mapped
+from jprm.score.calibration_map import NAME, apply, from_json, mapped
 
 
 @pytest.fixture(scope="module")

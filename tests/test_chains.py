@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from tiny import TINY, filled, logits, packed_trees, params, random_tree
 from tiny_run import MODEL, experiment, lines, loop, make_data, one_device
 
-from jprm.model.attention import attention, plan
-from jprm.model.chains import chain_attention, find_chains
-from jprm.model.sharding import MeshConfig, check, make_mesh, put_rows, spec
+from jprm.experiment import TargetConfig
+from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.gpu_cudnn import chain_attention, find_chains
+from jprm.model.mesh import MeshConfig, check, make_mesh, put_rows, spec
 from jprm.model.transformer import init, step_logits
+from jprm.objectives.losses import cross_entropy
+from jprm.objectives.targets import targets
 from jprm.pack import empty_rows
 from jprm.plan.plan import plan as plan_of
-from jprm.train.losses import cross_entropy
-from jprm.train.targets import TargetConfig, targets
 
 B, T, K, G, H = 3, 128, 2, 2, 16
 CUDNN = dataclasses.replace(TINY, attention="cudnn", dtype="bfloat16", head_dim=H)

@@ -153,7 +153,7 @@ def test_prepare_hands_everything_on(library):
 
 def test_train_loads_the_experiment_with_its_overrides(library):
     calls = []
-    library("jprm.train.config", load=lambda path, overrides: (path, overrides))
+    library("jprm.experiment", load=lambda path, overrides: (path, overrides))
     library("jprm.train.loop", train=lambda config, workdir: calls.append((config, workdir)))
     assert cli.main("train e.py --workdir w --set a.b=c d=1e-4".split()) == 0
     assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
@@ -161,7 +161,7 @@ def test_train_loads_the_experiment_with_its_overrides(library):
 
 def test_convert_hands_everything_on(library, capsys):
     calls = []
-    library("jprm.checkpoints.export", export=lambda *args, **kwargs: calls.append((args, kwargs)) or args[1])
+    library("jprm.export.export", export=lambda *args, **kwargs: calls.append((args, kwargs)) or args[1])
     assert cli.main("convert run out --dtype bfloat16 --format peft".split()) == 0
     assert calls == [((Path("run"), Path("out")), {"dtype": "bfloat16", "format": "peft"})]
     assert capsys.readouterr().out == "out: whole, as its SHA256SUMS says\n"
@@ -224,8 +224,8 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
     def refuse(*args, **kwargs):
         raise error
 
-    library("jprm.score.files", score_file=refuse)
-    args = "score --model m --input a.jsonl --output b.jsonl".split()
+    library("jprm.loading", load=refuse)
+    args = "score --model m --input setup.py --output b.jsonl".split()
     assert cli.main(args) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", line + "\n")
@@ -236,17 +236,17 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
 
 
 def test_a_bug_keeps_its_traceback(library):
-    library("jprm.score.files", score_file=lambda *args, **kwargs: {}["key"])
+    library("jprm.loading", load=lambda *args, **kwargs: {}["key"])
     with pytest.raises(KeyError):
-        cli.main("score --model m --input a --output b".split())
+        cli.main("score --model m --input setup.py --output b".split())
 
 
 def test_ctrl_c_says_that_the_same_command_continues(library, capsys):
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt
 
-    library("jprm.score.files", score_file=stopped)
-    assert cli.main("score --model m --input a --output b".split()) == 130
+    library("jprm.loading", load=stopped)
+    assert cli.main("score --model m --input setup.py --output b".split()) == 130
     assert "continues" in capsys.readouterr().err
 
 

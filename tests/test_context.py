@@ -11,14 +11,17 @@ from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET, moments
 from tiny import GEMMA, TINY, filled, init, optimised, packed_trees, params, random_tree
 
-from jprm.model.attention import attention, plan
-from jprm.model.kernels.blocks import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
-from jprm.model.sharding import MeshConfig, at_tokens, make_mesh, put_rows, spec
+from jprm.experiment import TargetConfig
+from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.tpu_blocks import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
+from jprm.model.collectives import at_tokens
+from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
+from jprm.model.parameters import split
 from jprm.model.transformer import AXES, step_logits
+from jprm.objectives.targets import targets
 from jprm.score.implicit import log_probs
-from jprm.train.optimizer import make_optimizer, split
+from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State, make_step
-from jprm.train.targets import TargetConfig, targets
 
 B, T = 2, 512
 

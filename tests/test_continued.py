@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from jprm.continued import continued, cut
 from jprm.data.prepare import prepare
-from jprm.jsonl import Rejects, atomic_file, only_run, partial_of, read_lines, write_records
+from jprm.jsonl import Rejects, read_lines, write_records
+from jprm.outputs import atomic_file, continued, cut, only_run, partial_of
 
 REQUEST = {"model": "m"}
 
 HOLD = """
 import sys
-from jprm.continued import continued
+from jprm.outputs import continued
 from jprm.jsonl import write_records
 
 def wait():

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from jprm.evaluate import best_of_n as bon
 from jprm.evaluate import votes
-from jprm.evaluate.metrics import Interval
 from jprm.evaluate.report import print_best_of_n
 from jprm.evaluate.scored import ScoreError
 from jprm.score.aggregate import RULES
+from jprm.statistics import Interval
 
 SAMPLE = st.fixed_dictionaries(
     {

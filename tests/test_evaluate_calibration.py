@@ -9,9 +9,10 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from jprm.evaluate import calibration as cal
-from jprm.evaluate import conformal, recalibration
-from jprm.evaluate.metrics import equal_mass_bins
+from jprm.evaluate import conformal
 from jprm.evaluate.scored import ScoreError
+from jprm.score import calibration_map
+from jprm.statistics import equal_mass_bins
 
 SCORE = st.sampled_from([0.0, 1e-12, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
 LABELLED = st.lists(st.tuples(SCORE, st.booleans()), min_size=2, max_size=40)
@@ -81,16 +82,16 @@ def test_the_noise_of_ece_is_known():
     assert cal.ece(score, right) > np.quantile(cal.ece_if_calibrated(score, right, range(400), seed=0), 0.999)
 
 
-@pytest.mark.parametrize("kind", recalibration.KINDS)
+@pytest.mark.parametrize("kind", calibration_map.KINDS)
 @given(BOTH)
 @settings(deadline=None, max_examples=40)
 def test_maps_are_monotone_and_keep_to_probabilities(kind, items):
-    fitted = recalibration.fit(kind, *split(items))
+    fitted = calibration_map.fit(kind, *split(items))
     score = np.sort(np.r_[0, 1, [s for s, _ in items], np.linspace(0, 1, 50)])
-    mapped = recalibration.apply(fitted, score)
+    mapped = calibration_map.apply(fitted, score)
     assert ((mapped >= 0) & (mapped <= 1)).all() and (np.diff(mapped) >= 0).all()
-    again = recalibration.from_json(json.loads(json.dumps(fitted.to_json())))
-    assert again == fitted and np.isnan(recalibration.apply(again, np.array([np.nan]))).all()
+    again = calibration_map.from_json(json.loads(json.dumps(fitted.to_json())))
+    assert again == fitted and np.isnan(calibration_map.apply(again, np.array([np.nan]))).all()
 
 
 def test_isotonic_is_that_of_scikit_learn():
@@ -100,7 +101,7 @@ def test_isotonic_is_that_of_scikit_learn():
     expected = IsotonicRegression(out_of_bounds="clip").fit(score, right).predict(grid)
     # scikit-learn's thresholds are float64 like ours: only the order of the sums differs
     np.testing.assert_allclose(
-        recalibration.apply(recalibration.fit("isotonic", score, right), grid), expected, atol=1e-12
+        calibration_map.apply(calibration_map.fit("isotonic", score, right), grid), expected, atol=1e-12
     )
 
 
@@ -113,17 +114,17 @@ def test_logistic_maps_are_those_of_scikit_learn(kind):
     z = np.log(score / (1 - score))
     model = LogisticRegression(C=np.inf, fit_intercept=kind == "platt", tol=1e-10)
     model.fit(np.r_[z, z][:, None], np.r_[np.ones(500), np.zeros(500)], np.r_[target, 1 - target])
-    fitted = recalibration.fit(kind, score, right)
+    fitted = calibration_map.fit(kind, score, right)
     # two optimisers of one smooth convex loss, each stopped near gradient 1e-6 or better
     np.testing.assert_allclose([fitted.slope, fitted.intercept], [model.coef_[0, 0], np.r_[model.intercept_, 0][0]],
                                atol=1e-4)  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", recalibration.KINDS)
+@pytest.mark.parametrize("kind", calibration_map.KINDS)
 def test_recalibration_repairs_an_overconfident_scorer(kind):
-    fitted = recalibration.fit(kind, *sample(4000, 3, sharpness=3))
+    fitted = calibration_map.fit(kind, *sample(4000, 3, sharpness=3))
     score, right = sample(4000, 4, sharpness=3)
-    mapped = recalibration.apply(fitted, score)
+    mapped = calibration_map.apply(fitted, score)
     # the noise of ECE with 15 bins of 267 steps is about 0.02; before it is above 0.1
     assert cal.ece(score, right) > 0.1 and cal.ece(mapped, right) < 0.035
     assert cal.brier(mapped, right).brier < cal.brier(score, right).brier
@@ -133,25 +134,25 @@ def test_recalibration_repairs_an_overconfident_scorer(kind):
 
 def test_a_scorer_worse_than_none_becomes_a_constant():
     score, right = sample(300, 5)
-    for kind in recalibration.KINDS:
-        mapped = recalibration.apply(recalibration.fit(kind, 1 - score, right), np.array([0, 0.3, 1.0]))
+    for kind in calibration_map.KINDS:
+        mapped = calibration_map.apply(calibration_map.fit(kind, 1 - score, right), np.array([0, 0.3, 1.0]))
         # the base rate, but for a temperature, which can only say 0.5; noise at the ends of an isotonic map may stay
         assert mapped[1] == pytest.approx(0.5 if kind == "temperature" else right.mean(), abs=0.05)
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="right and wrong steps: 2 of 2"):
-        recalibration.fit("platt", np.array([0.1, 0.2]), np.array([True, True]))
+        calibration_map.fit("platt", np.array([0.1, 0.2]), np.array([True, True]))
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):
-        recalibration.fit("platt", np.array([0.1, 1.2]), np.array([True, False]))
+        calibration_map.fit("platt", np.array([0.1, 1.2]), np.array([True, False]))
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):
-        recalibration.apply(recalibration.Logistic("platt", 1.0), np.array([-0.1]))
+        calibration_map.apply(calibration_map.Logistic("platt", 1.0), np.array([-0.1]))
     for record in ({"kind": "magic"}, {"kind": "platt", "slope": 1.0}, [],
                    {"kind": "platt", "slope": -1, "intercept": 0}, {"kind": "platt", "slope": None, "intercept": 0},
                    {"kind": "isotonic", "score": [0, 1], "probability": [1, 0]},
                    {"kind": "quantile", "score": [], "probability": []}):  # fmt: skip
         with pytest.raises(ValueError):
-            recalibration.from_json(record)
+            calibration_map.from_json(record)
 
 
 def test_false_alarms_are_as_rare_as_promised():
@@ -246,7 +247,7 @@ def test_report_finds_miscalibration_and_says_how_to_repair_it():
     few = cal.calibration_report({"few": records(5, 3, 3.0, "few")}, calibrate, "drop", 0)
     assert few["raw"]["miscalibrated"] is None and few["raw"]["bins"] == 1
     for figures in report["recalibrated"].values():
-        recalibration.from_json(figures["map"])
+        calibration_map.from_json(figures["map"])
     with pytest.raises(ScoreError, match="nothing is left"):
         cal.calibration_report({"bad": calibrate}, calibrate, "drop", 0)
     calibrate[0]["scores"][0] = 1.5

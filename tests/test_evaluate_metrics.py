@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jprm.evaluate.metrics import auroc, average_precision, bootstrap, weighted_mean
+from jprm.statistics import auroc, average_precision, bootstrap, weighted_mean
 
 # few distinct scores, so that ties are the rule
 scores = hnp.arrays(float, 12, elements=st.sampled_from([-np.inf, -1.0, 0.0, 0.25, 0.5, 1.0]))

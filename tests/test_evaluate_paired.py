@@ -4,7 +4,7 @@ from scipy.stats import norm
 
 from jprm.evaluate import paired
 from jprm.evaluate.best_of_n import best_of_n_report, chosen_curves, pools_of
-from jprm.evaluate.metrics import difference, draws, weighted_mean
+from jprm.statistics import difference, draws, weighted_mean
 
 
 def test_differences_agree_with_the_general_bootstrap_and_with_the_textbook():

@@ -6,10 +6,8 @@ import json
 import pytest
 from tiny import TINY
 
-from jprm.model.sharding import MeshConfig
-from jprm.train.config import DataConfig, Experiment, from_json, load, override, to_json
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, from_json, load, override, to_json
+from jprm.model.mesh import MeshConfig
 
 EXPERIMENT = Experiment(
     name="tiny",
@@ -94,7 +92,7 @@ def test_an_experiment_file(tmp_path):
     file = tmp_path / "run.py"
     file.write_text(
         "import json\n"
-        "from jprm.train.config import Experiment, from_json\n"
+        "from jprm.experiment import Experiment, from_json\n"
         f"def experiment():\n    return from_json(Experiment, json.loads({json.dumps(to_json(EXPERIMENT))!r}))\n"
     )
     assert load(file) == EXPERIMENT
@@ -114,7 +112,7 @@ def test_an_experiment_file_may_define_its_own_dataclasses(tmp_path):
     file.write_text(
         "from __future__ import annotations\n"
         "import dataclasses, json\n"
-        "from jprm.train.config import Experiment, from_json\n"
+        "from jprm.experiment import Experiment, from_json\n"
         "@dataclasses.dataclass(frozen=True)\nclass Size:\n    width: int = 16\n"
         f"def experiment():\n    return from_json(Experiment, json.loads({json.dumps(to_json(EXPERIMENT))!r}))\n"
     )
@@ -125,7 +123,7 @@ def test_an_experiment_file_may_define_its_own_dataclasses(tmp_path):
     ("name", "text", "message"),
     [
         ("e.txt", "", "e.txt: is no Python file"),
-        ("e.py", "def experiment(): return 5", "e.py: experiment.. returns a int, not a jprm.train.config.Experiment"),
+        ("e.py", "def experiment(): return 5", "e.py: experiment.. returns a int, not a jprm.experiment.Experiment"),
     ],
 )
 def test_what_is_no_experiment_is_refused_by_its_file(tmp_path, name, text, message):

@@ -14,10 +14,10 @@ from jax.sharding import AbstractMesh, AxisType
 from tiny_run import MODEL, chains, loop, make_data, trees
 
 import jprm
+from jprm.experiment import from_json, load, override, to_json
 from jprm.jsonl import write_records
-from jprm.model.sharding import AXES, check
+from jprm.model.mesh import AXES, check
 from jprm.plan.compile import training
-from jprm.train.config import from_json, load, override, to_json
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
 SIZES = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width")

@@ -14,18 +14,18 @@ from tiny_run import MODEL
 
 import jprm
 from jprm import cli
-from jprm.checkpoints import export as exporting
-from jprm.checkpoints.export import export
 from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
-from jprm.jsonl import only_run
+from jprm.experiment import to_json
+from jprm.export import export as exporting
+from jprm.export.export import export
 from jprm.layout import NativeLayout
+from jprm.model.lora import LoraConfig
+from jprm.model.mesh import make_mesh
 from jprm.model.rope import RopeScaling
-from jprm.model.sharding import make_mesh
+from jprm.outputs import only_run
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
-from jprm.train.config import to_json
-from jprm.train.lora import LoraConfig
 from jprm.tree import tree_of
 
 KINDS = {

@@ -9,9 +9,9 @@ import pytest
 from tiny import TINY, params
 
 from jprm.checkpoints.gguf import Reader, load_decoder, model_config
-from jprm.checkpoints.gguf_file import open_gguf
+from jprm.gguf_file import open_gguf
+from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.rope import RopeScaling, frequencies
-from jprm.model.sharding import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 
 

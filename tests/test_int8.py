@@ -13,7 +13,7 @@ from tiny import GEMMA, TINY, chain_rows, hidden, logits, params
 import jprm
 from jprm.checkpoints import base
 from jprm.model.int8 import SUMMED, Int8, held, held_decoder, quantized
-from jprm.model.sharding import MeshConfig, make_mesh
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import AXES
 from jprm.tokenizer import load_tokenizer
 

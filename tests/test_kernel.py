@@ -15,10 +15,21 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning
 
 from jprm.data.prm800k import READER
 from jprm.layout import NativeLayout
-from jprm.model.attention import attention, plan
-from jprm.model.kernels.blocks import FIRST, LAST, LIVE, MINOR, SMEM, VMEM, Sizes, block_sizes, find_blocks, vmem_bytes
-from jprm.model.kernels.interval import interval_attention
-from jprm.model.sharding import MeshConfig, make_mesh, put_rows, spec
+from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.tpu_blocks import (
+    FIRST,
+    LAST,
+    LIVE,
+    MINOR,
+    SMEM,
+    VMEM,
+    Sizes,
+    block_sizes,
+    find_blocks,
+    vmem_bytes,
+)
+from jprm.model.attention.tpu_kernel import interval_attention
+from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.tokenizer import load_tokenizer

@@ -10,10 +10,10 @@ import pytest
 from test_tpu import compiled_step, mesh_of
 from tiny import optimised
 
-from jprm.model.attention import attention, plan
+from jprm.model.attention.dispatch import attention, plan
+from jprm.model.chunked_mlp import PIECES
 from jprm.model.config import ModelConfig
-from jprm.model.pieces import PIECES
-from jprm.model.sharding import spec
+from jprm.model.mesh import spec
 from jprm.model.transformer import AXES
 
 GIB = 2**30

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import TINY, Letters, params
 
-from jprm.model.sharding import MeshConfig, make_mesh, spec
+from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.score import live, scorer
 from jprm.score.live import LiveTrees

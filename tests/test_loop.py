@@ -17,11 +17,10 @@ from tiny_run import chains, equal, experiment, lines, loop, make_data, one_devi
 
 import jprm
 from jprm.evaluate.steps import steps_report
+from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.jsonl import read_records, write_records
-from jprm.model.sharding import MeshConfig
+from jprm.model.mesh import MeshConfig
 from jprm.train.log import Diverged, Log
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
 
 KEYS = {
     "step", "loss", "step_accuracy", "auroc", "learning_rate", "gradient_norm", "labels", "labels_per_second",

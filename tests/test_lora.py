@@ -14,11 +14,10 @@ from tiny_run import params as loaded
 
 import jprm
 from jprm.checkpoints import store
-from jprm.model import transformer
-from jprm.model.sharding import AXES, make_mesh
-from jprm.train import lora
-from jprm.train.config import from_json, override, to_json
-from jprm.train.lora import LoraConfig
+from jprm.experiment import from_json, override, to_json
+from jprm.model import lora, transformer
+from jprm.model.lora import LoraConfig
+from jprm.model.mesh import AXES, make_mesh
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 GROUPS = dataclasses.replace(TINY, layers=3, layer_groups=(1, 2))

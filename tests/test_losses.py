@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from jprm.evaluate.steps import label_class
-from jprm.score.reading import Reading
-from jprm.train.losses import (
-    LOSSES,
-    cross_entropy,
-    judged,
-    next_token,
-    probability,
-    squared_error,
-    ternary_cross_entropy,
-)
+from jprm.model.heads import judged, probability
+from jprm.model.readout import Reading
+from jprm.objectives.losses import LOSSES, cross_entropy, next_token, squared_error, ternary_cross_entropy
 
 rng = np.random.default_rng(0)
 LOGITS = {classes: rng.normal(scale=3, size=(2, 5, classes)).astype(np.float32) for classes in (1, 2, 3)}

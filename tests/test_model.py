@@ -28,10 +28,10 @@ from tiny import (
 from jprm.data.prm800k import READER
 from jprm.layout import NativeLayout
 from jprm.model.transformer import step_logits
+from jprm.objectives.losses import cross_entropy
 from jprm.pack import pack, token_tree
 from jprm.rows import visible
 from jprm.tokenizer import load_tokenizer
-from jprm.train.losses import cross_entropy
 from jprm.tree import Node, tree_of
 
 PATHS = dataclasses.replace(TINY, attention="paths", attention_block=32)

@@ -13,8 +13,8 @@ from toy_policy import Markov
 
 from jprm.label.monte_carlo import Adaptive, MonteCarloConfig, allocate, hard, label_trees, soft, straddles, wilson
 from jprm.label.rollouts import Rollouts, reaches_answer
-from jprm.policy.kept import PolicyError, prefix_key
 from jprm.policy.protocol import Prefix, Sample
+from jprm.policy.sample_cache import PolicyError, prefix_key
 from jprm.tree import RecordError, record_of, tree_of
 
 CHAIN = {"problem": "p", "steps": ["good 0", "bad 1", "good 2"], "answer": 1}

@@ -8,7 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule, split
+from jprm.experiment import OptimizerConfig
+from jprm.model.parameters import join, split
+from jprm.train.optimizer import make_optimizer, schedule
 
 PARAMS = {
     "decoder": {"embed": jnp.ones((4, 2)), "layers_0": {"query": jnp.ones(3), "attention_norm": jnp.ones(3)}},

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jprm.experiment import TargetConfig
 from jprm.layout import NativeLayout
-from jprm.model.chains import find_chains
+from jprm.model.attention.gpu_cudnn import find_chains
+from jprm.objectives.targets import targets
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
 from jprm.tokenizer import load_tokenizer
-from jprm.train.targets import TargetConfig, targets
 from jprm.tree import Node, ReasoningTree
 
 

@@ -13,8 +13,8 @@ from tiny import chain_rows, hidden, logits
 
 import jprm
 from jprm.checkpoints import base, peft
-from jprm.checkpoints.export import export
-from jprm.train.lora import PRODUCTS, LoraConfig
+from jprm.export.export import export
+from jprm.model.lora import PRODUCTS, LoraConfig
 
 torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")

@@ -19,7 +19,7 @@ from tiny import TINY, optimised
 from jprm import cli
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import AXES, MeshConfig
+from jprm.model.mesh import AXES, MeshConfig
 from jprm.plan import compile, counts, hlo, report, roofline, search, topologies
 from jprm.plan.topologies import GIB
 
@@ -228,9 +228,9 @@ FILE = """
 import dataclasses, sys
 sys.path.insert(0, {tests!r})
 from tiny import TINY
-from jprm.train.config import DataConfig, Experiment
+from jprm.experiment import DataConfig, Experiment
 from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
+from jprm.objectives.targets import TargetConfig
 
 def experiment():
     return Experiment(
@@ -282,7 +282,7 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
 
 def test_slices_send_each_other_gradients_alone(file, tmp_path, monkeypatch):
     """And the chips of each what those of one slice do: the compiler's rewriting of the layer loop hides nothing."""
-    from jprm.train.config import load
+    from jprm.experiment import load
 
     tpu("v5e-8")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -311,7 +311,7 @@ def test_slices_send_each_other_gradients_alone(file, tmp_path, monkeypatch):
 
 def test_the_scoring_step_is_the_scorers(file):
     """By shapes alone: a row a device of the mesh, a score for each of its slots."""
-    from jprm.train.config import load
+    from jprm.experiment import load
 
     mesh = jax.sharding.AbstractMesh((1, 4, 2, 1), AXES, axis_types=(AxisType.Explicit,) * 4)
     score, args = compile.scoring(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
@@ -324,7 +324,7 @@ def test_the_scoring_step_is_the_scorers(file):
 
 def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
     """Without a compiler: 2 x fsdp does not fit, `dots` is faster than `full`, two rows a device are faster still."""
-    from jprm.train.config import load
+    from jprm.experiment import load
 
     def plan(experiment, topology, say):
         mesh, data = experiment.mesh, experiment.data

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny_run import experiment, lines, loop, make_data, one_device
 
-from jprm.train import probe
-from jprm.train.losses import probability
-from jprm.train.probe import Steps, fitted_head
+from jprm.model.heads import probability
+from jprm.train import head_init
+from jprm.train.head_init import Steps, fitted_head
 
 
 def made_up(count=3000, seed=0):
@@ -25,7 +25,7 @@ def made_up(count=3000, seed=0):
 def test_the_head_is_the_logistic_regression_of_sklearn(head, monkeypatch):
     linear_model = pytest.importorskip("sklearn.linear_model")
     steps, _ = made_up()
-    monkeypatch.setattr(probe, "PENALTIES", (0.1,))
+    monkeypatch.setattr(head_init, "PENALTIES", (0.1,))
     params, _ = fitted_head(head, steps)
     weight_N = steps.weight_N.astype(float)
     mean_D = np.average(steps.x_ND, axis=0, weights=weight_N)

@@ -10,27 +10,28 @@ from pod import Pod
 from tiny_run import STEP, chains, lines, loop, make_data, of_two_processes, untimed
 
 import jprm
-from jprm import processes
+from jprm import multihost
 from jprm.jsonl import write_records
-from jprm.model.sharding import MeshConfig
+from jprm.model.mesh import MeshConfig
 from jprm.score.files import score_file
 
 CHILD = """
 import os, pathlib, shutil, signal, sys
-from jprm import processes
+from jprm import multihost
 folder, where = pathlib.Path(sys.argv[1]), sys.argv[-1]
-processes.start(where)
+multihost.start(where)
 import jax
 import tiny_run as tiny
+import jprm
 from jprm.score.files import score_file
 from jprm.score.scorer import PRM
-from jprm.train.survive import Stopped
+from jprm.train.preemption import Stopped
 own = jax.process_index()
 
-assert processes.first(lambda: {"of": jax.process_index()}) == {"of": 0}
-assert processes.everywhere(True) and not processes.everywhere(own == 0)
+assert multihost.first(lambda: {"of": jax.process_index()}) == {"of": 0}
+assert multihost.everywhere(True) and not multihost.everywhere(own == 0)
 try:
-    processes.first(lambda: {}["of process 0 alone"])
+    multihost.first(lambda: {}["of process 0 alone"])
 except (KeyError, ValueError) as error:
     print("first raised", type(error).__name__, error)
 
@@ -46,16 +47,16 @@ try:
     print("not stopped")
 except Stopped as stopped:
     print("stopped:", stopped)
-processes.first(lambda: str(shutil.copytree(folder / "many", folder / "stopped")))
+multihost.first(lambda: str(shutil.copytree(folder / "many", folder / "stopped")))
 print("result:", tiny.loop.train(tiny.of_two_processes(folder), folder / "many")["step"])
 for name in ("scored", "continued"):
-    print(score_file(folder / "model", folder / "chains.jsonl", folder / f"{name}.jsonl"))
+    print(score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / f"{name}.jsonl"))
 def broken(*_):
     raise ValueError("broken here")
 if own == 1:
     PRM.score_trees = broken
 try:
-    score_file(folder / "model", folder / "chains.jsonl", folder / "never.jsonl")
+    score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / "never.jsonl")
 except ValueError as error:
     print("refused:", error)
 """
@@ -67,7 +68,7 @@ def both(tiny_run, tmp_path_factory):
     folder = make_data(tmp_path_factory.mktemp("both"))
     (folder / "model").symlink_to(tiny_run.folder)
     write_records(folder / "chains.jsonl", chains(150))
-    score_file(folder / "model", folder / "chains.jsonl", folder / "continued.jsonl")
+    score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / "continued.jsonl")
     whole = (folder / "continued.jsonl").read_bytes()
     (folder / "continued.jsonl").unlink()  # as after a kill: one chunk and a half of 64 records
     (folder / "continued.jsonl.part").write_bytes(b"".join(whole.splitlines(keepends=True)[:100]))
@@ -139,23 +140,23 @@ def test_a_record_that_one_cannot_score_stops_both(both):
     ],
 )
 def test_a_start_that_cannot_be_is_refused(where, message):
-    code = "import sys; from jprm import processes; processes.start(sys.argv[1])"
+    code = "import sys; from jprm import multihost; multihost.start(sys.argv[1])"
     if where != "auto":  # which asks jax, and jax only asks in a process of its own
         with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-            processes.start(where)
+            multihost.start(where)
         return
     run = subprocess.run([sys.executable, "-c", code, where], capture_output=True, text=True, timeout=300)
     assert run.returncode == 1 and message in run.stderr
 
 
 def test_a_process_that_stays_alone_says_what_to_check():
-    code = "import sys; from jprm import processes; processes.start('1/2@localhost:9', together=1); print('on')"
+    code = "import sys; from jprm import multihost; multihost.start('1/2@localhost:9', together=1); print('on')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (run.returncode, run.stdout) == (142, "")
     assert "error: --distributed 1/2@localhost:9: not all processes came within 1 s. Check that 2" in run.stderr
 
 
 def test_one_process_asks_nobody(tiny_run):
-    processes.start(None)
-    assert processes.is_first() and processes.first(lambda: 3) == 3 and processes.everywhere(True)
+    multihost.start(None)
+    assert multihost.is_first() and multihost.first(lambda: 3) == 3 and multihost.everywhere(True)
     assert jprm.load(tiny_run.folder).step == 6

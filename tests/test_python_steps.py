@@ -2,10 +2,10 @@
 
 import pytest
 
-from jprm.label import sandbox
-from jprm.label.python_steps import check_python
-from jprm.label.sandbox import Limits
 from jprm.tree import RecordError, tree_of
+from jprm.verify import sandbox
+from jprm.verify.python_steps import check_python
+from jprm.verify.sandbox import Limits
 
 pytestmark = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 

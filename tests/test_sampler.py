@@ -11,8 +11,9 @@ from tiny_run import experiment, make_data, one_device, save_tokenizer
 
 import jprm
 from jprm.checkpoints import store
+from jprm.experiment import to_json
 from jprm.model import decode
-from jprm.model.sharding import MeshConfig, make_mesh, spec
+from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.policy import sampler
 from jprm.policy.load import load_policy
@@ -20,7 +21,6 @@ from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout, progress_table
 from jprm.tokenizer import load_tokenizer
 from jprm.train import loop
-from jprm.train.config import to_json
 
 MODEL = dataclasses.replace(TINY, head="language")
 PREFIXES = (Prefix("abc"), Prefix("the problem", ("one step", "two")))

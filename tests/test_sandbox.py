@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from jprm.label import sandbox
-from jprm.label.sandbox import Limits, python, run
+from jprm.verify import sandbox
+from jprm.verify.sandbox import Limits, python, run
 
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox

@@ -1,6 +1,7 @@
 """Scores of a trained run: the same through every door, and files of them that survive a kill."""
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -15,9 +16,9 @@ from tiny_run import chains, pool_of, trees
 
 import jprm
 from jprm.jsonl import read_records, write_records
-from jprm.model.chains import find_chains
+from jprm.model.attention.gpu_cudnn import find_chains
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig, make_mesh, spec
+from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import files, scorer
@@ -253,23 +254,19 @@ def unique(records):
 
 
 @pytest.fixture
-def loads(prm, monkeypatch):
-    """Files are scored by the model that is loaded already."""
-    monkeypatch.setattr(files, "load", lambda folder, **_: prm)
+def score(prm):
+    """`score_file` by the tiny model."""
+    return functools.partial(score_file, prm)
 
 
-def score(input, output, **options):
-    return score_file("unused", input, output, **options)
-
-
-def test_a_scored_file_holds_what_score_many_gives(prm, loads, input_file, tmp_path):
+def test_a_scored_file_holds_what_score_many_gives(prm, score, input_file, tmp_path):
     said = score(input_file, tmp_path / "out.jsonl")
     assert "27 records scored" in said
     assert list(read_records(tmp_path / "out.jsonl")) == list(prm.score_many(read_records(input_file)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.info.json"]
 
 
-def test_a_file_scored_in_another_type_is_another_request(prm, loads, input_file, tmp_path):
+def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file, tmp_path):
     score(input_file, tmp_path / "out.jsonl", dtype="int8", attention="blocked")
     info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
     assert (info["dtype"], info["attention"]) == ("int8", "blocked")
@@ -278,7 +275,7 @@ def test_a_file_scored_in_another_type_is_another_request(prm, loads, input_file
 
 
 @pytest.mark.parametrize("after", [0, 3, 8, 13, 26])
-def test_a_stopped_file_continues_to_the_same_bytes(prm, loads, input_file, tmp_path, monkeypatch, after):
+def test_a_stopped_file_continues_to_the_same_bytes(prm, score, input_file, tmp_path, monkeypatch, after):
     score(input_file, tmp_path / "whole.jsonl")
     whole = scorer.PRM.score_many
     asked = []
@@ -311,7 +308,7 @@ def test_a_stopped_file_continues_to_the_same_bytes(prm, loads, input_file, tmp_
     assert asked == []
 
 
-def test_an_output_of_another_request_is_left_alone(prm, loads, input_file, tmp_path, monkeypatch):
+def test_an_output_of_another_request_is_left_alone(prm, score, input_file, tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl"
     score(input_file, output)
     before = output.read_bytes()
@@ -319,12 +316,12 @@ def test_an_output_of_another_request_is_left_alone(prm, loads, input_file, tmp_
     write_records(other_input, chains(2, seed=9))
     with pytest.raises(ValueError, match=r"out.jsonl: is there, .* request \(input, bytes, modified\). Remove it"):
         score(other_input, output)
-    monkeypatch.setattr(files, "load", lambda folder, **_: dataclasses.replace(prm, step=prm.step + 1))
+    newer = functools.partial(score_file, dataclasses.replace(prm, step=prm.step + 1))
     with pytest.raises(ValueError, match=r"of another model, input or request \(step\)"):
-        score(input_file, output)
+        newer(input_file, output)
     output.rename(tmp_path / "out.jsonl.part")  # as if it had been stopped
     with pytest.raises(ValueError, match="out.jsonl.part: is there, but of another model"):
-        score(input_file, output)
+        newer(input_file, output)
     assert (tmp_path / "out.jsonl.part").read_bytes() == before
     (tmp_path / "out.jsonl.part").unlink()
     (tmp_path / "out.jsonl.info.json").unlink()
@@ -334,7 +331,7 @@ def test_an_output_of_another_request_is_left_alone(prm, loads, input_file, tmp_
     assert output.read_text() == "mine\n"
 
 
-def test_bad_lines_stop_or_go_to_the_rejects(prm, loads, input_file, tmp_path):
+def test_bad_lines_stop_or_go_to_the_rejects(prm, score, input_file, tmp_path):
     good = input_file.read_bytes().splitlines(keepends=True)
     bad = [b'{"problem": "p"}\n', b"\xff\xfe\n", b'  {"problem": "p", "steps": ["a"], "labels": [1, 2]}\r\n']
     input_file.write_bytes(b"".join([*good[:2], bad[0], *good[2:9], bad[1], bad[2], *good[9:]]))

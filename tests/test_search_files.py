@@ -14,7 +14,7 @@ from jprm import cli
 from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.jsonl import read_records, write_records
 from jprm.policy import load as policies
-from jprm.policy.kept import PolicyError
+from jprm.policy.sample_cache import PolicyError
 from jprm.search import scorer as scorers
 from jprm.search.beam import Beam
 from jprm.search.best_of_n import BestOfN

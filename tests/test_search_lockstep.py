@@ -4,7 +4,7 @@ import pytest
 from toy_policy import Markov
 from toy_search import Script, Table
 
-from jprm.policy.kept import PolicyError
+from jprm.policy.sample_cache import PolicyError
 from jprm.search.beam import DVTS, Beam
 from jprm.search.best_of_n import BestOfN
 from jprm.search.choose import answers, choose

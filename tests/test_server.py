@@ -8,8 +8,8 @@ import time
 import pytest
 from stub_server import Server, reply
 
-from jprm.policy.kept import KeptPolicy
 from jprm.policy.protocol import Prefix
+from jprm.policy.sample_cache import KeptPolicy
 from jprm.policy.server import ServerConfig, ServerPolicy, request_body
 
 KEY = "sk-very-secret"

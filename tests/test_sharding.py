@@ -12,27 +12,17 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
 
+from jprm.experiment import OptimizerConfig, TargetConfig
+from jprm.model.collectives import looked_up, whole
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.sharding import (
-    AXES,
-    RULES,
-    MeshConfig,
-    _arranged,
-    check,
-    looked_up,
-    make_mesh,
-    put_rows,
-    sharding,
-    spec,
-    whole,
-)
+from jprm.model.mesh import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, sharding, spec
+from jprm.model.parameters import split
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
 from jprm.rows import Rows
-from jprm.train.optimizer import OptimizerConfig, make_optimizer, split
+from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State, make_step
-from jprm.train.targets import TargetConfig
 
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)

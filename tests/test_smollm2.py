@@ -14,7 +14,7 @@ import pytest
 from tiny import chain_rows
 
 from jprm.checkpoints.gguf import load_decoder, model_config
-from jprm.model.sharding import make_mesh
+from jprm.model.mesh import make_mesh
 from jprm.model.transformer import hidden, step_logits
 from jprm.policy import sampler
 from jprm.policy.protocol import Prefix

@@ -11,12 +11,14 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from tiny import TINY, filled, packed_trees, params, random_tree
 
+from jprm.experiment import OptimizerConfig, TargetConfig
+from jprm.model.heads import probability
+from jprm.model.parameters import join, split
 from jprm.model.transformer import step_logits
+from jprm.objectives.losses import cross_entropy
 from jprm.pack import empty_rows
-from jprm.train.losses import cross_entropy, probability
-from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, split
+from jprm.train.optimizer import make_optimizer
 from jprm.train.step import BINS, State, make_step
-from jprm.train.targets import TargetConfig
 from jprm.tree import Node
 
 CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))

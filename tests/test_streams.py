@@ -12,7 +12,7 @@ from test_pipeline import CONFIG, LetterLayout, equal, letters_tree, problems
 
 from jprm.data.pipeline import packed_batches
 from jprm.data.streams import Streams, own_streams
-from jprm.model.sharding import MeshConfig, make_mesh
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import Rows
 
 TREES = [letters_tree(i) for i in range(23)]

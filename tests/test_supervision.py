@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from tiny_run import MODEL, chains, experiment, loop, make_data
 
+from jprm.experiment import TargetConfig
 from jprm.jsonl import write_records
-from jprm.train.targets import TargetConfig
 
 VALUE = TargetConfig("value", "none", "keep")
 RATING = TargetConfig("rating", "positive", "keep")

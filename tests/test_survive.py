@@ -16,10 +16,11 @@ import pytest
 from tiny_run import equal, lines, loop, params, untimed
 
 import jprm
-from jprm.train import survive
+from jprm.experiment import OptimizerConfig
+from jprm.train import preemption
 from jprm.train.log import SKIPS, Diverged
-from jprm.train.optimizer import MEMORY, OptimizerConfig, make_optimizer, skipped
-from jprm.train.survive import Goodput, Stopped, Watchdog, held_up
+from jprm.train.optimizer import MEMORY, make_optimizer, skipped
+from jprm.train.preemption import Goodput, Stopped, Watchdog, held_up
 
 PLAIN = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.1)
 GUARDED = dataclasses.replace(PLAIN, bad_steps="skip", spike=4.0)
@@ -163,8 +164,8 @@ def test_a_checkpoint_says_what_it_is_and_some_are_kept(tiny_run, tmp_path, one_
 
 def test_goodput_counts_steps_over_all_the_time_since_the_first_start(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(survive.time, "time", lambda: now[0])
-    monkeypatch.setattr(survive.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(preemption.time, "time", lambda: now[0])
+    monkeypatch.setattr(preemption.time, "perf_counter", lambda: now[0])
 
     def after(seconds, do, *args):
         now[0] += seconds
@@ -206,7 +207,7 @@ def test_the_watchdog_names_who_is_waited_for(beats, sentence):
 
 
 def test_the_watchdog_speaks_once_a_stall(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(survive.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(preemption.jax, "process_count", lambda: 2)
     watchdog = Watchdog(tmp_path, 0.2)
     watchdog.at(3, "step")
     with watchdog:

@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import Letters, chain_ids, filled, packed_trees, path, reasoning_trees
 
-from jprm.train.targets import TargetConfig, targets
+from jprm.experiment import TargetConfig
+from jprm.objectives.targets import targets
 from jprm.tree import Node, ReasoningTree
 
 LINES = Letters(newline=(28,))  # no step begins another

@@ -8,15 +8,17 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tiny import optimised
 
-from jprm.compiler import OPTIONS
+from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model import transformer
+from jprm.model.collectives import whole
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig, make_mesh, sharding, whole
+from jprm.model.mesh import MeshConfig, make_mesh, sharding
+from jprm.model.parameters import split
 from jprm.plan import counts, hlo
 from jprm.rows import Rows
-from jprm.train.optimizer import OptimizerConfig, make_optimizer, split
+from jprm.train.compiler_options import OPTIONS
+from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State, make_step
-from jprm.train.targets import TargetConfig
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
 

@@ -10,9 +10,10 @@ import tiny_run as tiny
 
 from jprm import cli
 from jprm.jsonl import read_records, write_records
-from jprm.label import files, sandbox
-from jprm.label.verdict import Verdict
+from jprm.label import files
 from jprm.score import scorer
+from jprm.verify import sandbox
+from jprm.verify.verdict import Verdict
 
 RECORDS = [
     {"problem": "p", "steps": ["2 + 2 = 4", "so 4 * 3 = 11", "fine"], "labels": [1, 1, None], "id": "a"},

@@ -18,14 +18,12 @@ from tiny import TINY
 from tokenizers import decoders, models, pre_tokenizers
 
 from jprm.adapters import load as published
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.jsonl import write_records
-from jprm.model.sharding import MeshConfig, make_mesh
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.train import loop
-from jprm.train.config import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
 from jprm.train.step import make_step
-from jprm.train.targets import TargetConfig
 
 STEP = functools.cache(make_step)  # compiled once for equal configurations, whichever test asks
 MODEL = dataclasses.replace(TINY, vocab_size=256, attention="reference", remat="nothing")  # the quickest way so small

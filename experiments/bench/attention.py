@@ -33,9 +33,9 @@ import yardsticks
 
 from jprm.data.readers import READERS
 from jprm.layout import NativeLayout
-from jprm.model.attention import attention, plan
+from jprm.model.attention.cpu_paths import path_pairs
+from jprm.model.attention.dispatch import attention, plan
 from jprm.model.config import ModelConfig
-from jprm.model.paths import path_pairs
 from jprm.pack import pack, token_tree
 from jprm.rows import visible
 from jprm.tokenizer import load_tokenizer

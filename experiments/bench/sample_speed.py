@@ -19,7 +19,7 @@ import jax
 
 from jprm.checkpoints import base
 from jprm.checkpoints.gguf import packaged
-from jprm.model.sharding import MeshConfig, make_mesh
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
 from jprm.tokenizer import load_tokenizer

@@ -27,7 +27,7 @@ import yardsticks
 
 from jprm.checkpoints import base
 from jprm.layout import NativeLayout
-from jprm.model.sharding import make_mesh
+from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
 

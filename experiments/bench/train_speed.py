@@ -31,16 +31,14 @@ import yardsticks
 
 from jprm.checkpoints import base
 from jprm.data.readers import READERS
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.jsonl import write_records
 from jprm.layout import NativeLayout
-from jprm.model.sharding import make_mesh, put_rows
+from jprm.model.mesh import make_mesh, put_rows
 from jprm.model.transformer import REMAT
 from jprm.tokenizer import load_tokenizer
 from jprm.train import loop
-from jprm.train.config import DataConfig, Experiment, override
-from jprm.train.optimizer import OptimizerConfig
 from jprm.train.step import make_step
-from jprm.train.targets import TargetConfig
 
 
 def experiment(train: pathlib.Path, tokens: int) -> Experiment:

@@ -26,7 +26,7 @@ import numpy as np
 from jprm.checkpoints import base
 from jprm.checkpoints.gguf import packaged
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import spec
+from jprm.model.mesh import spec
 from jprm.model.transformer import AXES
 from jprm.plan.roofline import matrices
 from jprm.rows import Rows

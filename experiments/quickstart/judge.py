@@ -20,7 +20,6 @@ from rich.table import Table
 
 import jprm
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
-from jprm.evaluate.metrics import auroc, bootstrap, weighted_mean
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.jsonl import read_records, write_records
 from jprm.policy.protocol import Policy
@@ -34,6 +33,7 @@ from jprm.search.best_of_n import BestOfN
 from jprm.search.growing import Problem
 from jprm.search.lockstep import SearchConfig, search
 from jprm.search.mcts import MCTS
+from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.tree import tree_of
 
 MODELS = {"formal": "prm", "monte_carlo": "prm_monte_carlo", "outcome": "orm"}

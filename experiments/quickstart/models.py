@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pathlib
 
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
-from jprm.train.config import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
-from jprm.train.targets import TargetConfig
 
 TOKENS = 512  # of a row
 ROWS = 4  # of an update: small steps, and many, suit models so small

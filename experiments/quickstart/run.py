@@ -46,7 +46,7 @@ from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.train.loop import train
-from jprm.train.survive import Stopped
+from jprm.train.preemption import Stopped
 from jprm.tree import record_of, tree_of
 
 SOLUTIONS = 18_000

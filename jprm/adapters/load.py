@@ -21,10 +21,10 @@ from jprm.checkpoints import huggingface
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import Attention
 from jprm.model.int8 import Dtype
-from jprm.model.sharding import MeshConfig, make_mesh, sharding
+from jprm.model.mesh import MeshConfig, make_mesh, sharding
+from jprm.model.readout import Reading
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
-from jprm.score.reading import Reading
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
-from jprm.model.sharding import put, sharding
+from jprm.model.mesh import put, sharding
 from jprm.model.transformer import AXES
 
 

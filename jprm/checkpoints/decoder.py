@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import SUMMED, Dtype, Int8, held, quantized
-from jprm.model.sharding import put, sharding
+from jprm.model.mesh import put, sharding
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",

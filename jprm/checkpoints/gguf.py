@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 
 from jprm.checkpoints import decoder
-from jprm.checkpoints.gguf_file import open_gguf
+from jprm.gguf_file import open_gguf
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.rope import RopeScaling, frequencies

@@ -22,11 +22,11 @@ import numpy as np
 from jprm.checkpoints import base, decoder
 from jprm.checkpoints.huggingface import NAMES, name_of
 from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.model import lora
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype, held_decoder
-from jprm.model.sharding import put, sharding
-from jprm.train import lora
-from jprm.train.lora import PRODUCTS, A, B, LoraConfig
+from jprm.model.lora import PRODUCTS, A, B, LoraConfig
+from jprm.model.mesh import put, sharding
 
 CONFIG, FILE, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 

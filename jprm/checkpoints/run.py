@@ -9,10 +9,10 @@ import pathlib
 import jax
 
 from jprm.checkpoints import store
+from jprm.experiment import read
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype, held_decoder
-from jprm.train.config import read
-from jprm.train.lora import merge
+from jprm.model.lora import merge
 
 FREE = ("head", "head_hidden", "dtype", "remat", "attention", "attention_block", "tied_embeddings", "logit_softcap")
 """Fields of `ModelConfig` that do not change what the decoder's parameters mean."""

@@ -17,10 +17,9 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
-from jprm.model import transformer
-from jprm.train import lora
-from jprm.train.config import Experiment
-from jprm.train.optimizer import join
+from jprm.experiment import Experiment
+from jprm.model import lora, transformer
+from jprm.model.parameters import join
 
 FOLDER = "checkpoints"
 

@@ -106,12 +106,12 @@ def train(
             TPU, GKE, Slurm, Open MPI), or INDEX/COUNT@HOST:PORT, a free port of process 0's host. All write to DIR, so
             it lies on a file system that they share. Default: one process.
     """
-    from jprm import processes
-    from jprm.train.config import load
+    from jprm import multihost
+    from jprm.experiment import load
     from jprm.train.loop import train
-    from jprm.train.survive import Stopped
+    from jprm.train.preemption import Stopped
 
-    processes.start(distributed)
+    multihost.start(distributed)
     try:
         train(load(experiment, set_), workdir)
     except Stopped as stopped:
@@ -152,13 +152,16 @@ def score(
         distributed: For several processes, as in `jprm train`. Each scores its share on its own devices, which the
             model must fit; the output is the same as that of one.
     """
-    from jprm import processes
+    from jprm import multihost
+    from jprm.loading import load
     from jprm.score.files import score_file
 
-    processes.start(distributed)
-    asked = {"dtype": dtype, "adapter": adapter, "attention": attention, "calibrated": calibrated}
-    said = score_file(model, input, output, on_error=on_error, **asked)
-    if processes.is_first():
+    multihost.start(distributed)
+    os.stat(input)  # before the model is loaded
+    prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
+    asked = {"dtype": dtype, "attention": attention}
+    said = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, asked=asked)
+    if multihost.is_first():
         print(said)
 
 
@@ -184,7 +187,7 @@ def convert(
         format: transformers: a token classifier, adapters merged, which vLLM serves too. qwen2-prm: the format of
             Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the head of a LoRA run.
     """
-    from jprm.checkpoints.export import export
+    from jprm.export.export import export
 
     print(f"{export(source, target, dtype=dtype, format=format)}: whole, as its SHA256SUMS says")
 

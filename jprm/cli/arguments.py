@@ -18,6 +18,6 @@ def opened(model: Path, adapter: str | None) -> Any:
     """What the library takes for a model: its folder, or the model itself where an adapter is named for it."""
     if adapter is None:
         return model
-    from jprm.score.scorer import load
+    from jprm.loading import load
 
     return load(model, adapter=adapter)

@@ -144,7 +144,7 @@ def calibration(
         store: Keep this map in the model's folder, for `jprm score --calibrated`.
     """
     from jprm.evaluate.run import calibration
-    from jprm.score.calibrated import NAME
+    from jprm.score.calibration_map import NAME
 
     report = calibration(opened(model, adapter), data, calibrate, neutral, to, store=store)
     _report(report, to, "calibration")

@@ -53,11 +53,11 @@ def plan(
     from rich.console import Console
 
     from jprm.evaluate.report import write_json
+    from jprm.experiment import load
     from jprm.plan import report
     from jprm.plan.plan import plan
     from jprm.plan.search import search as search_plans
     from jprm.plan.topologies import find
-    from jprm.train.config import load
 
     wanted, loaded = find(topology, slices), load(experiment, set_)
     console, told = Console(), Console(stderr=True)

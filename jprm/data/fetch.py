@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection
 
-from jprm.jsonl import atomic_file, only_run
+from jprm.outputs import atomic_file, only_run
 
 _CHUNK = 1 << 20
 

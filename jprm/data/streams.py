@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm import processes
-from jprm.model.sharding import spec
+from jprm import multihost
+from jprm.model.mesh import spec
 from jprm.rows import Rows
 
 
@@ -49,7 +49,7 @@ class Streams:
     def get_state(self) -> dict[str, Any]:
         """The places of all streams, JSON: every process calls this, and any number of them can go on from it."""
         places: dict[str, Any] = {}
-        for some in processes.shared({str(k): stream.get_state() for k, stream in self._own.items()}):
+        for some in multihost.shared({str(k): stream.get_state() for k, stream in self._own.items()}):
             places |= some
         return {"streams": [places[str(k)] for k in range(self._count)]}
 

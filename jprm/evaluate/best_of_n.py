@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import canonical_answer
-from jprm.evaluate.metrics import bootstrap, jsonable, weighted_mean
 from jprm.evaluate.paired import compare_curves
 from jprm.evaluate.scored import ScoreError, checked_scores, padded
 from jprm.evaluate.votes import answer_classes, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, rank_keys
+from jprm.statistics import bootstrap, jsonable, weighted_mean
 
 DRAWN_SAMPLES = 2**23
 """Votes are sampled over as many orders of the pools as make this many samples drawn, from 8 to 128: 128 for 1,319

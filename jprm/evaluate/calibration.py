@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
-from jprm.evaluate.metrics import auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
-from jprm.evaluate.recalibration import KINDS, Recalibration, apply, fit
 from jprm.evaluate.scored import ScoreError
 from jprm.evaluate.steps import UNLABELLED, Tree, trees_of
+from jprm.score.calibration_map import KINDS, Recalibration, apply, fit
+from jprm.statistics import auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
 
 BINS = 15
 """As in Guo et al. 2017 (arXiv 1706.04599)."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
-from jprm.evaluate.metrics import difference
 from jprm.evaluate.paired import mean_differences
 from jprm.evaluate.processbench import average_draws, f1_draws
 from jprm.evaluate.steps import auroc_draws
 from jprm.score.aggregate import RULES
+from jprm.statistics import difference
 
 Scores = Mapping[str, Sequence[Mapping[str, Any]]]
 

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jprm.evaluate.best_of_n import Pools, best_of_n, pools_of
-from jprm.evaluate.metrics import auroc, bootstrap, jsonable, weighted_mean
 from jprm.evaluate.scored import ScoreError, checked_scores
 from jprm.score.aggregate import RULES
+from jprm.statistics import auroc, bootstrap, jsonable, weighted_mean
 
 PERMUTATIONS = 999
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jprm.evaluate.metrics import bootstrap, jsonable, weighted_mean
 from jprm.evaluate.scored import checked_scores
+from jprm.statistics import bootstrap, jsonable, weighted_mean
 
 Record = dict[str, Any]
 

@@ -19,10 +19,10 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
-from jprm.evaluate.metrics import bootstrap, weighted_mean
 from jprm.evaluate.paired import mean_differences, shown_n
 from jprm.evaluate.votes import vote_accuracy
 from jprm.score.scorer import PRM
+from jprm.statistics import bootstrap, weighted_mean
 from jprm.token_tree import geometry, token_tree
 from jprm.tree import chains_of, tree_of
 

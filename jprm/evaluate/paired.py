@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jprm.evaluate.metrics import DRAWS, Difference
+from jprm.statistics import DRAWS, Difference
 
 
 def mean_differences(

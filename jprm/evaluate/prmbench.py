@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jprm.evaluate.metrics import Interval, bootstrap, jsonable
 from jprm.evaluate.scored import ScoreError, checked_scores
+from jprm.statistics import Interval, bootstrap, jsonable
 
 GROUPS = {
     "simplicity": {"redundency": "NR", "circular": "NCL"},

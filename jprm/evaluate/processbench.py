@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.evaluate.metrics import Interval, bootstrap, draws, jsonable, percentiles, weighted_mean
 from jprm.evaluate.scored import ScoreError, checked_scores
+from jprm.statistics import Interval, bootstrap, draws, jsonable, percentiles, weighted_mean
 
 Scores = Sequence[Float[np.ndarray, " _"]]
 """One array of step scores a chain."""
@@ -179,7 +179,7 @@ def average_draws(by_file: Mapping[str, Any], files: Sequence[str]) -> tuple[Any
 def f1_draws(
     records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """F1 and its bootstrap draws as `jprm.evaluate.metrics.draws` gives them, by kind of threshold and file.
+    """F1 and its bootstrap draws as `jprm.statistics.draws` gives them, by kind of threshold and file.
 
     The resamples depend on the files' problems and the seed alone: those of two models can be subtracted.
     """

@@ -23,9 +23,10 @@ from jprm.evaluate.prmbench import prmbench_report
 from jprm.evaluate.processbench import processbench_report
 from jprm.evaluate.steps import steps_report
 from jprm.jsonl import dump, parse, read_records
-from jprm.score.calibrated import store_calibration
+from jprm.loading import load
+from jprm.score.calibration_map import store_calibration
 from jprm.score.files import request_of, write_scores
-from jprm.score.scorer import PRM, load
+from jprm.score.scorer import PRM
 
 PathLike = str | os.PathLike
 

@@ -78,11 +78,6 @@ def _array(scores: Any, steps: int) -> tuple[np.ndarray, str | None]:
         return np.empty(0), "scores are not numbers"
 
 
-def as_written(score: float) -> float:
-    """The score to seven decimals, and a small one to seven digits: those of a float32."""
-    return float(f"{score:.7g}") if abs(score) < 0.1 else round(float(score), 7)
-
-
 def padded(arrays: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
     """Chains of unequal length as one float32 array and its mask; P is the longest chain, at least 1."""
     length_B = np.array([len(x) for x in arrays], int)

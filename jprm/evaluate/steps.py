@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.evaluate.metrics import auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
 from jprm.evaluate.processbench import weighted_f1
 from jprm.evaluate.scored import ScoreError, checked_scores
+from jprm.statistics import auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
 
 NEUTRAL = ("positive", "negative", "drop")
 UNLABELLED = -1
@@ -126,7 +126,7 @@ def steps_report(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) 
 
 def auroc_draws(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) -> tuple[Any, np.ndarray]:
     """The AUROC of all labelled steps and its draws over problems: those of two models on the same records can be
-    subtracted (`jprm.evaluate.metrics.difference`)."""
+    subtracted (`jprm.statistics.difference`)."""
     trees = trees_of(records, neutral)
     labelled = [tree.class_N != UNLABELLED for tree in trees]
     score_N = np.concatenate([tree.score_N[some_N] for tree, some_N in zip(trees, labelled, strict=True)])

@@ -34,7 +34,8 @@ from jprm.evaluate.report import write_json
 from jprm.evaluate.run import by_name, edits, format_of, scored_records
 from jprm.evaluate.steps import NEUTRAL, steps_report
 from jprm.jsonl import parse, read_records
-from jprm.score.scorer import PRM, load
+from jprm.loading import load
+from jprm.score.scorer import PRM
 
 PathLike = str | os.PathLike
 

@@ -10,16 +10,16 @@ from itertools import islice
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm.continued import continued, cut, input_of
 from jprm.jsonl import dump, parse, read_lines, read_records, write_records
 from jprm.label.consensus import consensus
 from jprm.label.monte_carlo import MonteCarloConfig, label_trees
 from jprm.label.omega import OmegaConfig, label_problems
-from jprm.label.python_steps import tests_of
 from jprm.label.rollouts import Rollouts
-from jprm.label.verify import Kind, checker, labelled
+from jprm.outputs import continued, cut, input_of
 from jprm.policy.protocol import Policy
 from jprm.tree import ReasoningTree, record_of, tree_of
+from jprm.verify.checkers import Kind, checker, labelled
+from jprm.verify.python_steps import tests_of
 
 Path = str | os.PathLike
 
@@ -72,7 +72,8 @@ def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = Tr
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
     """A teacher's scores as labels for the chains, pools and trees of a file. A call that was stopped continues."""
     from jprm.label.teacher import label_trees as taught
-    from jprm.score.scorer import CHUNK, load
+    from jprm.loading import load
+    from jprm.score.scorer import CHUNK
 
     prm = load(model)
     request = {"model": prm.name, "step": prm.step}
@@ -89,7 +90,7 @@ def _continued(
     The same request continues behind the last whole chunk, or does nothing where `output` is finished.
 
     Raises:
-      ValueError: as `jprm.continued`; nothing is touched.
+      ValueError: as `jprm.outputs`; nothing is touched.
     """
     output, total = pathlib.Path(output), sum(1 for _ in read_lines(input))
     with continued(output, request | input_of(input)) as opened:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.label.rollouts import Grader, Rollouts, reaches_answer
 from jprm.policy.protocol import Prefix
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, without_chain
 
 ORIGIN = "monte_carlo"
 
@@ -200,8 +200,3 @@ def _labelled(tree: ReasoningTree, right, total, known, config: MonteCarloConfig
     return dataclasses.replace(
         tree, nodes=tuple(nodes), semantics="value", kind="tree", extra=without_chain(tree.extra)
     )
-
-
-def without_chain(extra) -> dict:
-    """A tree's keys, less those of a chain or pool record that a tree record would read as something else."""
-    return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}

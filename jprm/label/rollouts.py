@@ -1,4 +1,4 @@
-"""Rollouts: completions of prefixes to their end, drawn in batches from a policy and kept (`jprm.policy.kept`)."""
+"""Rollouts: completions of prefixes to their end, sampled in batches and cached (`jprm.policy.sample_cache`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from jprm.answers import equivalent, extract_answer
-from jprm.policy.kept import KeptPolicy, PolicyError, prefix_key
 from jprm.policy.protocol import Policy, Prefix, Sample
+from jprm.policy.sample_cache import KeptPolicy, PolicyError, prefix_key
 
 Grader = Callable[[Prefix, Sample, Any], bool]
 """Whether a sample that completes a prefix reaches the true answer, the third argument."""

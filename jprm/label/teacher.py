@@ -6,10 +6,8 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from jprm.evaluate.scored import as_written
-from jprm.label.monte_carlo import without_chain
-from jprm.score.scorer import PRM
-from jprm.tree import ReasoningTree
+from jprm.score.scorer import PRM, as_written
+from jprm.tree import ReasoningTree, without_chain
 
 
 def label_trees(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jprm.model.attention import Plan, attention, plan
+from jprm.model.attention.cpu_paths import SAVED, capped
+from jprm.model.attention.dispatch import Plan, attention, plan
+from jprm.model.chunked_mlp import activated, in_pieces, pieced
+from jprm.model.collectives import at_tokens, looked_up, whole
 from jprm.model.config import HEAD_CLASSES, ModelConfig
 from jprm.model.int8 import Int8
-from jprm.model.paths import SAVED, capped
-from jprm.model.pieces import activated, in_pieces, pieced
+from jprm.model.mesh import reshape, sharding, stream
 from jprm.model.rope import RopeScaling, frequencies
-from jprm.model.sharding import at_tokens, looked_up, reshape, sharding, stream, whole
 from jprm.rows import Rows
 
 AXES: dict[str, tuple[str | None, ...]] = {
@@ -50,7 +51,7 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "up": (None, "embed", "mlp"),
     "down": (None, "mlp", "embed"),
 }
-"""The logical axes of every parameter, by its name: what `jprm.model.sharding` places."""
+"""The logical axes of every parameter, by its name: what `jprm.model.mesh` places."""
 
 UNBOUNDED = 2**30
 """The window of a layer that has none, among layers that have: longer than any path."""

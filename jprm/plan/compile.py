@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jprm.model.sharding import row_places
+from jprm.experiment import Experiment
+from jprm.model.heads import probability
+from jprm.model.lora import merge
+from jprm.model.mesh import row_places
 from jprm.plan.topologies import GIB
 from jprm.rows import Rows
 from jprm.score.scorer import _score
 from jprm.train import loop
-from jprm.train.config import Experiment
-from jprm.train.lora import merge
-from jprm.train.losses import probability
 from jprm.train.step import State, make_step
 
 

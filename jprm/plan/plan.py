@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from jprm.model import pieces
-from jprm.model.sharding import check, make_mesh
+from jprm.experiment import Experiment
+from jprm.model import chunked_mlp
+from jprm.model.mesh import check, make_mesh
 from jprm.model.transformer import AXES
 from jprm.plan import collectives, compile, counts, hlo, roofline
 from jprm.plan.topologies import Topology, devices
-from jprm.train.config import Experiment
 
 
 def plan(
@@ -110,5 +110,5 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
             split = math.prod(mesh.shape["tensor"] for axis in x.sharding.spec if axis == "tensor")
             sizes.add(x.size // x.shape[0] // split)
             if "mlp" in AXES.get(role, ()):
-                sizes.add(x.size // x.shape[0] // split // pieces.count(x.shape[AXES[role].index("mlp")] // split))
+                sizes.add(x.size // x.shape[0] // split // chunked_mlp.count(x.shape[AXES[role].index("mlp")] // split))
     return sizes

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jprm.model.sharding import AXES
+from jprm.model.mesh import AXES
 from jprm.plan.topologies import GIB
 
 

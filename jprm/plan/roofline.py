@@ -12,8 +12,8 @@ from collections.abc import Collection
 
 import jax.numpy as jnp
 
+from jprm.model.attention.tpu_blocks import block_sizes, most_pairs
 from jprm.model.config import HEAD_CLASSES, ModelConfig
-from jprm.model.kernels.blocks import block_sizes, most_pairs
 from jprm.model.transformer import UNBOUNDED, windows
 from jprm.plan.counts import Program
 from jprm.plan.topologies import Chip
@@ -59,7 +59,7 @@ def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens:
 
 
 PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
-"""Products that each kernel of `jprm.model.kernels.interval` makes of a pair of blocks: logits and output; logits, the
+"""Products that each kernel of `tpu_kernel` makes of a pair of blocks: logits and output; logits, the
 gradients of weights and queries; logits, the gradients of weights, keys and values."""
 
 

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jprm.model.sharding import AXES, MeshConfig
+from jprm.experiment import Experiment
+from jprm.model.mesh import AXES, MeshConfig
 from jprm.model.transformer import REMAT
 from jprm.plan.plan import plan
 from jprm.plan.topologies import Topology
-from jprm.train.config import Experiment
 
 
 def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[list[dict], dict | None]:

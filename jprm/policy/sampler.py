@@ -24,15 +24,15 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Int8
 
 from jprm.checkpoints import base, store
+from jprm.experiment import read
 from jprm.layout import Layout, NativeLayout
 from jprm.model import decode
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import MeshConfig, check, make_mesh, put_rows, sharding, spec
-from jprm.policy.draw import draw, pick
+from jprm.model.lora import merge
+from jprm.model.mesh import MeshConfig, check, make_mesh, put_rows, sharding, spec
 from jprm.policy.protocol import Prefix, Sample
+from jprm.policy.sampling import draw, pick
 from jprm.tokenizer import Tokenizer, load_tokenizer
-from jprm.train.config import read
-from jprm.train.lora import merge
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 128
 """Tokens that a prompt is padded to, and that a sample has room for at first, at least; both are then doubled."""

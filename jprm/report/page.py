@@ -14,7 +14,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from jprm.jsonl import atomic_file
+from jprm.outputs import atomic_file
 from jprm.report import sections, svg
 from jprm.report.collect import collect
 from jprm.report.verdict import sentences

@@ -6,45 +6,40 @@ import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import IO, Any
 
 import jax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm import processes
-from jprm.continued import continued, cut, input_of
-from jprm.evaluate.recalibration import Recalibration
+from jprm import multihost
 from jprm.jsonl import Rejects, dump, read_lines, read_records
-from jprm.model.config import Attention
-from jprm.model.int8 import Dtype
-from jprm.score.calibrated import mapped, stored_calibration
-from jprm.score.scorer import CHUNK, PRM, load
-from jprm.score.together import score_many
+from jprm.outputs import continued, cut, input_of
+from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
+from jprm.score.multihost import score_many
+from jprm.score.scorer import CHUNK, PRM
 
 
 def score_file(
-    model: str | os.PathLike, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop",
-    dtype: Dtype | None = None, adapter: str | None = None, attention: Attention | None = None,
-    calibrated: bool = False,
+    prm: PRM, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop", calibrated: bool = False,
+    asked: Mapping[str, Any] = {},
 ) -> str:  # fmt: skip
     """Scores a JSON Lines file of chains, pools or trees; returns a sentence that says what was done.
 
-    `dtype`, `adapter` and `attention` are those of `jprm.load`. With on_error='skip', lines that are no record go to
-    `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go through the map of `jprm.score.calibrated`, which
-    raises where the model has none.
+    With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
+    through the map of `jprm.score.calibration_map`, which raises where the model has none. `asked` is what else the
+    scores depend on, such as how the model was loaded.
     """
     output = pathlib.Path(output)
-    if jax.process_count() > 1 and not processes.everywhere(pathlib.Path(input).is_file()):
+    if jax.process_count() > 1 and not multihost.everywhere(pathlib.Path(input).is_file()):
         raise ValueError(f"{input}: is not there on every host; input, output and model lie where all can read")
     total = sum(1 for _ in read_lines(input))
-    prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
     calibration = stored_calibration(prm) if calibrated else None
-    asked = {name: value for name, value in {"dtype": dtype, "attention": attention}.items() if value}
+    asked = {name: value for name, value in asked.items() if value}
     asked |= {"calibration": calibration.to_json()} if calibration else {}
     with contextlib.ExitStack() as stack:
-        kept = output.parent if processes.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
+        kept = output.parent if multihost.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
         rejects = stack.enter_context(Rejects(pathlib.Path(kept) / (output.name + ".rejects")))
         records = read_records(input, on_error=on_error, rejects=rejects)
         there = write_scores(prm, records, output, request_of(prm, input, **asked), total, calibration)
@@ -52,7 +47,7 @@ def score_file(
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
     again = f" ({there} were there already)" if there else ""
-    written = processes.first(lambda: sum(1 for _ in read_lines(output)))
+    written = multihost.first(lambda: sum(1 for _ in read_lines(output)))
     return f"{output}: {written} records scored{again}{rejected}"
 
 
@@ -72,7 +67,7 @@ def write_scores(
     """Writes the scored records to `output`; returns how many were there from an earlier, interrupted call.
 
     A call with the same request continues behind the last whole chunk, or does nothing where `output` is finished.
-    Another request, or another process that is writing, raises ValueError and touches nothing (`jprm.continued`).
+    Another request, or another process that is writing, raises ValueError and touches nothing (`jprm.outputs`).
 
     Of several processes, which all call this, each scores its share, and the first writes.
     """
@@ -86,7 +81,7 @@ def write_scores(
             # records scored together before are so again: neighbours matter to a score's last digit
             return (False, cut(found[0], CHUNK)) if found else (True, sum(1 for _ in read_lines(output)))
 
-        finished, there = processes.first(begin)
+        finished, there = multihost.first(begin)
         if finished:
             return there
         lines = score_many(prm, islice(records, there, None))

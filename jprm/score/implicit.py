@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import parts, sharding
+from jprm.model.mesh import parts, sharding
 from jprm.model.transformer import hidden
 from jprm.rows import Rows
 

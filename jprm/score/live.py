@@ -23,7 +23,7 @@ from jaxtyping import Float
 
 from jprm.model import decode
 from jprm.model.config import HEAD_CLASSES, ModelConfig
-from jprm.model.sharding import put_rows, spec
+from jprm.model.mesh import put_rows, spec
 from jprm.model.transformer import Head
 from jprm.score.scorer import PRM
 

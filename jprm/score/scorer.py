@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
-import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,23 +17,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jprm.checkpoints import store
-from jprm.evaluate.scored import as_written
-from jprm.layout import Layout, NativeLayout
-from jprm.model.attention import suited
-from jprm.model.config import Attention, ModelConfig
-from jprm.model.int8 import Dtype, held_decoder
-from jprm.model.sharding import MeshConfig, make_mesh, put_rows
+from jprm.layout import Layout
+from jprm.model.config import ModelConfig
+from jprm.model.heads import probability
+from jprm.model.mesh import put_rows
 from jprm.model.transformer import step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogRatio
 from jprm.token_tree import TokenTree, chain_lengths, geometry
-from jprm.tokenizer import load_tokenizer
-from jprm.train.config import read
-from jprm.train.lora import merge
-from jprm.train.losses import probability
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
 SHORTEST, FILLED, LONGEST = 256, 2048, 8192
@@ -167,61 +158,6 @@ class PRM:
             )
 
 
-def load(
-    folder: str | os.PathLike | PRM,
-    mesh: MeshConfig | None = None,
-    dtype: Dtype | None = None,
-    adapter: str | None = None,
-    attention: Attention | None = None,
-) -> PRM:
-    """The model in a folder, ready to score: the newest checkpoint of a run, or a published PRM.
-
-    A published one is recognised from its files, or read as `adapter` says: a name in `jprm.adapters.published`, or a
-    JSON file as in `jprm.adapters.record`.
-
-    `dtype` is what its parameters are held in: None, as they were trained, and float32 of a published one. bfloat16
-    (and float32) is then the type of the computation too; int8 takes a quarter of the memory, with an error that
-    `tests/test_int8.py` measures.
-
-    `attention` is the way of `jprm.model.attention`: None, as the model was trained, `blocked` of a published one, and
-    of one that was trained with a kernel of other machines `paths` on a CPU and `blocked` elsewhere.
-
-    Raises FileNotFoundError or ValueError, naming what is missing or damaged, and for the run of a policy.
-    """
-    if isinstance(folder, PRM):  # loaded already
-        return folder
-    folder = pathlib.Path(folder)
-    path = folder / "experiment.json"
-    published = any((folder / name).is_file() for name in ("adapter.json", "config.json", "adapter_config.json"))
-    if adapter or (published and not path.is_file()):
-        from jprm.adapters.load import load as load_published
-
-        return load_published(folder, adapter, mesh, dtype, attention)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: not there; {folder} is not the folder of a run of `jprm train`, nor has it the config.json of a"
-            " published model"
-        )
-    experiment = read(path)
-    if experiment.model.head == "language":
-        raise ValueError(
-            f"{folder}: its head is 'language': it writes steps (--policy takes it) and scores none. Name the run of a"
-            " reward model"
-        )
-    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # of several processes each scores by itself
-    with jax.set_mesh(grid):
-        params, step = store.load_params(folder, experiment, grid)
-        params, model = merge(params, experiment.lora), experiment.model
-        if dtype is not None:
-            params = params | {"decoder": held_decoder(params["decoder"], dtype)}
-    computed = model.dtype if dtype in (None, "int8") else dtype
-    model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model))
-    semantics = "value" if experiment.data.supervise == "outcome" else experiment.target.labels
-    return PRM(
-        params, model, NativeLayout(load_tokenizer(folder, of_model=True)), grid, semantics, str(folder.resolve()), step
-    )
-
-
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
     """A copy of the record with its scores put in; everything else is as it was."""
     values = list(map(as_written, score_N))
@@ -298,3 +234,8 @@ def _longest_row(tree: TokenTree) -> int:
 def _size(tokens: int) -> int:
     """Tokens of the shortest row that has so many."""
     return max(SHORTEST, 1 << (tokens - 1).bit_length())
+
+
+def as_written(score: float) -> float:
+    """The score to seven decimals, and a small one to seven digits: those of a float32."""
+    return float(f"{score:.7g}") if abs(score) < 0.1 else round(float(score), 7)

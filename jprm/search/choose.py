@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import equivalent, extract_answer
-from jprm.evaluate.scored import as_written, padded
+from jprm.evaluate.scored import padded
 from jprm.evaluate.votes import answer_classes
 from jprm.score.aggregate import host_rank_keys
+from jprm.score.scorer import as_written
 from jprm.search.growing import Draw, GrowingTree
 
 _PROBABILITIES = ("prod", "mean_log", "sum_log_odds")

@@ -17,10 +17,10 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm.continued import continued, input_of
-from jprm.jsonl import Rejects, atomic_file, dump, parse, read_lines, reject_with
-from jprm.policy.kept import KeptPolicy
+from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
+from jprm.outputs import atomic_file, continued, input_of
 from jprm.policy.protocol import Policy
+from jprm.policy.sample_cache import KeptPolicy
 from jprm.search.choose import record
 from jprm.search.growing import Problem
 from jprm.search.lockstep import SearchConfig, search

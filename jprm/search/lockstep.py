@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Literal
 
-from jprm.policy.kept import PolicyError
 from jprm.policy.protocol import Policy, Sample
+from jprm.policy.sample_cache import PolicyError
 from jprm.score.aggregate import RULES
 from jprm.search.growing import Draw, GrowingTree, Problem
 from jprm.search.scorer import LiveScorer

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm import processes
-from jprm.jsonl import atomic_file
-from jprm.train.config import Experiment
+from jprm import multihost
+from jprm.experiment import Experiment
+from jprm.outputs import atomic_file
+from jprm.train.preemption import Goodput
 from jprm.train.step import Metrics
-from jprm.train.survive import Goodput
 
 SKIPS = 10
 """Bad steps in a row after which a run that leaves them out ends all the same: what follows would be one too."""
@@ -37,7 +37,7 @@ class Log:
         self.path, self.every, self.goodput = workdir / "metrics.jsonl", experiment.log_every, goodput
         self.skips, self.skipped, self.in_a_row = experiment.optimizer.bad_steps == "skip", 0, 0
         self.last: dict[str, Any] = {}
-        self.board, self.writes = None, processes.is_first()
+        self.board, self.writes = None, multihost.is_first()
         if self.writes and importlib.util.find_spec("tensorboardX"):  # the extra `tensorboard`
             from tensorboardX import SummaryWriter
 

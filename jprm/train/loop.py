@@ -21,28 +21,29 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jprm import data, processes
+from jprm import data, multihost
 from jprm.checkpoints import base, store
 from jprm.data.pipeline import PipelineConfig, packed_batches
 from jprm.data.streams import Streams, own_streams
-from jprm.evaluate.metrics import auroc, jsonable
-from jprm.jsonl import atomic_file
+from jprm.experiment import Experiment, OptimizerConfig, TargetConfig, from_json, read, to_json
 from jprm.layout import NativeLayout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.sharding import check, gathered, make_mesh, put_rows
+from jprm.model.heads import judged
+from jprm.model.lora import TRAINED, merge
+from jprm.model.lora import init as init_adapters
+from jprm.model.mesh import check, gathered, make_mesh, put_rows
+from jprm.model.parameters import join, split
+from jprm.objectives.targets import targets
+from jprm.outputs import atomic_file
 from jprm.rows import Rows
+from jprm.statistics import auroc, jsonable
 from jprm.tokenizer import Tokenizer, load_tokenizer
-from jprm.train.config import Experiment, from_json, read, to_json
+from jprm.train.head_init import fitted_head, labelled_steps
 from jprm.train.log import Log
-from jprm.train.lora import TRAINED, merge
-from jprm.train.lora import init as init_adapters
-from jprm.train.losses import judged
-from jprm.train.optimizer import Guarded, OptimizerConfig, guard, join, make_optimizer, split
-from jprm.train.probe import fitted_head, labelled_steps
+from jprm.train.optimizer import Guarded, guard, make_optimizer
+from jprm.train.preemption import Goodput, Stopped, Watchdog, stop_signal, versions
 from jprm.train.step import Metrics, State, make_step
-from jprm.train.survive import Goodput, Stopped, Watchdog, stop_signal, versions
-from jprm.train.targets import TargetConfig, targets
 from jprm.tree import ReasoningTree, tree_of
 
 EXPERIMENT = "experiment.json"
@@ -70,8 +71,8 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
     step = make_step(
         experiment.model, experiment.target, experiment.loss, experiment.optimizer, experiment.steps, experiment.lora
     )
-    processes.first(lambda: _claim(workdir, experiment, tokenizer))
-    if not processes.everywhere((workdir / EXPERIMENT).is_file()):
+    multihost.first(lambda: _claim(workdir, experiment, tokenizer))
+    if not multihost.everywhere((workdir / EXPERIMENT).is_file()):
         raise ValueError(f"{workdir}: is not the same folder on every host; --workdir must lie where all can write")
 
     with (
@@ -83,7 +84,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
         state, goodput = initial_state(experiment, load_base=checkpoints.latest is None), Goodput()
         if checkpoints.latest is not None:
             state, goodput = _resume(checkpoints, state, batches)
-            if processes.is_first():
+            if multihost.is_first():
                 print(f"continuing from step {int(state.step)} in {workdir}")
         elif experiment.probe_rows:
             state = _probed(experiment, state, tokenizer)
@@ -96,7 +97,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
                 rows = put_rows(next(batches), mesh, lead=1)
                 watchdog.at(done, "step")
                 if done == start + 1:
-                    processes.compile_together(step, state, rows)
+                    multihost.compile_together(step, state, rows)
                 state, metrics = step(state, rows)
                 if pending:
                     log.add(*pending, checkpoints)
@@ -123,7 +124,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
         if stop and not end:
             raise Stopped(f"SIGTERM: saved at step {done} of {experiment.steps}; the same command continues")
     result = {**log.last, "step": experiment.steps}
-    if processes.is_first():
+    if multihost.is_first():
         with atomic_file(workdir / "result.json") as file:
             file.write((json.dumps(result, indent=2) + "\n").encode())
     return result
@@ -221,7 +222,7 @@ def _probed(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State
     steps = labelled_steps(params, experiment.model, experiment.target, micro_batches, experiment.probe_rows)
     head, area = fitted_head(experiment.model.head, steps)
     left_out = "" if area is None else f": AUROC {area:.3f} on the last fifth, when that was left out"
-    if processes.is_first():
+    if multihost.is_first():
         print(f"the head is fitted on {len(steps.target_N):,} labelled steps{left_out}")
     fitted = {
         f"head/{name}": jax.device_put(value, state.trained[f"head/{name}"].sharding) for name, value in head.items()
@@ -240,7 +241,7 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
         for micro in _unstack(_micro(rows, config.micro_rows)):
             arguments = params, experiment.model, experiment.target, put_rows(micro, mesh)
             if not score:
-                processes.compile_together(_judge, *arguments)
+                multihost.compile_together(_judge, *arguments)
             judgement = _judge(*arguments)
             for part, out in zip((score, positive, weight), gathered(judgement), strict=True):
                 part.append(out.ravel())

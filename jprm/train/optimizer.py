@@ -5,61 +5,19 @@ A step whose loss or gradient is not finite, or is a spike, can be left out by a
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Scalar
+
+from jprm.experiment import OptimizerConfig
 
 MEMORY = 100
 """Steps of the running means that a spike is measured against, and before which nothing is one."""
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """Patterns are matched (re.search) against parameter paths such as `decoder/layers_0/query` or `head/kernel`."""
-
-    learning_rate: float
-    warmup_steps: int = 0
-    decay: Literal["constant", "cosine", "linear"] = "cosine"  # to 0 behind the last step
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    no_decay: str = r"norm|bias|embed"
-    clip_norm: float = 1.0  # of the global gradient; 0 does not clip
-    freeze: str = ""  # "" freezes nothing
-    rate_factors: tuple[tuple[str, float], ...] = ()  # (pattern, factor): the first that matches
-    bad_steps: Literal["stop", "skip"] = "stop"  # loss or gradient not finite, or a spike: end there, or leave them out
-    spike: float = 0.0  # times their running means that a loss or a gradient's norm makes a spike; 0: never
-
-    def __post_init__(self):
-        for field in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm", "spike"):
-            if not 0 <= getattr(self, field) < math.inf:
-                raise ValueError(f"optimizer.{field}={getattr(self, field)} must be a finite number, not below 0")
-        patterns = {
-            "no_decay": [self.no_decay],
-            "freeze": [self.freeze],
-            "rate_factors": [p for p, _ in self.rate_factors],
-        }
-        for field, pattern in ((field, pattern) for field, some in patterns.items() for pattern in some):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"optimizer.{field}={pattern!r} is no regular expression: {error}") from None
-        if self.spike and not self.spike > 1:
-            raise ValueError(f"optimizer.spike={self.spike} must be above 1, or 0 for never")
-
-    @property
-    def guarded(self) -> bool:
-        return self.bad_steps == "skip" or self.spike > 0
 
 
 class Guarded(NamedTuple):
@@ -137,23 +95,6 @@ def _guarded(plain: optax.GradientTransformation, spike: float) -> optax.Gradien
         return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), after, before)
 
     return optax.GradientTransformationExtraArgs(lambda params: guard(plain.init(params)), update)
-
-
-def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
-    """The trained and the frozen parameters, as flat dicts {path: array}. What `only` does not match is frozen too."""
-    flat = flatten_dict(params, sep="/")
-    matched = {path for path in flat if freeze and re.search(freeze, path)}
-    frozen = {path: value for path, value in flat.items() if path in matched or not re.search(only, path)}
-    if freeze and not matched:
-        raise ValueError(f"freeze={freeze!r} matches no parameter; paths are {', '.join(sorted(flat))}")
-    if len(frozen) == len(flat):
-        raise ValueError(f"freeze={freeze!r} matches every parameter: nothing is left to train")
-    return {path: value for path, value in flat.items() if path not in frozen}, frozen
-
-
-def join(*flat: dict) -> dict:
-    """The nested dict again."""
-    return unflatten_dict({path: value for part in flat for path, value in part.items()}, sep="/")
 
 
 Schedule = Callable[[int], float]

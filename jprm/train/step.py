@@ -11,14 +11,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Scalar
 
-from jprm.compiler import OPTIONS
+from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
+from jprm.model.heads import judged
+from jprm.model.lora import NO_LORA, LoraConfig, merge
+from jprm.model.parameters import join
 from jprm.model.transformer import step_logits
+from jprm.objectives.losses import LOSSES
+from jprm.objectives.targets import targets
 from jprm.rows import Rows
-from jprm.train.lora import NO_LORA, LoraConfig, merge
-from jprm.train.losses import LOSSES, judged
-from jprm.train.optimizer import OptimizerConfig, join, make_optimizer, schedule, skipped
-from jprm.train.targets import TargetConfig, targets
+from jprm.train.compiler_options import OPTIONS
+from jprm.train.optimizer import make_optimizer, schedule, skipped
 
 BINS = 512
 """Score bins of the training AUROC: two classes' histograms add up over steps, devices and micro-batches."""
@@ -74,6 +77,8 @@ def make_step(
     The loss is the mean over all labelled steps of the A x B rows: each step counts alike, wherever it lies.
     `backend` is what it is compiled for: jax's own, unless it is compiled for another machine.
     """
+    if loss not in LOSSES:
+        raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}")
     loss_sum = LOSSES[loss][0]
     if model.head not in LOSSES[loss][1]:
         raise ValueError(f"loss {loss!r} does not fit head {model.head!r}; it takes {' or '.join(LOSSES[loss][1])}")

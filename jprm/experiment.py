@@ -1,0 +1,261 @@
+"""An experiment is one frozen record, made by one Python file, changed on the command line by `--set a.b=value`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import types
+import typing
+from typing import Any, Literal
+
+import jax
+
+from jprm.model.config import ModelConfig
+from jprm.model.lora import LoraConfig
+from jprm.model.mesh import MeshConfig
+from jprm.token_tree import Supervise
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where records come from and how they are laid out.
+
+    train, valid: folders that `jprm prepare` wrote, or JSONL files; valid may be empty.
+    rows, micro_rows: rows an update, computed micro_rows at a time (gradient accumulation).
+    window: trees that are packed together; larger windows pad less and take longer to start. Where a row holds one
+        chain (`attention="cudnn"`) they pad the same and take much more memory: a few trees are enough.
+    streams: the rows of a micro-batch come in so many blocks, each packed by itself: a host packs only the blocks that
+        it computes. It belongs to the data, like the seed; 1 has every host pack everything. Streams go through their
+        windows each at its own pace, so that their epochs end some batches apart.
+    supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM); `token`,
+        every token of the steps and the end of the chain (a policy, with the language head).
+    too_long: a chain that exceeds a row is an `error`, or `truncate`d, the steps lost being counted.
+    """
+
+    train: tuple[str, ...]
+    supervise: Supervise
+    too_long: Literal["error", "truncate"]
+    valid: tuple[str, ...] = ()
+    tokens: int = 2048
+    slots: int = 512
+    rows: int = 8
+    micro_rows: int = 1
+    window: int = 128
+    streams: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.rows < 1 or self.micro_rows < 1 or self.rows % self.micro_rows:
+            raise ValueError(f"data.rows={self.rows} is not a positive multiple of data.micro_rows={self.micro_rows}")
+        if self.streams < 1 or self.micro_rows % self.streams:
+            raise ValueError(f"data.streams={self.streams} does not divide data.micro_rows={self.micro_rows}")
+        if not self.train:
+            raise ValueError("data.train names no file; give it what `jprm prepare` wrote, or a JSONL file")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What `jprm train` runs.
+
+    `base` is a GGUF file, a Hugging Face folder or that of another run, or empty: random parameters. `tokenizer` is a
+    file or a folder.
+    """
+
+    name: str
+    model: ModelConfig
+    tokenizer: str
+    data: DataConfig
+    target: TargetConfig
+    loss: str
+    optimizer: OptimizerConfig
+    steps: int
+    base: str = ""
+    lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
+    probe_rows: int = 0  # rows on which the head is fitted before training, the decoder as it is; 0: it starts at zero
+    mesh: MeshConfig = MeshConfig()
+    seed: int = 0
+    log_every: int = 10
+    valid_every: int = 0  # 0: at the end only
+    checkpoint_every: int = 100
+    keep: int = 2  # newest checkpoints kept
+    keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
+    stall_seconds: int = 300  # without a step, after which the watchdog of several processes speaks; 0: never
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps} must be positive")
+        if self.probe_rows < 0:
+            raise ValueError(f"probe_rows={self.probe_rows} must not be negative")
+        if self.probe_rows and self.model.head_hidden:
+            raise ValueError(f"probe_rows={self.probe_rows} fits a linear head; with model.head_hidden set it to 0")
+        for field in ("log_every", "checkpoint_every"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be positive")
+        if not -(2**63) <= self.seed < 2**63 or not 0 <= self.data.seed < 2**32:
+            raise ValueError(
+                f"seed={self.seed} must fit 64 bits, and data.seed={self.data.seed} be from 0 to {2**32 - 1}"
+            )
+        if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
+            raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
+
+
+def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Experiment:
+    """Runs the file's `experiment()` and applies `a.b=value` overrides, each checked against the field's type."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such experiment file")
+    if path.suffix != ".py":
+        raise ValueError(f"{path}: is no Python file; an experiment is a .py file with a function experiment()")
+    module_spec = importlib.util.spec_from_file_location(f"jprm_experiment_{path.stem}", path)
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
+    module_spec.loader.exec_module(module)
+    if not hasattr(module, "experiment"):
+        raise ValueError(f"{path}: defines no function experiment() that returns a jprm.experiment.Experiment")
+    made = module.experiment()
+    if not isinstance(made, Experiment):
+        raise ValueError(f"{path}: experiment() returns a {type(made).__name__}, not a jprm.experiment.Experiment")
+    return override(made, overrides)
+
+
+def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Experiment:
+    """`experiment` with `a.b=value` applied, all at once: fields that depend on each other can change together."""
+    tree = to_json(experiment)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        *parents, leaf = key.strip().split(".")
+        place = tree
+        for parent in parents:
+            place = place.get(parent) if isinstance(place, dict) else None
+        if not equals or not isinstance(place, dict) or leaf not in place:
+            known = ", ".join(place) if isinstance(place, dict) else ", ".join(tree)
+            raise ValueError(f"--set {assignment!r}: not of the form a.b=value with a known field; fields: {known}")
+        try:
+            place[leaf] = json.loads(text)
+        except json.JSONDecodeError:
+            place[leaf] = text
+    return from_json(Experiment, tree)
+
+
+def read(path: str | os.PathLike) -> Experiment:
+    """The experiment that a run wrote into its folder. Raises ValueError, naming the file, where it is damaged."""
+    try:
+        return from_json(Experiment, json.loads(pathlib.Path(path).read_text()))
+    except ValueError as error:  # broken JSON and broken UTF-8 are ValueErrors too
+        raise ValueError(
+            f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
+        ) from error
+
+
+def to_json(config: Any) -> Any:
+    """Frozen dataclasses to plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(kind: Any, value: Any, where: str = "") -> Any:
+    """The inverse of `to_json`. Raises ValueError naming the field that is unknown, missing or of the wrong type."""
+    if dataclasses.is_dataclass(kind):
+        fields = typing.get_type_hints(kind)
+        if not isinstance(value, dict):
+            raise ValueError(f"{where or kind.__name__}: {value!r} is not an object of {', '.join(fields)}")
+        if unknown := set(value) - set(fields):
+            raise ValueError(f"{where or kind.__name__}: unknown fields {', '.join(sorted(unknown))}")
+        try:
+            return kind(
+                **{name: from_json(fields[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()}
+            )
+        except TypeError as error:
+            raise ValueError(f"{where or kind.__name__}: {error}") from error
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and isinstance(value, list | tuple):
+        if args[-1] is Ellipsis:
+            return tuple(from_json(args[0], v, where) for v in value)
+        if len(args) == len(value):
+            return tuple(from_json(a, v, where) for a, v in zip(args, value, strict=True))
+    if origin is Literal and value in args:
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
+        return value
+    raise ValueError(f"{where}: {value!r} is not a {getattr(kind, '__name__', kind)}")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """Patterns are matched (re.search) against parameter paths such as `decoder/layers_0/query` or `head/kernel`."""
+
+    learning_rate: float
+    warmup_steps: int = 0
+    decay: Literal["constant", "cosine", "linear"] = "cosine"  # to 0 behind the last step
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    no_decay: str = r"norm|bias|embed"
+    clip_norm: float = 1.0  # of the global gradient; 0 does not clip
+    freeze: str = ""  # "" freezes nothing
+    rate_factors: tuple[tuple[str, float], ...] = ()  # (pattern, factor): the first that matches
+    bad_steps: Literal["stop", "skip"] = "stop"  # loss or gradient not finite, or a spike: end there, or leave them out
+    spike: float = 0.0  # times their running means that a loss or a gradient's norm makes a spike; 0: never
+
+    def __post_init__(self):
+        for field in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm", "spike"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"optimizer.{field}={getattr(self, field)} must be a finite number, not below 0")
+        patterns = {
+            "no_decay": [self.no_decay],
+            "freeze": [self.freeze],
+            "rate_factors": [p for p, _ in self.rate_factors],
+        }
+        for field, pattern in ((field, pattern) for field, some in patterns.items() for pattern in some):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"optimizer.{field}={pattern!r} is no regular expression: {error}") from None
+        if self.spike and not self.spike > 1:
+            raise ValueError(f"optimizer.spike={self.spike} must be above 1, or 0 for never")
+
+    @property
+    def guarded(self) -> bool:
+        return self.bad_steps == "skip" or self.spike > 0
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class TargetConfig:
+    """What labels mean to the loss. Nothing here has a default that changes what is learned.
+
+    labels: the semantics of the labels, as the trees state it, and later of the model's scores, which decides how they
+        are put together (`jprm.score.aggregate.DEFAULT_RULE`): `rating`, a three-way judgement in {-1, 0, 1};
+        `correctness`, the probability in [0, 1] that the step is right; `value`, that the chain will end right.
+    neutral: what a rating of 0 becomes: `positive` (Lightman et al.'s choice), `negative` (TRL's script), `third`
+        (a class of its own, for the ternary head) or `drop` (weight 0). For all other labels it must be `none`.
+    after_error: steps behind an earlier error on their own path: `keep` them, or `mask` them (weight 0). The wrong step
+        itself keeps its weight, and so do its alternatives and all that follows these: a path is masked from behind its
+        own first error on. What a path is, tokens say, not nodes: alternatives with equal text are one place, each with
+        its own label and weight, and an error among them masks what follows any of them; a step whose tokens begin with
+        all those of a wrong alternative is behind it (with a newline at each step's end, only one of several lines is).
+    soft: `soft` keeps a probability as the target, `hard` makes it 1 where it is above 0 (Math-Shepherd's estimate).
+    """
+
+    labels: Literal["rating", "correctness", "value"]
+    neutral: Literal["positive", "negative", "third", "drop", "none"]
+    after_error: Literal["keep", "mask"]
+    soft: Literal["soft", "hard"] = "soft"
+
+    def __post_init__(self):
+        if (self.labels == "rating") == (self.neutral == "none"):
+            raise ValueError(
+                f"labels={self.labels!r} with neutral={self.neutral!r}: only ratings have a neutral class"
+                " (positive, negative, third or drop); all others need neutral='none'"
+            )

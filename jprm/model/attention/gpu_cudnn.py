@@ -1,0 +1,91 @@
+"""Attention of rows that hold one chain each, by cuDNN's flash attention: `attention="cudnn"`, for NVIDIA GPUs.
+
+Such a row needs no mask but the causal one, which that kernel has built in and of which it skips the hidden half: the
+chain begins with the row, and behind it is padding. Padding then sees the chain, and not itself alone. That changes
+nothing: no step is read there, and no token of the chain sees it, so that its gradients are zero.
+
+What a row holds is data, which a compiled program cannot refuse. A row that holds anything but one chain is NaN
+throughout, and no other row is: its steps would have seen what they must not. The packer lays out one chain a row
+wherever `ModelConfig.chain_rows` says so; in training all rows are as long as `data.tokens`, and the rest is padding.
+
+On a CPU, XLA computes the same call by a T x T array: for tests. Which of the two it is, the machine that traces the
+program decides, since JAX asks its cuDNN then. This way has not run on a GPU yet: tests compare XLA's numbers with the
+rule written out, and read the program that is lowered for CUDA.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jprm.model.config import ModelConfig
+from jprm.model.mesh import spec
+
+TILE = 128
+"""Rows are a multiple of so many tokens: some releases of cuDNN give gradients that are NaN where the last tile of 128
+keys is not full."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Chains:
+    """Which rows hold one chain, and behind it padding alone."""
+
+    alone: Bool[Array, " B"]
+
+
+def find_chains(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"]) -> Chains:
+    """Raises ValueError for rows of a length that it does not take, and where there is no GPU for it and no CPU."""
+    T = until_BT.shape[1]
+    if T % TILE:
+        raise ValueError(f"attention='cudnn' takes rows (data.tokens) of a multiple of {TILE} tokens, not {T}")
+    if jax.default_backend() == "tpu":
+        raise ValueError("attention='cudnn' is for NVIDIA GPUs; a TPU takes attention='kernel'")
+    if jax.default_backend() == "gpu":
+        capability = jax.local_devices()[0].compute_capability  # of AMD's a name
+        major = capability.split(".")[0]
+        if not major.isdecimal() or int(major) < 8:
+            raise ValueError(
+                "attention='cudnn' is for NVIDIA GPUs of compute capability 8.0 (Ampere) and later, and this one's is"
+                f" {capability}; choose attention='blocked'"
+            )
+    end_B1, index_T = until_BT[:, :1], jnp.arange(T)
+    until_ends_BT = until_BT == jnp.maximum(end_B1, index_T + 1)  # a token of padding sees itself alone
+    counted_BT = (position_BT == index_T) | (index_T >= end_B1)
+    return Chains(jnp.all(until_ends_BT & counted_BT, axis=1))
+
+
+def chain_attention(
+    q_BTKGH: Float[Array, "B T K G H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    chains: Chains,
+    config: ModelConfig,
+) -> Float[Array, "B T K G H"]:
+    """Grouped-query attention; softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
+    # In the values, for a product with NaN is NaN whatever the weight, where a maximum of logits could pass over it.
+    v_BTKH = jnp.where(chains.alone[:, None, None, None], v_BTKH, jnp.nan)
+    call = functools.partial(_causal, scale=config.query_scale)
+    if jax.sharding.get_abstract_mesh().empty:
+        return call(q_BTKGH, k_BTKH, v_BTKH)
+    # JAX's rule for splitting this call is one for the compiler: explicit shardings do not know it.
+    place = spec("batch", None, "kv_heads")
+    arguments = (jax.sharding.reshard(x, place) for x in (q_BTKGH, k_BTKH, v_BTKH))
+    return jax.shard_map(call, in_specs=(place,) * 3, out_specs=place)(*arguments)
+
+
+def _causal(q_BTKGH, k_BTKH, v_BTKH, scale: float):
+    B, T, K, G, H = q_BTKGH.shape
+    y_BTNH = jax.nn.dot_product_attention(
+        q_BTKGH.reshape(B, T, K * G, H),  # head n shares the keys and values of head n // G
+        k_BTKH,
+        v_BTKH,
+        scale=scale,
+        is_causal=True,
+        implementation="cudnn" if jax.default_backend() == "gpu" else "xla",
+    )
+    return y_BTNH.reshape(q_BTKGH.shape)

@@ -1,0 +1,122 @@
+"""LoRA: a low-rank change A B beside each chosen matrix (Hu et al. 2022), as parameters of their own.
+
+An adapter of `decoder/layers_0/query` is `decoder/layers_0/query_lora_a`, (L, in, r), and `..._lora_b`, (L, r, out),
+stacked by layer and sharded like the matrix. `merge` puts W + scale A B in the matrix's place, before the forward: the
+model knows nothing of adapters. W, A and B may be of a stack that is scanned; the sum is over the rank alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jprm.model import transformer
+from jprm.model.config import ModelConfig
+from jprm.model.mesh import sharding
+
+A, B = "_lora_a", "_lora_b"
+TRAINED = rf"({A}|{B})$|^head/"
+"""What is trained where there are adapters: these and the head, which is new."""
+
+PRODUCTS = {
+    "query": "LDR,LRKGH->LDKGH", "key": "LDR,LRKH->LDKH", "value": "LDR,LRKH->LDKH", "out": "LKGHR,LRD->LKGHD",
+    "gate": "LDR,LRF->LDF", "up": "LDR,LRF->LDF", "down": "LFR,LRD->LFD",
+}  # fmt: skip
+"""A B by the matrix's name; letters as in `jprm.model.transformer`, and R, the rank."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """rank 0: no adapters, every parameter is trained.
+
+    alpha: A B is scaled by alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski 2023).
+    targets: pattern, matched (re.search) against paths such as `decoder/layers_0/query`. Of what `optimizer.freeze`
+        matches no adapter is made. There is no dropout.
+    """
+
+    rank: int = 0
+    alpha: float = 16.0
+    targets: str = r"/(query|key|value|out|gate|up|down)$"
+    rslora: bool = False
+
+    def __post_init__(self):
+        if self.rank < 0 or not 0 < self.alpha < math.inf:
+            raise ValueError(f"lora.rank={self.rank} must not be negative, and lora.alpha={self.alpha} be positive")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+NO_LORA = LoraConfig()
+
+
+def shapes(model: ModelConfig, role: str, layers: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of A and B, for a stack of `layers` matrices."""
+    size = {"L": layers, "R": rank, "D": model.width, "K": model.kv_heads, "G": model.group, "H": model.head_dim}
+    size["F"] = model.mlp_width
+    a, b = PRODUCTS[role].split("->")[0].split(",")
+    return tuple(size[letter] for letter in a), tuple(size[letter] for letter in b)
+
+
+def axes(role: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+    """Logical axes of A and B: those of the matrix, and the rank, which is not split."""
+    operands, product = PRODUCTS[role].split("->")
+    of = dict(zip(product, transformer.AXES[role], strict=True))
+    return tuple(tuple(of.get(letter) for letter in operand) for operand in operands.split(","))
+
+
+def init(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
+    """Adapters as a flat dict {path: array}, each born in its place: A uniform in +-1/sqrt(in), B zero, as in PEFT.
+
+    Raises ValueError where `targets` names no matrix, or `freeze` all that it names.
+    """
+    if not config.rank:
+        return {}
+    paths = [(f"decoder/layers_{i}/{role}", role, n) for i, n in enumerate(model.layer_groups) for role in PRODUCTS]
+    chosen = [
+        (path, role, layers)
+        for path, role, layers in paths
+        if re.search(config.targets, path) and not (freeze and re.search(freeze, path))
+    ]
+    if not chosen:
+        known = ", ".join(path for path, _, _ in paths)
+        raise ValueError(f"lora.targets={config.targets!r} names no matrix that is not frozen; matrices are {known}")
+    adapters = {}
+    for i, (path, role, layers) in enumerate(chosen):
+        (a, b), (a_axes, b_axes) = shapes(model, role, layers, config.rank), axes(role)
+        bound = math.prod(a[1:-1]) ** -0.5
+        adapters[path + A] = jax.random.uniform(
+            jax.random.fold_in(key, i), a, jnp.float32, -bound, bound, out_sharding=sharding(*a_axes)
+        )
+        adapters[path + B] = jnp.zeros(b, jnp.float32, out_sharding=sharding(*b_axes))
+    return adapters
+
+
+def merge(params: Mapping, config: LoraConfig) -> dict:
+    """The parameters of the plain model: each matrix W that has an adapter becomes W + scale A B, in float32."""
+    if not config.rank:
+        return dict(params)
+
+    def merged(stack: Mapping[str, Array]) -> dict[str, Array]:
+        plain = {role: w for role, w in stack.items() if not role.endswith((A, B))}
+        return {role: add(role, w, stack, config.scale) if role + A in stack else w for role, w in plain.items()}
+
+    decoder = {name: merged(part) if isinstance(part, Mapping) else part for name, part in params["decoder"].items()}
+    return {**params, "decoder": decoder}
+
+
+def add(role: str, w: Array, stack: Mapping[str, Array], scale: float) -> Array:
+    """W + scale A B; all of float32's digits on a TPU too, where a product of matrices has fewer unless it is told."""
+    ab = jnp.einsum(
+        PRODUCTS[role], stack[role + A], stack[role + B], precision="highest",
+        out_sharding=sharding(*transformer.AXES[role]),
+    )  # fmt: skip
+    return w + scale * ab

@@ -1,0 +1,170 @@
+"""One mesh, and one table from what an array axis is to the mesh axis it lies on.
+
+Axes of the mesh: `data` (replicas of the weights), `fsdp` (rows and weights both split), `tensor` (heads and MLP
+split), `context` (the tokens of a row and weights both split: for rows that are too long for one device). Shardings are
+explicit: they are part of an array's type, and a contraction that JAX cannot place is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import mesh_utils, multihost_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jprm.rows import Rows
+
+AXES = ("data", "fsdp", "tensor", "context")
+
+RULES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": ("data", "fsdp"),
+    "replicas": "data",  # of the weights
+    "tokens": "context",
+    "embed": ("fsdp", "context"),  # the width of weights; activations keep theirs whole
+    "vocab": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+}
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices an axis; -1 (one axis at most) takes what the others leave."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+    context: int = 1
+
+
+def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
+    """The mesh over all devices, or over those given. Raises ValueError where the sizes do not multiply to them."""
+    devices = jax.devices() if devices is None else devices
+    sizes = [config.data, config.fsdp, config.tensor, config.context]
+    free = [i for i, size in enumerate(sizes) if size == -1]
+    fixed = math.prod(size for size in sizes if size != -1)
+    if len(free) == 1 and fixed and len(devices) % fixed == 0:
+        sizes[free[0]] = len(devices) // fixed
+    if math.prod(sizes) != len(devices) or min(sizes) < 1:
+        asked = " ".join(f"{axis}={getattr(config, axis)}" for axis in AXES)
+        raise ValueError(
+            f"mesh {asked} does not cover {len(devices)} devices;"
+            f" choose sizes whose product is {len(devices)}, one of them -1 to take the rest"
+        )
+    return Mesh(_arranged(sizes, devices), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def _arranged(sizes: list[int], devices) -> np.ndarray:
+    """The devices in this shape: those of TPUs as their links are, with one or several whole slices to a `data`."""
+    if devices[0].platform != "tpu":
+        return np.array(devices).reshape(sizes)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    if sizes[0] % slices:
+        raise ValueError(
+            f"mesh data={sizes[0]} is not a multiple of the {slices} slices: only `data` goes over the network between"
+            f" them; set mesh.data={slices}"
+        )
+    within, between = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1, 1]
+    return mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
+
+
+def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
+    """PartitionSpec of an array whose axes are so named; None, or a name that the table lacks, is not split.
+
+    `context` is left out where the mesh, by default that which is set, has one device along it: what is not split says
+    nothing of it.
+
+    Raises ValueError where two axes of the array would lie on one mesh axis.
+    """
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    left_out = () if dict(mesh.shape).get("context", 1) > 1 else ("context",)
+    places = []
+    for axis in axes:
+        place = RULES.get(axis, ()) if axis else ()
+        names = tuple(name for name in ((place,) if isinstance(place, str) else place) if name not in left_out)
+        places.append(names if len(names) > 1 else next(iter(names), None))
+    used = [name for place in places if place for name in ((place,) if isinstance(place, str) else place)]
+    if len(used) != len(set(used)):
+        raise ValueError(f"axes {axes} put two axes of one array on one mesh axis: {places}")
+    return P(*places)
+
+
+def sharding(*axes: str | None) -> P | None:
+    """`spec`, or None where no mesh is set, so that the same model code runs without one, or on a device's own part."""
+    return spec(*axes) if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types else None
+
+
+def parts(x_BT: jax.Array) -> int:
+    """Into how many parts the tokens, the second axis, are split over `context`: the array's type says it."""
+    place = jax.typeof(x_BT).sharding
+    return place.mesh.shape["context"] if tuple(place.spec)[1:2] == ("context",) else 1
+
+
+def stream(x_BT: jax.Array) -> P | None:
+    """Where hidden states (B, T, D) lie: with the tokens of `x_BT`, which may be one axis with the rows."""
+    return sharding("batch", *(["tokens"] if parts(x_BT) > 1 else []))
+
+
+def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Array:
+    """`x` in another shape whose axes are so named. Said, not inferred: JAX forgets how an axis of size 1 is split."""
+    return jnp.reshape(x, shape, out_sharding=sharding(*axes, *(None,) * (len(shape) - len(axes))))
+
+
+def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
+    """Where the arrays of `Rows` lie, with `lead` axes before the row axis, which are not split."""
+    before = (None,) * lead
+    tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))
+    return Rows(tokens=tokens, position=tokens, until=tokens, step_end=slots, label=slots, weight=slots)
+
+
+def put_rows(rows, mesh: Mesh, lead: int = 0):
+    """Host arrays onto the mesh: `Rows` as `row_places` says, others split over their rows, behind `lead` axes."""
+    if isinstance(rows, Rows):
+        return jax.tree.map(put, rows, row_places(mesh, lead))
+    return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
+
+
+def put(arrays, place: NamedSharding):
+    """Host arrays, the same in every process, onto the mesh: a process sends its devices their pieces, and no others.
+
+    (`jax.device_put` would have the processes compare their whole arrays first.)
+    """
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
+
+
+def gathered(arrays):
+    """Arrays of the mesh as numpy arrays, whole in every process."""
+    return multihost_utils.process_allgather(arrays, tiled=True)
+
+
+def check(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
+    """Raises ValueError, naming what to change, where the mesh does not divide the rows, their tokens or the model."""
+    data, fsdp, tensor, context = (mesh.shape[axis] for axis in AXES)
+    for what, size, by, axis in [
+        ("rows a micro-batch", rows, data * fsdp, "data x fsdp"),
+        ("tokens a row", tokens, context, "context"),
+        ("kv_heads", config.kv_heads, tensor, "tensor"),
+        ("mlp_width", config.mlp_width, tensor, "tensor"),
+        ("vocab_size", config.vocab_size, tensor, "tensor"),
+        ("width", config.width, fsdp * context, "fsdp x context" if context > 1 else "fsdp"),
+    ]:
+        if size % by:
+            raise ValueError(f"{what} = {size} is not a multiple of the mesh's {axis} = {by}; change one of them")
+    check_split(config, context)
+
+
+def check_split(config, context: int) -> None:
+    """Raises ValueError where the model's way of attention does not take rows in `context` parts."""
+    if context > 1 and config.attention in ("paths", "cudnn"):
+        raise ValueError(
+            f"attention={config.attention!r} does not split rows over the mesh's context={context}; choose"
+            " attention='kernel' for TPUs, 'blocked' elsewhere, or mesh.context=1"
+        )

@@ -1,0 +1,24 @@
+"""Parameters as flat dicts {path: array}, split into what is trained and what is frozen."""
+
+from __future__ import annotations
+
+import re
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+
+def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
+    """The trained and the frozen parameters, as flat dicts {path: array}. What `only` does not match is frozen too."""
+    flat = flatten_dict(params, sep="/")
+    matched = {path for path in flat if freeze and re.search(freeze, path)}
+    frozen = {path: value for path, value in flat.items() if path in matched or not re.search(only, path)}
+    if freeze and not matched:
+        raise ValueError(f"freeze={freeze!r} matches no parameter; paths are {', '.join(sorted(flat))}")
+    if len(frozen) == len(flat):
+        raise ValueError(f"freeze={freeze!r} matches every parameter: nothing is left to train")
+    return {path: value for path, value in flat.items() if path not in frozen}, frozen
+
+
+def join(*flat: dict) -> dict:
+    """The nested dict again."""
+    return unflatten_dict({path: value for part in flat for path, value in part.items()}, sep="/")

@@ -1,0 +1,50 @@
+"""Labels to targets and weights, by policies that a config must name: inside jit, as array functions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jprm.experiment import TargetConfig
+from jprm.model.collectives import at_tokens
+from jprm.rows import Rows
+
+
+def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
+    """Targets and weights of every slot.
+
+    The target is a probability of being right in [0, 1]; with neutral='third' it is the class 0, 1 or 2 (negative,
+    neutral, positive).
+    """
+    label, weight = rows.label, rows.weight
+    if config.labels == "rating":
+        wrong = label < 0
+        neutral = label == 0
+        if config.neutral == "third":
+            target = label + 1.0
+        else:
+            target = jnp.where(wrong | (neutral & (config.neutral == "negative")), 0.0, 1.0)
+        if config.neutral == "drop":
+            weight = jnp.where(neutral, 0.0, weight)
+    else:
+        wrong = label <= 0
+        target = jnp.where(label > 0, 1.0, 0.0) if config.soft == "hard" else label
+    if config.after_error == "mask":
+        weight = jnp.where(after_error(rows, wrong), 0.0, weight)
+    return target, weight
+
+
+def after_error(rows: Rows, wrong_BS: Array) -> Array:
+    """Whether the step goes on from a wrong one: a wrong step ends at an earlier token that it sees.
+
+    Slots lie depth first, so an earlier slot leads to this one if and only if its subtree reaches past this step's
+    end, and the farthest reach of the wrong slots that end before it decides. Alternatives with equal text end at one
+    token: none of them is behind another, and what follows one of them follows all.
+    """
+    until_BS = at_tokens(rows.until, rows.step_end)
+    reach_BS = jax.lax.cummax(jnp.where(wrong_BS, until_BS, 0), axis=1)
+    before_BS = jnp.pad(reach_BS, ((0, 0), (1, 0)))[:, :-1]
+    new_BS = rows.step_end != jnp.pad(rows.step_end, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    first_BS = jax.lax.cummax(jnp.where(new_BS, jnp.arange(new_BS.shape[1]), 0), axis=1)  # of those with its end
+    return jnp.take_along_axis(before_BS, first_BS, axis=1) > rows.step_end

@@ -1,0 +1,168 @@
+"""Outputs that are written a piece at a time, so that the same command continues one that was stopped.
+
+Beside OUTPUT, until it is whole, lies OUTPUT.part; OUTPUT.info.json holds what was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+
+def input_of(path: str | os.PathLike) -> dict[str, Any]:
+    """What a request says of its input: where it is, its size and its age."""
+    stat = os.stat(path)
+    return {"input": os.path.abspath(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
+
+
+@contextlib.contextmanager
+def continued(
+    output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path
+) -> Iterator[tuple[IO[bytes], pathlib.Path] | None]:
+    """`OUTPUT.part` and its path, open to read and to append; None where `output` is finished.
+
+    The caller renames it. It goes when nothing is in it. `more` are files that belong to the same request.
+
+    Raises:
+      ValueError: what is there is the input, of another request, or being written by another process; nothing is
+        touched.
+    """
+    output = pathlib.Path(output)
+    part, info = (output.with_name(output.name + end) for end in (".part", ".info.json"))
+    if "input" in request and output.exists() and os.path.samefile(request["input"], output):
+        raise ValueError(f"{output}: is the input too; name another output")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(part) as file:
+        try:
+            before = _said(info)
+            differ = [name for name in {**request, **before} if request.get(name) != before.get(name)]
+            for path in (output, part, *more):
+                if differ and path.exists() and (path == output or path.stat().st_size):
+                    raise ValueError(
+                        f"{path}: is there, but of another model, input or request ({', '.join(differ)}). Remove it or"
+                        " name another file"
+                    )
+            if output.exists():
+                yield None
+                return
+            if differ:
+                with atomic_file(info) as said:
+                    said.write((json.dumps(request, indent=2) + "\n").encode())
+            yield file, part
+            file.flush()
+        finally:
+            if part.exists() and part.stat().st_size == 0:
+                part.unlink()
+
+
+def cut(file: IO[bytes], chunk: int) -> int:
+    """Cuts the file behind its last whole chunk of so many lines; returns the lines that are left."""
+    file.seek(0)
+    there = end = 0
+    for count, line in enumerate(iter(file.readline, b""), start=1):
+        if count % chunk == 0 and line.endswith(b"\n"):
+            there, end = count, file.tell()
+    file.truncate(end)
+    return there
+
+
+def _said(info: pathlib.Path) -> dict[str, Any]:
+    """The request that is kept; empty where there is none, or what a full disk left of it."""
+    try:
+        said = json.loads(info.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        said = None
+    return said if isinstance(said, dict) else {}
+
+
+def partial_of(path: str | os.PathLike) -> str:
+    """The name under which a file is written until it is whole."""
+    return f"{os.fspath(path)}.partial"
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """A binary file to write, which takes the name `path` when the block ends well and is gone when it does not.
+
+    It asks for no lock: a run's own small files are written on network file systems, where the lock of a host that died
+    may stay.
+    """
+    partial = partial_of(path)
+    pathlib.Path(partial).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _named(partial), open(partial, "wb") as file:
+            yield file
+        os.replace(partial, path)
+    except BaseException:
+        pathlib.Path(partial).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """The file, open to read and to append, which no other process has so at the same time.
+
+    Raises:
+      ValueError: another process has it.
+      OSError: as the system's, with the file's name.
+    """
+    with _named(path), open(path, "a+b") as file:
+        _lock(file, path)
+        yield file
+
+
+@contextlib.contextmanager
+def only_run(path: str | os.PathLike) -> Iterator[None]:
+    """Within the block no other process has this file or folder so; it may not be there yet. `PATH.lock` says it.
+
+    Raises:
+      ValueError: another process has it.
+    """
+    lock = pathlib.Path(f"{os.fspath(path)}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(lock):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(path: str | os.PathLike) -> Iterator[None]:
+    """Names the file in the error of a full disk, which the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            error.filename = os.fspath(path)
+        raise
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems: nothing there can be asked for
+
+
+def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
+    """Holds the file until it is closed; what has been given another name meanwhile is another's, and whole."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        raise
+    raise ValueError(
+        f"{os.fspath(path)}: another run is writing it. Wait for it, or name another file. (Where a host died and its"
+        " network file system still holds the file for it, a copy under the same name is free.)"
+    )

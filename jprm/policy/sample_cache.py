@@ -1,0 +1,131 @@
+"""A policy whose samples are kept on disk, so that work that is killed pays for none of them twice."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from jprm.jsonl import dump, parse
+from jprm.outputs import only_writer
+from jprm.policy.protocol import Policy, Prefix, Sample
+from jprm.tree import RecordError
+
+Until = Literal["step", "end"]
+
+
+class PolicyError(ValueError):
+    """A policy that gave nothing at all."""
+
+
+def prefix_key(prefix: Prefix) -> str:
+    """Identifies a prefix by its problem and its steps, as they are divided."""
+    return hashlib.sha256(json.dumps([prefix.problem, *prefix.steps]).encode()).hexdigest()
+
+
+class KeptPolicy:
+    """A `Policy` that asks another one, and answers from a JSON Lines file what that one has answered before.
+
+    A call's samples are on disk before it returns; those that failed are not kept, so they are asked for again. What
+    follows from a sample, such as whether its answer is right, is not stored. A context manager, which holds a lock on
+    the file.
+
+    Attributes:
+      sampled: samples that the other policy gave since this object was made.
+
+    Raises:
+      RecordError: FILE:LINE of a line that is no sample. A last line without its end is what a kill leaves: it is cut
+        off.
+      ValueError: a file that another run is writing.
+    """
+
+    def __init__(self, policy: Policy, path: str | os.PathLike):
+        self.policy, self.path, self.name, self.sampled = policy, pathlib.Path(path), policy.name, 0
+        self._kept: dict[tuple[Until, str, int], Sample] = {}
+        self._file, self._held = None, contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(only_writer(self.path))
+            self._read()
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._held.__exit__(*error)
+
+    def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
+        """(first, count) of the runs of draws seed .. seed + n - 1, of the prefix with this key, that are not kept."""
+        return runs([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
+
+    def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
+        """Those of draws seed .. seed + n - 1 of a prefix that are kept."""
+        places = [(until, prefix_key(prefix), number) for number in range(seed, seed + n)]
+        return [self._kept[place] for place in places if place in self._kept]
+
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
+        keys = [prefix_key(prefix) for prefix in prefixes]
+        missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
+        for key, prefix in zip(keys, prefixes, strict=True):
+            for run in self.missing(key, n, until, seed):
+                missing[run][key] = prefix
+        failed: dict[tuple[Until, str, int], Sample] = {}
+        for (first, count), asked in missing.items():
+            drawn = self.policy.sample(list(asked.values()), count, until=until, seed=first)
+            places = [(until, key, first + i) for key in asked for i in range(count)]
+            found = dict(zip(places, (sample for samples in drawn for sample in samples), strict=True))
+            failed |= {place: sample for place, sample in found.items() if sample.finish_reason == "error"}
+            self._keep({place: sample for place, sample in found.items() if place not in failed})
+        places = [[(until, key, number) for number in range(seed, seed + n)] for key in keys]
+        return [[failed.get(place) or self._kept[place] for place in each] for each in places]
+
+    def _keep(self, found: dict[tuple[Until, str, int], Sample]) -> None:
+        self._kept |= found
+        self.sampled += len(found)
+        self._file.write("".join(dump(self._record(*each)) + "\n" for each in found.items()).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _record(self, place: tuple[Until, str, int], sample: Sample) -> dict[str, Any]:
+        until, prefix, seed = place
+        record = {"policy": self.name, "until": until, "prefix": prefix, "seed": seed} | dataclasses.asdict(sample)
+        del record["error"]
+        return record
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            self._read_line(line, f"{self.path}:{number}")
+            whole += len(line)
+        self._file.truncate(whole)
+
+    def _read_line(self, line: bytes, where: str) -> None:
+        record = parse(line, where)
+        try:
+            if record["policy"] == self.name:
+                sample = Sample(tuple(record["steps"]), record["tokens"], record["finish_reason"], record["logprob"])
+                self._kept[record["until"], record["prefix"], record["seed"]] = sample
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            remedy = "Remove the line, or name another file."
+            raise RecordError(where, "sample", f"cannot be read: {error!r}", remedy) from None
+
+
+def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, count) of the runs of consecutive numbers in an increasing list."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and sum(runs[-1]) == number:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((number, 1))
+    return runs

@@ -1,0 +1,217 @@
+"""Maps from scores to probabilities, fitted on a calibration split, stored as JSON, applied by a pure function.
+
+All are monotone: they never reverse two steps, so best-of-n by one step's score cannot get worse. `temperature` and
+`platt` keep the order strictly; `isotonic` and `quantile` give equal probabilities to neighbouring scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.optimize import isotonic_regression, minimize
+from scipy.special import expit
+
+from jprm.outputs import atomic_file
+from jprm.score.scorer import PRM, as_written
+from jprm.statistics import equal_mass_bins
+
+CLIP = 1e-9
+"""Log-odds are taken of scores in [CLIP, 1 - CLIP]: finite at 0 and 1, and no two float32 scores near 1 are merged."""
+
+QUANTILES = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Logistic:
+    """sigmoid(slope * log-odds + intercept), slope >= 0. A temperature T is slope 1 / T without an intercept."""
+
+    kind: str
+    slope: float
+    intercept: float = 0.0
+
+    def __post_init__(self):
+        if not (np.isfinite([self.slope, self.intercept]).all() and self.slope >= 0):
+            raise ValueError(f"{self.kind}: slope {self.slope}, intercept {self.intercept}: not finite, or falling")
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Piecewise:
+    """Straight lines between the points (score, probability), level before the first and after the last."""
+
+    kind: str
+    score: tuple[float, ...]
+    probability: tuple[float, ...]
+
+    def __post_init__(self):
+        score_K, probability_K = np.array(self.score, float), np.array(self.probability, float)
+        if not (len(score_K) == len(probability_K) > 0 and np.isfinite(score_K).all()):
+            raise ValueError(f"{self.kind}: {len(score_K)} scores for {len(probability_K)} probabilities")
+        rising = (np.diff(score_K) > 0).all() and (np.diff(probability_K) >= 0).all()
+        if not (rising and (probability_K >= 0).all() and (probability_K <= 1).all()):
+            raise ValueError(f"{self.kind}: the points do not rise, or leave [0, 1]")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "score": list(self.score), "probability": list(self.probability)}
+
+
+Recalibration = Logistic | Piecewise
+
+
+def from_json(record: Mapping[str, Any]) -> Recalibration:
+    """The map that `to_json` wrote. Raises ValueError for anything else."""
+    kind = record.get("kind") if isinstance(record, Mapping) else None
+    keys = {"slope", "intercept"} if kind in ("temperature", "platt") else {"score", "probability"}
+    if kind not in KINDS or set(record) != keys | {"kind"}:
+        raise ValueError(f"no recalibration: kind {kind!r}. Known are {', '.join(KINDS)}, as `to_json` writes them")
+    try:
+        if "slope" in keys:
+            return Logistic(kind, float(record["slope"]), float(record["intercept"]))
+        return Piecewise(kind, *(tuple(map(float, record[key])) for key in ("score", "probability")))
+    except TypeError as error:
+        raise ValueError(f"recalibration {kind}: {error}") from None
+
+
+def apply(recalibration: Recalibration, score: Float[np.ndarray, "*N"]) -> Float[np.ndarray, "*N"]:
+    """Probabilities in [0, 1], in float64. NaN stays NaN; scores of 0 and 1 map to the limits that the map has there.
+
+    Raises ValueError for a score outside [0, 1].
+    """
+    score = np.asarray(score, float)
+    if ((score < 0) | (score > 1)).any():
+        raise ValueError("recalibration takes scores in [0, 1]")
+    if isinstance(recalibration, Logistic):
+        return expit(recalibration.slope * _log_odds(score) + recalibration.intercept)
+    mapped = np.interp(score, recalibration.score, recalibration.probability)
+    return np.where(np.isnan(score), np.nan, mapped)
+
+
+def fit(kind: str, score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"]) -> Recalibration:
+    """The map of `KINDS` that fits a calibration split best. Raises ValueError without both right and wrong steps.
+
+    temperature  minimises the log loss over T (Guo et al. 2017, arXiv 1706.04599, section 4.2)
+    platt        the same over slope and intercept (Platt 1999)
+    isotonic     minimises the Brier score over all rising maps, by pool-adjacent-violators (Zadrozny & Elkan 2002)
+    quantile     shares right of `QUANTILES` equal-mass bins at the bins' mean scores (histogram binning, Zadrozny &
+                 Elkan 2001), pooled where they fall; smoother than isotonic where the split is small
+
+    The two logistic maps fit Platt's targets, (n_right + 1) / (n_right + 2) and 1 / (n_wrong + 2), not 1 and 0, so that
+    a split which the scores separate has an optimum. Where the best slope is negative (the scores are worse than
+    none), slope 0 is the best monotone map, and the probability is a constant.
+    """
+    score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, bool)
+    if score_N.shape != right_N.shape or score_N.ndim != 1:
+        raise ValueError(f"{score_N.shape} scores for {right_N.shape} labels")
+    if not ((score_N >= 0) & (score_N <= 1)).all():
+        raise ValueError("recalibration takes scores in [0, 1]")
+    if right_N.all() or not right_N.any():
+        raise ValueError(
+            f"a calibration split needs right and wrong steps: {right_N.sum()} of {len(right_N)} are right"
+        )
+    if kind not in KINDS:
+        raise ValueError(f"unknown recalibration {kind!r}: one of {', '.join(KINDS)}")
+    return KINDS[kind](score_N, right_N)
+
+
+def _fit_temperature(score_N, right_N) -> Logistic:
+    return Logistic("temperature", _logistic(score_N, right_N, intercept=False)[0])
+
+
+def _fit_platt(score_N, right_N) -> Logistic:
+    return Logistic("platt", *_logistic(score_N, right_N, intercept=True))
+
+
+def _logistic(score_N, right_N, intercept: bool) -> tuple[float, ...]:
+    n = right_N.sum()
+    target_N = np.where(right_N, (n + 1) / (n + 2), 1 / (len(right_N) - n + 2))
+    x_NK = np.stack([_log_odds(score_N), np.ones(len(score_N))][: 1 + intercept], 1)
+
+    def loss(w_K):
+        z_N = x_NK @ w_K
+        return np.mean(np.logaddexp(0, z_N) - target_N * z_N), x_NK.T @ (expit(z_N) - target_N) / len(z_N)
+
+    bounds = [(0, None), (None, None)][: 1 + intercept]
+    start = np.array([1.0, 0.0][: 1 + intercept])
+    options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 1000}
+    return tuple(map(float, minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options).x))
+
+
+def _fit_isotonic(score_N, right_N) -> Piecewise:
+    value_U, index_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
+    share_U = np.bincount(index_N.reshape(-1), right_N) / count_U
+    level_U = np.clip(isotonic_regression(share_U, weights=count_U).x, 0, 1)
+    return _piecewise("isotonic", value_U, level_U)
+
+
+def _fit_quantile(score_N, right_N) -> Piecewise:
+    bin_N = equal_mass_bins(score_N, QUANTILES)
+    n_B = np.bincount(bin_N)
+    score_B, share_B = (np.bincount(bin_N, x_N) / n_B for x_N in (score_N, right_N))
+    return _piecewise("quantile", score_B, np.clip(isotonic_regression(share_B, weights=n_B).x, 0, 1))
+
+
+def _piecewise(kind, score_K, probability_K) -> Piecewise:
+    """Without the points in the middle of a level stretch."""
+    change_K = np.diff(probability_K) != 0
+    keep_K = np.r_[True, change_K] | np.r_[change_K, True]
+    return Piecewise(kind, tuple(score_K[keep_K].tolist()), tuple(probability_K[keep_K].tolist()))
+
+
+def _log_odds(score):
+    score = np.clip(score, CLIP, 1 - CLIP)
+    return np.log(score) - np.log1p(-score)
+
+
+KINDS = {"temperature": _fit_temperature, "platt": _fit_platt, "isotonic": _fit_isotonic, "quantile": _fit_quantile}
+
+
+NAME = "calibration.json"
+
+
+REMEDY = "run `jprm eval calibration --store`"
+
+
+def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str) -> None:
+    """Writes the map of `to_json` into the model's folder, with what it was fitted on; an earlier one is replaced."""
+    from_json(recalibration)
+    record = {"map": dict(recalibration), "step": prm.step, "fitted_on": list(files), "neutral": neutral}
+    with atomic_file(pathlib.Path(prm.name) / NAME) as file:
+        file.write((json.dumps(record, indent=2) + "\n").encode())
+
+
+def stored_calibration(prm: PRM) -> Recalibration:
+    """Raises FileNotFoundError where the folder has no map, ValueError for one that is damaged or of another step."""
+    path = pathlib.Path(prm.name) / NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: not there: this model has no recalibration map; {REMEDY}")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        recalibration, step = from_json(record["map"]), record["step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: no recalibration map ({error}); {REMEDY} again") from None
+    if step != prm.step:
+        raise ValueError(f"{path}: fitted on step {step}, but the model is at step {prm.step}; {REMEDY} again")
+    return recalibration
+
+
+def mapped(recalibration: Recalibration, record: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a scored chain, pool or tree whose scores went through the map."""
+
+    def of(scores):
+        return list(map(as_written, apply(recalibration, np.array(scores, float))))
+
+    if "nodes" in record:
+        values = of([node["score"] for node in record["nodes"]])
+        nodes = [node | {"score": value} for node, value in zip(record["nodes"], values, strict=True)]
+        return dict(record) | {"nodes": nodes}
+    if "samples" in record:
+        return dict(record) | {"samples": [sample | {"scores": of(sample["scores"])} for sample in record["samples"]]}
+    return dict(record) | {"scores": of(record["scores"])}

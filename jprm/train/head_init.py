@@ -1,0 +1,122 @@
+"""Linear probing before fine-tuning: the head is fitted on the decoder as it is, and training starts from there.
+
+A new head starts at zero, and the first updates move a pretrained decoder for a head that knows nothing yet; they also
+meet hidden states whose dimensions differ a hundredfold in size. Fitting the head first spares both, and costs forward
+passes alone (LP-FT, Kumar et al. 2022, arXiv 2202.10054).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from rich.progress import track
+
+from jprm import multihost
+from jprm.experiment import TargetConfig
+from jprm.model.collectives import at_tokens
+from jprm.model.config import ModelConfig
+from jprm.model.mesh import gathered, put_rows
+from jprm.model.transformer import hidden
+from jprm.objectives.targets import targets
+from jprm.rows import Rows
+from jprm.statistics import auroc
+
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Of the squared weights of standardised states, a labelled step; the one that does best on steps left out is taken."""
+
+
+class Steps(NamedTuple):
+    """Labelled steps: hidden states, targets in [0, 1], weights."""
+
+    x_ND: Float[np.ndarray, "N D"]
+    target_N: Float[np.ndarray, " N"]
+    weight_N: Float[np.ndarray, " N"]
+
+
+def labelled_steps(
+    params: dict, config: ModelConfig, target: TargetConfig, batches: Iterable[Rows], rows: int
+) -> Steps:
+    """The states at the labelled steps of the first `rows` rows, in order."""
+    mesh = jax.sharding.get_mesh()
+    found: list[Steps] = []
+    batches = iter(batches)
+    first = next(batches)
+    count = max(1, rows // len(first.tokens))
+    for batch in track(
+        itertools.chain([first], itertools.islice(batches, count - 1)), "fitting the head", total=count, transient=True
+    ):
+        arguments = params, config, target, put_rows(batch, mesh)
+        if not found:
+            multihost.compile_together(_states, *arguments)
+        x_BSD, target_BS, weight_BS = gathered(_states(*arguments))
+        some_BS = weight_BS > 0
+        found.append(Steps(x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]))
+    return Steps(*(np.concatenate(part) for part in zip(*found, strict=True)))
+
+
+def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:
+    """Parameters of a linear `binary` or `scalar` head, and the AUROC on the last fifth of the steps when left out.
+
+    Logistic regression on standardised states; the standardisation is folded into the weights, so the head is a plain
+    one. The AUROC is None where the steps left out are all right or all wrong.
+
+    Raises:
+      ValueError: another head, or steps that are all right or all wrong.
+    """
+    if head not in ("binary", "scalar"):
+        raise ValueError(f"probe_rows fits a binary or a scalar head, not {head!r}; set it to 0")
+    if len(set((steps.target_N >= 0.5).tolist())) < 2:
+        raise ValueError(f"probe_rows: the {len(steps.target_N)} labelled steps are all right or all wrong; take more")
+    kept = len(steps.target_N) * 4 // 5
+    train, rest = Steps(*(x[:kept] for x in steps)), Steps(*(x[kept:] for x in steps))
+    candidates = list(_path(train))
+    losses = [_loss(rest.x_ND @ w_D + b, rest) for w_D, b in candidates]
+    best = int(np.argmin(losses))
+    w_D, b = candidates[best]
+    right_N = rest.target_N >= 0.5
+    area = float(auroc(rest.x_ND @ w_D, right_N, rest.weight_N)) if 0 < right_N.sum() < len(right_N) else None
+    w_D, b = list(_path(steps, PENALTIES[best:]))[0]
+    kernel_DC, bias_C = w_D[:, None], np.array([b])
+    if head == "binary":  # the log-odds are the difference of the two logits
+        kernel_DC, bias_C = np.concatenate([-kernel_DC, kernel_DC], 1) / 2, np.concatenate([-bias_C, bias_C]) / 2
+    return {"kernel": kernel_DC.astype(np.float32), "bias": bias_C.astype(np.float32)}, area
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _states(params: dict, config: ModelConfig, target: TargetConfig, rows: Rows):
+    x_BSD = at_tokens(hidden(params, config, rows), rows.step_end).astype(jnp.float32)
+    return x_BSD, *targets(rows, target)
+
+
+def _path(steps: Steps, penalties: Iterable[float] = PENALTIES) -> Iterator[tuple[np.ndarray, float]]:
+    """(weights, bias) on plain states of the fit under each penalty, by Newton's method, each from the one before."""
+    mean_D = np.average(steps.x_ND, axis=0, weights=steps.weight_N)
+    std_D = np.sqrt(np.average((steps.x_ND - mean_D) ** 2, axis=0, weights=steps.weight_N)) + 1e-6
+    z_NE = np.concatenate([(steps.x_ND - mean_D) / std_D, np.ones((len(steps.x_ND), 1))], 1).astype(np.float64)
+    total, D = steps.weight_N.sum(), len(mean_D)
+    w_E = np.zeros(D + 1)
+    for penalty in penalties:
+        ridge_E = np.append(np.full(D, penalty * total), 0.0)  # the bias is free
+        for _ in range(20):
+            p_N = 1 / (1 + np.exp(-np.clip(z_NE @ w_E, -30, 30)))
+            slope_E = z_NE.T @ (steps.weight_N * (p_N - steps.target_N)) + ridge_E * w_E
+            curve_N = steps.weight_N * np.maximum(p_N * (1 - p_N), 1e-6)
+            move_E = np.linalg.solve((z_NE * curve_N[:, None]).T @ z_NE + np.diag(ridge_E + 1e-9), slope_E)
+            w_E = w_E - move_E
+            if np.abs(move_E).max() < 1e-6:
+                break
+        w_D = w_E[:D] / std_D
+        yield w_D, float(w_E[D] - mean_D @ w_D)
+
+
+def _loss(logit_N, steps: Steps) -> float:
+    """Mean cross-entropy."""
+    loss_N = np.logaddexp(0, logit_N) - steps.target_N * logit_N
+    return float(np.average(loss_N, weights=steps.weight_N))

@@ -1,0 +1,182 @@
+"""What keeps a long run going: stopping at a step that all processes agree on, naming the host that stalls, goodput."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+import jprm
+from jprm.outputs import atomic_file
+
+HEARTBEATS = "heartbeats"
+
+
+class Stopped(Exception):
+    """SIGTERM came: the run has saved its state and ends before its last step."""
+
+
+@contextlib.contextmanager
+def stop_signal() -> Iterator[Callable[[int], bool]]:
+    """A function of the step just done, to be called after every step: whether to save now and stop.
+
+    True after SIGTERM, which schedulers send ahead of a preemption. Of several processes one may have had it: jax has
+    all of them agree on the next step that none has passed.
+    """
+    if jax.distributed.is_initialized():
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    asked = threading.Event()
+    main = threading.current_thread() is threading.main_thread()  # no other may set a handler
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set()) if main else None
+    try:
+        yield lambda step: asked.is_set()
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+
+
+class Goodput:
+    """Seconds spent on steps that count, over the seconds since the run first started, its stops included.
+
+    Loading, compiling (a start's first step), saving, validating and steps that were lost to a kill do not count: the
+    sum is saved with the checkpoint, and what was done behind it is done again.
+    """
+
+    def __init__(self, began: float | None = None, productive: float = 0.0):
+        self.began, self.productive = time.time() if began is None else began, productive
+        self._mark: float | None = None
+
+    def step(self, counts: bool = True) -> None:
+        """A step is done; what was since the last step, or the last `rest`, was spent on it."""
+        now = time.perf_counter()
+        if counts and self._mark is not None:
+            self.productive += now - self._mark
+        self._mark = now
+
+    def rest(self) -> None:
+        """What was since the last step went elsewhere."""
+        self._mark = time.perf_counter()
+
+    @property
+    def saved(self) -> dict[str, float]:
+        """The arguments that make this again."""
+        return {"began": self.began, "productive": self.productive}
+
+    @property
+    def fraction(self) -> float:
+        return self.productive / max(time.time() - self.began, 1e-9)
+
+
+class Watchdog:
+    """Says on stderr, in every process, which process holds up a run that has not moved for `seconds`; 0: never.
+
+    Each process writes where it is into a small file of the run's folder. It only speaks: what to do about a host, the
+    scheduler knows.
+    """
+
+    def __init__(self, workdir: pathlib.Path, seconds: float):
+        self.folder, self.seconds = workdir / HEARTBEATS, seconds
+        self._place: tuple[int, str, float] = (0, "the start", time.time())
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def at(self, step: int, doing: str) -> None:
+        """The main thread is about to do this for this step."""
+        self._place = (step, doing, time.time())
+
+    def __enter__(self) -> Watchdog:
+        if self.seconds and jax.process_count() > 1:
+            self.folder.mkdir(exist_ok=True)
+            self._beat()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        said = None
+        while not self._over.wait(min(10.0, self.seconds / 4)):
+            with contextlib.suppress(OSError):  # a full or absent disk is not what this thread is to report
+                self._beat()
+                place = self._place
+                if time.time() - place[2] > self.seconds and place != said:
+                    said = place
+                    sentence = held_up(read_beats(self.folder, jax.process_count()), time.time(), self.seconds)
+                    print(f"watchdog: {sentence}", file=sys.stderr, flush=True)
+
+    def _beat(self) -> None:
+        step, doing, since = self._place
+        beat = {"step": step, "doing": doing, "since": since, "time": time.time()}
+        beat |= {"host": socket.gethostname(), "pid": os.getpid()}
+        with atomic_file(self.folder / f"{jax.process_index()}.json") as file:
+            file.write(json.dumps(beat).encode())
+
+
+def read_beats(folder: pathlib.Path, count: int) -> dict[int, dict[str, Any] | None]:
+    """The last word of each of `count` processes; None of one that has said nothing that can be read."""
+    beats: dict[int, dict[str, Any] | None] = {}
+    for index in range(count):
+        try:
+            beats[index] = json.loads((folder / f"{index}.json").read_bytes())
+        except (OSError, ValueError):
+            beats[index] = None
+    return beats
+
+
+def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: float) -> str:
+    """A sentence that names the processes that the others wait for.
+
+    These are the silent ones; or else those at the earliest step; or else, where all are at the same step, those that
+    still wait for data. Where there is no difference, it is none of the hosts.
+    """
+    silent = [i for i, beat in beats.items() if beat is None or now - beat["time"] > seconds]
+    heard = {i: beat for i, beat in beats.items() if i not in silent}
+    furthest = max((beat["step"] for beat in heard.values()), default=0)
+    behind = [i for i, beat in heard.items() if beat["step"] < furthest]
+    if not behind:
+        behind = [i for i, beat in heard.items() if beat["doing"] == "data"]
+    start = f"no step for {seconds:g} s at step {furthest}: "
+    if silent:
+        return start + "nothing is heard of " + ", ".join(_who(i, beats[i], now) for i in silent)
+    if behind and len(behind) < len(heard):
+        return start + "the others wait for " + ", ".join(_who(i, beats[i], now) for i in behind)
+    doing = " and ".join(sorted({beat["doing"] for beat in heard.values()}))
+    return start + f"all {len(heard)} processes are in the same place ({doing}): compilation, devices, network or disk"
+
+
+def _who(index: int, beat: dict[str, Any] | None, now: float) -> str:
+    if beat is None:
+        return f"process {index}"
+    spent = f"at step {beat['step']} ({beat['doing']}) for {now - beat['since']:.0f} s"
+    return f"process {index} on {beat['host']}, pid {beat['pid']}, {spent}"
+
+
+@functools.cache
+def versions() -> dict[str, str | None]:
+    """What the run is computed with: the libraries, and the code, by its commit in a checkout or in JPRM_COMMIT."""
+    commit, checkout = os.environ.get("JPRM_COMMIT") or None, pathlib.Path(jprm.__file__).parent.parent
+    if (checkout / ".git").exists():
+        describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            commit = subprocess.run(describe, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")}
+    return {"jprm": jprm.__version__, "commit": commit, "python": platform.python_version(), **libraries}

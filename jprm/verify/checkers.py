@@ -1,0 +1,46 @@
+"""Formal labels: steps checked by computation, with no human and no model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from jprm.tree import ReasoningTree, without_chain
+from jprm.verify import coq, python_steps, sandbox
+from jprm.verify.arithmetic import check_arithmetic
+from jprm.verify.verdict import Verdict
+
+Kind = Literal["arithmetic", "python", "coq"]
+ORIGIN = "formal"
+
+
+def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
+    """What gives a verdict for every node of a tree.
+
+    Raises:
+      OSError: what the kind needs is not installed: a sandbox, unless `in_sandbox` is False, or coqtop.
+    """
+    if kind == "arithmetic":
+        return lambda tree: [check_arithmetic(node.text) for node in tree.nodes]
+    if kind not in ("python", "coq"):
+        raise ValueError(f"kind is {kind!r}: use 'arithmetic', 'python' or 'coq'")
+    if kind == "coq" and (reason := coq.refusal()):
+        raise OSError(f"tactics cannot be checked: {reason}")
+    if in_sandbox:
+        sandbox.require()
+    check = {"python": python_steps.check_python, "coq": coq.check_coq}[kind]
+    return lambda tree: check(tree, sandbox=in_sandbox)
+
+
+def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
+    """The tree with its verdicts as labels (`correctness`); a wrong step says in `false` what does not hold."""
+    nodes = []
+    for node, verdict in zip(tree.nodes, verdicts, strict=True):
+        extra = {key: value for key, value in node.extra.items() if key not in ("label", "origin", "false")}
+        extra |= {"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {})
+        origin = ORIGIN if verdict.label is not None else None
+        nodes.append(dataclasses.replace(node, label=verdict.label, origin=origin, extra=extra))
+    return dataclasses.replace(
+        tree, nodes=tuple(nodes), semantics="correctness", kind="tree", extra=without_chain(tree.extra)
+    )

@@ -1,0 +1,99 @@
+"""Steps that are Coq tactics: each is given to `coqtop` behind the theorem and the steps before it.
+
+The theorem is the record's `"theorem"`, with what it requires, or its `problem`. A step is right (1) if Coq accepts all
+its sentences, wrong (0) if it rejects one, and unlabelled behind a rejected one, where time ran out, where Coq rejects
+the theorem itself, and where it is no tactic: commands begin with a capital letter and could assume or undo anything,
+so of these only `Proof.`, `Qed.` and `Defined.` are let through, and `admit` proves nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+import shutil
+from collections.abc import Sequence
+
+from jprm.tree import ReasoningTree, chains_of
+from jprm.verify.sandbox import Limits, run
+from jprm.verify.verdict import Verdict
+
+LIMITS = Limits(seconds=30.0, memory=4 << 30)
+"""Of one chain: all its tactics, and starting Coq."""
+
+_COMMENT = re.compile(r"\(\*.*?\*\)", re.DOTALL)
+_SENTENCE = re.compile(r"[^.]*(?:\.(?!\s|$)[^.]*)*\.(?=\s|$)")
+_LEAD = re.compile(r"(?:[-+*{}]+\s*|(?:\d+|all|par)\s*:\s*)*")
+_PROOF = re.compile(r"(?:Proof|Qed|Defined)\s*\.")
+
+
+@functools.cache
+def refusal() -> str | None:
+    """Why Coq cannot check here, None where it can."""
+    return None if shutil.which("coqtop") else "coqtop is not installed (Debian's package coq)"
+
+
+def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
+    """A verdict for every node; a path of the tree is one run of Coq.
+
+    Raises:
+      OSError: there is no coqtop, or no sandbox and `sandbox` asks for one.
+    """
+    if reason := refusal():
+        raise OSError(f"tactics cannot be checked: {reason}")
+    theorem = tree.extra.get("theorem", tree.problem)
+    verdicts: list[Verdict | None] = [None] * len(tree.nodes)
+    for path in chains_of(tree):
+        found = check_tactics(str(theorem), [tree.nodes[i].text for i in path], sandbox=sandbox, limits=limits)
+        for i, verdict in zip(path, found, strict=True):
+            if verdicts[i] is None or verdicts[i].label is None:  # where time ran out on another path
+                verdicts[i] = verdict
+    return verdicts
+
+
+def check_tactics(
+    theorem: str, steps: Sequence[str], *, sandbox: bool = True, limits: Limits = LIMITS
+) -> list[Verdict]:
+    """The verdict on every step of one proof."""
+    open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
+    nothing = [Verdict(None)] * len(steps)
+    mark = f"mark{secrets.token_hex(8)}"  # asking for an unknown name prints it: the ends of steps in the output
+    asked = [theorem, *steps[:open_]]
+    text = "".join(f"{part}\nLocate {mark}x{i}.\n" for i, part in enumerate(asked))
+    outcome = run([shutil.which("coqtop"), "-q", "-color", "no"], text, limits, sandbox=sandbox)
+    said = _said(outcome.output, mark)
+    if not said or "Error:" in said[0]:
+        return nothing
+    verdicts = []
+    for answer in said[1:]:
+        if "Error:" in answer:
+            reason = " ".join(answer.partition("Error:")[2].partition("\n\n")[0].split())
+            verdicts.append(Verdict(0, 1, reason[:200]))
+            break
+        verdicts.append(Verdict(1, 1))
+    return verdicts + nothing[len(verdicts) :]
+
+
+def _said(output: str, mark: str) -> list[str]:
+    """What Coq answered to each part whose end it reached."""
+    said = []
+    while True:
+        answer, *rest = re.split(rf"No object of basename\s+{mark}x{len(said)}\b", output, maxsplit=1)
+        if not rest:
+            return said
+        said.append(answer)
+        output = rest[0]
+
+
+def _tactics(step: str) -> bool:
+    text = _COMMENT.sub(" ", step)
+    if "(*" in text or "*)" in text or '"' in text or re.search(r"\b(admit|give_up)\b", text):
+        return False
+    sentences = _SENTENCE.findall(text)
+    if _SENTENCE.sub("", text).strip(" \n\t-+*{}"):
+        return False  # no full stop: the sentence would go on in the next step
+    for sentence in sentences:
+        body = sentence.strip()[_LEAD.match(sentence.strip()).end() :]
+        if not _PROOF.fullmatch(body) and not re.match(r"[a-z_(]", body):
+            return False
+    return True
