@@ -91,6 +91,7 @@ class Part:
     index: int  # of its tree, in the sequence given
     tree: TokenTree
     owned_M: Bool[np.ndarray, " M"]  # the others are repeated for their labels alone
+    repeated: int = 0  # tokens, the first ones, that an earlier part of the tree holds too
 
 
 def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False) -> Packed:
@@ -129,7 +130,7 @@ def split(
     fitting, shape = _fit(tree, index, tokens, slots, too_long)
     if chains:  # the end of a policy's chain, which nothing is read at, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
-    parts = [Part(index, part, owned_M) for part, owned_M in _split(fitting, shape, tokens, slots, chains)]
+    parts = list(_split(fitting, shape, index, tokens, slots, chains))
     return parts, _count(tree, fitting, shape, parts)
 
 
@@ -179,32 +180,33 @@ def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"])
     return kept, geometry(kept.length_R, kept.parent_R)
 
 
-def _split(
-    tree: TokenTree, shape: Geometry, tokens: int, slots: int, chains: bool
-) -> Iterable[tuple[TokenTree, np.ndarray]]:
-    """Parts of a tree, each no more than a row, and which of their steps they own."""
+def _split(tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int, chains: bool) -> Iterable[Part]:
+    """Parts of a tree, each no more than a row.
+
+    A part is the path to its first step and all runs from there to its last step's. What lies between two parts, as
+    the end of a policy's chain may, is in neither: nothing is read at it, and no step goes on from it.
+    """
     count = len(tree.run_M)
     if count == 0:
         return
     if not chains and len(tree.tokens_N) <= tokens and count <= slots:
-        yield tree, np.ones(count, bool)
+        yield Part(index, tree, np.ones(count, bool))
         return
     cuts = _leaf_cuts(tree, shape, slots) if chains else _cuts(tree, shape, tokens, slots)
     for begin, end in itertools.pairwise(cuts):
-        first_run = tree.run_M[begin - 1] + 1 if begin else 0  # the earlier part holds all runs before this one
-        prefix, run = [], tree.run_M[begin]
+        path, run = [], tree.run_M[begin]
         while run >= 0:
-            prefix += [run] if run < first_run else []
+            path.append(run)
             run = tree.parent_R[run]
-        prefix_K = np.array(prefix[::-1], np.int64)
-        run_K = np.concatenate([prefix_K, np.arange(first_run, tree.run_M[end - 1] + 1)])
+        path_K = np.array(path[::-1], np.int64)
+        prefix_K = path_K[path_K <= tree.run_M[begin - 1]] if begin else path_K[:0]  # in the part before as well
+        run_K = np.concatenate([path_K, np.arange(path_K[-1] + 1, tree.run_M[end - 1] + 1)])
         repeated = _on_runs(tree, prefix_K, begin)
         if len(repeated) + end - begin > slots:
             repeated = _above(tree, begin, end)
-        yield (
-            restrict(tree, run_K, np.concatenate([repeated, np.arange(begin, end)])),
-            np.concatenate([np.zeros(len(repeated), bool), np.ones(end - begin, bool)]),
-        )
+        part = restrict(tree, run_K, np.concatenate([repeated, np.arange(begin, end)]))
+        owned_M = np.arange(len(part.run_M)) >= len(repeated)
+        yield Part(index, part, owned_M, int(tree.length_R[prefix_K].sum()))
 
 
 def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
@@ -240,11 +242,11 @@ def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
 
 
 def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int]:
-    """Where to cut the M steps so that every part fits a row and the repeated tokens are fewest: 0, ..., M.
+    """Where to cut the M steps so that every part fits a row and all parts take the fewest tokens: 0, ..., M.
 
-    A part of the steps i <= k < j needs the runs up to the last one of step j - 1 that step i - 1 did not need, and
-    before them the part of its first chain that was laid out before: prefix_i + new_j - new_i tokens. The best cuts
-    for the first j steps extend the best cuts for the first i, over all i from which a part reaches j.
+    With new_j for the tokens of the tree up to the end of step j - 1, a part of the steps i <= k < j takes the chain of
+    step i and what follows it up to there: depth_i + new_j - new_(i + 1) tokens, or prefix_i + new_j - new_i. The best
+    cuts for the first j steps extend the best cuts for the first i, over all i from which a part reaches j.
     """
     count = len(tree.run_M)
     new_M = shape.stop_R[tree.run_M]
@@ -332,7 +334,7 @@ def _count(given: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]
     return PackReport(
         trees=1,
         tokens=laid_out,
-        repeated=laid_out - int(shape.stop_R[kept.run_M[-1]]) if len(parts) > 1 else 0,  # behind its last step is none
+        repeated=sum(part.repeated for part in parts),
         leaf_tokens=int(depth_M[leaf_M].sum()),
         chain_tokens=int(depth_M[kept.weight_M > 0].sum()),
         steps=len(depth_M),

@@ -267,42 +267,6 @@ def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():
         token_tree(ReasoningTree("p", nodes), LAYOUT, "both")
 
 
-@given(reasoning_trees(), st.sampled_from([40, 64, 200]), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_a_policy_learns_every_next_token_once(tree, tokens, chains):
-    """The slots of all rows are the pairs (tokens so far, next token) of all chains: no pair twice, none missing."""
-    layout = LetterLayout(end=0)
-    leaves = set(range(len(tree.nodes))) - {node.parent for node in tree.nodes}
-    wanted = set()
-    for leaf in leaves:
-        steps, node = [], leaf
-        while node >= 0:
-            steps.insert(0, tree.nodes[node].text)
-            node = tree.nodes[node].parent
-        start, ids = len(tree.problem), [ord(c) for c in tree.problem + "".join(steps)] + [0]
-        wanted |= {(tuple(ids[:i]), ids[i]) for i in range(start, len(ids))}
-    packed = pack([token_tree(tree, layout, "token")], tokens, 2 * tokens, too_long="error", chains=chains)
-    rows, report, found = packed.rows, packed.report, []
-    assert report.tokens + report.padding == report.cells and report.repeated >= 0
-    assert not chains or all_alone(rows)
-    for row, slot in zip(*np.nonzero(rows.weight), strict=True):
-        end = rows.step_end[row, slot]
-        seen = (np.arange(tokens) <= end) & (rows.until[row] > end)
-        found.append((tuple(rows.tokens[row, seen].tolist()), int(rows.label[row, slot])))
-    assert len(found) == len(wanted) and set(found) == wanted
-    with pytest.raises(ValueError, match="end-of-sequence"):
-        token_tree(tree, LAYOUT, "token")
-
-
-def test_the_end_of_a_policys_chain_needs_no_room():
-    """Nothing is read at it. In a row without room for it, nothing is repeated either."""
-    tree = token_tree(ReasoningTree("p", (Node(-1, "abc"), Node(0, "d"))), LetterLayout(end=0), "token")
-    for tokens, laid_out in [(6, 6), (5, 5)]:
-        for chains in (False, True):
-            report = pack([tree], tokens, 6, too_long="error", chains=chains).report
-            assert (report.tokens, report.repeated, report.steps) == (5 if chains else laid_out, 0, 5)
-
-
 def test_what_cannot_be_packed_is_refused_by_name():
     long = token_tree(ReasoningTree("problem", (Node(-1, "abcdef"),)), LAYOUT)
     short = token_tree(ReasoningTree("p", (Node(-1, "a"),)), LAYOUT)
