@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
@@ -27,6 +27,8 @@ class Node:
     label: float | None = None
     origin: str | None = None  # human, monte_carlo, formal, model:NAME@STEP
     correct: bool | None = None  # outcome of the chain that ends at this node, where it is known
+    score: float | None = None  # of a PRM
+    outputs: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of the head beside the score
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys that jprm does not know, untouched
 
 
@@ -133,6 +135,31 @@ def chains_of(tree: ReasoningTree) -> list[list[int]]:
     return chains
 
 
+def with_scores(
+    tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Sequence[float]] | None = None
+) -> ReasoningTree:
+    """Returns the tree with scores[i] as node i's score and `outputs`, lists of the same length, as its named outputs.
+
+    Earlier scores and outputs are replaced.
+    """
+    columns = {name: list(values) for name, values in (outputs or {}).items()}
+    nodes = tuple(
+        dataclasses.replace(node, score=score, outputs={name: values[i] for name, values in columns.items()})
+        for i, (node, score) in enumerate(zip(tree.nodes, scores, strict=True))
+    )
+    return dataclasses.replace(tree, nodes=nodes)
+
+
+def in_order_of(record: Any, made: Any) -> Any:
+    """Returns `made` with the keys of its objects in the order they have in `record`, and new keys last."""
+    if isinstance(made, dict) and isinstance(record, Mapping):
+        keys = [key for key in record if key in made]
+        return {key: in_order_of(record.get(key), made[key]) for key in dict.fromkeys([*keys, *made])}
+    if isinstance(made, list) and isinstance(record, list) and made and isinstance(made[0], dict):
+        return list(map(in_order_of, record, made))
+    return made
+
+
 def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
     """A tree's keys, less those of a chain or pool record that a tree record would read as something else."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
@@ -156,30 +183,47 @@ def _branch(branch: Mapping[str, Any], start: int, semantics: str, where: str, f
     steps = _list(extra.pop("steps", None), where, field + "steps")
     if not steps:
         raise RecordError(where, field + "steps", "is empty", "A chain has at least one step.")
-    labels: list[float | None] = [None] * len(steps)
-    for key in ("labels", "scores"):
-        if key not in extra:
-            continue
-        values = _list(extra[key], where, field + key)
-        if len(values) != len(steps):
-            reason = f"has {len(values)} entries for {len(steps)} steps"
-            raise RecordError(where, field + key, reason, "Give one entry a step.")
-        if key == "labels":
-            labels = [_label(value, semantics, where, f"{field}labels[{i}]") for i, value in enumerate(values)]
-        else:
-            for i, value in enumerate(values):
-                _number(value, where, f"{field}scores[{i}]")
+    labels, scores = _column(extra, "labels", steps, where, field), _column(extra, "scores", steps, where, field)
+    for i in range(len(steps)):
+        _label(labels[i], semantics, where, f"{field}labels[{i}]")
+        if "scores" in extra:
+            _number(scores[i], where, f"{field}scores[{i}]")
     if any(label is not None for label in labels):
         del extra["labels"]
+    extra.pop("scores", None)
+    outputs = extra.pop("outputs") if _are_outputs(extra.get("outputs"), len(steps)) else {}
     correct = _correct(extra.get("correct"), where, field + "correct")
     if correct is not None:
         del extra["correct"]
     nodes = [
-        Node(start + i - 1 if i else -1, _text(text, where, f"{field}steps[{i}]"), label)
-        for i, (text, label) in enumerate(zip(steps, labels, strict=True))
-    ]
+        Node(start + i - 1 if i else -1, _text(text, where, f"{field}steps[{i}]"), label, score=score,
+             outputs={name: values[i] for name, values in outputs.items()})
+        for i, (text, label, score) in enumerate(zip(steps, labels, scores, strict=True))
+    ]  # fmt: skip
     nodes[-1] = dataclasses.replace(nodes[-1], correct=correct)
     return nodes, extra
+
+
+def _column(branch: Mapping[str, Any], key: str, steps: list, where: str, field: str) -> list:
+    """Returns the branch's list of one entry a step, of nulls where it has none."""
+    if key not in branch:
+        return [None] * len(steps)
+    values = _list(branch[key], where, field + key)
+    if len(values) != len(steps):
+        reason = f"has {len(values)} entries for {len(steps)} steps"
+        raise RecordError(where, field + key, reason, "Give one entry a step.")
+    return values
+
+
+def _are_outputs(value: Any, steps: int | None) -> bool:
+    """Whether a value is named outputs: a number each, or with `steps` a list of so many; else it is an unknown key."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    columns = value.values() if steps is not None else [[number] for number in value.values()]
+    return all(
+        isinstance(column, list) and len(column) == (steps or 1) and set(map(type, column)) <= {int, float}
+        for column in columns
+    )
 
 
 def _samples(samples: Any, semantics: str, where: str) -> list[Node]:
@@ -207,8 +251,8 @@ def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
         if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < i:
             reason = f"is {parent!r}, neither -1 (the problem) nor the index of an earlier node"
             raise RecordError(where, field + ".parent", reason, "Put parents before their children.")
-        if "score" in extra:
-            _number(extra["score"], where, field + ".score")
+        score = _number(extra.pop("score"), where, field + ".score") if "score" in extra else None
+        outputs = extra.pop("outputs") if _are_outputs(extra.get("outputs"), None) else {}
         text = _text(extra.pop("text", None), where, field + ".text")
         origin = extra.get("origin")
         if origin is not None:
@@ -218,7 +262,7 @@ def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
         for key, value in (("label", label), ("origin", origin), ("correct", correct)):
             if value is not None:
                 del extra[key]
-        nodes.append(Node(parent, text, label, origin, correct, extra))
+        nodes.append(Node(parent, text, label, origin, correct, score, outputs, extra))
     if not nodes:
         raise RecordError(where, "nodes", "is empty", "A tree has at least one node.")
     return nodes
@@ -227,20 +271,30 @@ def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
 def _record_of_branch(nodes: Sequence[Node]) -> dict[str, Any]:
     leaf = nodes[-1]
     if any(node.origin is not None for node in nodes) or any(n.correct is not None or n.extra for n in nodes[:-1]):
-        raise ValueError("a step of a chain or pool has only text and label; this one has more: use kind='tree'")
+        raise ValueError("a step of a chain or pool has only text, label and score; this one has more: use kind='tree'")
     branch: dict[str, Any] = {"steps": [node.text for node in nodes]}
-    labels = [node.label for node in nodes]
+    labels, scores = [node.label for node in nodes], [node.score for node in nodes]
     if any(label is not None for label in labels):
         branch["labels"] = labels
     if leaf.correct is not None:
         branch["correct"] = leaf.correct
+    if any(score is not None for score in scores):
+        if None in scores:
+            raise ValueError("a chain or sample has a score at every step or at none: use kind='tree'")
+        branch["scores"] = scores
+    if any(node.outputs.keys() != leaf.outputs.keys() for node in nodes):
+        raise ValueError("a chain or sample has the same named outputs at every step: use kind='tree'")
+    if leaf.outputs:
+        branch["outputs"] = {name: [node.outputs[name] for node in nodes] for name in leaf.outputs}
     return branch | {key: value for key, value in leaf.extra.items() if key not in branch}
 
 
 def _record_of_node(node: Node) -> dict[str, Any]:
     record: dict[str, Any] = {"parent": node.parent, "text": node.text}
-    known = (("label", node.label), ("origin", node.origin), ("correct", node.correct))
-    record |= {key: value for key, value in known if value is not None}
+    known = {"label": node.label, "origin": node.origin, "correct": node.correct, "score": node.score}
+    record |= {key: value for key, value in known.items() if value is not None}
+    if node.outputs:
+        record["outputs"] = dict(node.outputs)
     return record | {key: value for key, value in node.extra.items() if key not in record}
 
 

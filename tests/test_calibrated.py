@@ -66,4 +66,3 @@ def test_mapping_keeps_everything_else():
     same = from_json({"kind": "platt", "slope": 1.0, "intercept": 0.0})
     record = {"problem": "p", "steps": ["a", "b"], "scores": [0.25, 1.0], "mine": [1]}
     assert mapped(same, record) == record and mapped(same, record) is not record
-    assert mapped(same, {"problem": "p", "steps": [], "scores": []})["scores"] == []

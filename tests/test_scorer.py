@@ -267,7 +267,7 @@ def test_a_scored_file_holds_what_score_many_gives(prm, score, input_file, tmp_p
 
 
 def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file, tmp_path):
-    score(input_file, tmp_path / "out.jsonl", dtype="int8", attention="blocked")
+    score(input_file, tmp_path / "out.jsonl", asked={"dtype": "int8", "attention": "blocked"})
     info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
     assert (info["dtype"], info["attention"]) == ("int8", "blocked")
     with pytest.raises(ValueError, match="of another model, input or request"):

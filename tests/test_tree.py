@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jprm.jsonl import Rejects, read_records, write_records
-from jprm.tree import SEMANTICS, RecordError, chains_of, record_of, tree_of
+from jprm.tree import SEMANTICS, RecordError, chains_of, in_order_of, record_of, tree_of, with_scores
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda s: s.strip())
 number = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
@@ -42,6 +42,7 @@ def branches(draw, semantics, sample):
         "labels": each(st.none() | label_of[semantics]),
         "correct": st.none() | st.booleans(),
         "scores": each(number),
+        "outputs": st.dictionaries(st.sampled_from(["low", "high"]), each(number)) | json_value,
     }
     if sample:
         keys["answer"] = st.none() | text | number
@@ -63,6 +64,7 @@ def records(draw):
             origin=st.none() | text,
             correct=st.none() | st.booleans(),
             score=number,
+            outputs=st.dictionaries(st.sampled_from(["low", "high"]), number) | json_value,
         )
         body = {
             "nodes": [
@@ -119,8 +121,35 @@ def test_pool_samples_are_branches_with_their_outcome_on_the_leaf():
     tree = tree_of({"problem": "p", "samples": [sample, {"steps": ["a"], "correct": False}]})
     assert [node.parent for node in tree.nodes] == [-1, 0, -1]
     assert [node.correct for node in tree.nodes] == [None, True, False]
-    assert tree.nodes[1].extra == {"answer": 1, "scores": [0.5, 0.25]}
+    assert [node.score for node in tree.nodes] == [0.5, 0.25, None]
+    assert tree.nodes[1].extra == {"answer": 1}
     assert chains_of(tree) == [[0, 1], [2]]
+
+
+@given(records())
+def test_new_scores_replace_those_of_a_record_of_any_kind_and_nothing_else(record):
+    tree = tree_of(record)
+    scores = [i / 8 for i in range(len(tree.nodes))]
+    made = record_of(with_scores(tree, scores, {"low": scores[::-1]}))
+    again = tree_of(made)
+    assert [node.score for node in again.nodes] == scores
+    assert [node.outputs for node in again.nodes] == [{"low": score} for score in scores[::-1]]
+    assert [(n.parent, n.text, n.label, n.origin, n.correct) for n in again.nodes] == [
+        (n.parent, n.text, n.label, n.origin, n.correct) for n in tree.nodes
+    ]
+    for before, after in zip((tree, *tree.nodes), (again, *again.nodes), strict=True):
+        unknown = {key: value for key, value in before.extra.items() if key != "outputs"}
+        assert exact(unknown) == exact({key: value for key, value in after.extra.items() if key != "outputs"})
+    ordered = in_order_of(record, made)
+    assert exact(ordered) == exact(made)
+    assert [key for key in ordered if key in record] == [key for key in record if key in ordered]
+
+
+def test_a_chain_has_a_score_at_every_step_or_at_none():
+    tree = tree_of({"problem": "p", "steps": ["a", "b"]})
+    with pytest.raises(ValueError, match="use kind='tree'"):
+        record_of(with_scores(tree, [0.5, None]))
+    assert "score" not in record_of(dataclasses.replace(with_scores(tree, [0.5, None]), kind="tree"))["nodes"][1]
 
 
 def test_stepwise_records_are_read_as_chains():

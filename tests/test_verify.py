@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import tiny_run as tiny
 
-from jprm import cli
+from jprm import cli, loading
 from jprm.jsonl import read_records, write_records
 from jprm.label import files
-from jprm.score import scorer
 from jprm.verify import sandbox
 from jprm.verify.verdict import Verdict
 
@@ -125,7 +124,7 @@ class Teacher:
 @pytest.mark.parametrize(("semantics", "said"), [("rating", "correctness"), ("value", "value")])
 def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said):
     teacher = Teacher(semantics)
-    monkeypatch.setattr(scorer, "load", lambda folder: teacher)
+    monkeypatch.setattr(loading, "load", lambda folder: teacher)
     run(folder, "teacher", "--model", "teacher")
     for record in read_records(folder / "out.jsonl"):
         assert record.get("semantics", "correctness") == said
@@ -141,7 +140,7 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
 
 @pytest.mark.parametrize("semantics", ["advantage", "implicit"])
 def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, capsys, semantics):
-    monkeypatch.setattr(scorer, "load", lambda folder: Teacher(semantics))  # in [0, 1] all the same, as PURE's may be
+    monkeypatch.setattr(loading, "load", lambda folder: Teacher(semantics))  # in [0, 1] all the same, as PURE's may be
     run(folder, "teacher", "--model", "teacher", status=2)
     assert f"semantics {semantics!r}: no probabilities" in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
@@ -150,7 +149,7 @@ def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, cap
 def test_a_trained_teacher_gives_its_scores(folder, tiny_run, one_device, capsys, monkeypatch):
     records = tiny.chains(3) + [tiny.pool_of(tiny.chains(2, seed=3))] + tiny.trees(2)
     write_records(folder / "in.jsonl", records)
-    prm = scorer.load(tiny_run.folder)
+    prm = loading.load(tiny_run.folder)
     run(folder, "teacher", "--model", str(tiny_run.folder))
     labels = []
     for record in read_records(folder / "out.jsonl"):

@@ -17,11 +17,11 @@ import tokenizers
 from tiny import TINY
 from tokenizers import decoders, models, pre_tokenizers
 
+from jprm import loading
 from jprm.adapters import load as published
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.jsonl import write_records
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score import scorer
 from jprm.train import loop
 from jprm.train.step import make_step
 
@@ -128,7 +128,7 @@ def make_data(folder):
 def one_device():
     """Training and scoring on the first device alone."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (loop, scorer, published):
+        for module in (loop, loading, published):
             patch.setattr(module, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
         patch.setattr(loop, "make_step", STEP)
         yield
@@ -146,7 +146,7 @@ def untimed(values):
 def params(folder):
     """The newest checkpoint's parameters as numpy arrays."""
     with one_device():
-        return jax.tree.map(np.asarray, scorer.load(folder).params)
+        return jax.tree.map(np.asarray, loading.load(folder).params)
 
 
 def equal(a, b):

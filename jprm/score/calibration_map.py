@@ -18,8 +18,9 @@ from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
 from jprm.outputs import atomic_file
-from jprm.score.scorer import PRM, as_written
+from jprm.score.scorer import PRM, scored
 from jprm.statistics import equal_mass_bins
+from jprm.tree import tree_of
 
 CLIP = 1e-9
 """Log-odds are taken of scores in [CLIP, 1 - CLIP]: finite at 0 and 1, and no two float32 scores near 1 are merged."""
@@ -202,16 +203,7 @@ def stored_calibration(prm: PRM) -> Recalibration:
     return recalibration
 
 
-def mapped(recalibration: Recalibration, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a scored chain, pool or tree whose scores went through the map."""
-
-    def of(scores):
-        return list(map(as_written, apply(recalibration, np.array(scores, float))))
-
-    if "nodes" in record:
-        values = of([node["score"] for node in record["nodes"]])
-        nodes = [node | {"score": value} for node, value in zip(record["nodes"], values, strict=True)]
-        return dict(record) | {"nodes": nodes}
-    if "samples" in record:
-        return dict(record) | {"samples": [sample | {"scores": of(sample["scores"])} for sample in record["samples"]]}
-    return dict(record) | {"scores": of(record["scores"])}
+def mapped(recalibration: Recalibration, record: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a scored chain, pool or tree with the map applied to its scores."""
+    tree = tree_of(record)
+    return scored(record, tree, apply(recalibration, np.array([node.score for node in tree.nodes], float)))

@@ -27,7 +27,7 @@ from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogRatio
 from jprm.token_tree import TokenTree, chain_lengths, geometry
-from jprm.tree import ReasoningTree, chains_of, tree_of
+from jprm.tree import ReasoningTree, in_order_of, record_of, tree_of, with_scores
 
 SHORTEST, FILLED, LONGEST = 256, 2048, 8192
 """Tokens of the shortest row that trees are packed into, of the longest that is made for many, and of the longest that
@@ -69,8 +69,8 @@ class PRM:
 
     def score(self, problem: str, steps: Sequence[str]) -> np.ndarray:
         """(P,) float32, one probability a step; that of step k does not depend on the steps behind it."""
-        record = {"problem": problem, "steps": list(steps)}
-        return np.array(next(iter(self.score_many([record])))["scores"], np.float32)
+        (score_P,) = self.score_trees([tree_of({"problem": problem, "steps": list(steps)})])
+        return np.array(list(map(as_written, score_P)), np.float32)
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The records in order, each with its scores: `scores` in a chain and in a pool's samples, `score` in a node.
@@ -159,19 +159,8 @@ class PRM:
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
-    """A copy of the record with its scores put in; everything else is as it was."""
-    values = list(map(as_written, score_N))
-    if tree.kind == "chain":
-        return record | {"scores": values}
-    if tree.kind == "tree":
-        nodes = [node | {"score": value} for node, value in zip(record["nodes"], values, strict=True)]
-        return record | {"nodes": nodes}
-    chains = chains_of(tree)
-    samples = [
-        sample | {"scores": [values[node] for node in chain]}
-        for sample, chain in zip(record["samples"], chains, strict=True)
-    ]
-    return record | {"samples": samples}
+    """Returns the record of `tree` with its scores as they are written, its keys in the order of `record`."""
+    return in_order_of(record, record_of(with_scores(tree, map(as_written, score_N))))
 
 
 def _rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
