@@ -1,4 +1,7 @@
-"""Packaging. Lower bounds are the oldest versions that the tests were run with; constraints.txt pins what CI runs."""
+"""Packaging. Training needs the extra `train`; scoring, evaluating, searching and labelling need none.
+
+Lower bounds are the oldest versions that the tests ran with; constraints.txt pins what continuous integration runs.
+"""
 
 import pathlib
 import re
@@ -8,9 +11,19 @@ import setuptools
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+?)"', (HERE / "jprm/__init__.py").read_text(encoding="utf-8")).group(1)
 
+TRAIN = [
+    "array-record>=0.8.6",
+    "grain>=0.2.18",
+    "importlib_resources>=7.1.0",  # TFDS imports it on every Python and declares it only for old ones
+    "optax>=0.2.8",
+    "tensorflow-datasets>=4.9.10",
+]
+
 TEST = [
+    "jprm[train]",
     "pytest>=9.2.0",
     "pytest-xdist>=3.8.0",
+    "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel
     "chex>=0.1.92",
     "hypothesis>=6.170.15",
     "ruff>=0.17.6",
@@ -29,32 +42,28 @@ setuptools.setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
-    package_data={"jprm.report": ["page.css", "page.js"]},
+    package_data={"jprm": ["py.typed"], "jprm.report": ["page.css", "page.js"]},
     python_requires=">=3.11",
     install_requires=[
-        "array-record>=0.8.6",
         "etils[epath]>=1.15.0",
         "flax>=0.12.8",
         "gguf>=0.19.0",
-        "grain>=0.2.18",
         "httpx2>=2.16.2",
-        "importlib_resources>=7.1.0",  # TFDS imports it on every Python and declares it only for old ones
         "jax>=0.10.2",
         "jaxtyping>=0.3.11",
         "math-verify>=0.9.0",
         "numpy>=2.4.6",
-        "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
         "rich>=15.0.0",
         "safetensors>=0.8.0",
         "scipy>=1.17.1",
         "sentencepiece>=0.2.3",
         "sympy>=1.14.0",
-        "tensorflow-datasets>=4.9.10",
         "tokenizers>=0.23.3",
         "tyro>=1.0.17",
     ],
     extras_require={
+        "train": TRAIN,
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
         "tensorboard": ["tensorboardX>=2.6.5"],

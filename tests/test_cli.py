@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jprm import cli
+from jprm.cli import missing
 from jprm.data.readers import READERS
 
 COMMANDS = [
@@ -239,6 +240,25 @@ def test_a_bug_keeps_its_traceback(library):
     library("jprm.loading", load=lambda *args, **kwargs: {}["key"])
     with pytest.raises(KeyError):
         cli.main("score --model m --input setup.py --output b".split())
+
+
+def test_a_missing_extra_is_named(library, capsys, monkeypatch):
+    requires = ["numpy>=2", 'tensorflow-datasets>=4.9; extra == "train"', 'jprm[train]; extra == "test"']
+    monkeypatch.setattr(missing.metadata, "requires", lambda name: requires)
+    args = "score --model m --input setup.py --output b.jsonl".split()
+
+    def load(*args, **kwargs):
+        raise ModuleNotFoundError(name=absent)
+
+    library("jprm.loading", load=load)
+    absent = "tensorflow_datasets"
+    assert cli.main(args) == 2
+    said = capsys.readouterr().err
+    assert "needs tensorflow_datasets, which is not installed: pip install 'jprm[train]'" in said
+    assert said.count("\n") == 1
+    absent = "no_such_module"
+    with pytest.raises(ModuleNotFoundError):  # no extra brings it: a bug
+        cli.main(args)
 
 
 def test_ctrl_c_says_that_the_same_command_continues(library, capsys):

@@ -23,7 +23,7 @@ LAYERS = [
 ]
 """As in docs/architecture.md. A unit is a module or a package of jprm; it imports its own layer and lower ones."""
 
-LAYER = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
+LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
 TRAINING_ONLY = {"optax", "tensorflow_datasets", "grain", "sympy", "math_verify"}
 
@@ -37,9 +37,9 @@ def _modules():
 MODULES = _modules()
 
 
-def _imported(file):
-    """The modules of jprm that a file imports anywhere, inside functions too."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+def imported(tree):
+    """The modules of jprm that a syntax tree imports anywhere, inside functions too."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "jprm")
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "jprm":
@@ -48,11 +48,13 @@ def _imported(file):
                 yield submodule if submodule in MODULES else node.module
 
 
-def _unit(module):
+def unit(module):
     return (module.split(".") + ["jprm"])[1] if "." in module else "jprm"
 
 
-EDGES = {module: set(_imported(file)) - {module} for module, file in MODULES.items()}
+EDGES = {
+    module: set(imported(ast.parse(file.read_text(encoding="utf-8")))) - {module} for module, file in MODULES.items()
+}
 
 
 def _circles(edges):
@@ -66,13 +68,13 @@ def _circles(edges):
 
 
 def test_every_unit_has_a_layer():
-    assert {_unit(module) for module in MODULES} == set(LAYER)
+    assert {unit(module) for module in MODULES} == set(LAYER)
 
 
 def test_units_import_their_own_layer_and_lower_ones():
     upward = [
         f"{module} -> {other}" for module, others in EDGES.items() for other in others
-        if LAYER[_unit(other)] > LAYER[_unit(module)]
+        if LAYER[unit(other)] > LAYER[unit(module)]
     ]  # fmt: skip
     assert not upward
 
@@ -80,7 +82,7 @@ def test_units_import_their_own_layer_and_lower_ones():
 def test_no_circle_of_units():
     units = {}
     for module, others in EDGES.items():
-        units.setdefault(_unit(module), set()).update({_unit(other) for other in others} - {_unit(module)})
+        units.setdefault(unit(module), set()).update({unit(other) for other in others} - {unit(module)})
     assert not _circles(units)
 
 

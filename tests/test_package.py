@@ -1,12 +1,15 @@
 """Promises about the package as a whole: what importing costs, what installing declares, how big a file may be."""
 
 import ast
+import runpy
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import setuptools
+import test_layers
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -18,36 +21,89 @@ SOURCES = sorted(file for folder in ("jprm", "experiments", "tests") for file in
 DISTRIBUTION = {"orbax": "orbax-checkpoint"}  # where a module has another name than the distribution that brings it
 
 
-def _imports(file):
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+TRAINING = {"data", "objectives", "train", "plan"}
+"""The units that may need the extra `train`; commands that call them say so when it is absent."""
+
+
+@pytest.fixture(scope="module")
+def declared():
+    """The requirements in setup.py: `[""]` those of every installation, and those of each extra."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = {}
+        patch.setattr(setuptools, "setup", found.update)
+        runpy.run_path(str(REPOSITORY / "setup.py"))
+    extras = {"": found["install_requires"], **found["extras_require"]}
+    return {extra: [Requirement(text) for text in texts] for extra, texts in extras.items()}
+
+
+def _imports(tree):
+    """The top-level names that a syntax tree imports anywhere."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield node.module.split(".")[0]
 
 
-def test_every_import_is_declared():
-    """A package that is only there because another one brings it breaks on the day that the other one drops it."""
-    requirements = [Requirement(text) for text in metadata.requires("jprm")]
-    always = {requirement.name for requirement in requirements if "extra" not in str(requirement.marker)}
-    optional = {"tensorboardX"}  # the extra `tensorboard`
-    # jaxlib comes with jax, at the release that jax asks for
-    allowed = {canonicalize_name(name) for name in always | optional | {"jaxlib"}} | {"jprm"}
-    for file in SOURCES:
-        if file.is_relative_to(REPOSITORY / "jprm"):
-            imported = {name for name in _imports(file) if name not in sys.stdlib_module_names}
-            missing = {name for name in imported if canonicalize_name(DISTRIBUTION.get(name, name)) not in allowed}
-            assert not missing, f"{file.relative_to(REPOSITORY)} imports {sorted(missing)}: declare in setup.py"
+def _parsed(file):
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def test_constraints_meet_the_lower_bounds():
+def _names(requirements):
+    return {canonicalize_name(requirement.name) for requirement in requirements}
+
+
+def test_every_import_is_declared(declared):
+    """A package that is only there because another one brings it breaks on the day that the other one drops it.
+
+    Only units that train may import what the extra `train` brings.
+    """
+    always = _names(declared[""]) | {"jprm", "jaxlib"}  # jaxlib comes with jax, at the release that jax requires
+    training = always | _names(declared["train"]) | _names(declared["tensorboard"])
+    for module, file in test_layers.MODULES.items():
+        allowed = training if test_layers.unit(module) in TRAINING else always
+        imported = set(_imports(_parsed(file))) - sys.stdlib_module_names
+        missing = {name for name in imported if canonicalize_name(DISTRIBUTION.get(name, name)) not in allowed}
+        assert not missing, f"{file.relative_to(REPOSITORY)} imports {sorted(missing)}: declare in setup.py"
+
+
+def test_only_training_loads_what_training_needs(declared):
+    """An installation without the extra `train` scores, evaluates, searches, labels and reports."""
+    extra = _names(declared["train"])
+    needs = {
+        module: f"{module} imports {sorted(found)}"
+        for module, file in test_layers.MODULES.items()
+        if (found := {name for name in _imports(_at_import(file)) if canonicalize_name(name) in extra})
+    }
+    assert {"jprm.train.step", "jprm.data.store"} <= set(needs)
+    edges = {module: set(test_layers.imported(_at_import(file))) for module, file in test_layers.MODULES.items()}
+    for _ in edges:  # a path of imports is at most as long as there are modules
+        for module, others in edges.items():
+            if reached := sorted(others & set(needs)):
+                needs.setdefault(module, f"{module} -> {needs[reached[0]]}")
+    assert not [path for module, path in needs.items() if test_layers.unit(module) not in TRAINING | {"cli"}]
+    assert set(needs) & {f"jprm.{name}" for name in ("cli", "data", "data.readers", "data.reader")} == set()
+
+
+def _at_import(file):
+    """The syntax tree of a module without the bodies of its functions."""
+    tree = _parsed(file)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = []
+    return tree
+
+
+def test_constraints_meet_the_lower_bounds(declared):
     pinned = {}
     for line in (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             requirement = Requirement(line)
             pinned[canonicalize_name(requirement.name)] = next(iter(requirement.specifier)).version
-    for requirement in map(Requirement, metadata.requires("jprm")):
+    for requirement in (requirement for requirements in declared.values() for requirement in requirements):
         name = canonicalize_name(requirement.name)
+        if name == "jprm":  # an extra that includes another
+            continue
         assert name in pinned, f"constraints.txt does not pin {name}"
         assert requirement.specifier.contains(pinned[name]), f"{name}: {pinned[name]} is not {requirement.specifier}"
 
@@ -73,4 +129,4 @@ def test_nothing_unpickles():
     """Loading a pickle runs code that is in the file."""
     for file in SOURCES:
         if file.is_relative_to(REPOSITORY / "jprm"):
-            assert not {"pickle", "cloudpickle", "dill", "joblib"} & set(_imports(file)), file.name
+            assert not {"pickle", "cloudpickle", "dill", "joblib"} & set(_imports(_parsed(file))), file.name

@@ -367,7 +367,7 @@ def test_refusals_of_the_command(file, capsys, monkeypatch):
     assert "no such experiment file" in capsys.readouterr().err
     monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
     assert cli.main(f"plan {file} --topology v5e-8".split()) == 2
-    assert "pip install -e '.[tpu]'" in capsys.readouterr().err
+    assert "pip install -e '.[train,tpu]'" in capsys.readouterr().err
 
 
 def test_layer_sizes_are_of_one_layer():

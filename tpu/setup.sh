@@ -44,5 +44,5 @@ fi
 if [ "$dry" = 1 ] || [ ! -x .venv/bin/python ]; then
   run "$python" -m venv .venv
 fi
-run .venv/bin/python -m pip install -q -c constraints.txt -e ".[$extra]"
+run .venv/bin/python -m pip install -q -c constraints.txt -e ".[train,$extra]"
 echo "ready: .venv/bin/jprm, for tpu/run.sh"

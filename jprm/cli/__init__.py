@@ -22,6 +22,7 @@ import jprm
 from jprm.cli.arguments import Adapter, Distributed, Files, Folder, OnError, Settings
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
+from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.search import search
@@ -226,6 +227,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("JPRM_TRACEBACK") == "1":
             raise
         print(f"error: {_line(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        hint = extra_hint(error)
+        if hint is None or os.environ.get("JPRM_TRACEBACK") == "1":
+            raise
+        print(f"error: {hint}", file=sys.stderr)
         return 2
 
 

@@ -24,9 +24,9 @@ def plan(
 ) -> None:
     """Compile an experiment's step for a TPU slice, here: memory, FLOPs, collectives, and how fast it can be at most.
 
-    The step is the one that `jprm train` runs, compiled by libtpu (pip install -e '.[tpu]') from shapes alone: no TPU,
-    weights, data or tokenizer are needed. A 7B model takes minutes. What is said of time are lower bounds, from what
-    the program does and the rates that the chip is sold with: no run is faster, and real ones are slower.
+    The step is the one that `jprm train` runs, compiled by libtpu from shapes alone, without TPU, weights, data or
+    tokenizer: pip install -e '.[train,tpu]'. A 7B model takes minutes. Times are lower bounds, from what the program
+    does and the rates that the chip is sold with: no run is faster, and real ones are slower.
 
     For example:
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128

@@ -98,7 +98,7 @@ def find(name: str, slices: int = 1) -> Topology:
 def devices(topology: Topology) -> list[Any]:
     """Devices to compile for, which are not there. Raises FileNotFoundError where libtpu is not installed."""
     if importlib.util.find_spec("libtpu") is None:
-        raise FileNotFoundError("libtpu, which holds the TPU compiler, is not installed: pip install -e '.[tpu]'")
+        raise FileNotFoundError("libtpu, which holds the TPU compiler, is not installed: pip install -e '.[train,tpu]'")
     # libtpu must neither look for a TPU's metadata nor mind that another process has loaded it; the others keep it from
     # warning that it runs on no TPU machine.
     for name, value in {
