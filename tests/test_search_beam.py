@@ -7,9 +7,9 @@ import pytest
 from toy_search import Script, Table, chain
 
 from jprm.search.beam import DVTS, Beam, select_beams
-from jprm.search.choose import answers, choose
-from jprm.search.growing import Problem
+from jprm.search.growing_tree import Problem
 from jprm.search.lockstep import SearchConfig, search
+from jprm.search.result import answers, choose
 
 # The greedy first step, a, leads to worse chains than b.
 STEPS = {

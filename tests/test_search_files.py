@@ -15,12 +15,12 @@ from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.jsonl import read_records, write_records
 from jprm.policy import load as policies
 from jprm.policy.sample_cache import PolicyError
-from jprm.search import scorer as scorers
+from jprm.search import live_scorer as scorers
 from jprm.search.beam import Beam
 from jprm.search.best_of_n import BestOfN
 from jprm.search.files import search_file
+from jprm.search.live_scorer import Rescorer
 from jprm.search.lockstep import SearchConfig
-from jprm.search.scorer import Rescorer
 from jprm.tree import RecordError, record_of, tree_of
 
 PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(5)]
@@ -230,7 +230,7 @@ def test_the_command_refuses_in_a_line(folder, monkeypatch, capsys):
     write_policy(monkeypatch, Markov())
     args = ["search", "beam", "--policy", "p.json", "--model", "run", "--output", str(folder / "out.jsonl")]
     assert cli.main([*args, "--input", str(folder / "problems.jsonl"), "--budget", "0"]) == 2
-    assert "error: a budget of 0 tokens buys nothing" in capsys.readouterr().err
+    assert "error: budget is 0 tokens" in capsys.readouterr().err
     assert cli.main([*args, "--input", str(folder / "problems.jsonl"), "--budget", "9", "--width", "0"]) == 2
     assert "error: width is 0" in capsys.readouterr().err
     assert cli.main([*args, "--input", str(folder / "none.jsonl"), "--budget", "9"]) == 2

@@ -7,10 +7,10 @@ from toy_search import Script, Table
 from jprm.policy.sample_cache import PolicyError
 from jprm.search.beam import DVTS, Beam
 from jprm.search.best_of_n import BestOfN
-from jprm.search.choose import answers, choose
-from jprm.search.growing import Problem
+from jprm.search.growing_tree import Problem
+from jprm.search.live_scorer import Rescorer
 from jprm.search.lockstep import SearchConfig, search
-from jprm.search.scorer import Rescorer
+from jprm.search.result import answers, choose
 
 METHODS = [BestOfN(8), Beam(2, 3), DVTS(2, 3)]
 NAMES = [type(method).__name__ for method in METHODS]
@@ -82,12 +82,12 @@ def test_a_budget_smaller_than_a_step_is_a_marked_result(method):
         assert tree.ended == "budget" and tree.text  # what was drawn is kept
         result = choose(tree, "prod", "best", answers(tree))
         assert result.draw is None and "budget of 9 tokens is smaller than the first draw" in result.reason
-    with pytest.raises(ValueError, match="a budget of 0 tokens"):
+    with pytest.raises(ValueError, match="budget is 0 tokens"):
         SearchConfig(method, "prod", budget=0)
 
 
 def test_a_policy_that_is_down_is_an_error():
-    with pytest.raises(PolicyError, match="failed at all 24 draws .* the server is down"):
+    with pytest.raises(PolicyError, match="failed at all 24 samples .* the server is down"):
         run(BestOfN(8), Script({(): ["!"]}))
 
 

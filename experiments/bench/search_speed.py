@@ -30,7 +30,7 @@ from jprm.data.readers import READERS
 from jprm.policy.protocol import Prefix, Sample
 from jprm.score.live import SHORTEST_STEP, LiveTrees, _power
 from jprm.search.beam import Beam
-from jprm.search.growing import Problem
+from jprm.search.growing_tree import Problem
 from jprm.search.lockstep import SearchConfig, search
 
 WIDTH = 4  # of the beams that go on from one prefix; search-and-learn's default

@@ -27,10 +27,10 @@ from jprm.report import sections
 from jprm.report.page import report
 from jprm.report.verdict import interval, percent
 from jprm.score.live import LiveTrees
-from jprm.search import choose
+from jprm.search import result as results
 from jprm.search.beam import DVTS, Beam
 from jprm.search.best_of_n import BestOfN
-from jprm.search.growing import Problem
+from jprm.search.growing_tree import Problem
 from jprm.search.lockstep import SearchConfig, search
 from jprm.search.mcts import MCTS
 from jprm.statistics import auroc, bootstrap, weighted_mean
@@ -192,7 +192,7 @@ def searches(policy: Policy, out: pathlib.Path, rule: str, seed: int, console: C
         right_P, wrong_working_P, spent_P = np.zeros((3, len(problems)))
         done = track(search(problems, policy, scorer, config), name, total=len(problems), console=console)
         for p, tree in done:
-            result = choose.choose(tree, rule, "best", choose.answers(tree))
+            result = results.choose(tree, rule, "best", results.answers(tree))
             spent_P[p] = tree.spent
             if result.draw is not None:
                 steps = tree.steps(tree.draws[result.draw].end)

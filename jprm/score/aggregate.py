@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-RULES = ("min", "prod", "mean", "last", "max", "sum_log_odds", "mean_log")
+from jprm.score.rules import RULES
 
 DEFAULT_RULE = {
     "correctness": "prod",

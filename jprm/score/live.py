@@ -48,7 +48,7 @@ class _Node:
 
 
 class LiveTrees:
-    """A scorer of live trees with a PRM's scores: those of `prm.score_many`, to rounding. See `jprm.search.scorer`.
+    """A scorer of live trees with a PRM's scores: those of `prm.score_many`, to rounding. See `jprm.search`.
 
     Attributes:
       tokens: computed so far, padding left out: those of each problem and of each step once.

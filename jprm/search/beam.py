@@ -1,38 +1,44 @@
 """Step beam search, and DVTS (diverse verifier tree search): several independent beams.
 
-As in search-and-learn, width * expand steps are drawn a round and scored, and the best go on. Different from it:
-a finished chain keeps its place in the beam as long as its score earns it, so a search ends when the whole beam has
-finished; a chain that was cut off is not finished; the same step drawn twice takes one place, not two.
+As in search-and-learn, a round samples and scores width * expand steps and keeps the best. Unlike it, a finished chain
+keeps its place in the beam while its score earns it, so a search ends when the whole beam has finished; a chain that
+was cut off is not finished; and the same step sampled twice takes one place.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-from jaxtyping import Bool, Float
-
-from jprm.search.choose import chain_scores
-from jprm.search.growing import ROOT, Draw, GrowingTree
-from jprm.search.lockstep import Ask, Steps
+from jprm.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps, at_least_one
 
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """Keeps the best `width` prefixes and draws `expand` next steps from each; width * expand first steps.
+    """Step beam search: sample next steps, score them, continue from the best `width`.
 
-    `max_steps`: rounds at most.
+    It samples about width * expand times the tokens of one chain. A budget that ends before a chain is finished leaves
+    a tree without a result, which says so.
+
+    For example:
+      jprm search beam --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --width 4 \\
+        --expand 4 --output beam.jsonl
+
+    Attributes:
+      width: Prefixes kept after every step.
+      expand: Next steps sampled after each prefix. The first round samples width * expand.
+      max_steps: Rounds, at most.
     """
 
     kind: ClassVar[str] = "tree"
-    width: int
-    expand: int
+    width: int = 4
+    expand: int = 4
     max_steps: int = 40
 
     def __post_init__(self):
-        _positive(width=self.width, expand=self.expand, max_steps=self.max_steps)
+        at_least_one(self, "width", "expand", "max_steps")
 
     def steps(self, tree: GrowingTree, rule: str) -> Steps:
         return _beams(tree, rule, 1, self.width, self.expand, self.max_steps)
@@ -40,48 +46,55 @@ class Beam:
 
 @dataclasses.dataclass(frozen=True)
 class DVTS:
-    """`subtrees` beams of width 1 that share nothing but the problem: each keeps the best of its own `expand` steps.
+    """DVTS (diverse verifier tree search): independent subtrees, each continuing from the best of its own next steps.
 
-    With one subtree it is `Beam(1, expand)`.
+    With one subtree it is a beam of width 1. It samples about subtrees * expand times the tokens of one chain. A budget
+    that ends before a chain is finished leaves a tree without a result, which says so.
+
+    For example:
+      jprm search dvts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --subtrees 4 --expand 4 --output dvts.jsonl
+
+    Attributes:
+      subtrees: Beams of width 1 that share nothing but the problem.
+      expand: Next steps sampled in each subtree.
+      max_steps: Rounds, at most.
     """
 
     kind: ClassVar[str] = "tree"
-    subtrees: int
-    expand: int
+    subtrees: int = 4
+    expand: int = 4
     max_steps: int = 40
 
     def __post_init__(self):
-        _positive(subtrees=self.subtrees, expand=self.expand, max_steps=self.max_steps)
+        at_least_one(self, "subtrees", "expand", "max_steps")
 
     def steps(self, tree: GrowingTree, rule: str) -> Steps:
         return _beams(tree, rule, self.subtrees, 1, self.expand, self.max_steps)
 
 
-def select_beams(
-    key_C: Float[np.ndarray, " C"], finished_C: Bool[np.ndarray, " C"], width: int
-) -> tuple[list[int], list[int]]:
-    """(live, held): of the `width` highest keys, the first of equals, those that may go on and those that are finished.
+def select_beams(key_C: Sequence[float], finished_C: Sequence[bool], width: int) -> tuple[list[int], list[int]]:
+    """Returns (live, held): the candidates with the `width` highest keys, split into unfinished and finished ones.
 
-    A key that is NaN is never kept.
+    The first of equal keys comes first. A NaN key is never kept.
     """
-    order = np.argsort(-np.asarray(key_C, float), kind="stable")[:width]
-    kept = [int(i) for i in order if not np.isnan(key_C[i])]
-    return [i for i in kept if not finished_C[i]], [i for i in kept if finished_C[i]]
+    order = sorted((i for i, key in enumerate(key_C) if key == key), key=lambda i: -key_C[i])[:width]
+    return [i for i in order if not finished_C[i]], [i for i in order if finished_C[i]]
 
 
 def _beams(tree: GrowingTree, rule: str, groups: int, width: int, expand: int, max_steps: int) -> Steps:
-    """`groups` beams in one tree. Of each: the draws of the round, and the finished nodes that hold a place."""
+    """Runs `groups` beams in one tree."""
     share = width * expand
     (first,) = yield [Ask(ROOT, groups * share, "step")]
     drawn = [first[g * share : (g + 1) * share] for g in range(groups)]
-    held: list[list[int]] = [[] for _ in range(groups)]
+    held: list[list[int]] = [[] for _ in range(groups)]  # per beam, the finished nodes that keep a place
     before: set[int] = set()
     for step in itertools.count(1):
         live = []
         for g in range(groups):
             candidates = dict.fromkeys([(node, True) for node in held[g]] + [c for d in drawn[g] for c in _ends(d)])
             nodes, finished = zip(*candidates, strict=True) if candidates else ((), ())
-            _, key_C = chain_scores(tree, nodes, rule)
+            _, key_C = tree.chain_scores(nodes, rule)
             goes_on, holds = select_beams(key_C, finished, width)
             live.append([nodes[i] for i in goes_on])
             held[g] = [nodes[i] for i in holds]
@@ -99,13 +112,7 @@ def _beams(tree: GrowingTree, rule: str, groups: int, width: int, expand: int, m
 
 
 def _ends(draw: Draw) -> list[tuple[int, bool]]:
-    """The (node, finished) that a draw makes a candidate: none where it was cut off or has nothing new."""
+    """Returns the (node, finished) that a draw adds to the candidates: none if it was cut off or has nothing new."""
     if draw.sample.finish_reason == "stop" and draw.end != ROOT:
         return [(draw.end, True)]
     return [(draw.end, False)] if draw.sample.finish_reason == "step" and draw.end != draw.start else []
-
-
-def _positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}: it is at least 1")

@@ -5,23 +5,33 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from jprm.search.growing import ROOT, GrowingTree
-from jprm.search.lockstep import Ask, Steps
+from jprm.search.growing_tree import ROOT, Ask, GrowingTree, Steps, at_least_one
 
 FIRST = 4
-"""Chains drawn first where a budget limits them, to learn how long they are."""
+"""Chains sampled first under a budget, to learn their length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BestOfN:
-    """n chains, or as many of them as the budget has room for."""
+    """Best of N: sample n whole chains and return the one with the highest score, or the answer that wins a vote.
+
+    The output is a file of pools, which `jprm eval best-of-n` reads as well.
+
+    For example:
+      jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --n 64 \\
+        --output best.jsonl
+      jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --choose weighted --output votes.jsonl
+
+    Attributes:
+      n: Chains per problem, at most: fewer where the budget does not allow n.
+    """
 
     kind: ClassVar[str] = "pool"
-    n: int
+    n: int = 64
 
     def __post_init__(self):
-        if self.n < 1:
-            raise ValueError(f"n is {self.n}: best of N draws at least one chain")
+        at_least_one(self, "n")
 
     def steps(self, tree: GrowingTree, rule: str) -> Steps:
         drawn = 0
@@ -29,7 +39,7 @@ class BestOfN:
             n = self.n - drawn
             if tree.budget is not None:
                 room = min(n, tree.affordable("end") if drawn else FIRST)
-                if room < n:  # a power of two, so that problems ask alike and share a call
+                if room < n:  # a power of two, so that problems request alike and share a call
                     n = 1 << max(0, int(room).bit_length() - 1)
             before = len(tree.text)
             yield [Ask(ROOT, n, "end")]

@@ -21,10 +21,10 @@ from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
 from jprm.outputs import atomic_file, continued, input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
-from jprm.search.choose import record
-from jprm.search.growing import Problem
+from jprm.search.growing_tree import Problem
+from jprm.search.live_scorer import LiveScorer
 from jprm.search.lockstep import SearchConfig, search
-from jprm.search.scorer import LiveScorer
+from jprm.search.result import record
 from jprm.tree import RecordError, tree_of
 
 Path = str | os.PathLike

@@ -1,9 +1,8 @@
-"""Many problems at once: the methods of all of them ask, the policy samples, the scorer scores, and they go on.
+"""Searches many problems at once: all methods ask, the policy samples, the scorer scores, and the methods continue.
 
-A method is a generator over one problem's tree: it yields what it wants drawn and gets the draws, scored. So it reads
-as if its problem were alone, while a round of all problems is one call of the policy for every number of draws that is
-asked for (one, where all ask alike) and one call of the scorer for every step of depth that the draws have (one, where
-a draw is a step).
+A method is a generator over one problem's tree, written as if its problem were alone. A round of all problems is one
+call of the policy for every number of samples that is requested (one if all request alike) and one call of the scorer
+for every step of depth that the samples have (one if a sample is a step).
 """
 
 from __future__ import annotations
@@ -12,30 +11,26 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, Literal, Protocol
 
 from jprm.policy.protocol import Policy, Sample
 from jprm.policy.sample_cache import PolicyError
-from jprm.score.aggregate import RULES
-from jprm.search.growing import Draw, GrowingTree, Problem
-from jprm.search.scorer import LiveScorer
+from jprm.score.rules import RULES
+from jprm.search.growing_tree import Ask, Draw, GrowingTree, Problem, Steps
+from jprm.search.live_scorer import LiveScorer
+from jprm.search.methods import CHOICES, Choice
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
-    """n draws from a node: of one step, or to the end of the chain."""
+class Method(Protocol):
+    """A frozen config with the running method, as in `jprm.search.beam`.
 
-    node: int
-    n: int
-    until: Literal["step", "end"]
+    `kind` is the kind of record that the search writes.
+    """
 
+    kind: ClassVar[Literal["pool", "tree"]]
 
-Steps = Generator[list[Ask], list[list[Draw]], str | None]
-"""A method at work: asks out, their draws in, without those that failed or are over the budget. What it returns is why
-it ended, None for `done`."""
-
-CHOICES = ("best", "majority", "weighted")
+    def steps(self, tree: GrowingTree, rule: str) -> Steps: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +38,19 @@ class SearchConfig:
     """How problems are searched.
 
     Attributes:
-      method: a configuration such as `BestOfN(16)` or `Beam(4, 4)`; its `steps(tree, rule)` is the method at work.
-      rule: one of `jprm.score.aggregate.RULES`: from the scores of steps to that of a chain.
-      choose: `best` returns the finished chain of the highest score; `majority` the answer that most finished draws
-        have, `weighted` the one whose draws have the largest sum of scores, and its chain of the highest score.
-      budget: generated tokens of a problem at most; None for no limit. Draws that do not fit any more, by the mean of
-        those before, are not asked for; one that turns out too long, and all behind it, are marked `over_budget`.
-      seed: draws of a prefix are numbered from here.
+      method: a config such as `BestOfN(16)` or `Beam(4, 4)`.
+      rule: one of `jprm.score.rules.RULES`: from the scores of steps to that of a chain.
+      choose: `best` returns the finished chain with the highest score; `majority` the answer that most finished samples
+        have, `weighted` the answer whose samples have the largest sum of scores, each with its best chain.
+      budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length
+        so far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
+      seed: number of the first sample of a prefix.
       at_once: problems that advance together.
     """
 
-    method: Any
+    method: Method
     rule: str
-    choose: Literal["best", "majority", "weighted"] = "best"
+    choose: Choice = "best"
     budget: int | None = None
     seed: int = 0
     at_once: int = 32
@@ -66,9 +61,9 @@ class SearchConfig:
         if self.choose not in CHOICES:
             raise ValueError(f"choose is {self.choose!r}: use one of {', '.join(CHOICES)}")
         if self.budget is not None and self.budget < 1:
-            raise ValueError(f"a budget of {self.budget} tokens buys nothing: give at least the tokens of one step")
+            raise ValueError(f"budget is {self.budget} tokens: give at least the tokens of one step")
         if self.at_once < 1:
-            raise ValueError(f"at_once is {self.at_once}: at least one problem is searched at a time")
+            raise ValueError(f"at_once is {self.at_once}: it must be at least 1")
 
 
 @dataclasses.dataclass
@@ -83,17 +78,17 @@ class _Running:
 def search(
     problems: Iterable[Problem], policy: Policy, scorer: LiveScorer, config: SearchConfig
 ) -> Iterator[tuple[int, GrowingTree]]:
-    """(index, finished search) of every problem, in the order in which they finish.
+    """Yields (index, finished search) of every problem, in the order in which they finish.
 
-    A draw that fails is counted in its tree and the rest goes on.
+    A sample that fails is counted in its tree, and the search continues.
 
     Raises:
-      PolicyError: a round in which every draw of every problem failed: the policy is down. Where one is left of those
-        that started together, or at most half, and the policy has answered before, the fault may be their own (a prefix
-        that has grown too long), and it counts as theirs.
+      PolicyError: every sample of a round failed, so the policy is down. If the policy has answered before, and at most
+        half (or one) of the problems that started together are left, the failures count as theirs instead: a prefix may
+        have grown too long.
     """
     numbered = enumerate(problems)
-    answered = [False]  # whether the policy ever was
+    answered = [False]  # whether the policy ever answered
     while chunk := list(itertools.islice(numbered, config.at_once)):
         roots = scorer.open([problem.text for _, problem in chunk])
         running = []
@@ -116,7 +111,7 @@ def search(
 
 
 def _advance(running: list[_Running], resume: Callable[[_Running], list[Ask]]) -> list[_Running]:
-    """Lets every method decide on its next asks; those that ended, their trees marked."""
+    """Collects the next requests of every method. Returns the searches that ended, with `tree.ended` set."""
     for run in running:
         try:
             run.asks = resume(run)
@@ -133,7 +128,7 @@ def _advance(running: list[_Running], resume: Callable[[_Running], list[Ask]]) -
 
 
 def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]:
-    """The asks, less the draws that the budget has no room for, and whether any were cut."""
+    """Returns the requests without the samples that the budget does not allow, and whether any were cut."""
     share, kept = 1.0, []
     for ask in asks:
         all_of_it = tree.affordable(ask.until)
@@ -150,8 +145,8 @@ def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]
 def _draw(
     running: list[_Running], policy: Policy, seed: int, answered: list[bool], few: int
 ) -> dict[int, list[list[Draw]]]:
-    """Samples for all asks, in the trees; for each problem the draws that its method may use."""
-    calls = collections.defaultdict(list)  # asks with one n and one number of the first draw are one call
+    """Samples for all requests and adds them to the trees. Returns, by problem, the draws that its method may use."""
+    calls = collections.defaultdict(list)  # requests with equal n and first sample number share a call
     for run in running:
         for place, ask in enumerate(run.asks):
             if ask.n:
@@ -166,8 +161,8 @@ def _draw(
     down = len(failed) == sum(map(len, samples.values()))
     if down and (len(running) > few or not answered[0]):
         raise PolicyError(
-            f"policy {policy.name} failed at all {len(failed)} draws of a round (problems: {len(running)}): "
-            f"{failed[-1]}. See that it answers and try again; what `jprm search` had drawn before is kept"
+            f"policy {policy.name} failed at all {len(failed)} samples of a round (problems: {len(running)}): "
+            f"{failed[-1]}. See that it answers, then run the same command: earlier samples are kept"
         )
     answered[0] |= not down
     found = {}
@@ -182,7 +177,7 @@ def _draw(
 
 
 def _score(trees: list[GrowingTree], scorer: LiveScorer) -> None:
-    """Scores all new nodes; a node is extended once its parent has been."""
+    """Scores all new nodes, parents before children."""
     new = [(tree, node) for tree in trees for node in tree.new]
     for tree in trees:
         tree.new.clear()
@@ -190,14 +185,14 @@ def _score(trees: list[GrowingTree], scorer: LiveScorer) -> None:
         parents = [tree.root_handle if (i := tree.parent[node]) < 0 else tree.handle[i] for tree, node in new]
         ready = [(*item, parent) for item, parent in zip(new, parents, strict=True) if parent is not None]
         new = [item for item, parent in zip(new, parents, strict=True) if parent is None]
-        assert ready, "a method asked for draws below a node that it had released"
+        assert ready, "a method requested samples after a node that it had released"
         handles, score_P = scorer.extend([p for _, _, p in ready], [tree.text[node] for tree, node, _ in ready])
         for (tree, node, _), handle, score in zip(ready, handles, score_P, strict=True):
             tree.handle[node], tree.score[node] = handle, float(score)
 
 
 def _release(scorer: LiveScorer, tree: GrowingTree, all_nodes: bool = False) -> None:
-    """Tells the scorer what is not needed any more."""
+    """Releases the handles of released nodes, or of all nodes."""
     nodes = range(len(tree.handle)) if all_nodes else tree.released
     gone = [tree.handle[node] for node in nodes if tree.handle[node] is not None]
     for node in nodes:

@@ -1,47 +1,49 @@
 """Monte Carlo tree search over steps, with a process reward model as the value of a leaf.
 
-As in AlphaZero (Silver et al., Science 362, 2018) a simulation walks down by PUCT to a leaf, expands it, and the leaf's
-value is added along the walk. Here an action is a step that the policy drew, its prior the share of the node's draws
-that it is, and its value before the first visit the model's, which is known from the moment it is drawn.
+As in AlphaZero (Silver et al., Science 362, 2018), a simulation descends by PUCT to a leaf, expands it, and adds the
+leaf's value along the path. An action is a step that the policy sampled. Its prior is its fraction of the node's
+samples. Its value before the first visit is the model's, which is known as soon as the step is sampled.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-from jaxtyping import Float, Int
-
-from jprm.search.choose import chain_scores
-from jprm.search.growing import ROOT, Draw, GrowingTree
-from jprm.search.lockstep import Ask, Steps
+from jprm.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps
 
 
 @dataclasses.dataclass(frozen=True)
 class MCTS:
-    """Settings.
+    """Monte Carlo tree search: PUCT decides where to continue, the model's score is the value of a leaf.
+
+    For example:
+      jprm search mcts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --simulations 64 --expand 4 --rollouts 1 --output mcts.jsonl
 
     Attributes:
-      simulations: at most; a search ends before when everything that it may draw has been visited.
-      expand: next steps drawn of a leaf when it is first visited.
-      c_puct: of PUCT; AlphaZero's is 1.25. Values are taken to lie in [0, 1].
-      rollouts: completions of a visited leaf whose mean chain score is its value, a chain that is cut off counting 0;
-        0 takes the score of the leaf's own prefix. Either way what is completed is a candidate.
-      max_steps: steps of a chain at most.
+      simulations: Walks from the problem to a leaf, at most. The search ends earlier once everything within reach has
+        been visited.
+      expand: Next steps sampled after every visited leaf.
+      c_puct: Weight of exploration in PUCT; AlphaZero's is 1.25. Values are taken to be in [0, 1].
+      rollouts: Completions of every visited leaf, whose mean chain score is then its value; one that is cut off counts
+        as 0. With 0 the value is the score of the leaf's own prefix. Completions are candidates for the result.
+      max_steps: Steps of a chain, at most.
     """
 
     kind: ClassVar[str] = "tree"
-    simulations: int
-    expand: int
+    simulations: int = 64
+    expand: int = 4
     c_puct: float = 1.25
     rollouts: int = 0
     max_steps: int = 40
 
     def __post_init__(self):
         if min(self.simulations, self.expand, self.max_steps) < 1 or self.rollouts < 0 or self.c_puct < 0:
-            raise ValueError("simulations, expand and max_steps are at least 1, rollouts and c_puct at least 0")
+            raise ValueError("simulations, expand and max_steps must be at least 1, rollouts and c_puct at least 0")
 
     def steps(self, tree: GrowingTree, rule: str) -> Steps:
         state = _State()
@@ -65,22 +67,24 @@ class MCTS:
                 state.back_up(path, value)
                 state.close(tree, leaf)
             return "simulations"
-        finally:  # a search that its budget ends has notes too
+        finally:  # also when the budget ends the search
             for node, visits in state.visits.items():
                 tree.notes[node] = {"visits": visits, "value": round(state.total[node] / visits, 7)}
 
 
-def puct(
-    value_A: Float[np.ndarray, " A"], visits_A: Int[np.ndarray, " A"], prior_A: Float[np.ndarray, " A"], c_puct: float
-) -> Float[np.ndarray, " A"]:
-    """Q(s, a) + c_puct P(s, a) sqrt(sum_b N(s, b)) / (1 + N(s, a)), for the actions of one state."""
-    visits_A = np.asarray(visits_A)
-    return np.asarray(value_A) + c_puct * np.asarray(prior_A) * np.sqrt(visits_A.sum()) / (1 + visits_A)
+def puct(value_A: Sequence[float], visits_A: Sequence[int], prior_A: Sequence[float], c_puct: float) -> list[float]:
+    """Returns Q(s, a) + c_puct P(s, a) sqrt(sum_b N(s, b)) / (1 + N(s, a)) for the A actions of one state."""
+    root = math.sqrt(sum(visits_A))
+    return [q + c_puct * p * root / (1 + n) for q, n, p in zip(value_A, visits_A, prior_A, strict=True)]
 
 
 class _State:
-    """What is known of the nodes: visits, the sum of values backed up, the model's value and the prior, children in the
-    order in which they were drawn, which may go on, and which are closed because nothing below is left to visit."""
+    """The search's knowledge of nodes.
+
+    visits, total: visits and the sum of backed-up values. value, prior: the model's value and the policy's prior.
+    children: in the order in which they were sampled. goes_on: nodes that may continue. closed: nodes with nothing left
+    to visit below them.
+    """
 
     def __init__(self):
         self.visits: collections.Counter[int] = collections.Counter()
@@ -92,12 +96,12 @@ class _State:
         self.closed: set[int] = set()
 
     def grow(self, tree: GrowingTree, rule: str, node: int, drawn: list[Draw]) -> None:
-        """Makes children of the draws that finished or may go on and have a score."""
+        """Makes children of the draws that have a score and were not cut off."""
         drawn = [draw for draw in drawn if draw.end != node and draw.sample.finish_reason != "length"]
-        value_D, _ = chain_scores(tree, [draw.end for draw in drawn], rule)
+        value_D, _ = tree.chain_scores([draw.end for draw in drawn], rule)
         share = collections.Counter()
         for draw, value in zip(drawn, value_D, strict=True):
-            if not np.isnan(value):
+            if not math.isnan(value):
                 share[draw.end] += 1
                 self.value[draw.end] = float(value)
                 if draw.sample.finish_reason == "step":
@@ -108,14 +112,14 @@ class _State:
             self.close(tree, node)
 
     def descend(self, c_puct: float) -> list[int]:
-        """The walk from the problem to a node without children, the first of equals at every turn."""
+        """Returns the path from the problem to a node without children, taking the first of equals at every turn."""
         path, node = [], ROOT
         while self.children.get(node):
             actions = self.children[node]
-            visits_A = np.array([self.visits[child] for child in actions])
+            visits_A = [self.visits[child] for child in actions]
             value_A = [self.total[a] / n if n else self.value[a] for a, n in zip(actions, visits_A, strict=True)]
             key_A = puct(value_A, visits_A, [self.prior[a] for a in actions], c_puct)
-            node = actions[int(np.argmax(np.where([a in self.closed for a in actions], -np.inf, key_A)))]
+            node = max(zip(actions, key_A, strict=True), key=lambda item: (item[0] not in self.closed, item[1]))[0]
             path.append(node)
         return path
 
@@ -125,7 +129,7 @@ class _State:
             self.total[node] += value
 
     def close(self, tree: GrowingTree, node: int) -> None:
-        """Closes a node that has been visited if it has no open child, then its parents that have none left."""
+        """Closes a visited node without an open child, then every ancestor that has none left."""
         while all(child in self.closed for child in self.children.get(node, ())):
             self.closed.add(node)
             if node == ROOT:
@@ -134,6 +138,9 @@ class _State:
 
 
 def _rollout_value(tree: GrowingTree, rule: str, drawn: list[Draw]) -> float:
-    value_D, _ = chain_scores(tree, [draw.end for draw in drawn], rule)
-    whole_D = [draw.sample.finish_reason == "stop" for draw in drawn]
-    return float(np.where(whole_D, np.nan_to_num(value_D), 0.0).mean())
+    """Returns the mean score of the completions; one that was cut off or has no score counts as 0."""
+    value_D, _ = tree.chain_scores([draw.end for draw in drawn], rule)
+    for i, draw in enumerate(drawn):
+        if draw.sample.finish_reason != "stop" or math.isnan(value_D[i]):
+            value_D[i] = 0.0
+    return float(value_D.mean())

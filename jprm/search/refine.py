@@ -1,33 +1,37 @@
-"""Iterative refinement: a chain is drawn again from its weakest step on; the new one is kept if it scores higher."""
+"""Iterative refinement: samples a chain again from its weakest step on and keeps the new one if it scores higher."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-import numpy as np
-from jaxtyping import Float
-
-from jprm.search.choose import chain_scores
-from jprm.search.growing import ROOT, Draw, GrowingTree
-from jprm.search.lockstep import Ask, Steps
+from jprm.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps, at_least_one
 
 
 @dataclasses.dataclass(frozen=True)
 class Refine:
-    """Starts from the best of `drafts` chains, then for at most `rounds` rounds draws `samples` chains that keep the
-    steps before the weakest one. A chain that is finished is better than one that was cut off, whatever its score."""
+    """Iterative refinement: sample a chain again from its weakest step on, and keep the new one if it scores higher.
+
+    A finished chain is better than one that was cut off, whatever their scores.
+
+    For example:
+      jprm search refine --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --rounds 8 --drafts 4 --output refine.jsonl
+
+    Attributes:
+      rounds: Times that a chain is sampled again, at most.
+      drafts: Chains sampled first, of which the best is refined.
+      samples: New endings sampled per round, each keeping the steps before the weakest one.
+    """
 
     kind: ClassVar[str] = "tree"
-    rounds: int
+    rounds: int = 8
     drafts: int = 1
     samples: int = 1
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}: it is at least 1")
+        at_least_one(self, "rounds", "drafts", "samples")
 
     def steps(self, tree: GrowingTree, rule: str) -> Steps:
         (drawn,) = yield [Ask(ROOT, self.drafts, "end")]
@@ -42,14 +46,14 @@ class Refine:
         return "rounds"
 
 
-def weakest(score_P: Float[np.ndarray, " P"]) -> int:
-    """The index of the lowest score, the first of equals."""
-    return int(np.argmin(score_P))
+def weakest(score_P: Sequence[float]) -> int:
+    """Returns the index of the lowest score, the first of equals."""
+    return min(range(len(score_P)), key=lambda i: score_P[i])
 
 
 def _better(tree: GrowingTree, rule: str, current: Draw | None, drawn: Iterable[Draw]) -> Draw | None:
-    """The best chain; one already there stays unless another is truly better. None where none has scores."""
+    """Returns the best chain, `current` unless another is truly better; None where none has scores."""
     draws = [draw for draw in (current, *drawn) if draw is not None and draw.end != ROOT]
-    _, key_D = chain_scores(tree, [draw.end for draw in draws], rule)
+    _, key_D = tree.chain_scores([draw.end for draw in draws], rule)
     ranked = [(d.sample.finish_reason == "stop", key, d) for d, key in zip(draws, key_D, strict=True) if key == key]
     return max(ranked, key=lambda item: item[:2])[2] if ranked else None  # max takes the first of equals

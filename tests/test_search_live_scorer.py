@@ -9,9 +9,9 @@ from toy_policy import Markov
 
 import jprm
 from jprm.search.beam import Beam
-from jprm.search.growing import Problem
+from jprm.search.growing_tree import Problem
+from jprm.search.live_scorer import Rescorer
 from jprm.search.lockstep import SearchConfig, search
-from jprm.search.scorer import Rescorer
 from jprm.tree import Node, ReasoningTree
 
 

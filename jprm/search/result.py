@@ -4,47 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import equivalent, extract_answer
-from jprm.evaluate.scored import padded
 from jprm.evaluate.votes import answer_classes
-from jprm.score.aggregate import host_rank_keys
 from jprm.score.scorer import as_written
-from jprm.search.growing import Draw, GrowingTree
-
-_PROBABILITIES = ("prod", "mean_log", "sum_log_odds")
-
-
-def chain_scores(
-    tree: GrowingTree, nodes: Sequence[int], rule: str
-) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """(score, key) of the chains that end at these nodes: what `jprm.score.aggregate` gives, log-odds as a probability,
-    and its `rank_keys`. Both are NaN where a step's score is not finite, and for the problem itself.
-
-    Raises:
-      ValueError: a score outside [0, 1] under a rule that multiplies probabilities.
-    """
-    paths = [[tree.score[i] for i in tree.path(node)] for node in nodes]
-    score_BP, mask_BP = padded([np.array(path) for path in paths])
-    known_B = np.isfinite(score_BP).all(1)
-    if rule in _PROBABILITIES and ((score_BP < 0) | (score_BP > 1)).any():
-        raise ValueError(
-            f"rule {rule!r} wants probabilities, and a step's score lies outside [0, 1]: use 'min' or 'last'"
-        )
-    score_BP[~known_B] = 0
-    key_B = host_rank_keys(score_BP, mask_BP)[rule].astype(float)
-    value_B = key_B
-    if rule in ("prod", "mean_log"):  # whose keys are logarithms
-        value_B = np.exp(key_B)
-    if rule == "sum_log_odds":
-        value_B = 1 / (1 + np.exp(-key_B))
-    known_B &= mask_BP.any(1)
-    return np.where(known_B, value_B, np.nan), np.where(known_B, key_B, np.nan)
+from jprm.search.growing_tree import Draw, GrowingTree
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
@@ -88,7 +56,7 @@ def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | No
     if not draws:
         return Result(None, reason=_why_none(tree))
     nodes = [tree.draws[i].end for i in draws]
-    value_N, key_N = chain_scores(tree, nodes, rule)
+    value_N, key_N = tree.chain_scores(nodes, rule)
     class_N = answer_classes([answer_of[node] for node in nodes])
     if how != "best":
         if how == "majority":  # which asks for no score

@@ -1,14 +1,22 @@
-"""The tree of a problem while it is searched: nodes, the draws that made them, and what they cost."""
+"""The tree of one problem during a search, and what a search method asks of it.
+
+A method is a frozen config with `steps(tree, rule)`, a generator that yields `Ask`s and receives scored `Draw`s. This
+file and the methods import no array library, so that `jprm search METHOD --help` can list a method's options at once.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from jprm.policy.protocol import Prefix, Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
 
 ROOT = -1
 """The problem itself, as the parent of first steps."""
@@ -16,7 +24,7 @@ ROOT = -1
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is searched. `answer` is the true one, None where it is not known; `extra` are the record's other keys."""
+    """A problem to search. `answer` is the true one, None where unknown; `extra` holds the record's other keys."""
 
     text: str
     answer: str | float | None = None
@@ -24,11 +32,20 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Draw:
-    """A sample in its place: it went on from node `start` and came to node `end`, the same if it has no step.
+class Ask:
+    """A request for n samples after a node: of one step, or to the end of the chain."""
 
-    `over_budget`: the tokens of this draw and those before it are more than the problem's budget. It is scored and
-    kept, but no method goes on from it and it is never the result.
+    node: int
+    n: int
+    until: Literal["step", "end"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draw:
+    """A sample and its place: it continues node `start` and ends at node `end`, the same node if it has no step.
+
+    `over_budget`: this sample's tokens and those before it exceed the problem's budget. It is scored and recorded, but
+    no method continues from it and it is never the result.
     """
 
     start: int
@@ -37,18 +54,23 @@ class Draw:
     over_budget: bool = False
 
 
+Steps = Generator[list[Ask], list[list[Draw]], str | None]
+"""A running method: yields requests, receives the draws of each, without those that failed or exceed the budget.
+Returns why it ended, None for `done`."""
+
+
 class GrowingTree:
-    """Nodes by index, a parent before its children; equal steps below one parent are one node.
+    """Nodes by index, a parent before its children. Equal steps after one parent are one node.
 
     Attributes:
-      parent, text, score, handle: of every node. A score is NaN until it is known; the handle is the scorer's, None
-        before it has one and after it is released.
+      parent, text, score, handle: per node. A score is NaN until it is known. The handle is the scorer's, None before
+        the node has one and after its release.
       draws: all samples that did not fail, in order.
       finished: nodes where a draw ended its chain with `stop`, so that the path to them is a whole chain.
-      open: nodes after which a chain may go on.
-      failed, error: draws that the policy marked as errors, and the last reason.
+      open: nodes after which a chain may continue.
+      failed, error: the number of samples that the policy marked as errors, and the last reason.
       spent, overspent: generated tokens of the draws within and over the budget.
-      notes: what a method has to say about a node, for the record.
+      notes: per node, keys that a method adds to the record.
       ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
     """
 
@@ -65,14 +87,14 @@ class GrowingTree:
         self.spent = self.overspent = 0
         self.notes: dict[int, dict[str, Any]] = collections.defaultdict(dict)
         self.ended = ""
-        self.asked: collections.Counter = collections.Counter()  # (node, until) -> draws so far, which number the next
-        self.new: list[int] = []  # nodes without a score yet
-        self.released: list[int] = []  # nodes that the scorer has not been told of
+        self.asked: collections.Counter = collections.Counter()  # (node, until) -> samples so far; numbers the next
+        self.new: list[int] = []  # nodes without a score
+        self.released: list[int] = []  # nodes whose release the scorer has not seen
         self._child: dict[tuple[int, str], int] = {}
-        self._tokens: dict[str, list[int]] = {"step": [0, 0], "end": [0, 0]}  # sum and count, by what was asked for
+        self._tokens: dict[str, list[int]] = {"step": [0, 0], "end": [0, 0]}  # sum and count, by `until`
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the first step to this one."""
+        """Returns the nodes from the first step to this one."""
         path = []
         while node != ROOT:
             path.append(node)
@@ -85,8 +107,14 @@ class GrowingTree:
     def prefix(self, node: int) -> Prefix:
         return Prefix(self.problem.text, self.steps(node))
 
+    def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+        """Returns (score, key) of the chains that end at these nodes, as `jprm.search.chain_scores` does."""
+        from jprm.search.chain_scores import chain_scores
+
+        return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule)
+
     def add(self, start: int, sample: Sample, until: str) -> Draw | None:
-        """The draw of a sample from node `start`, its steps as nodes; None for one that failed."""
+        """Adds a sample's steps as nodes after `start` and returns its draw; None if the sample failed."""
         if sample.finish_reason == "error":
             self.failed, self.error = self.failed + 1, sample.error
             return None
@@ -112,14 +140,14 @@ class GrowingTree:
         return draw
 
     def affordable(self, until: str) -> float:
-        """How many further draws the budget has room for, by the mean of those so far; infinite while that is open."""
+        """Returns how many more samples the budget allows, by the mean length so far; infinite until that is known."""
         total, count = self._tokens[until]
         if self.budget is None or not total:
             return math.inf
         return (self.budget - self.spent) * count / total
 
     def release(self, nodes: Iterable[int]) -> None:
-        """No method will go on from these; a later draw of the same step is a node of its own."""
+        """Declares that no method continues from these nodes. A later sample of the same step is a new node."""
         for node in nodes:
             self.released.append(node)
             self._child.pop((self.parent[node], self.text[node]), None)
@@ -133,3 +161,10 @@ class GrowingTree:
             self.handle.append(None)
             self.new.append(node)
         return node
+
+
+def at_least_one(config: Any, *names: str) -> None:
+    """Raises ValueError for the first of these fields of a config that is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1")

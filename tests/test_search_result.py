@@ -10,9 +10,9 @@ from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.score.aggregate import RULES, aggregate, rank_keys
 from jprm.search.beam import Beam
 from jprm.search.best_of_n import BestOfN
-from jprm.search.choose import best, chain_scores, choose, record, vote
-from jprm.search.growing import GrowingTree, Problem
+from jprm.search.growing_tree import GrowingTree, Problem
 from jprm.search.lockstep import SearchConfig, search
+from jprm.search.result import best, choose, record, vote
 from jprm.tree import record_of, tree_of
 
 TABLE = {(): ["a", "b", "c~", "a"], ("a",): ["The answer is 1."], ("b",): ["The answer is 2."]}
@@ -30,7 +30,7 @@ def run(method, table=TABLE, scores=SCORES, truth="1", choose_by="best", **optio
 def test_chain_scores_are_those_of_the_aggregation(rule):
     tree = GrowingTree(Problem("p"), 0, None)
     tree.parent, tree.text, tree.score = [-1, 0, 1, 0, -1], list("abcde"), [0.5, 0.0, 1.0, 0.25, math.nan]
-    value_N, key_N = chain_scores(tree, [0, 2, 3, 4, -1], rule)
+    value_N, key_N = tree.chain_scores([0, 2, 3, 4, -1], rule)
     score_BP = np.array([[0.5, 0, 0], [0.5, 0, 1], [0.5, 0.25, 0]], np.float32)
     mask_BP = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0]], bool)
     expected = np.asarray(aggregate(score_BP, mask_BP)[rule])
@@ -44,9 +44,9 @@ def test_chain_scores_are_those_of_the_aggregation(rule):
 def test_a_rule_of_probabilities_refuses_other_scores():
     tree = GrowingTree(Problem("p"), 0, None)
     tree.parent, tree.text, tree.score = [-1], ["a"], [-0.5]
-    with pytest.raises(ValueError, match="'prod' wants probabilities"):
-        chain_scores(tree, [0], "prod")
-    assert chain_scores(tree, [0], "min")[0] == [-0.5]
+    with pytest.raises(ValueError, match="'prod' needs probabilities"):
+        tree.chain_scores([0], "prod")
+    assert tree.chain_scores([0], "min")[0] == [-0.5]
 
 
 def test_the_best_by_hand():

@@ -1,0 +1,6 @@
+"""Names of the rules that turn step scores into a chain score (`jprm.score.aggregate`); needs no array library."""
+
+from typing import Literal, get_args
+
+Rule = Literal["min", "prod", "mean", "last", "max", "sum_log_odds", "mean_log"]
+RULES: tuple[str, ...] = get_args(Rule)

@@ -1,0 +1,27 @@
+"""The search methods by the name of their command, and how a result is chosen. Needs no array library.
+
+A new method is one file, like `jprm.search.refine`, and one line here: `jprm search NAME` takes its options from the
+config's fields and their text from its docstring.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal, get_args
+
+METHODS = {
+    "best-of-n": "jprm.search.best_of_n:BestOfN",
+    "beam": "jprm.search.beam:Beam",
+    "dvts": "jprm.search.beam:DVTS",
+    "mcts": "jprm.search.mcts:MCTS",
+    "refine": "jprm.search.refine:Refine",
+}
+
+Choice = Literal["best", "majority", "weighted"]
+CHOICES: tuple[str, ...] = get_args(Choice)
+
+
+def find(name: str) -> type:
+    """Returns the config class of a method."""
+    module, _, attribute = METHODS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
