@@ -37,6 +37,7 @@ class DataConfig:
     supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM); `token`,
         every token of the steps and the end of the chain (a policy, with the language head).
     too_long: a chain that exceeds a row is an `error`, or `truncate`d, the steps lost being counted.
+    extras: keys of tree records' nodes, numbers, which objectives find in `Rows.extras`.
     """
 
     train: tuple[str, ...]
@@ -50,6 +51,7 @@ class DataConfig:
     window: int = 128
     streams: int = 1
     seed: int = 0
+    extras: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.rows < 1 or self.micro_rows < 1 or self.rows % self.micro_rows:

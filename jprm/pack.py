@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
-from jprm.rows import Rows
+from jprm.rows import Rows, empty_rows
 from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, ranges, restrict, token_tree
 
 __all__ = ["PackReport", "Packed", "Part", "TokenTree", "empty_rows", "lay_out", "pack", "split", "token_tree"]
@@ -119,7 +119,7 @@ def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLo
         report += counts
     sizes = [(len(part.tree.tokens_N), len(part.tree.run_M)) for part in parts]
     bins = [[i] for i in range(len(parts))] if chains else _best_fit(sizes, tokens, slots)
-    rows, tree_BS, node_BS = lay_out([[parts[i] for i in members] for members in bins], tokens, slots)
+    rows, tree_BS, node_BS = lay_out([[parts[i] for i in members] for members in bins], tokens, slots, _extras(trees))
     return Packed(rows, tree_BS, node_BS, report + PackReport(rows=len(bins), cells=len(bins) * tokens))
 
 
@@ -134,16 +134,15 @@ def split(
     return parts, _count(tree, fitting, shape, parts)
 
 
-def empty_rows(count: int, tokens: int, slots: int) -> Rows:
-    """Rows of padding alone: each token sees itself, no slot is used."""
-    return Rows(
-        tokens=np.zeros((count, tokens), np.int32),
-        position=np.zeros((count, tokens), np.int32),
-        until=np.tile(np.arange(1, tokens + 1, dtype=np.int32), (count, 1)),
-        step_end=np.zeros((count, slots), np.int32),
-        label=np.ones((count, slots), np.float32),
-        weight=np.zeros((count, slots), np.float32),
-    )
+def _extras(trees: Sequence[TokenTree]) -> tuple[str, ...]:
+    """Returns the names of the trees' extras. Raises ValueError where trees have different ones."""
+    for index, tree in enumerate(trees):
+        if set(tree.extras) != set(trees[0].extras):
+            raise ValueError(
+                f"tree {index} ({tree.name!r}) has the extras {sorted(tree.extras)}, tree 0 has"
+                f" {sorted(trees[0].extras)}. Give all trees of a pack the same extras"
+            )
+    return tuple(trees[0].extras) if trees else ()
 
 
 def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong) -> tuple[TokenTree, Geometry]:
@@ -303,13 +302,15 @@ def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list
     return bins
 
 
-def lay_out(bins: list[list[Part]], tokens: int, slots: int) -> tuple[Rows, np.ndarray, np.ndarray]:
-    """A row for each list of parts, which must fit it; the tree and the node of every slot, as in `Packed`."""
-    rows = empty_rows(len(bins), tokens, slots)
+def lay_out(
+    bins: list[list[Part]], tokens: int, slots: int, extras: tuple[str, ...] = ()
+) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """Packs each list of parts, which must fit, into a row; returns also the tree and node of every slot: `Packed`."""
+    rows = empty_rows(len(bins), tokens, slots, extras)
     tree_BS, node_BS = (np.full((len(bins), slots), -1, np.int32) for _ in range(2))
     for row, members in enumerate(bins):
         token, slot = 0, 0
-        for part in members:
+        for number, part in enumerate(members):
             tree, owned_M = part.tree, part.owned_M
             shape = geometry(tree.length_R, tree.parent_R)
             span = slice(token, token + len(tree.tokens_N))
@@ -320,6 +321,12 @@ def lay_out(bins: list[list[Part]], tokens: int, slots: int) -> tuple[Rows, np.n
             rows.step_end[row, steps] = shape.stop_R[tree.run_M] - 1 + token
             rows.label[row, steps] = tree.label_M
             rows.weight[row, steps] = tree.weight_M * owned_M
+            rows.tree[row, steps] = number
+            rows.parent[row, steps] = np.where(tree.above_M >= 0, tree.above_M + slot, -1)
+            rows.problem[row, steps] = tree.problem
+            rows.owned[row, steps] = owned_M
+            for name in extras:
+                rows.extras[name][row, steps] = tree.extras[name]
             tree_BS[row, steps] = np.where(owned_M, part.index, -1)
             node_BS[row, steps] = np.where(owned_M, tree.node_M, -1)
             token, slot = span.stop, steps.stop

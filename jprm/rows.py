@@ -1,6 +1,6 @@
 """`Rows`: the one array layout that carries trees through jit.
 
-Trees lie depth first, many to a row. Visibility is one comparison: query i sees key j if and only if
+Trees are stored depth first, many to a row. Visibility is one comparison: query i sees key j if and only if
 `j <= i < until[j]`. Plain causal attention, packed documents, padding and trees are this rule with different `until`.
 """
 
@@ -9,7 +9,12 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+PER_TOKEN = ("tokens", "position", "until")
+"""The fields of shape (B, T). All others, and every extra, have shape (B, S)."""
 
 
 @jax.tree_util.register_dataclass
@@ -17,8 +22,11 @@ from jaxtyping import Array, Bool, Float, Int
 class Rows:
     """B rows of T tokens with S step slots each.
 
-    Slots of a row are ordered by `step_end` (depth first). An unused slot has `step_end` 0 and weight 0.
-    A padding token sees only itself (`until[j] == j + 1`) and has position 0.
+    Slots of a row are ordered by `step_end` (depth first). An unused slot has `step_end`, `weight` and `problem` 0,
+    `tree` and `parent` -1. A padding token sees only itself (`until[j] == j + 1`) and has position 0.
+
+    A tree that is split over rows repeats the steps that its parts continue. A repeated slot is not `owned` and has
+    weight 0, but keeps its label, tree and parent: every step is owned by one slot.
     """
 
     tokens: Int[Array, "B T"]
@@ -26,10 +34,55 @@ class Rows:
     until: Int[Array, "B T"]  # first index of the row that no longer sees this token
     step_end: Int[Array, "B S"]  # index of the last token of the step; where its score is read
     label: Float[Array, "B S"]  # as in the data (a rating stays -1, 0 or 1); 1 where there is none
-    weight: Float[Array, "B S"]  # 0 where unlabelled, unused, or repeated from another row
+    weight: Float[Array, "B S"]  # 0 where unlabelled, unused or not owned
+    tree: Int[Array, "B S"]  # which tree of the row; two parts of a split tree are two
+    parent: Int[Array, "B S"]  # slot of the step before it on its chain; -1 for a first step
+    problem: Int[Array, "B S"]  # length of its tree's problem in tokens
+    owned: Bool[Array, "B S"]
+    extras: dict[str, Float[Array, "B S"]] = dataclasses.field(default_factory=dict)  # what else the nodes supply
 
 
-def visible(until_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """The rule itself, as a (query, key) matrix: for tests and for the reference attention."""
-    index_T = jax.numpy.arange(until_BT.shape[-1])
-    return (index_T[None, None, :] <= index_T[None, :, None]) & (index_T[None, :, None] < until_BT[:, None, :])
+def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
+    """Returns `count` rows of padding, as numpy arrays: each token sees itself, no slot is used."""
+    none = np.full((count, slots), -1, np.int32)
+    zero = np.zeros((count, slots), np.float32)
+    return Rows(
+        tokens=np.zeros((count, tokens), np.int32),
+        position=np.zeros((count, tokens), np.int32),
+        until=np.tile(np.arange(1, tokens + 1, dtype=np.int32), (count, 1)),
+        step_end=np.zeros((count, slots), np.int32),
+        label=np.ones((count, slots), np.float32),
+        weight=zero.copy(),
+        tree=none.copy(),
+        parent=none.copy(),
+        problem=np.zeros((count, slots), np.int32),
+        owned=np.zeros((count, slots), bool),
+        extras={name: zero.copy() for name in extras},
+    )
+
+
+def siblings(rows: Rows) -> Bool[Array, "B S S"]:
+    """Marks the pairs (i, j) of alternatives: two steps of one tree that continue the same step, or the problem.
+
+    The relation is symmetric, and no slot is its own sibling. Over all rows of a split tree every pair occurs at most
+    once: a pair of which both slots are repeated belongs to an earlier row.
+    """
+    same = (rows.tree[:, :, None] == rows.tree[:, None, :]) & (rows.parent[:, :, None] == rows.parent[:, None, :])
+    owned = rows.owned[:, :, None] | rows.owned[:, None, :]
+    return same & owned & ~jnp.eye(rows.tree.shape[1], dtype=bool)
+
+
+def ancestors(rows: Rows) -> Bool[Array, "B S S"]:
+    """Marks the pairs (i, j) in which step j comes before step i on its chain; no slot is its own ancestor.
+
+    Every round doubles the distance in steps at which ancestors are found.
+    """
+    slots = rows.parent.shape[1]
+    jump_BS = jnp.asarray(rows.parent)
+    found_BSS = jump_BS[:, :, None] == jnp.arange(slots)
+    for _ in range(max(slots - 1, 1).bit_length()):
+        has_BS, at_BS = jump_BS >= 0, jnp.maximum(jump_BS, 0)
+        further_BSS = jnp.take_along_axis(found_BSS, at_BS[:, :, None], axis=1)
+        found_BSS |= further_BSS & has_BS[:, :, None]
+        jump_BS = jnp.where(has_BS, jnp.take_along_axis(jump_BS, at_BS, axis=1), -1)
+    return found_BSS

@@ -1,8 +1,8 @@
 """`TokenTree`: a reasoning tree as a radix tree of token runs.
 
-A run is a stretch of tokens that all its continuations share. The ids of a step are inserted below the end of its
-parent, so steps that begin alike share their common prefix, and two equal steps end at the same token. Everything that
-attention needs to know follows from two arrays, the length and the parent of every run in depth-first order.
+A run is a stretch of tokens that all its continuations share. The ids of a step are inserted after the end of its
+parent, so steps that begin alike share their common prefix, and two equal steps end at the same token. Attention needs
+two arrays: the length and the parent of every run in depth-first order.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from array import array
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -23,27 +24,29 @@ Supervise = Literal["step", "outcome", "token"]
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:
-    """N tokens in R runs, M steps. Runs lie depth first, the problem is run 0; steps are ordered by last token."""
+    """N tokens in R runs, M steps. Runs are depth first, run 0 begins the problem; steps are ordered by last token."""
 
     name: str  # the beginning of the problem, for error messages
     tokens_N: Int32[np.ndarray, " N"]
     length_R: Int[np.ndarray, " R"]
-    parent_R: Int[np.ndarray, " R"]  # -1 for the problem; otherwise less than the run's own index
+    parent_R: Int[np.ndarray, " R"]  # -1 for run 0; otherwise less than the run's own index
     run_M: Int[np.ndarray, " M"]  # the run that ends with the step's last token
     above_M: Int[np.ndarray, " M"]  # the step before it on its chain, an index into M; -1 for a first step
     node_M: Int[np.ndarray, " M"]  # index of its node in the ReasoningTree
     label_M: Float32[np.ndarray, " M"]
     weight_M: Float32[np.ndarray, " M"]
+    problem: int  # tokens of the problem
+    extras: dict[str, Float32[np.ndarray, " M"]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def start_R(self) -> Int[np.ndarray, " R"]:
-        """The first token of each run."""
+        """Index of the first token of each run."""
         return np.cumsum(self.length_R) - self.length_R
 
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """What follows from the shape of a tree alone; see `geometry`."""
+    """Depths and extents of a tree's runs and tokens; see `geometry`."""
 
     last_R: Int[np.ndarray, " R"]  # the last run of the subtree of each run
     stop_R: Int[np.ndarray, " R"]  # one past its last token, as an index into the tree
@@ -53,10 +56,10 @@ class Geometry:
 
 
 def geometry(length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]) -> Geometry:
-    """Array function of run lengths and parents in depth-first order, in O(R log R + N) whatever the nesting.
+    """Returns the geometry of runs in depth-first order, in O(R log R + N) whatever the nesting.
 
-    The last run of a subtree is found by following last children, all runs at once and twice as far every round. The
-    depth of a run's end is all that was laid out so far, less the runs whose subtrees have ended.
+    Every round follows last children twice as far, for all runs at once, until each has the last run of its subtree.
+    The depth of a run's end is the number of tokens so far, less the runs whose subtrees have ended.
     """
     index_R = np.arange(len(length_R))
     last_R = index_R.copy()
@@ -77,85 +80,119 @@ def geometry(length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]) -
 
 
 def ranges(start_K: Int[np.ndarray, " K"], length_K: Int[np.ndarray, " K"]) -> Int[np.ndarray, " N"]:
-    """The indices start, start + 1, ... of K stretches, one stretch after the other."""
+    """Returns the indices start, start + 1, ... of K stretches, one stretch after the other."""
     return np.arange(length_K.sum()) + np.repeat(start_K - (np.cumsum(length_K) - length_K), length_K)
 
 
-def token_tree(tree: ReasoningTree, layout: Layout, supervise: Supervise = "step") -> TokenTree:
+class _Runs:
+    """Runs under construction: (start, length, parent) into one flat buffer of all ids, so a split copies nothing."""
+
+    def __init__(self, problem: Sequence[int]):
+        self.flat = array("i", problem)
+        self.start, self.length, self.parent = [0], [len(self.flat)], [-1]
+        self._child: dict[tuple[int, int], int] = {}  # (run, first token of the next run) -> next run
+
+    def insert(self, run: int, ids: Sequence[int]) -> int:
+        """Adds ids after the end of `run` and returns the run that ends with the last of them."""
+        done = 0
+        while done < len(ids):
+            below = self._child.get((run, ids[done]))
+            if below is None:
+                self._child[run, ids[done]] = self._new(len(self.flat), len(ids) - done, run)
+                self.flat.extend(ids[done:])
+                return len(self.start) - 1
+            first, limit = self.start[below], min(self.length[below], len(ids) - done)
+            shared = 1
+            while shared < limit and self.flat[first + shared] == ids[done + shared]:
+                shared += 1
+            if shared < self.length[below]:  # the first part is a new run; steps that end at the tail's end stay there
+                head = self._child[run, ids[done]] = self._new(first, shared, run)
+                self._child[head, self.flat[first + shared]] = below
+                self.start[below], self.length[below] = first + shared, self.length[below] - shared
+                self.parent[below] = below = head
+            run, done = below, done + shared
+        return run
+
+    def _new(self, start: int, length: int, parent: int) -> int:
+        self.start.append(start)
+        self.length.append(length)
+        self.parent.append(parent)
+        return len(self.start) - 1
+
+
+def token_tree(
+    tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = ()
+) -> TokenTree:
     """Tokenises a tree and merges what its chains share.
 
-    `supervise="step"` takes a node's label (1 with weight 0 where there is none); `"outcome"` takes whether the chain
-    that ends at the node is correct (1 or 0; weight 0 where unknown) and ignores step labels; `"token"`, for a policy,
-    takes every leaf for the end of a whole chain and ignores both: see `next_tokens`.
+    Args:
+        supervise: `step` takes a node's label (1 with weight 0 where there is none). `outcome` ignores step labels and
+            takes whether the chain that ends at the node is correct (1 or 0; weight 0 where unknown). `token`, for a
+            policy, ignores both and ends a whole chain at every leaf; see `next_tokens`.
+        extras: numbers that nodes carry under these keys, one a step. A node without one gets 0.
 
     Raises:
-        ValueError: a step without tokens, since a score needs a token to be read at; `"token"` under a layout whose
-            chains have no end.
+        ValueError: a step without tokens, which has no token to read its score at; `token` with a layout whose chains
+            have no end, or with extras; an extra that is not a number, or that no node of the tree has.
     """
     if supervise not in ("step", "outcome", "token"):
         raise ValueError(f"supervise is {supervise!r}; use 'step', 'outcome' or 'token'")
+    if supervise == "token" and extras:
+        raise ValueError(f"extras {extras} have one number a step, but 'token' has a slot for every token")
     end = _end_of_chain(layout) if supervise == "token" else []
-    goes_on = {node.parent for node in tree.nodes}
+    inner = {node.parent for node in tree.nodes}
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
-    # Runs are (start, length, parent) into one flat buffer of all ids, so that splitting a run copies nothing.
-    flat = array("i", layout.problem(tree.problem))
-    start, length, parent = [0], [len(flat)], [-1]
-    child: dict[tuple[int, int], int] = {}  # (run, first token of the next run) -> next run
+    runs = _Runs(layout.problem(tree.problem))
+    problem = len(runs.flat)
     number, run_of = [], []  # of every node: depth in steps, run that it ends
     for index, node in enumerate(tree.nodes):
         number.append(number[node.parent] + 1 if node.parent >= 0 else 0)
         ids = layout.step(node.text, number[-1])
         if not ids:
             raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
-        ids = ids if index in goes_on else [*ids, *end]
-        run, done = (run_of[node.parent] if node.parent >= 0 else 0), 0
-        while done < len(ids):
-            below = child.get((run, ids[done]))
-            if below is None:
-                below = child[run, ids[done]] = len(start)
-                start.append(len(flat))
-                length.append(len(ids) - done)
-                parent.append(run)
-                flat.extend(ids[done:])
-                run = below
-                break
-            first, limit = start[below], min(length[below], len(ids) - done)
-            shared = 1
-            while shared < limit and flat[first + shared] == ids[done + shared]:
-                shared += 1
-            if shared < length[below]:  # the head is a new run; what ends at the tail's end stays there
-                head = child[run, ids[done]] = len(start)
-                start.append(first)
-                length.append(shared)
-                parent.append(run)
-                child[head, flat[first + shared]] = below
-                start[below], length[below], parent[below] = first + shared, length[below] - shared, head
-                below = head
-            run, done = below, done + shared
-        run_of.append(run)
+        ids = ids if index in inner else [*ids, *end]
+        run_of.append(runs.insert(run_of[node.parent] if node.parent >= 0 else 0, ids))
 
-    order_R = _depth_first(np.array(start), np.array(length), np.array(parent))
+    order_R = _depth_first(np.array(runs.start), np.array(runs.length), np.array(runs.parent))
     rank_R = np.argsort(order_R)
-    start_R, length_R, parent_R = (np.array(x, np.int64)[order_R] for x in (start, length, parent))
+    start_R, length_R, parent_R = (np.array(x, np.int64)[order_R] for x in (runs.start, runs.length, runs.parent))
     parent_R[1:] = rank_R[parent_R[1:]]
     run_M = rank_R[np.array(run_of, np.int64)]
     node_M = np.argsort(run_M, kind="stable")
-    slot_M = np.argsort(node_M)
     above_M = np.array([node.parent for node in tree.nodes], np.int64)[node_M]
-    above_M = np.where(above_M >= 0, slot_M[above_M], -1) if len(node_M) else above_M
     marks = [node.label if supervise == "step" else node.correct for node in tree.nodes]
-    label_M = np.array([1.0 if mark is None else float(mark) for mark in marks], np.float32)[node_M]
-    weight_M = np.array([mark is not None for mark in marks], np.float32)[node_M]
-    tokens_N = np.array(flat, np.int32)[ranges(start_R, length_R)]
-    laid = TokenTree(name, tokens_N, length_R, parent_R, run_M[node_M], above_M, node_M, label_M, weight_M)
-    return next_tokens(laid) if supervise == "token" else laid
+    whole = TokenTree(
+        name=name,
+        tokens_N=np.array(runs.flat, np.int32)[ranges(start_R, length_R)],
+        length_R=length_R,
+        parent_R=parent_R,
+        run_M=run_M[node_M],
+        above_M=np.where(above_M >= 0, np.argsort(node_M)[above_M], -1) if len(node_M) else above_M,
+        node_M=node_M,
+        label_M=np.array([1.0 if mark is None else float(mark) for mark in marks], np.float32)[node_M],
+        weight_M=np.array([mark is not None for mark in marks], np.float32)[node_M],
+        problem=problem,
+        extras={key: _extra(tree, name, key)[node_M] for key in extras},
+    )
+    return next_tokens(whole) if supervise == "token" else whole
+
+
+def _extra(tree: ReasoningTree, name: str, key: str) -> Float32[np.ndarray, " M"]:
+    """Returns the number that each node carries under `key`, 0 where it has none."""
+    values = [node.extra.get(key) for node in tree.nodes]
+    if values and all(value is None for value in values):
+        raise ValueError(f"problem {name!r}: no node has {key!r}, which data.extras names")
+    for index, value in enumerate(values):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"problem {name!r}, node {index}: {key} is {value!r}, not a number")
+    return np.array([0.0 if value is None else value for value in values], np.float32)
 
 
 def next_tokens(tree: TokenTree) -> TokenTree:
-    """The tree as a policy learns it: a slot for every token behind the problem, read at the token before it.
+    """Returns the tree that a policy trains on: a slot for every token after the problem, read at the token before it.
 
-    A slot's label is the id of its token. Where chains part, the token they part at has a slot for each of them. Runs
-    are single tokens here, and `node_M` is the index of the token.
+    A slot's label is the id of its token. Where chains branch, the last shared token has a slot for each branch. Runs
+    are single tokens, and `node_M` is the index of the token.
     """
     total, problem = len(tree.tokens_N), int(tree.length_R[0])
     above_N = np.arange(-1, total - 1)
@@ -174,18 +211,19 @@ def next_tokens(tree: TokenTree) -> TokenTree:
         node_M=node_M,
         label_M=tree.tokens_N[node_M].astype(np.float32),
         weight_M=np.ones(len(node_M), np.float32),
+        problem=tree.problem,
     )
 
 
 def _end_of_chain(layout: Layout) -> list[int]:
-    """What a policy writes behind the last step of a chain."""
+    """Returns the ids that a policy writes after the last step of a chain."""
     if layout.end is None:
-        raise ValueError("the tokenizer has no end-of-sequence token, and a policy could never end a chain: add one")
+        raise ValueError("the tokenizer has no end-of-sequence token, so a policy could never end a chain; add one")
     return [layout.end]
 
 
 def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarray, " L"]) -> TokenTree:
-    """The part of a tree made of the given runs and steps (ascending), which must hold their own ancestors."""
+    """Returns the part of a tree with these runs and steps (ascending indices), which must include their ancestors."""
     start_K, length_K = tree.start_R[run_K], tree.length_R[run_K]
     parent_K, above_L = tree.parent_R[run_K], tree.above_M[step_L]
     return TokenTree(
@@ -198,11 +236,13 @@ def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarr
         node_M=tree.node_M[step_L],
         label_M=tree.label_M[step_L],
         weight_M=tree.weight_M[step_L],
+        problem=tree.problem,
+        extras={name: extra_M[step_L] for name, extra_M in tree.extras.items()},
     )
 
 
 def chain_lengths(tree: TokenTree) -> Int[np.ndarray, " M"]:
-    """Steps on the chain that ends at each step, its own included."""
+    """Returns the number of steps on the chain that ends at each step, the step included."""
     length_M = [0] * len(tree.above_M)
     for slot, above in enumerate(tree.above_M.tolist()):  # a parent's run comes before its children's
         length_M[slot] = 1 + (length_M[above] if above >= 0 else 0)
@@ -212,10 +252,10 @@ def chain_lengths(tree: TokenTree) -> Int[np.ndarray, " M"]:
 def _depth_first(
     start_R: Int[np.ndarray, " R"], length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]
 ) -> Int[np.ndarray, " R"]:
-    """Depth-first order of runs, the deepest of siblings last.
+    """Returns a depth-first order of runs in which the deepest of siblings comes last.
 
-    Short branches before the long one that goes on: a part of a split tree then moves down the long one, and little
-    of it is laid out twice. Siblings of equal depth keep the order in which they appeared.
+    Later parts of a split tree then follow the longest branch, and repeat little. Siblings of equal depth keep the
+    order in which they appeared.
     """
     by_start = np.argsort(start_R, kind="stable").tolist()  # a parent's tokens appeared before its children's
     parent, below = parent_R.tolist(), length_R.tolist()

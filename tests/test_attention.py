@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tiny import TINY, filled, packed_trees, reasoning_trees
+from tiny import TINY, filled, packed_trees, reasoning_trees, visible
 
 from jprm.model.attention import cpu_paths
 from jprm.model.attention.cpu_paths import path_pairs
 from jprm.model.attention.dispatch import attention, plan
 from jprm.pack import empty_rows
-from jprm.rows import visible
 
 B, T, K, G, H = 3, 48, 2, 2, 4
 

@@ -6,10 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from tiny import TINY, packed_trees, random_tree
+from tiny import TINY, packed_trees, random_tree, visible
 
 from jprm.plan import roofline
-from jprm.rows import visible
 
 BENCH = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "bench"
 sys.path.insert(0, str(BENCH))

@@ -23,6 +23,7 @@ from tiny import (
     params,
     random_tree,
     reasoning_trees,
+    visible,
 )  # fmt: skip
 
 from jprm.data.prm800k import READER
@@ -30,7 +31,6 @@ from jprm.layout import NativeLayout
 from jprm.model.transformer import step_logits
 from jprm.objectives.losses import cross_entropy
 from jprm.pack import pack, token_tree
-from jprm.rows import visible
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, tree_of
 

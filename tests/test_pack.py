@@ -88,7 +88,7 @@ def check(trees, packed, expected):
             tree, node = int(packed.tree_BS[b, s]), int(packed.node_BS[b, s])
             owned.append((tree, node))
             end = rows.step_end[b, s]
-            seen = np.flatnonzero((index_T <= end) & (end < rows.until[b]))  # the rule of `jprm.rows.visible`
+            seen = np.flatnonzero((index_T <= end) & (end < rows.until[b]))  # the rule of `jprm.rows`
             assert rows.tokens[b, seen].tolist() == chain_ids(trees[tree], node)
             assert rows.position[b, seen].tolist() == list(range(len(seen)))
             # The steps before it have slots in the same row: a policy that looks for the first error needs them.

@@ -16,11 +16,11 @@ from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.collectives import looked_up, whole
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.mesh import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, sharding, spec
+from jprm.model.mesh import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
-from jprm.rows import Rows
+from jprm.plan.compile import abstract_rows
 from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State, make_step
 
@@ -289,13 +289,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
     with jax.sharding.use_abstract_mesh(mesh):
         state = jax.eval_shape(lambda: start(jax.random.key(0)))
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
-
-        def shape(size, dtype):
-            place = jax.NamedSharding(mesh, P(None, *sharding("batch", None)))
-            return jax.ShapeDtypeStruct((4, 32, size), dtype, sharding=place)
-
-        tokens, slots = shape(2048, jnp.int32), shape(128, jnp.float32)
-        rows = Rows(tokens, tokens, tokens, shape(128, jnp.int32), slots, slots)
+        rows = abstract_rows(mesh, 4, 32, tokens=2048, slots=128)
         step = make_step(config, TARGET, "cross_entropy", OPTIMIZER, 100)
         after, metrics = jax.eval_shape(step, state, rows)
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731

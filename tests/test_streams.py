@@ -13,7 +13,6 @@ from test_pipeline import CONFIG, LetterLayout, equal, letters_tree, problems
 from jprm.data.pipeline import packed_batches
 from jprm.data.streams import Streams, own_streams
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.rows import Rows
 
 TREES = [letters_tree(i) for i in range(23)]
 COUNT, MICRO = 3, 6
@@ -32,7 +31,7 @@ def blocks(rows, own):
     """The rows of these streams."""
     block = MICRO // COUNT
     some = [i for k in own for i in range(k * block, (k + 1) * block)]
-    return Rows(**{name: x[:, some] for name, x in vars(rows).items()})
+    return jax.tree.map(lambda x: x[:, some], rows)
 
 
 def test_each_packs_its_blocks_of_the_same_batches():
@@ -42,12 +41,12 @@ def test_each_packs_its_blocks_of_the_same_batches():
         for mine, all_of_it in zip(itertools.islice(batches(*own), 6), whole, strict=True):
             assert equal(blocks(mine, own), blocks(all_of_it, own))
             others = blocks(mine, [k for k in range(COUNT) if k not in own])
-            assert not any(np.any(x) for x in vars(others).values())
+            assert not any(np.any(x) for x in jax.tree.leaves(others))
 
 
 def test_one_stream_is_the_plain_pipeline():
     for rows, plain in zip(itertools.islice(batches(0, count=1), 4), stream(0, 1), strict=False):
-        assert equal(Rows(**{name: x.reshape(-1, *x.shape[2:]) for name, x in vars(rows).items()}), plain)
+        assert equal(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), plain)
 
 
 def test_streams_share_an_epoch_between_them():

@@ -15,7 +15,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
 from jprm.model.parameters import split
 from jprm.plan import counts, hlo
-from jprm.rows import Rows
+from jprm.plan.compile import abstract_rows
 from jprm.train.compiler_options import OPTIONS
 from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State, make_step
@@ -43,16 +43,12 @@ def compiled_step(mesh, config, A, B, T, S):
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         state = jax.eval_shape(start, key)
         specs = jax.tree.map(lambda x: x.sharding.spec if x.sharding else P(), state)
-        rows = {name: jax.ShapeDtypeStruct((A, B, T), jnp.int32) for name in ("tokens", "position", "until")}
-        rows |= {"step_end": jax.ShapeDtypeStruct((A, B, S), jnp.int32)}
-        rows |= {name: jax.ShapeDtypeStruct((A, B, S), jnp.float32) for name in ("label", "weight")}
-        batch = P(None, *sharding("batch", None))
+        rows = abstract_rows(mesh, A, B, tokens=T, slots=S)
 
     def put(x, spec):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, spec))
 
     state = jax.tree.map(put, state, specs)
-    rows = Rows(**{name: put(x, batch) for name, x in rows.items()})
     target = TargetConfig("rating", neutral="positive", after_error="keep")
     step = make_step(config, target, "cross_entropy", OPTIMIZER, 10, backend="tpu")
     with jax.set_mesh(mesh), optimised():

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.pack import empty_rows, pack, token_tree
-from jprm.rows import Rows
+from jprm.pack import pack, token_tree
+from jprm.rows import Rows, empty_rows
 from jprm.tree import Node, ReasoningTree
 
 TINY = ModelConfig(
@@ -117,9 +117,15 @@ def packed_trees(trees, tokens=64, slots=32, layout=Letters(), too_long="error",
     return pack([token_tree(tree, layout) for tree in trees], tokens, slots, too_long=too_long, chains=chains)
 
 
+def visible(until_BT):
+    """The rule of `jprm.rows` as a (query, key) matrix."""
+    index_T = np.arange(until_BT.shape[-1])
+    return (index_T[None, None, :] <= index_T[None, :, None]) & (index_T[None, :, None] < until_BT[:, None, :])
+
+
 def filled(rows: Rows, count: int) -> Rows:
     """`rows` and empty ones, `count` in all: one shape, one compilation."""
-    empty = empty_rows(count - len(rows.tokens), rows.tokens.shape[1], rows.step_end.shape[1])
+    empty = empty_rows(count - len(rows.tokens), rows.tokens.shape[1], rows.step_end.shape[1], tuple(rows.extras))
     return jax.tree.map(lambda a, b: np.concatenate([a, b]), rows, empty)
 
 

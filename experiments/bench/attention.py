@@ -37,7 +37,6 @@ from jprm.model.attention.cpu_paths import path_pairs
 from jprm.model.attention.dispatch import attention, plan
 from jprm.model.config import ModelConfig
 from jprm.pack import pack, token_tree
-from jprm.rows import visible
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import tree_of
 
@@ -88,7 +87,9 @@ def measure(way: str, shape: str, T: int, data: pathlib.Path) -> dict:
     q, k, v, dy = (
         jnp.asarray(rng.standard_normal((1, T, *heads, 64), np.float32)) for heads in ((3, 3), (3,), (3,), (3, 3))
     )
-    make = jax.jit(lambda until, position: visible(until) if way == "jax.nn" else plan(until, position, c))
+    key = jnp.arange(T)
+    seen = lambda until: (key <= key[:, None]) & (key[:, None] < until[:, None, :])  # noqa: E731  (B, query, key)
+    make = jax.jit(lambda until, position: seen(until) if way == "jax.nn" else plan(until, position, c))
     seen = jax.block_until_ready(make(until_BT, position_BT))
     start = time.perf_counter()
     jax.block_until_ready(make(until_BT, position_BT))

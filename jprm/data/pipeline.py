@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
 from jprm.layout import Layout
-from jprm.pack import TooLong, empty_rows, pack
-from jprm.rows import Rows
+from jprm.pack import TooLong, pack
+from jprm.rows import Rows, empty_rows
 from jprm.token_tree import Supervise, TokenTree, token_tree
 from jprm.tree import ReasoningTree
 
@@ -30,6 +31,7 @@ class PipelineConfig:
     slots: int  # of a row
     too_long: TooLong  # what to do with chains that exceed a row; see `jprm.pack.pack`
     supervise: Supervise = "step"
+    extras: tuple[str, ...] = ()  # keys of nodes; see `jprm.token_tree.token_tree`
     window: int = 256  # trees packed together: more leave less padding and take more memory
     seed: int = 0
     shuffle: bool = True  # trees within an epoch, and the rows of a window
@@ -64,7 +66,7 @@ def packed_batches(
         trees = trees.shuffle()
     if tree_of is not None:
         trees = trees.map(tree_of)
-    trees = trees.map(functools.partial(token_tree, layout=layout, supervise=config.supervise))
+    trees = trees.map(functools.partial(token_tree, layout=layout, supervise=config.supervise, extras=config.extras))
     windows = trees.batch(config.window, batch_fn=list).repeat(config.epochs)
     packed = windows.map_with_index(functools.partial(_pack_window, config))
     first, count = config.stream
@@ -80,16 +82,12 @@ def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> 
     if count == 0:  # no tree of the window has a step; an empty row keeps the stream going
         return _fill_up(1, rows)
     order_B = np.random.default_rng([config.seed, index]).permutation(count) if config.shuffle else np.arange(count)
-    return Rows(*(x_BX[order_B] for x_BX in _fields(rows)))
+    return jax.tree.map(lambda x_BX: x_BX[order_B], rows)
 
 
 def _fill_up(count: int, rows: Rows) -> Rows:
     missing = count - len(rows.tokens)
     if missing == 0:
         return rows
-    empty = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
-    return Rows(*(np.concatenate(pair) for pair in zip(_fields(rows), _fields(empty), strict=True)))
-
-
-def _fields(rows: Rows) -> list[np.ndarray]:
-    return [getattr(rows, field.name) for field in dataclasses.fields(rows)]
+    empty = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1], tuple(rows.extras))
+    return jax.tree.map(lambda *pair: np.concatenate(pair), rows, empty)

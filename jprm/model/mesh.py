@@ -17,7 +17,7 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jprm.rows import Rows
+from jprm.rows import PER_TOKEN, Rows
 
 AXES = ("data", "fsdp", "tensor", "context")
 
@@ -119,16 +119,16 @@ def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Arra
 
 
 def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
-    """Where the arrays of `Rows` lie, with `lead` axes before the row axis, which are not split."""
+    """Returns the sharding of every field of `Rows`, one for all extras, with `lead` unsplit axes before the rows."""
     before = (None,) * lead
     tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))
-    return Rows(tokens=tokens, position=tokens, until=tokens, step_end=slots, label=slots, weight=slots)
+    return Rows(**{f.name: tokens if f.name in PER_TOKEN else slots for f in dataclasses.fields(Rows)})
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):
     """Host arrays onto the mesh: `Rows` as `row_places` says, others split over their rows, behind `lead` axes."""
     if isinstance(rows, Rows):
-        return jax.tree.map(put, rows, row_places(mesh, lead))
+        return jax.tree.map(lambda place, arrays: put(arrays, place), row_places(mesh, lead), rows)
     return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
 
 

@@ -337,6 +337,7 @@ def init(config: ModelConfig, key: Array) -> dict:
     mesh = jax.sharding.get_abstract_mesh()
     shape = (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"], 1)
     one = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
-    rows = Rows(one, one, one + 1, one, one.astype(jnp.float32), one.astype(jnp.float32))
+    real = one.astype(jnp.float32)
+    rows = Rows(one, one, one + 1, one, real, real, one, one, one, one > 0)
     # One token: no attention but the reference's takes rows so short, and parameters do not depend on it.
     return Model(dataclasses.replace(config, attention="reference")).init(key, rows)["params"]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -17,22 +16,19 @@ from jprm.model.heads import probability
 from jprm.model.lora import merge
 from jprm.model.mesh import row_places
 from jprm.plan.topologies import GIB
-from jprm.rows import Rows
+from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import _score
 from jprm.train import loop
 from jprm.train.step import State, make_step
 
 
-def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int) -> Rows:
+def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
     """Rows of shape (*lead, ...), the last axis of `lead` being the rows, over the devices as `put_rows` puts them."""
-    places = row_places(mesh, len(lead) - 1)
 
-    def array(size: int, dtype: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*lead, size), dtype, sharding=place)
+    def abstract(place: NamedSharding, arrays: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
 
-    ids, ends = array(tokens, jnp.int32, places.tokens), array(slots, jnp.int32, places.step_end)
-    values = array(slots, jnp.float32, places.label)
-    return Rows(ids, ids, ids, ends, values, values)
+    return jax.tree.map(abstract, row_places(mesh, len(lead) - 1), empty_rows(1, tokens, slots, extras))
 
 
 def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
@@ -52,7 +48,8 @@ def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callabl
     e = experiment
     step = make_step(e.model, e.target, e.loss, e.optimizer, e.steps, e.lora, backend="tpu")
     data = experiment.data
-    rows = abstract_rows(mesh, data.rows // data.micro_rows, data.micro_rows, tokens=data.tokens, slots=data.slots)
+    lead = data.rows // data.micro_rows, data.micro_rows
+    rows = abstract_rows(mesh, *lead, tokens=data.tokens, slots=data.slots, extras=data.extras)
     return step, (abstract_state(experiment, mesh), rows)
 
 

@@ -163,7 +163,7 @@ def batches_of(
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
     pipeline = PipelineConfig(
         rows=config.rows // stream[1], tokens=config.tokens, slots=config.slots, too_long=config.too_long,
-        supervise=config.supervise, window=config.window, seed=config.seed, shuffle=not once,
+        supervise=config.supervise, extras=config.extras, window=config.window, seed=config.seed, shuffle=not once,
         epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows,
     )  # fmt: skip
 

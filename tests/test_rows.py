@@ -1,0 +1,152 @@
+"""What rows say of their steps' trees: structure and extras survive packing and splitting, siblings and ancestors."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import Letters, filled, path, random_tree, reasoning_trees
+
+from jprm.data.pipeline import PipelineConfig, packed_batches
+from jprm.model.mesh import make_mesh, put_rows
+from jprm.pack import pack, token_tree
+from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
+from jprm.tree import Node, ReasoningTree
+
+
+def numbered(trees):
+    """The trees with (tree, node) of every node as extras, so that repeated slots can be told apart too."""
+    return [
+        dataclasses.replace(
+            tree,
+            nodes=tuple(
+                dataclasses.replace(node, extra={"tree": t, "node": n, "other": "x"})
+                for n, node in enumerate(tree.nodes)
+            ),
+        )
+        for t, tree in enumerate(trees)
+    ]
+
+
+def packed(trees, tokens, slots, chains=False):
+    given = [token_tree(tree, Letters(), extras=("tree", "node")) for tree in numbered(trees)]
+    return pack(given, tokens, slots, too_long="error", chains=chains)
+
+
+def longest(trees):
+    chains = [(tree, path(tree, node)) for tree in trees for node in range(len(tree.nodes))]
+    tokens = max(len(tree.problem) + 1 + sum(len(tree.nodes[i].text) for i in steps) for tree, steps in chains)
+    return tokens, max(len(steps) for _, steps in chains)
+
+
+@jax.jit
+def both(rows):
+    return ancestors(rows), siblings(rows)
+
+
+def relations(rows):
+    """Ancestors and siblings, compiled for one shape: tokens do not matter, unused slots and rows are cut off again."""
+    (B, S), extras = rows.tree.shape, tuple(rows.extras)
+    slots = empty_rows(B, 1, 64 - S, extras)
+    wide = {n: v for n, v in vars(rows).items() if n not in PER_TOKEN}
+    wide = jax.tree.map(lambda x, y: np.concatenate([x, y], 1), wide, {n: getattr(slots, n) for n in wide})
+    wide |= {name: getattr(empty_rows(B, 1, 1), name) for name in PER_TOKEN}
+    return [np.asarray(x)[:B, :S, :S] for x in both(filled(Rows(**wide), 64))]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(reasoning_trees(), min_size=1, max_size=4), st.integers(0, 15), st.integers(0, 5), st.booleans()
+)  # fmt: skip
+def test_structure_equals_brute_force_whatever_the_row(trees, spare_tokens, spare_slots, chains):
+    """With the nodes' numbers as extras, every pair of slots of a row is a pair of nodes whose relation is known."""
+    tokens, slots = longest(trees)
+    made = packed(trees, tokens + spare_tokens, slots + spare_slots, chains)
+    rows, seen, together = made.rows, [], set()
+    before, alike = relations(rows)
+    for b in range(len(rows.tokens)):
+        used = np.flatnonzero(rows.tree[b] >= 0)
+        node = {s: (int(rows.extras["tree"][b, s]), int(rows.extras["node"][b, s])) for s in used}
+        np.testing.assert_array_equal(rows.owned[b], made.node_BS[b] >= 0)
+        for s in range(rows.tree.shape[1]):
+            if s not in node:
+                unused = rows.parent[b, s], rows.problem[b, s], rows.step_end[b, s], rows.weight[b, s]
+                assert unused == (-1, 0, 0, 0) and not rows.owned[b, s]
+                assert not before[b, s].any() and not before[b, :, s].any()
+                assert not alike[b, s].any() and not alike[b, :, s].any()
+                continue
+            tree, n = node[s]
+            if rows.owned[b, s]:
+                assert node[s] == (made.tree_BS[b, s], made.node_BS[b, s])
+            assert rows.problem[b, s] == len(trees[tree].problem) + 1
+            above = trees[tree].nodes[n].parent
+            assert node.get(int(rows.parent[b, s]), (tree, -1)) == (tree, above)
+            assert [node[j][1] for j in np.flatnonzero(before[b, s])] == path(trees[tree], n)[:-1]
+        above = np.array([trees[t].nodes[n].parent for t, n in node.values()], int)
+        of_tree = np.array([t for t, _ in node.values()], int)
+        part = np.equal.outer(rows.tree[b, used], rows.tree[b, used])
+        assert (part <= np.equal.outer(of_tree, of_tree)).all()
+        wanted = part & np.equal.outer(above, above) & ~np.eye(len(used), dtype=bool)
+        owned = np.logical_or.outer(rows.owned[b, used], rows.owned[b, used])
+        np.testing.assert_array_equal(alike[b][np.ix_(used, used)], wanted & owned)
+        seen += [(node[used[i]], node[used[j]]) for i, j in np.argwhere(wanted & owned)]
+        together |= {(node[used[i]], node[used[j]]) for i, j in np.argwhere(wanted)}
+    assert len(seen) == len(set(seen))  # no pair twice
+    assert set(seen) == together  # and none that some row holds is missing
+
+
+def test_a_pair_repeated_by_a_split_is_counted_once():
+    """The alternatives end on one path, so that both later rows repeat them."""
+    ab, abc = Node(-1, "ab"), Node(-1, "abc")
+    tree = ReasoningTree("p", (ab, abc, Node(1, "defg"), Node(1, "hijk")))
+    rows = packed([tree], 9, 4).rows
+    assert len(rows.tokens) == 2 and (~rows.owned & (rows.tree >= 0)).sum(1).tolist() == [0, 2]
+    assert np.asarray(siblings(rows))[:, :2, :2].sum((1, 2)).tolist() == [2, 0]
+
+
+def test_structure_and_extras_reach_batches_and_the_mesh():
+    trees = numbered([random_tree(seed, 6) for seed in range(7)])
+    config = PipelineConfig(
+        rows=4, tokens=64, slots=16, too_long="error", window=3, shuffle=False, epochs=1, extras=("node",)
+    )
+    batches = list(packed_batches(trees, Letters(), config))
+    assert all(batch.extras["node"].shape == batch.tree.shape for batch in batches)  # filled up with rows of padding
+    owned = np.concatenate([batch.extras["node"][batch.owned] for batch in batches])
+    assert sorted(owned.tolist()) == sorted(list(range(6)) * 7)
+    mesh = make_mesh(devices=jax.devices()[:2])
+    put = put_rows(batches[0], mesh)
+    jax.tree.map(np.testing.assert_array_equal, put, batches[0])
+    for name, x in vars(put).items():
+        for array in x.values() if name == "extras" else [x]:
+            assert array.sharding.spec[0] == ("data", "fsdp")
+    assert set(PER_TOKEN) < set(vars(put))
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(jax.jit(ancestors)(put), ancestors(batches[0]))
+        np.testing.assert_array_equal(jax.jit(siblings)(put), siblings(batches[0]))
+
+
+def test_padding_rows_have_no_relations():
+    rows = empty_rows(2, 8, 5, ("x",))
+    assert not siblings(rows).any() and not ancestors(rows).any()
+    one = pack([token_tree(random_tree(0, 4), Letters())], 64, 8, too_long="error").rows
+    both = filled(one, 3)
+    assert siblings(both)[0].sum() == siblings(one).sum() > 0 and not siblings(both)[1:].any()
+    assert isinstance(both, Rows)
+
+
+def test_extras_that_do_not_fit_are_refused():
+    def tree(*extras):
+        return ReasoningTree("p", tuple(Node(-1, "a", extra=extra) for extra in extras))
+
+    made = token_tree(tree({"v": 2}, {}, {"v": None}), Letters(), extras=("v",))
+    assert made.extras["v"].tolist() == [2, 0, 0]
+    with pytest.raises(ValueError, match="no node has 'v', which data.extras names"):
+        token_tree(tree({}, {"w": 1}), Letters(), extras=("v",))
+    with pytest.raises(ValueError, match="node 1: v is 'high', not a number"):
+        token_tree(tree({"v": 1}, {"v": "high"}), Letters(), extras=("v",))
+    with pytest.raises(ValueError, match="a slot for every token"):
+        token_tree(tree({"v": 1}), Letters(end=0), "token", ("v",))
+    with pytest.raises(ValueError, match="tree 1 .* has the extras \\[\\], tree 0 has \\['v'\\]"):
+        pack([made, token_tree(tree({}), Letters())], 8, 4, too_long="error")
