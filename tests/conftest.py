@@ -26,7 +26,13 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402  (it reads the variables above when it is imported)
+
+# Every run of the suite draws the same examples, and a busy machine fails none; `make fuzz` draws fresh ones.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("fuzz", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 jax.config.update("jax_num_cpu_devices", 8)
 

@@ -1,0 +1,81 @@
+"""The documentation: README is short, links and commands exist, the layers agree with tests/test_layers.py."""
+
+import re
+from pathlib import Path
+
+import pytest
+import test_layers
+
+from jprm import cli
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted(REPOSITORY.glob("docs/*.md")), *sorted(REPOSITORY.glob("tpu/*.md"))]
+
+
+def _text(page):
+    return page.read_text(encoding="utf-8")
+
+
+def _anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_readme_is_short():
+    assert len(_text(REPOSITORY / "README.md").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", _text(page)) + re.findall(r'src="([^"]+)"', _text(page))
+    for link in links:
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in _anchors(target), link
+
+
+def _commands(page):
+    """The `jprm` command lines in a page's indented and fenced blocks, continuation lines joined."""
+    lines = _text(page).replace("\\\n", " ").splitlines()
+    return [line.strip().split("  #")[0] for line in lines if re.match(r"\s+jprm \w", line)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _commands(page)], ids=lambda page: page.name)
+def test_commands_exist(page, capsys):
+    """Every command that a page shows is one, with the options that it shows."""
+    for line in _commands(page):
+        words = line.split()[1:]
+        names = words[: 2 if words[0] in ("eval", "label", "search") else 1]
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*names, "--help"])
+        text = capsys.readouterr().out
+        assert stop.value.code == 0, line
+        for option in (word for word in words if word.startswith("--")):
+            assert option in text, f"{line}: {option}"
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([\w.-]+):", _text(REPOSITORY / "Makefile"), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:`|^    )make ([a-z][\w-]*)", _text(page), re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_the_architecture_names_the_layers():
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", _text(REPOSITORY / "docs/architecture.md"), re.MULTILINE)
+    assert [int(layer) for layer, _ in rows] == list(range(len(test_layers.LAYERS)))
+    assert [re.findall(r"`(\w+)`", units) for _, units in rows] == test_layers.LAYERS
+
+
+def test_readme_scores_in_python(tiny_run, monkeypatch, tmp_path):
+    """The Python of the README runs and gives a probability per step."""
+    code = re.search(r"```python\n(.*?)```", _text(REPOSITORY / "README.md"), re.DOTALL)[1]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/tiny").symlink_to(tiny_run.folder)
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    exec(code.replace("prm.score(", "scores = prm.score("), scope)  # the example's last expression
+    assert len(scope["scores"]) == 3 and all(0 <= score <= 1 for score in scope["scores"])
