@@ -14,6 +14,7 @@ from jprm.experiment import read
 from jprm.layout import NativeLayout
 from jprm.model.attention.dispatch import suited
 from jprm.model.config import Attention
+from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -55,10 +56,10 @@ def load(
             " published model"
         )
     experiment = read(path)
-    if experiment.model.head == "language":
+    if find(experiment.model.head).readout is None:
         raise ValueError(
-            f"{folder}: its head is 'language': it writes steps (--policy takes it) and scores none. Name the run of a"
-            " reward model"
+            f"{folder}: its head is {experiment.model.head!r}: it writes steps (--policy takes it) and scores none."
+            " Name the run of a reward model"
         )
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # of several processes each scores by itself
     with jax.set_mesh(grid):

@@ -17,8 +17,8 @@ from jprm.adapters import record
 from jprm.adapters.layout import TemplateLayout, token_ids
 from jprm.adapters.peft import Merged
 from jprm.adapters.published import PUBLISHED, SIGNS
-from jprm.export.export import LABELS
 from jprm.layout import NativeLayout
+from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.score.live import LiveTrees
@@ -77,7 +77,7 @@ def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
     assert found == ends and ids == wanted[: ends[-1] + 1]
     expected = case.score(reference.logits(wanted)[ends])
     scores = prm.score(PROBLEM, STEPS)
-    np.testing.assert_allclose(logit(scores, prm.reading), logit(expected, prm.reading), atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(logit(scores, prm.readout.score), logit(expected, prm.readout.score), atol=CLOSE, rtol=0)
     assert np.ptp(expected) > 100 * CLOSE  # else another position would pass too
     for k in range(1, len(STEPS)):
         np.testing.assert_allclose(prm.score(PROBLEM, STEPS[:k]), scores[:k], atol=1e-6, rtol=0)
@@ -129,8 +129,8 @@ def test_the_channel_of_right_is_the_right_one(published):
     plant(reference, w_D)
     scores = jprm.load(folder, adapter=case.adapter or None).score(PROBLEM, STEPS)
     assert len(scores) == len(STEPS)  # and a probability of exactly 0 or 1 keeps its step
-    factors = prm.reading.factors
-    if prm.reading.activation == "none":
+    factors = prm.readout.score.factors
+    if prm.readout.score.activation == "none":
         np.testing.assert_allclose(scores[:2], (200, -200), rtol=1e-3)
         return
     assert scores[0] == sum(f for f, row in zip(factors, case.rows, strict=True) if row > 0) == 1
@@ -224,7 +224,7 @@ def test_every_record_is_json(tmp_path):
 
 def test_what_jprm_exports_is_read_as_jprm_lays_it_out():
     for name, head in (("jprm", "binary"), ("jprm-ternary", "ternary")):
-        labels = LABELS[head]
+        labels = HEADS[head].channels
         assert PUBLISHED[name].channels == labels and set(PUBLISHED[name].score) == set(labels[1:])
         assert dict((sign.label, other) for other, sign in SIGNS if sign.label)[labels[0]] == name
     own = tokenizer(pieces_tokenizer)

@@ -18,9 +18,10 @@ from tiny_run import MODEL, experiment, lines, loop, make_data, one_device
 from jprm.experiment import TargetConfig
 from jprm.model.attention.dispatch import attention, plan
 from jprm.model.attention.gpu_cudnn import chain_attention, find_chains
+from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, check, make_mesh, put_rows, spec
 from jprm.model.transformer import init, step_logits
-from jprm.objectives.losses import cross_entropy
+from jprm.objectives.losses import likelihood
 from jprm.objectives.targets import targets
 from jprm.pack import empty_rows
 from jprm.plan.plan import plan as plan_of
@@ -112,7 +113,7 @@ def step(weights, config, target, rows):
     """What training differentiates, and its gradient."""
 
     def loss(weights):
-        return cross_entropy(step_logits(weights, config, rows), *targets(rows, target))
+        return likelihood(HEADS["binary"], step_logits(weights, config, rows), *targets(rows, target))
 
     return jax.value_and_grad(loss)(weights)
 

@@ -20,6 +20,7 @@ from jprm.experiment import to_json
 from jprm.export import export as exporting
 from jprm.export.export import export
 from jprm.layout import NativeLayout
+from jprm.model.heads import HEADS
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh
 from jprm.model.rope import RopeScaling
@@ -75,7 +76,7 @@ def test_transformers_computes_the_same_logits(tmp_path, kind):
     wanted = np.asarray(logits(prm.params, prm.config, rows))[0]
     np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
     assert np.abs(wanted).max() > 0.1
-    assert tuple(config.id2label.values()) == exporting.LABELS[prm.config.head]
+    assert tuple(config.id2label.values()) == HEADS[prm.config.head].channels
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,8 +28,9 @@ from tiny import (
 
 from jprm.data.prm800k import READER
 from jprm.layout import NativeLayout
+from jprm.model.heads import HEADS
 from jprm.model.transformer import step_logits
-from jprm.objectives.losses import cross_entropy
+from jprm.objectives.losses import likelihood
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, tree_of
@@ -49,7 +50,7 @@ def loss_of(weights, config, rows):
 
     def loss(weights):
         logit_BSC = step_logits(weights, config, rows)
-        return cross_entropy(logit_BSC, rows.label, rows.weight), logit_BSC
+        return likelihood(HEADS["binary"], logit_BSC, rows.label, rows.weight), logit_BSC
 
     return jax.value_and_grad(loss, has_aux=True)(weights)
 

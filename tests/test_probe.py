@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_run import experiment, lines, loop, make_data, one_device
 
-from jprm.model.heads import probability
+from jprm.model.heads import HEADS
 from jprm.train import head_init
 from jprm.train.head_init import Steps, fitted_head
 
@@ -33,7 +33,7 @@ def test_the_head_is_the_logistic_regression_of_sklearn(head, monkeypatch):
     z_ND = (steps.x_ND - mean_D) / std_D
     reference = linear_model.LogisticRegression(C=1 / (0.1 * weight_N.sum()), tol=1e-8, max_iter=1000)
     wanted_N = reference.fit(z_ND, steps.target_N, sample_weight=weight_N).predict_proba(z_ND)[:, 1]
-    score_N = probability(steps.x_ND @ params["kernel"] + params["bias"])
+    score_N = HEADS[head].readout.score(steps.x_ND @ params["kernel"] + params["bias"])
     np.testing.assert_allclose(score_N, wanted_N, atol=1e-4)  # float32 sums of states of size 500
 
 

@@ -12,10 +12,10 @@ from sklearn.metrics import roc_auc_score
 from tiny import TINY, filled, packed_trees, params, random_tree
 
 from jprm.experiment import OptimizerConfig, TargetConfig
-from jprm.model.heads import probability
+from jprm.model.heads import HEADS
 from jprm.model.parameters import join, split
 from jprm.model.transformer import step_logits
-from jprm.objectives.losses import cross_entropy
+from jprm.objectives.losses import likelihood
 from jprm.pack import empty_rows
 from jprm.train.optimizer import make_optimizer
 from jprm.train.step import BINS, State, make_step
@@ -61,10 +61,10 @@ def test_metrics_are_sums_over_labelled_steps():
     @functools.partial(jax.grad, has_aux=True)
     def gradient_of_the_mean(trained):
         logit_BSC = step_logits(join(trained, fresh().frozen), CONFIG, rows)
-        return cross_entropy(logit_BSC, positive, weight / weight.sum()), logit_BSC
+        return likelihood(HEADS["binary"], logit_BSC, positive, weight / weight.sum()), logit_BSC
 
     gradient, logit = gradient_of_the_mean(fresh().trained)
-    score = np.asarray(probability(logit))
+    score = np.asarray(HEADS["binary"].readout.score(logit))
     _, metrics = STEP(fresh(), ROWS)
     assert metrics.weight == weight.sum() == 48
     assert metrics.right == (weight * ((score > 0.5) == positive)).sum()
@@ -122,8 +122,8 @@ def test_combinations_that_do_not_fit_are_refused():
     for model, target, loss, message in [
         (ternary, third, "cross_entropy", "'cross_entropy' does not fit head 'ternary'; it takes binary or scalar"),
         (CONFIG, TARGET, "ternary_cross_entropy", "takes ternary"),
-        (CONFIG, third, "cross_entropy", "'third' and 'ternary' go together"),
-        (ternary, TARGET, "ternary_cross_entropy", "'third' and 'ternary' go together"),
+        (CONFIG, third, "cross_entropy", "neutral='third' does not fit head 'binary', which takes positive"),
+        (ternary, TARGET, "ternary_cross_entropy", "does not fit head 'ternary', which takes third"),
     ]:
         with pytest.raises(ValueError, match=message):
             make_step(model, target, loss, OPTIMIZER, 100)

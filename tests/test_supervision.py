@@ -21,8 +21,8 @@ POLICY = dict(model=dataclasses.replace(MODEL, head="language"), loss="next_toke
         (POLICY | dict(target=RATING), "supervise='token' gives no ratings"),
         (POLICY | dict(target=TargetConfig("value", "none", "keep", "hard")), "gives ids of tokens"),
         (POLICY | dict(target=TargetConfig("value", "none", "mask")), "gives ids of tokens"),
-        (dict(supervise="token", target=VALUE), "'token' and 'language' go together"),
-        (POLICY | dict(supervise="step"), "'token' and 'language' go together"),
+        (dict(supervise="token", target=VALUE), "'token' does not fit head 'binary', which takes step or outcome"),
+        (POLICY | dict(supervise="step"), "'step' does not fit head 'language', which takes token"),
     ],
 )
 def test_what_is_supervised_fits_head_and_target(tmp_path, one_device, changes, message):

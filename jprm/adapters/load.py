@@ -20,16 +20,13 @@ from jprm.adapters.record import Adapter
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import Attention
+from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
-from jprm.model.readout import Reading
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
-
-_HEAD_OF = {0: "language", 1: "scalar", 2: "binary", 3: "ternary"}
-"""jprm's head with as many outputs. How they are read is the adapter's to say."""
 
 _OUTER = "pretrained_model."
 """What a value head's wrapper may put before the names of the model in it."""
@@ -59,7 +56,8 @@ def load(
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
     given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation)
     if other is None:
-        given["reading"] = Reading(a.activation, tuple(float(a.score.get(name, 0.0)) for name in a.channels))
+        factors = tuple(float(a.score.get(name, 0.0)) for name in a.channels)
+        given["readout"] = Readout(score=Weighted(a.activation, factors))
     else:
         given["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)
@@ -110,7 +108,7 @@ class _Model:
         fields = read_json(self.place / "config.json") if (self.place / "config.json").is_file() else {}
         limits = (a.context, fields.get("max_position_embeddings"))
         self.context = min((n for n in limits if type(n) is int and n > 0), default=None)
-        head = _HEAD_OF[len(a.channels)]
+        head = of_channels(len(a.channels))  # its readout is the adapter's
         self.dtype = dtype
         computed = "bfloat16" if dtype == "bfloat16" else "float32"
         self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention)

@@ -11,6 +11,7 @@ import jax
 from jprm.checkpoints import store
 from jprm.experiment import read
 from jprm.model.config import ModelConfig
+from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 
@@ -23,7 +24,9 @@ def is_run(path: str | os.PathLike) -> bool:
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
-    return dataclasses.replace(read(pathlib.Path(path) / "experiment.json").model, **{"head": "binary", **changes})
+    return dataclasses.replace(
+        read(pathlib.Path(path) / "experiment.json").model, **{"head": ModelConfig.head, **changes}
+    )
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
@@ -43,6 +46,6 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 def load_language_head(path: str | os.PathLike) -> dict:
     """A policy's head in its newest checkpoint, on the mesh that is set. Raises ValueError where it has none."""
     experiment = read(pathlib.Path(path) / "experiment.json")
-    if experiment.model.head != "language":
+    if find(experiment.model.head).channels:
         raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
     return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]

@@ -33,6 +33,7 @@ from jprm.experiment import Experiment, read, to_json
 from jprm.export import card
 from jprm.loading import load
 from jprm.model.config import ModelConfig
+from jprm.model.heads import HEADS, find
 from jprm.model.int8 import Int8
 from jprm.model.mesh import make_mesh
 from jprm.outputs import only_run
@@ -41,9 +42,7 @@ from jprm.score.scorer import PRM
 Format = Literal["transformers", "qwen2-prm", "peft"]
 DType = Literal["float32", "bfloat16", "float16"]
 
-LABELS = {"binary": ("wrong", "right"), "ternary": ("negative", "neutral", "positive")}
-"""Names of the logits by head, in order."""
-
+CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
 SUMS, EXPORT = "SHA256SUMS", "export.json"
 SHARD_BYTES = 5_000_000_000
 
@@ -94,9 +93,9 @@ def export(
         if format == "peft":
             config = peft.config_json(experiment.lora, experiment.base, peft.targets([name for name, _, _ in tensors]))
         _write_json(partial / (peft.CONFIG if format == "peft" else "config.json"), config)
-        _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, LABELS[prm.config.head]))
+        _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, find(prm.config.head).channels))
         prm.layout.tokenizer.save(partial)
-        card.write(partial, prm, experiment, LABELS[prm.config.head], format)
+        card.write(partial, prm, experiment, find(prm.config.head).channels, format)
         kept = {*files, *(file.name for file in partial.iterdir() if not file.name.endswith((".safetensors", ".tmp")))}
         for file in list(partial.iterdir()):
             if file.name not in kept:
@@ -131,8 +130,9 @@ def config_json(
     c = prm.config
     if isinstance(prm.params["decoder"]["embed"], Int8):
         raise ValueError(f"{prm.name}: was loaded in int8, which loses digits; load it without dtype to export it")
-    if c.head not in LABELS:
-        raise ValueError(f"{prm.name}: head {c.head!r} is no token classifier; one of {', '.join(LABELS)} is")
+    labels = find(c.head).channels
+    if not find(c.head).classifier:
+        raise ValueError(f"{prm.name}: head {c.head!r} is no token classifier; one of {CLASSIFIERS} is")
     if c.qkv_bias and c.qk_norm:
         raise ValueError(f"{prm.name}: qkv_bias and qk_norm together are no model that transformers has")
     family = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias else "mistral" if c.windows else "llama"
@@ -143,7 +143,7 @@ def config_json(
         raise ValueError(f"{prm.name}: width {c.width} is not a multiple of {c.heads} heads, as its class demands")
     if format == "transformers" and "hidden_kernel" in prm.params["head"]:
         raise ValueError(f"{prm.name}: a head of two layers is no token classifier; --format qwen2-prm has one")
-    if format == "qwen2-prm" and (family != "qwen2" or c.head != "binary"):
+    if format == "qwen2-prm" and (family != "qwen2" or labels != ("wrong", "right")):
         what = f"not of {family} with head {c.head!r}"
         raise ValueError(f"{prm.name}: Qwen2.5-Math-PRM's format is of a Qwen2 model with a binary head, {what}")
     tokenizer = prm.layout.tokenizer
@@ -167,8 +167,8 @@ def config_json(
         "bos_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.eos,
         "pad_token_id": None,
-        "id2label": {str(i): label for i, label in enumerate(LABELS[c.head])},
-        "label2id": {label: i for i, label in enumerate(LABELS[c.head])},
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
         "classifier_dropout": 0.0,
         "use_cache": False,
         "dtype": dtype,
@@ -265,8 +265,8 @@ def _peft_config(prm: PRM, experiment: Experiment) -> dict[str, Any]:
         raise ValueError(
             f"{prm.name}: was trained without adapters (lora.rank=0); --format transformers writes it whole"
         )
-    if prm.config.head not in LABELS or "hidden_kernel" in prm.params["head"]:
-        raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head of {' or '.join(LABELS)} classes")
+    if not find(prm.config.head).classifier or "hidden_kernel" in prm.params["head"]:
+        raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head, one of {CLASSIFIERS}")
     folder = pathlib.Path(experiment.base)
     if not experiment.base or not (folder / "config.json").is_file():
         raise ValueError(

@@ -8,10 +8,8 @@ from typing import Literal, get_args
 
 import jax
 
+from jprm.model.heads import find
 from jprm.model.rope import RopeScaling
-
-HEAD_CLASSES = {"binary": 2, "ternary": 3, "scalar": 1}
-"""Logits a step by head. binary: (wrong, right); ternary: (negative, neutral, positive); scalar: one log-odds."""
 
 Attention = Literal["reference", "blocked", "paths", "kernel", "cudnn"]
 """The ways of `jprm.model.attention`."""
@@ -43,7 +41,7 @@ class ModelConfig:
     logit_softcap: float = 0.0  # Gemma 2: the same for the language head's
     rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts that were stretched after training
     tied_embeddings: bool = True  # matters to the language head only
-    head: Literal["binary", "ternary", "scalar", "language"] = "binary"
+    head: str = "binary"  # a name in `jprm.model.heads.HEADS`, or module:NAME
     head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU before the head's own
     layer_groups: tuple[int, ...] = ()
     """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group of them all. A group
@@ -73,6 +71,7 @@ class ModelConfig:
         for field, values in _CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
+        find(self.head)
         if self.attention == "cudnn":
             self._check_cudnn()
 
@@ -114,7 +113,6 @@ def _period(windows: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _CHOICES = {
-    "head": (*HEAD_CLASSES, "language"),
     "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "full"),

@@ -1,10 +1,134 @@
-"""Heads: what a step's logits say."""
+"""Heads: what the logits of a step or of a token mean. One `Head` record each, in `HEADS`.
+
+A head is the only place that knows how many logits there are and what they say. Everything else asks the record:
+
+    head = find(config.head)                     # a name in HEADS, or "module:NAME" of the user's own module
+    head.size(config.vocab_size)                 # logits
+    head.readout(logit_BSC)                      # {"score": (B, S), ...}: scores and further named outputs
+    head.log_likelihood(logit_BSC, target_BS)    # (B, S): what likelihood losses sum
+    head.judge(logit_BSC, target_BS)             # scores and correct steps, for metrics
+    head.target                                  # which labels it takes
+
+A published model brings its own `Readout` in place of the record's. To add a head, write a record:
+
+    QUANTILES = Head(("low", "median", "high"), Readout(score=median, low=low, high=high), PROBABILITY, pinball)
+"""
 
 from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from jprm import registry
+
+Output = Callable[[Float[Array, "*B C"]], Float[Array, "*B"]]
+"""A function of logits that gives one number a step. It must be hashable: programs are compiled for it."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, init=False)
+class Readout:
+    """Named outputs of a step's logits. `score` is among them; the others go along with it, for people and searches."""
+
+    outputs: tuple[tuple[str, Output], ...]
+
+    def __init__(self, *, score: Output, **others: Output):
+        object.__setattr__(self, "outputs", tuple({"score": score, **others}.items()))
+
+    def __call__(self, logit_BSC: Float[Array, "*B C"]) -> dict[str, Float[Array, "*B"]]:
+        return {name: output(logit_BSC) for name, output in self.outputs}
+
+    @property
+    def score(self) -> Output:
+        """Logits (..., C) to scores (...)."""
+        return dict(self.outputs)["score"]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Weighted:
+    """An output: the sum of factor x activation over the channels, in float32.
+
+    (0, 1) after a softmax is the probability of the second of two classes, (0, 1, 1) that of not being the first of
+    three, (-1, 1) the difference of two; (1,) after a sigmoid is the probability of one log-odds.
+    """
+
+    activation: Literal["softmax", "sigmoid", "none"]
+    factors: tuple[float, ...]  # of the channels, in order
+
+    def __call__(self, logit_BSC: Float[Array, "*B C"]) -> Float[Array, "*B"]:
+        logit_BSC = logit_BSC.astype(jnp.float32)
+        if self.activation == "softmax":
+            logit_BSC = jax.nn.softmax(logit_BSC, axis=-1)
+        elif self.activation == "sigmoid":
+            logit_BSC = jax.nn.sigmoid(logit_BSC)
+        score_BS = jnp.sum(logit_BSC * jnp.array(self.factors, jnp.float32), axis=-1)
+        if self.activation == "softmax":  # a mean of the factors, which rounding may put beyond the largest
+            score_BS = jnp.clip(score_BS, min(self.factors), max(self.factors))
+        return score_BS
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a head is trained towards, and the fields of an experiment that give such targets."""
+
+    name: str
+    supervise: tuple[str, ...]  # values of data.supervise
+    neutral: tuple[str, ...]  # values of target.neutral
+    correct_from: float  # the least target that counts as correct in metrics
+
+
+PROBABILITY = Target("probability", ("step", "outcome"), ("positive", "negative", "drop", "none"), 0.5)
+"""The probability that a step is correct, in [0, 1], hard or soft."""
+CLASS = Target("class", ("step",), ("third",), 1.0)
+"""0, 1 or 2: negative, neutral, positive."""
+TOKEN = Target("token", ("token",), ("none",), -math.inf)
+"""The id of the token that comes next; every token counts as correct."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What the logits of a step or a token mean."""
+
+    channels: tuple[str, ...]
+    """Names of the logits, in order; () for one logit a token of the vocabulary."""
+    readout: Readout | None
+    """Logits to named outputs; None for a head that scores no steps."""
+    target: Target
+    log_likelihood: Callable[[Array, Array], Array] | None = None
+    """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant; None where there is none."""
+    log_odds: tuple[float, ...] = ()
+    """The logits, channel by channel, of log-odds 1, where log-odds decide the score: `jprm.train.head_init` fits them
+    and multiplies. () where they do not: such a head is not fitted before training."""
+    bias: tuple[float, ...] = ()
+    """Initial bias of every channel; () is 0. Kernels start at 0."""
+
+    def size(self, vocab_size: int) -> int:
+        """Logits a step or token."""
+        return len(self.channels) or vocab_size
+
+    @property
+    def classifier(self) -> bool:
+        """Whether the channels are classes of one softmax, as other libraries' token classifiers have them."""
+        score = self.readout.score if self.readout else None
+        return isinstance(score, Weighted) and score.activation == "softmax"
+
+    def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
+        """Returns scores and which steps count as correct, both (...): what metrics are made of.
+
+        A policy's score is the probability of the token that came next.
+        """
+        if self.readout is None:
+            score_BS = jnp.exp(self.log_likelihood(logit_BSC, target_BS))
+        else:
+            score_BS = self.readout.score(logit_BSC)
+        return score_BS, target_BS >= self.target.correct_from
 
 
 def token_log_probability(logit_BSV: Array, token_BS: Array) -> Float[Array, "B S"]:
@@ -13,23 +137,55 @@ def token_log_probability(logit_BSV: Array, token_BS: Array) -> Float[Array, "B 
     return chosen_BS1[..., 0] - jax.nn.logsumexp(logit_BSV, axis=-1)
 
 
-def probability(logit_BSC: Float[Array, "*B C"]) -> Float[Array, "*B"]:
-    """The score of a step: the probability that it is not wrong.
+def class_log_probability(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
+    """log p[class]."""
+    log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
+    chosen_BSC = jax.nn.one_hot(target_BS.astype(jnp.int32), logit_BSC.shape[-1], dtype=log_BSC.dtype)
+    return jnp.sum(chosen_BSC * log_BSC, axis=-1)
 
-    One logit: its sigmoid. Two: the softmax's second class. Three: 1 - P(negative), neutral being no error.
+
+def two_class_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
+    """t log p + (1 - t) log(1 - p), with p the softmax's second class."""
+    log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
+    return target_BS * log_BSC[..., 1] + (1.0 - target_BS) * log_BSC[..., 0]
+
+
+def log_odds_log_likelihood(logit_BS1: Array, target_BS: Array) -> Float[Array, "*B"]:
+    """t log p + (1 - t) log(1 - p), with p the logit's sigmoid."""
+    return two_class_log_likelihood(jnp.concatenate([jnp.zeros_like(logit_BS1), logit_BS1], axis=-1), target_BS)
+
+
+HEADS: dict[str, Head] = {
+    "binary": Head(
+        ("wrong", "right"), Readout(score=Weighted("softmax", (0.0, 1.0))), PROBABILITY, two_class_log_likelihood,
+        log_odds=(-0.5, 0.5),
+    ),
+    "ternary": Head(
+        ("negative", "neutral", "positive"), Readout(score=Weighted("softmax", (0.0, 1.0, 1.0))), CLASS,
+        class_log_probability,
+    ),
+    "scalar": Head(
+        ("right",), Readout(score=Weighted("sigmoid", (1.0,))), PROBABILITY, log_odds_log_likelihood, log_odds=(1.0,)
+    ),
+    "language": Head((), None, TOKEN, token_log_probability),
+}  # fmt: skip
+"""Name to head. An experiment may also name a `Head` of the user's own module, as `module:NAME`."""
+
+
+def find(name: str) -> Head:
+    """Returns the registered head, or the one that `module:NAME` names. Raises ValueError where there is none."""
+    head = registry.find(name, HEADS, "head")
+    if not isinstance(head, Head):
+        raise ValueError(f"head={name!r} is a {type(head).__name__}, not a jprm.model.heads.Head")
+    return head
+
+
+def of_channels(count: int) -> str:
+    """Returns the name of the first registered head with so many channels; 0 is the vocabulary.
+
+    Raises ValueError where no head has so many.
     """
-    if logit_BSC.shape[-1] == 1:
-        return jax.nn.sigmoid(logit_BSC[..., 0])
-    # Two shares that make up all of 1 may add to 1.0000001, which no evaluation takes for a probability.
-    return jnp.minimum(jnp.sum(jax.nn.softmax(logit_BSC, axis=-1)[..., 1:], axis=-1), 1.0)
-
-
-def judged(head: str, logit_BSC: Float[Array, "B S C"], target_BS: Float[Array, "B S"]) -> tuple[Array, Array]:
-    """Scores and which steps count as right, both (B, S): what metrics are made of.
-
-    A step is right from a target of 0.5 on, as in `jprm.evaluate.steps`. A policy's score is the probability of the
-    token that came next, and every token is right.
-    """
-    if head == "language":
-        return jnp.exp(token_log_probability(logit_BSC, target_BS)), jnp.ones_like(target_BS, bool)
-    return probability(logit_BSC), target_BS >= (1.0 if head == "ternary" else 0.5)
+    for name, head in HEADS.items():
+        if len(head.channels) == count:
+            return name
+    raise ValueError(f"{count} channels; a head has one of {', '.join(str(len(h.channels)) for h in HEADS.values())}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -20,7 +21,8 @@ from jprm.model.attention.cpu_paths import SAVED, capped
 from jprm.model.attention.dispatch import Plan, attention, plan
 from jprm.model.chunked_mlp import activated, in_pieces, pieced
 from jprm.model.collectives import at_tokens, looked_up, whole
-from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.config import ModelConfig
+from jprm.model.heads import find
 from jprm.model.int8 import Int8
 from jprm.model.mesh import reshape, sharding, stream
 from jprm.model.rope import RopeScaling, frequencies
@@ -57,11 +59,11 @@ UNBOUNDED = 2**30
 """The window of a layer that has none, among layers that have: longer than any path."""
 
 
-def _param(module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: float = 0.0):
-    """A parameter born sharded: normal with standard deviation `scale`, or constant `value` where that is None."""
+def _param(module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: Any = 0.0):
+    """A parameter born sharded: normal with standard deviation `scale`, or `value` where that is None."""
     place = sharding(*AXES[name])
     if scale is None:
-        return module.param(name, lambda key: jnp.full(shape, value, jnp.float32, out_sharding=place))
+        return module.param(name, lambda key: jnp.full(shape, jnp.asarray(value), jnp.float32, out_sharding=place))
     return module.param(name, lambda key: scale * jax.random.normal(key, shape, jnp.float32, out_sharding=place))
 
 
@@ -277,15 +279,16 @@ class Decoder(nn.Module):
         return rms_norm(x_BTD, norm_scale(scale_D, c), c.norm_eps), embed_VD
 
 
-class Head(nn.Module):
-    """Linear map from hidden states to logits, in float32; starts at zero, so that a new head says one half.
+class HeadLayer(nn.Module):
+    """Linear map from hidden states to logits, in float32. Its kernel starts at zero, its bias at `start` or zero.
 
     With `hidden`, of relu(x W + b) in place of x, as in Qwen2.5-Math-PRM.
     """
 
-    classes: int
+    channels: int
     bias: bool = True
     hidden: bool = False
+    start: tuple[float, ...] = ()
 
     @nn.compact
     def __call__(self, x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S C"]:
@@ -294,11 +297,17 @@ class Head(nn.Module):
             kernel_DD = _param(self, "hidden_kernel", (width, width), scale=width**-0.5)
             bias_D = _param(self, "hidden_bias", (width,))
             x_BSD = jax.nn.relu(jnp.einsum("BSD,DE->BSE", x_BSD, kernel_DD) + bias_D)
-        kernel_DC = _param(self, "kernel", (x_BSD.shape[-1], self.classes))
+        kernel_DC = _param(self, "kernel", (x_BSD.shape[-1], self.channels))
         logit_BSC = jnp.einsum("BSD,DC->BSC", x_BSD, kernel_DC)
         if self.bias:
-            logit_BSC = logit_BSC + _param(self, "bias", (self.classes,))
+            logit_BSC = logit_BSC + _param(self, "bias", (self.channels,), value=self.start or 0.0)
         return logit_BSC
+
+
+def step_head(config: ModelConfig, name: str | None = None) -> HeadLayer:
+    """The layer that turns the hidden states of steps into the logits of `config.head`."""
+    head = find(config.head)
+    return HeadLayer(len(head.channels), hidden=config.head_hidden, start=head.bias, name=name)
 
 
 class Model(nn.Module):
@@ -312,13 +321,13 @@ class Model(nn.Module):
         c = self.config
         x_BTD, embed_VD = Decoder(c, name="decoder")(rows.tokens, rows.position, rows.until)
         x_BSD = at_tokens(x_BTD, rows.step_end).astype(jnp.float32)
-        if c.head != "language":
-            return Head(HEAD_CLASSES[c.head], hidden=c.head_hidden, name="head")(x_BSD)
+        if find(c.head).channels:
+            return step_head(c, name="head")(x_BSD)
         if c.tied_embeddings:
             embed_VD = embed_VD.astype(jnp.float32)
             logit_BSV = jnp.einsum("BSD,VD->BSV", x_BSD, embed_VD, out_sharding=sharding("batch", None, None))
         else:
-            logit_BSV = Head(c.vocab_size, bias=False, name="head")(x_BSD)
+            logit_BSV = HeadLayer(c.vocab_size, bias=False, name="head")(x_BSD)
         return capped(logit_BSV, c.logit_softcap)
 
 

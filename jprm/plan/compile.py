@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jprm.experiment import Experiment
-from jprm.model.heads import probability
+from jprm.model.heads import find
 from jprm.model.lora import merge
 from jprm.model.mesh import row_places
 from jprm.plan.topologies import GIB
@@ -60,7 +60,7 @@ def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
     params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
     rows = abstract_rows(mesh, mesh.shape["data"] * mesh.shape["fsdp"], tokens=tokens, slots=tokens // 2)
-    return _score, (params, experiment.model, rows, probability)
+    return _score, (params, experiment.model, rows, find(experiment.model.head).readout)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Collection
 import jax.numpy as jnp
 
 from jprm.model.attention.tpu_blocks import block_sizes, most_pairs
-from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.config import ModelConfig
+from jprm.model.heads import find
 from jprm.model.transformer import UNBOUNDED, windows
 from jprm.plan.counts import Program
 from jprm.plan.topologies import Chip
@@ -53,7 +54,7 @@ def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens:
             # Logits and their use, 2 H each a pair and head; twice as much for the four gradients.
             total += (3 if backward else 1) * 4 * model.heads * model.head_dim * pairs
             layer += 1
-    head = model.width * (model.vocab_size if model.head == "language" else HEAD_CLASSES[model.head])
+    head = model.width * find(model.head).size(model.vocab_size)
     head += model.width**2 * model.head_hidden
     return rows * (total + (6 if trained else 2) * head * slots)
 

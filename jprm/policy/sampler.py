@@ -28,6 +28,7 @@ from jprm.experiment import read
 from jprm.layout import Layout, NativeLayout
 from jprm.model import decode
 from jprm.model.config import ModelConfig
+from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check, make_mesh, put_rows, sharding, spec
 from jprm.policy.protocol import Prefix, Sample
@@ -190,7 +191,7 @@ class Sampler:
         self, params: Mapping, config: ModelConfig, tokenizer: Tokenizer, mesh: Mesh, options: SamplerConfig, name: str
     ):
         decode.check(config)
-        if config.head != "language":
+        if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
         check(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
@@ -301,7 +302,7 @@ def load_sampler(
             params = merge(params, experiment.lora)
             name = f"{path.resolve()}@{step}"
         else:
-            config = base.model_config(path, head="language")
+            config = base.model_config(path, head=of_channels(0))
             config = dataclasses.replace(config, layer_groups=(1,) * config.layers)
             decode.check(config)
             params, name = {"decoder": base.load_decoder(path, config)}, str(path.resolve())

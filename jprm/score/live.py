@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import Float
 
 from jprm.model import decode
-from jprm.model.config import HEAD_CLASSES, ModelConfig
+from jprm.model.config import ModelConfig
+from jprm.model.heads import Output, find
 from jprm.model.mesh import put_rows, spec
-from jprm.model.transformer import Head
+from jprm.model.transformer import step_head
 from jprm.score.scorer import PRM
 
 SLOTS = 4096
@@ -58,8 +59,8 @@ class LiveTrees:
 
     def __init__(self, prm: PRM):
         decode.check(prm.config)
-        if prm.config.head == "language":
-            raise NotImplementedError("head='language': live trees are scored by models with a step head")
+        if find(prm.config.head).readout is None:
+            raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
         if prm.ratio is not None:
             raise NotImplementedError(f"{prm.name}: an implicit PRM is two models, and live trees are kept for one")
         self._prm = prm
@@ -188,21 +189,20 @@ class LiveTrees:
         rows = put_rows((tokens_PT, length_P, path_PS, above_P), self._prm.mesh)
         place_PT = jax.device_put(place_PT, NamedSharding(self._prm.mesh, spec()))
         self._pool, score_P = _extend(
-            self._prm.params, self._prm.config, self._prm.reading, self._pool, *rows, place_PT
+            self._prm.params, self._prm.config, self._prm.readout.score, self._pool, *rows, place_PT
         )
         return np.asarray(score_P)[: len(ids)]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
 def _extend(
-    params, config: ModelConfig, reading: Callable, pool: decode.Cache, tokens_PT, length_P, path_PS, above_P, place_PT
+    params, config: ModelConfig, score: Output, pool: decode.Cache, tokens_PT, length_P, path_PS, above_P, place_PT
 ):
     """The pool with the new tokens' keys in their slots, and the scores at the steps' last tokens."""
     past = decode.Past(pool, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
     x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
     x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1).astype(jnp.float32)
-    head = Head(HEAD_CLASSES[config.head], hidden=config.head_hidden)
-    score_PS = reading(head.apply({"params": params["head"]}, x_PSD))
+    score_PS = score(step_head(config).apply({"params": params["head"]}, x_PSD))
 
     def put(slots_NKH, x_PKTH):
         """Of a layer, or of a group of many."""

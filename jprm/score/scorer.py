@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from jprm.layout import Layout
 from jprm.model.config import ModelConfig
-from jprm.model.heads import probability
+from jprm.model.heads import Readout, find
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
@@ -39,8 +39,8 @@ CHUNK = 64
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
-def _score(params: dict, config: ModelConfig, rows: Rows, reading: Callable = probability):
-    return reading(step_logits(params, config, rows))
+def _score(params: dict, config: ModelConfig, rows: Rows, readout: Readout):
+    return readout(step_logits(params, config, rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +57,14 @@ class PRM:
     semantics: str  # of the labels it was trained on; decides the default aggregation
     name: str  # the folder it was loaded from
     step: int  # of training
-    reading: Callable = probability  # step logits to scores, (..., C) to (...)
-    ratio: LogRatio | None = None  # of an implicit PRM, in place of `reading`
+    readout: Readout = None  # step logits (..., C) to named outputs (...); None: as its head says
+    ratio: LogRatio | None = None  # of an implicit PRM, in place of `readout`
     context: int | None = None  # tokens of the longest chain that the model takes
     aggregation: str = ""  # the rule that its authors use; "" is that of the semantics
+
+    def __post_init__(self):
+        if self.readout is None:
+            object.__setattr__(self, "readout", find(self.config.head).readout)
 
     @property
     def rule(self) -> str:
@@ -137,7 +141,7 @@ class PRM:
                 some = slice(first, first + size)
                 batch = put_rows(jax.tree.map(lambda a, i=some: a[i], rows), self.mesh)
                 if self.ratio is None:
-                    score_BS = _score(self.params, self.config, batch, self.reading)
+                    score_BS = _score(self.params, self.config, batch, self.readout)["score"]
                 else:
                     score_BS = self.ratio(
                         self.params, self.config, batch, jax.device_put(problem_BS[some], batch.step_end.sharding)

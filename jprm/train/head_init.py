@@ -22,6 +22,7 @@ from jprm import multihost
 from jprm.experiment import TargetConfig
 from jprm.model.collectives import at_tokens
 from jprm.model.config import ModelConfig
+from jprm.model.heads import HEADS, find
 from jprm.model.mesh import gathered, put_rows
 from jprm.model.transformer import hidden
 from jprm.objectives.targets import targets
@@ -62,7 +63,7 @@ def labelled_steps(
 
 
 def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:
-    """Parameters of a linear `binary` or `scalar` head, and the AUROC on the last fifth of the steps when left out.
+    """Parameters of a linear head that has `log_odds`, and the AUROC on the last fifth of the steps when left out.
 
     Logistic regression on standardised states; the standardisation is folded into the weights, so the head is a plain
     one. The AUROC is None where the steps left out are all right or all wrong.
@@ -70,8 +71,10 @@ def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float |
     Raises:
       ValueError: another head, or steps that are all right or all wrong.
     """
-    if head not in ("binary", "scalar"):
-        raise ValueError(f"probe_rows fits a binary or a scalar head, not {head!r}; set it to 0")
+    log_odds_C = np.array(find(head).log_odds)
+    if not log_odds_C.size:
+        takes = " or ".join(name for name, other in HEADS.items() if other.log_odds)
+        raise ValueError(f"probe_rows fits a {takes} head, not {head!r}; set it to 0")
     if len(set((steps.target_N >= 0.5).tolist())) < 2:
         raise ValueError(f"probe_rows: the {len(steps.target_N)} labelled steps are all right or all wrong; take more")
     kept = len(steps.target_N) * 4 // 5
@@ -83,9 +86,7 @@ def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float |
     right_N = rest.target_N >= 0.5
     area = float(auroc(rest.x_ND @ w_D, right_N, rest.weight_N)) if 0 < right_N.sum() < len(right_N) else None
     w_D, b = list(_path(steps, PENALTIES[best:]))[0]
-    kernel_DC, bias_C = w_D[:, None], np.array([b])
-    if head == "binary":  # the log-odds are the difference of the two logits
-        kernel_DC, bias_C = np.concatenate([-kernel_DC, kernel_DC], 1) / 2, np.concatenate([-bias_C, bias_C]) / 2
+    kernel_DC, bias_C = w_D[:, None] * log_odds_C, b * log_odds_C
     return {"kernel": kernel_DC.astype(np.float32), "bias": bias_C.astype(np.float32)}, area
 
 

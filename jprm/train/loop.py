@@ -29,7 +29,7 @@ from jprm.experiment import Experiment, OptimizerConfig, TargetConfig, from_json
 from jprm.layout import NativeLayout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.heads import judged
+from jprm.model.heads import find
 from jprm.model.lora import TRAINED, merge
 from jprm.model.lora import init as init_adapters
 from jprm.model.mesh import check, gathered, make_mesh, put_rows
@@ -133,8 +133,8 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
 def _check_supervision(experiment: Experiment) -> None:
     """Raises ValueError where the head or the target does not take the labels that `data.supervise` gives."""
     supervise, target, head = experiment.data.supervise, experiment.target, experiment.model.head
-    if (supervise == "token") != (head == "language"):
-        raise ValueError(f"data.supervise={supervise!r} does not fit head {head!r}: 'token' and 'language' go together")
+    if supervise not in (takes := find(head).target.supervise):
+        raise ValueError(f"data.supervise={supervise!r} does not fit head {head!r}, which takes {' or '.join(takes)}")
     if supervise != "step" and target.labels == "rating":
         raise ValueError(
             f"data.supervise={supervise!r} gives no ratings, of which 0 is neutral and all above it are one: set"
@@ -206,7 +206,7 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
 def _head(experiment: Experiment, key: jax.Array) -> dict[str, Any]:
     """A new head; but a policy goes on with its base's own, which may be the embedding."""
     model = experiment.model
-    if model.head != "language":
+    if find(model.head).channels:
         return {"head": jax.jit(lambda key: transformer.init(model, key)["head"])(key)}
     tied = base.model_config(experiment.base).tied_embeddings
     if tied != model.tied_embeddings:
@@ -258,7 +258,7 @@ def validate(experiment: Experiment, params: dict, tokenizer) -> dict[str, float
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _judge(params: dict, model: ModelConfig, target: TargetConfig, rows: Rows):
     target_BS, weight_BS = targets(rows, target)
-    return *judged(model.head, transformer.step_logits(params, model, rows), target_BS), weight_BS
+    return *find(model.head).judge(transformer.step_logits(params, model, rows), target_BS), weight_BS
 
 
 def _resume(checkpoints, state: State, batches: Streams) -> tuple[State, Goodput]:

@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, Scalar
 
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
-from jprm.model.heads import judged
+from jprm.model.heads import find
 from jprm.model.lora import NO_LORA, LoraConfig, merge
 from jprm.model.parameters import join
 from jprm.model.transformer import step_logits
-from jprm.objectives.losses import LOSSES
+from jprm.objectives.losses import fitting
 from jprm.objectives.targets import targets
 from jprm.rows import Rows
 from jprm.train.compiler_options import OPTIONS
@@ -77,22 +77,17 @@ def make_step(
     The loss is the mean over all labelled steps of the A x B rows: each step counts alike, wherever it lies.
     `backend` is what it is compiled for: jax's own, unless it is compiled for another machine.
     """
-    if loss not in LOSSES:
-        raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}")
-    loss_sum = LOSSES[loss][0]
-    if model.head not in LOSSES[loss][1]:
-        raise ValueError(f"loss {loss!r} does not fit head {model.head!r}; it takes {' or '.join(LOSSES[loss][1])}")
-    if (target.neutral == "third") != (model.head == "ternary"):
-        raise ValueError(
-            f"neutral={target.neutral!r} does not fit head {model.head!r}: 'third' and 'ternary' go together"
-        )
+    loss_sum, head = fitting(loss, model.head), find(model.head)
+    if target.neutral not in head.target.neutral:
+        takes = " or ".join(head.target.neutral)
+        raise ValueError(f"target.neutral={target.neutral!r} does not fit head {model.head!r}, which takes {takes}")
     tx, rate = make_optimizer(optimizer, steps), schedule(optimizer, steps)
 
     def objective(trained, frozen, rows):
         logit_BSC = step_logits(merge(join(trained, frozen), lora), model, rows)
         target_BS, weight_BS = targets(rows, target)
-        total = loss_sum(logit_BSC, target_BS, weight_BS)
-        return total, _metrics(*judged(model.head, logit_BSC, target_BS), weight_BS, rows, total)
+        total = loss_sum(head, logit_BSC, target_BS, weight_BS)
+        return total, _metrics(*head.judge(logit_BSC, target_BS), weight_BS, rows, total)
 
     add = functools.partial(jax.tree.map, jnp.add)
 

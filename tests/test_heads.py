@@ -1,0 +1,90 @@
+"""A head is one record: what a fork writes to add one, and what is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import MODEL, experiment, loop, make_data, one_device
+
+import jprm
+from jprm.experiment import from_json, to_json
+from jprm.model.config import ModelConfig
+from jprm.model.heads import HEADS, PROBABILITY, Head, Readout, find, of_channels
+
+LEVELS = (0.1, 0.5, 0.9)
+
+
+def level(channel):
+    return lambda logit_BSC: jax.nn.sigmoid(logit_BSC[..., channel])
+
+
+def pinball(logit_BSC, target_BS):
+    """The log-likelihood of asymmetric Laplace distributions around the quantiles (Koenker and Machado 1999)."""
+    q_C, above_BSC = jnp.array(LEVELS), target_BS[..., None] - jax.nn.sigmoid(logit_BSC)
+    return -jnp.sum(jnp.maximum(q_C * above_BSC, (q_C - 1) * above_BSC), axis=-1)
+
+
+QUANTILES = Head(
+    ("low", "median", "high"), Readout(score=level(1), low=level(0), high=level(2)), PROBABILITY, pinball,
+    bias=(-1.0, 0.0, 1.0),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def quantile_run(tmp_path_factory):
+    """A run of two steps with a head of this file, as an experiment outside the library names it."""
+    folder = tmp_path_factory.mktemp("quantiles")
+    model = dataclasses.replace(MODEL, head="test_heads:QUANTILES")
+    run = experiment(make_data(folder / "data"), model=model, loss="likelihood", steps=2, valid=())
+    with one_device():
+        loop.train(run, folder / "run")
+    return folder / "run"
+
+
+def test_a_head_of_the_users_own_trains_and_scores(quantile_run):
+    prm = jprm.load(quantile_run)
+    bias_C = np.asarray(prm.params["head"]["bias"])
+    assert bias_C.shape == (3,) and (bias_C != np.array([-1.0, 0.0, 1.0])).all()  # each quantile had a gradient
+    np.testing.assert_allclose(bias_C, [-1, 0, 1], atol=0.1)  # and started where the record says
+    score_P = prm.score("add 1", ["bad 2", "cut 3"])
+    assert score_P.shape == (2,) and (0 < score_P).all() and (score_P < 1).all()
+
+
+def test_named_outputs_go_along_with_the_score():
+    named = QUANTILES.readout(jnp.array([[-1.0, 0.0, 1.0]]))
+    assert list(named) == ["score", "low", "high"]
+    assert named["low"] < named["score"] == 0.5 < named["high"]
+    score_B, correct_B = QUANTILES.judge(jnp.zeros((2, 3)), jnp.array([0.4, 0.5]))
+    assert score_B.tolist() == [0.5, 0.5] and correct_B.tolist() == [False, True]
+
+
+def test_an_experiment_names_heads():
+    for name in ["test_heads:QUANTILES", *HEADS]:
+        config = dataclasses.replace(MODEL, head=name)
+        assert from_json(ModelConfig, to_json(config)) == config
+        assert isinstance(find(config.head), Head)
+    assert [of_channels(n) for n in (0, 1, 2, 3)] == ["language", "scalar", "binary", "ternary"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "quaternary",
+            "head='quaternary' is not one of binary, ternary, scalar, language, nor of the form module",
+        ),
+        ("no_such_module:HEAD", "head='no_such_module:HEAD': No module named"),
+        ("test_heads:HEAD", "has no attribute 'HEAD'"),
+        ("test_heads:LEVELS", "is a tuple, not a jprm.model.heads.Head"),
+    ],
+)
+def test_what_is_no_head_is_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(MODEL, head=name)
+
+
+def test_no_head_has_four_channels():
+    with pytest.raises(ValueError, match="4 channels; a head has one of 2, 3, 1, 0"):
+        of_channels(4)
