@@ -1,6 +1,7 @@
 """The command line: what it says, how fast, and how it refuses. What the commands do is tested where it is done."""
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -139,12 +140,14 @@ def test_a_wrong_command_line_is_named(args, said, capsys):
 def test_prepare_hands_everything_on(library):
     calls = []
     library("jprm.data.prepare", prepare=lambda *args, **kwargs: calls.append((args, kwargs)))
-    line = "prepare prm800k --source a b --out c --exclude d --on-error skip --overwrite --set phase=1 finish=solution"
+    line = "prepare prm800k --source a https://host/b.jsonl --out c --exclude d --on-error skip --overwrite --sha256 ff"
+    line += " --set phase=1 finish=solution"
     assert cli.main(line.split()) == 0
     args, kwargs = calls[0]
-    assert args == ("prm800k", (Path("a"), Path("b")), Path("c"))
+    assert args == ("prm800k", ("a", "https://host/b.jsonl"), Path("c"))
     assert kwargs == {
         "exclude": (Path("d"),),
+        "sha256": ("ff",),
         "on_error": "skip",
         "overwrite": True,
         "phase": 1,
@@ -259,6 +262,26 @@ def test_a_missing_extra_is_named(library, capsys, monkeypatch):
     absent = "no_such_module"
     with pytest.raises(ModuleNotFoundError):  # no extra brings it: a bug
         cli.main(args)
+
+
+@pytest.mark.parametrize("command", ["jprm --help", "jprm search --help", "jprm --version"])
+def test_a_reader_that_leaves_is_no_error(command):
+    """As of `jprm --help | head -1`: the rest is not printed, and nothing is said about it."""
+    run = [sys.executable, "-m", *command.split()]
+    read, write = os.pipe()
+    os.close(read)
+    found = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (found.returncode, found.stderr) == (141, "")
+
+
+def test_another_broken_pipe_is_an_error(library, capsys):
+    def broken(*args, **kwargs):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    library("jprm.loading", load=broken)
+    assert cli.main("score --model m --input setup.py --output b".split()) == 2
+    assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
 
 
 def test_ctrl_c_says_that_the_same_command_continues(library, capsys):

@@ -1,12 +1,15 @@
 """Preparing: what goes in comes out equal, all of it is accounted for, and nothing half-written is left."""
 
+import functools
 import hashlib
+import http.server
 import io
 import json
 import pathlib
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import rich.console
@@ -227,6 +230,45 @@ def test_a_download_must_have_its_checksum(tmp_path, console):
     assert prepare("jsonl", [url], tmp_path / "out", sha256=[right], console=console).kept == 1
     (remote / "f.jsonl").unlink()  # what was downloaded is not fetched again
     assert prepare("jsonl", [url], tmp_path / "out", sha256=[right], overwrite=True, console=console).kept == 1
+
+
+def test_the_command_downloads_a_release(tmp_path, capsys):
+    """The URL reaches the server as it was written, and the error names the option that helps."""
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    lines(remote / "f.jsonl", chain("p"))
+    right = hashlib.sha256((remote / "f.jsonl").read_bytes()).hexdigest()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=remote)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/f.jsonl"
+        command = ["prepare", "jsonl", "--source", url, "--out", str(tmp_path / "out")]
+        assert cli.main(command) == 2
+        assert f"{url}: no SHA-256 is known for it: pass the one you trust with --sha256" in capsys.readouterr().err
+        assert cli.main([*command, "--sha256", "0" * 64]) == 2
+        assert f"its SHA-256 is {right}" in capsys.readouterr().err
+        assert cli.main([*command, "--sha256", right]) == 0
+        server.shutdown()
+    assert list(load(tmp_path / "out")) == [chain("p")]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["source"] == [url]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_only_folders_of_prepare_are_deleted(tmp_path, console, overwrite):
+    source, out = lines(tmp_path / "s.jsonl", chain("p")), tmp_path / "out"
+    if overwrite:
+        prepare("jsonl", [source], out, console=console)
+    for name in ("out.old", "out.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"out\.partial exists and is not of jprm prepare"):
+        prepare("jsonl", [source], out, overwrite=overwrite, console=console)
+    assert (tmp_path / "out.partial" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "out.partial").rename(tmp_path / "elsewhere")
+    assert prepare("jsonl", [source], out, overwrite=overwrite, console=console).kept == 1
+    assert (tmp_path / "out.old" / "thesis.tex").read_text() == "years of work"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "out", "out.old", "s.jsonl"]
+    assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == []
 
 
 def test_load_takes_a_file_of_records(tmp_path):

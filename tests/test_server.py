@@ -1,5 +1,7 @@
 """The HTTP policy against a real server that fails in every way a server does."""
 
+import asyncio
+import gc
 import json
 import socket
 import threading
@@ -280,3 +282,15 @@ def test_bad_settings_are_refused():
 def test_steps_are_sent_apart():
     config = ServerConfig("http://a/v1", "m", prompt="Q: {problem}\nA:\n", delimiter="\n")
     assert request_body(config, Prefix("1+1?", ("a", "b")), "end", 5)["prompt"] == "Q: 1+1?\nA:\na\nb\n"
+
+
+@pytest.mark.filterwarnings("error")
+def test_in_an_event_loop_it_names_the_way_out_and_leaves_no_coroutine():
+    policy = ServerPolicy(ServerConfig("http://localhost/v1", "tiny"))
+
+    async def notebook():
+        policy.sample([Prefix("p")], 1, until="end", seed=0)
+
+    with pytest.raises(RuntimeError, match="await ServerPolicy.sample_async"):
+        asyncio.run(notebook())
+    gc.collect()  # a coroutine that nothing awaited would warn here

@@ -46,9 +46,10 @@ app = SubcommandApp()
 @app.command
 def prepare(
     name: Annotated[Positional[str], arg(metavar="NAME")],
-    source: Files,
+    source: Annotated[tuple[str, ...], arg(metavar="FILE|URL ...")],
     out: Folder,
     exclude: Files = (),
+    sha256: Annotated[tuple[str, ...], arg(metavar="HEX ...", help_behavior_hint="")] = (),
     on_error: OnError = "stop",
     overwrite: FlagCreatePairsOff[bool] = False,
     set_: Settings = (),
@@ -67,9 +68,10 @@ def prepare(
     Args:
         name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math, pools,
             trl or jsonl.
-        source: The files to read.
+        source: The files to read, or the URLs of a public release, which are downloaded into `downloads` beside DIR.
         out: The folder to write. It must not hold a data set yet, unless --overwrite is given.
         exclude: Benchmark files: problems that occur in them, by normalised text, are left out and counted.
+        sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         overwrite: Replace the data set that is in DIR.
         set_: What the source leaves open. An option without a default has to be given: the error that asks for it lists
@@ -80,7 +82,8 @@ def prepare(
     options = dict(_setting(item) for item in set_)
     if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
         raise ValueError(f"--set {taken[0]}: unknown; it is no option of a reader")
-    prepare(name, source, out, exclude=exclude, on_error=on_error, overwrite=overwrite, **options)
+    checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite}
+    prepare(name, source, out, exclude=exclude, **checked, **options)
 
 
 @app.command
@@ -212,28 +215,38 @@ app.command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, 2 for what the library refuses, 130 for Ctrl-C."""
+    """Runs one command. Returns the exit status: 0, 2 for a refusal of the library, 130 for Ctrl-C, 141 if the reader of
+    standard output has gone."""
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if args == ["--version"]:
-        print(f"jprm {jprm.__version__}")
-        return 0
     try:
-        app.cli(prog="jprm", description=DESCRIPTION, args=args)
-        return 0
+        try:
+            if args == ["--version"]:
+                print(f"jprm {jprm.__version__}")
+            else:
+                app.cli(prog="jprm", description=DESCRIPTION, args=args)
+            return 0
+        finally:
+            sys.stdout.flush()  # fails here rather than when the interpreter ends
     except KeyboardInterrupt:
         print("stopped: the same command, run again, continues from what it had saved", file=sys.stderr)
         return 130
     except REFUSALS as error:
+        if isinstance(error, BrokenPipeError) and _reader_gone():
+            return 128 + signal.SIGPIPE
         if os.environ.get("JPRM_TRACEBACK") == "1":
             raise
         print(f"error: {_line(error)}", file=sys.stderr)
         return 2
-    except ModuleNotFoundError as error:
-        hint = extra_hint(error)
-        if hint is None or os.environ.get("JPRM_TRACEBACK") == "1":
-            raise
-        print(f"error: {hint}", file=sys.stderr)
-        return 2
+
+
+def _reader_gone() -> bool:
+    """Returns whether standard output is a pipe that nobody reads, as after `jprm --help | head`; then closes it."""
+    try:
+        print(flush=True)
+        return False
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
 
 
 def _line(error: BaseException) -> str:

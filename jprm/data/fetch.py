@@ -1,4 +1,4 @@
-"""Downloads of public releases, never without a checksum."""
+"""Downloads public releases, each with a checksum."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def fetch(
     allowed: Collection[str],
     on_bytes: Callable[[int, int | None], None] = lambda done, total: None,
 ) -> pathlib.Path:
-    """The file of a URL in `folder`, downloaded unless it is there already with an allowed SHA-256.
+    """Returns the file of a URL in `folder`, downloaded unless it is there with an allowed SHA-256.
 
     Raises:
-      ValueError: no checksum is known, or the one of the download is another; the folder is left as it was.
+      ValueError: no checksum is known, or the download has another; the folder is left as it was.
       OSError: the download failed.
     """
     if not allowed:
-        raise ValueError(f"{url}: no SHA-256 is known for it. Give the one you trust with --sha256, or a local file.")
+        raise ValueError(f"{url}: no SHA-256 is known for it: pass the one you trust with --sha256, or a local file")
     path = pathlib.Path(folder) / pathlib.PurePosixPath(urllib.parse.urlsplit(url).path).name
     if path.is_file() and sha256_of(path) in allowed:
         return path
@@ -51,5 +51,5 @@ def fetch(
             on_bytes(done, int(total) if total else None)
         if digest.hexdigest() not in allowed:
             reason = f"its SHA-256 is {digest.hexdigest()}, not {' or '.join(sorted(allowed))}"
-            raise ValueError(f"{url}: {reason}. The file changed or broke on its way: check it, then use --sha256.")
+            raise ValueError(f"{url}: {reason}. Check it; if you trust it, pass its checksum with --sha256")
     return path

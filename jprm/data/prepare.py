@@ -1,14 +1,16 @@
-"""`prepare`: source files -> a folder of records, with an account of every item that went in."""
+"""`prepare`: reads source files into a folder of records and accounts for every item."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import rich.console
@@ -16,23 +18,22 @@ import rich.markup
 import rich.progress
 import rich.table
 
-from jprm import jsonl
 from jprm.data import REPORT, store
 from jprm.data.fetch import fetch, is_url, sha256_of
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.data.readers import READERS
+from jprm.jsonl import Rejects
+from jprm.outputs import only_run
 from jprm.tree import tree_of
+
+_MARK = ".jprm-partial"
+"""The file that shows that an unfinished folder is of `prepare`, so that it may be deleted."""
 
 
 @dataclasses.dataclass(frozen=True)
-class PrepareReport:
-    """What became of every item, as `report.json` in the folder has it.
-
-    `read` items = those rejected, dropped by the options, excluded, or kept. `excluded` counts records for each
-    benchmark file that holds their problem: one may count for two files; `excluded_records` counts each once.
-    `sha256` holds the checksum of every local file that was read: with the five fields before it, it is the request.
-    """
+class Request:
+    """What `prepare` was asked for. `sha256` holds the checksum of every local file."""
 
     name: str
     source: list[str]
@@ -40,6 +41,16 @@ class PrepareReport:
     options: dict[str, Any]
     on_error: str
     sha256: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareReport(Request):
+    """The request and what became of every item, as in the folder's `report.json`.
+
+    Every item read is rejected, dropped by the options, excluded, or kept. `excluded` counts records for each benchmark
+    file that holds their problem, so one may count for two files; `excluded_records` counts each once.
+    """
+
     read: int = 0
     kept: int = 0
     steps: int = 0
@@ -63,28 +74,47 @@ def prepare(
     console: rich.console.Console | None = None,
     **options: Any,
 ) -> PrepareReport:
-    """Reads source files into the folder `out`, which appears when all of it is written.
+    """Reads source files into the folder `out`, which appears once it is whole.
 
     Args:
       name: a key of `READERS`.
       source: local files, or URLs, which are downloaded beside `out` and must match a SHA-256.
-      out: the folder. One that is there already from the same request is left as it is, and its report returned.
-      exclude: benchmark files, in any format that jprm reads; records of their problems are left out, by
+      out: the folder. One that the same request has made is left as it is, and its report is returned.
+      exclude: benchmark files, in any format that jprm reads; records of their problems are left out, compared by
         `normalise`d text.
-      on_error: `stop` at the first bad item, leaving nothing; `skip` writes them, byte for byte, to
+      on_error: `stop` at the first bad item, leaving nothing; `skip` writes bad items, byte for byte, to
         `out`/rejects.jsonl.
       sha256: checksums that downloads may have, beside those of the known releases.
-      overwrite: replace a folder that is there; the old one stays until the new one is whole.
+      overwrite: replace an existing folder; it stays until the new one is whole.
       console: where to print; stderr by default.
       options: of the reader.
 
     Raises:
       RecordError: a bad item, for `stop`.
       ValueError: an unknown name or option, no source, nothing kept, or `out` holds something else.
-      FileNotFoundError: a source or benchmark that is not there.
+      FileNotFoundError: a source or benchmark that does not exist.
     """
     console = console or rich.console.Console(stderr=True)
     out = pathlib.Path(out)
+    request = _request(name, source, exclude, on_error, options)
+    there = _report_of(out) if out.exists() else None
+    if there is not None and not overwrite:
+        return _unchanged(out, there, request, console)
+    reader = READERS[name]
+    files = [_local(path, reader, out, sha256, console) for path in request.source]
+    with _partial(out) as work:
+        report = _write(work, reader, files, request, console)
+        _print(report, console)
+        if report.kept == 0:
+            raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
+        (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
+        _replace(work, out)
+    console.print(f"{out}: written")
+    return report
+
+
+def _request(name, source, exclude, on_error, options) -> Request:
+    """Returns the checked request."""
     if name not in READERS:
         raise ValueError(f"no reader is called {name!r}: use one of {', '.join(READERS)}")
     reader = READERS[name]
@@ -94,34 +124,12 @@ def prepare(
         raise ValueError(f"no source: give the files of {name}, or the URLs of its public release:{known}")
     if on_error not in ("stop", "skip"):
         raise ValueError(f"on_error is {on_error!r}: use 'stop' or 'skip'")
-    paths = [os.fspath(path) for path in (*source, *exclude)]
-    for path in paths:
-        if not is_url(path) and not os.path.isfile(path):
+    source, exclude = [os.fspath(path) for path in source], [os.fspath(path) for path in exclude]
+    local = [path for path in source if not is_url(path)] + exclude
+    for path in local:
+        if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: no such file. Give the path of a source or benchmark file.")
-    sums = {path: sha256_of(path) for path in paths if not is_url(path)}
-    report = PrepareReport(name, paths[: len(source)], paths[len(source) :], chosen, on_error, sums)
-    there = _report_of(out) if out.exists() else None
-    if there is not None and not overwrite:
-        return _there_already(out, there, report, console)
-
-    files = [_local(path, reader, out, sha256, console) for path in source]
-    banned = {os.fspath(path): problems_in(path) for path in exclude}
-    work = out.with_name(out.name + ".partial")
-    with jsonl.only_run(work):
-        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
-        work.mkdir(parents=True)
-        try:
-            report = _write(work, reader, files, banned, report, console)
-            if report.kept == 0:
-                _print(report, console)
-                raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
-            (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
-            _replace(work, out)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    _print(report, console)
-    console.print(f"{out}: written")
-    return report
+    return Request(name, source, exclude, chosen, on_error, {path: sha256_of(path) for path in local})
 
 
 def _report_of(out: pathlib.Path) -> PrepareReport:
@@ -131,11 +139,11 @@ def _report_of(out: pathlib.Path) -> PrepareReport:
         raise ValueError(f"{out} exists and is not a prepared folder: choose another name, or remove it") from None
 
 
-def _there_already(
-    out: pathlib.Path, there: PrepareReport, wanted: PrepareReport, console: rich.console.Console
+def _unchanged(
+    out: pathlib.Path, there: PrepareReport, request: Request, console: rich.console.Console
 ) -> PrepareReport:
-    request = [field.name for field in dataclasses.fields(wanted)[:6]]
-    differ = [name for name in request if getattr(there, name) != getattr(wanted, name)]
+    """Returns the report of an existing folder, if it is of the same request."""
+    differ = [name for name, value in vars(request).items() if getattr(there, name) != value]
     if differ:
         raise ValueError(f"{out} holds another preparation ({', '.join(differ)} differ): use another name or overwrite")
     console.print(f"{out}: is there already, with {there.kept} records; nothing to do")
@@ -143,93 +151,118 @@ def _there_already(
 
 
 def _local(
-    source: str | os.PathLike, reader: Reader, out: pathlib.Path, sha256: Sequence[str], console: rich.console.Console
+    source: str, reader: Reader, out: pathlib.Path, sha256: Sequence[str], console: rich.console.Console
 ) -> pathlib.Path:
+    """Returns the path of a source, downloaded if it is a URL."""
     if not is_url(source):
         return pathlib.Path(source)
-    known = reader.releases.get(os.fspath(source))
+    known = reader.releases.get(source)
     with rich.progress.Progress(*_columns(), console=console, transient=True) as progress:
-        task = progress.add_task(os.fspath(source), total=None)
-        folder = out.with_name("downloads")
+        task = progress.add_task(source, total=None)
         return fetch(
-            os.fspath(source),
-            folder,
+            source,
+            out.with_name("downloads"),
             {*sha256, *([known] if known else [])},
             lambda done, total: progress.update(task, completed=done, total=total),
         )
 
 
+@contextlib.contextmanager
+def _partial(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Makes `OUT.partial`, in place of one that a killed run left, and deletes it if it is still there at the end."""
+    work = out.with_name(out.name + ".partial")
+    with only_run(work):
+        if (work / _MARK).exists():
+            shutil.rmtree(work)
+        try:
+            work.mkdir(parents=True)
+        except FileExistsError:
+            raise ValueError(
+                f"{work} exists and is not of jprm prepare, which needs this name: move it, or name another folder"
+            ) from None
+        try:
+            (work / _MARK).touch()
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+class _Tally:
+    """Counts records by what becomes of them."""
+
+    def __init__(self, request: Request):
+        self.read = self.steps = self.excluded_records = 0
+        self.labels, self.dropped = collections.Counter(), collections.Counter()
+        self.excluded = collections.Counter(dict.fromkeys(request.exclude, 0))
+        self._banned = {path: problems_in(path) for path in request.exclude}
+
+    def keeps(self, record: Record) -> bool:
+        """Counts a record; returns whether no benchmark holds its problem."""
+        texts = {normalise(text) for text in problems_of(record)}
+        hits = [file for file, problems in self._banned.items() if texts & problems]
+        self.excluded.update(hits)
+        self.excluded_records += bool(hits)
+        if not hits:
+            nodes = tree_of(record).nodes
+            self.steps += len(nodes)
+            self.labels.update("none" if node.label is None else f"{node.label:g}" for node in nodes)
+        return not hits
+
+
 def _write(
     work: pathlib.Path,
     reader: Reader,
-    files: Sequence[pathlib.Path],
-    banned: dict[str, set[str]],
-    report: PrepareReport,
+    files: Collection[pathlib.Path],
+    request: Request,
     console: rich.console.Console,
 ) -> PrepareReport:
-    read, steps, excluded_records = 0, 0, 0
-    dropped, labels, excluded = (
-        collections.Counter(),
-        collections.Counter(),
-        collections.Counter(dict.fromkeys(banned, 0)),
-    )
+    """Writes the kept records of all files into `work` and returns the report."""
+    tally = _Tally(request)
 
-    def records(rejects: jsonl.Rejects, progress: rich.progress.Progress) -> Iterator[tuple[str, Record]]:
-        nonlocal read, steps, excluded_records
-
+    def records(rejects: Rejects, progress: rich.progress.Progress) -> Iterator[tuple[str, Record]]:
         for index, path in enumerate(files):
             task = progress.add_task(path.name, total=path.stat().st_size)
 
             def advance(count: int, task: rich.progress.TaskID = task) -> None:
-                nonlocal read
-                read += 1
+                tally.read += 1
                 progress.advance(task, count)
 
             found = reader.read(
                 path,
-                on_error=report.on_error,
+                on_error=request.on_error,
                 rejects=rejects,
-                on_drop=lambda reason: dropped.update([reason]),
+                on_drop=lambda reason: tally.dropped.update([reason]),
                 on_bytes=advance,
-                **report.options,
+                **request.options,
             )
-            for key, record in found:
-                texts = {normalise(text) for text in problems_of(record)}
-                hits = [file for file, problems in banned.items() if texts & problems]
-                if hits:
-                    excluded.update(hits)
-                    excluded_records += 1
-                    continue
-                nodes = tree_of(record).nodes
-                steps += len(nodes)
-                labels.update("none" if node.label is None else f"{node.label:g}" for node in nodes)
-                yield f"{index}.{key}", record
+            yield from ((f"{index}.{key}", record) for key, record in found if tally.keeps(record))
 
     with (
-        jsonl.Rejects(work / "rejects.jsonl") as rejects,
+        Rejects(work / "rejects.jsonl") as rejects,
         rich.progress.Progress(*_columns(), console=console, transient=True) as progress,
     ):
         kept = store.write(work, records(rejects, progress))
-    return dataclasses.replace(
-        report,
-        read=read,
+    return PrepareReport(
+        **vars(request),
+        read=tally.read,
         kept=kept,
-        steps=steps,
-        labels=dict(labels.most_common()),
-        dropped=dict(dropped),
-        excluded=dict(excluded),
-        excluded_records=excluded_records,
+        steps=tally.steps,
+        labels=dict(tally.labels.most_common()),
+        dropped=dict(tally.dropped),
+        excluded=dict(tally.excluded),
+        excluded_records=tally.excluded_records,
         rejected=rejects.count,
         reasons=[str(error) for error in rejects.errors],
     )
 
 
 def _replace(work: pathlib.Path, out: pathlib.Path) -> None:
-    old = out.with_name(out.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
+    """Gives the folder its name. The one that it replaces waits under a fresh name, which a kill may leave."""
+    old = pathlib.Path(tempfile.mkdtemp(prefix=f"{out.name}.replaced-", dir=out.parent))
     if out.exists():
-        out.rename(old)
+        out.rename(old / out.name)
     work.rename(out)
+    (out / _MARK).unlink()
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -114,8 +114,16 @@ class ServerPolicy:
     def sample(
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
     ) -> list[list[Sample]]:
-        """As `Policy.sample`. For code that runs in an event loop there is `sample_async`."""
-        return asyncio.run(self.sample_async(prefixes, n, until=until, seed=seed))
+        """As `Policy.sample`.
+
+        Raises:
+          RuntimeError: the caller runs in an event loop, where it can await `sample_async`.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # none
+            return asyncio.run(self.sample_async(prefixes, n, until=until, seed=seed))
+        raise RuntimeError("an event loop is running: await ServerPolicy.sample_async instead of calling sample")
 
     async def sample_async(
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
