@@ -10,6 +10,7 @@ import jax
 
 from jprm.adapters.load import load as load_published
 from jprm.checkpoints import store
+from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import read
 from jprm.layout import NativeLayout
 from jprm.model.attention.dispatch import suited
@@ -46,16 +47,11 @@ def load(
     if isinstance(folder, PRM):  # loaded already
         return folder
     folder = pathlib.Path(folder)
-    path = folder / "experiment.json"
-    published = any((folder / name).is_file() for name in ("adapter.json", "config.json", "adapter_config.json"))
-    if adapter or (published and not path.is_file()):
+    if (kind := kind_of(folder)) == "gguf":
+        raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
+    if adapter or kind != "run":
         return load_published(folder, adapter, mesh, dtype, attention)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: not there; {folder} is not the folder of a run of `jprm train`, nor has it the config.json of a"
-            " published model"
-        )
-    experiment = read(path)
+    experiment = read(folder / RUN)
     if find(experiment.model.head).readout is None:
         raise ValueError(
             f"{folder}: its head is {experiment.model.head!r}: it writes steps (--policy takes it) and scores none."

@@ -13,10 +13,11 @@ from published import CASES, PROBLEM, STEPS, bytes_tokenizer, eurus_ids, make, p
 import jprm
 from jprm import cli
 from jprm.adapters import load as loading
-from jprm.adapters import record
+from jprm.adapters import recognise, record
 from jprm.adapters.layout import TemplateLayout, token_ids
-from jprm.adapters.peft import Merged
-from jprm.adapters.published import PUBLISHED, SIGNS
+from jprm.adapters.published import PUBLISHED
+from jprm.adapters.recognise import SIGNS
+from jprm.checkpoints.peft import Merged
 from jprm.layout import NativeLayout
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -217,7 +218,7 @@ def test_a_label_that_a_step_has_already_is_not_written_twice():
 def test_every_record_is_json(tmp_path):
     for name, a in PUBLISHED.items():
         (tmp_path / "a.json").write_text(json.dumps(record.to_json(a)))
-        assert record.read(tmp_path / "a.json") == a == dataclasses.replace(a)
+        assert recognise.read(tmp_path / "a.json") == a == dataclasses.replace(a)
         assert name == a.name
     assert len({a.digest for a in PUBLISHED.values()}) == len(PUBLISHED)
 
@@ -282,7 +283,7 @@ def test_records_that_say_nothing_sensible_are_refused(tmp_path, changes, messag
     path = tmp_path / "adapter.json"
     path.write_text(json.dumps(MINE | changes))
     with pytest.raises(ValueError, match=f"{path}: .*{message}"):
-        record.read(path)
+        recognise.read(path)
 
 
 ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.lists(st.text(max_size=3), max_size=2)
@@ -293,7 +294,7 @@ ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.lists
 def test_no_record_does_more_than_be_refused(tmp_path, changes):
     (tmp_path / "adapter.json").write_text(json.dumps(MINE | changes))
     try:
-        assert record.read(tmp_path / "adapter.json").digest
+        assert recognise.read(tmp_path / "adapter.json").digest
     except ValueError as error:
         assert str(error).startswith(f"{tmp_path / 'adapter.json'}: ")
 
@@ -308,7 +309,7 @@ def test_folders_that_show_no_sign_are_refused(tmp_path):
         jprm.load(folder, adapter="other")
     with pytest.raises(ValueError, match="tensor score.weight is missing"):
         jprm.load(folder, adapter="trl")
-    with pytest.raises(FileNotFoundError, match="nor has it the config.json of a published model"):
+    with pytest.raises(FileNotFoundError, match="holds no model: neither experiment.json"):
         jprm.load(tmp_path)
     assert jprm.load(folder, adapter="rlhflow").layout.adapter == PUBLISHED["rlhflow"]
 
@@ -325,15 +326,19 @@ def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
             Merged(folder)
         (folder / "adapter_config.json").write_text(json.dumps(fields))
 
-    refused("use_dora 'True' is not supported", use_dora=True)
+    refused("use_dora True is not supported", use_dora=True)
     refused("rank_pattern .* is not supported", rank_pattern={"q_proj": 2})
     refused("scale_by_depth .* is not known to jprm", scale_by_depth=True)
-    refused("r 0 and lora_alpha 8 are no rank", r=0)
-    refused("are of shapes .*, and not", r=2)
-    refused("is a LoRA of nowhere, which is no folder here", base_model_name_or_path="nowhere")
+    refused("r is 0, not a positive integer", r=0)
+    refused(r"lora_A.weight is of shape \(4, .*, not \(2, ", r=2)
+    refused("is a LoRA of 'nowhere', which is no folder here", base_model_name_or_path="nowhere")
     tensors = load_file(file)
     save_file(tensors | {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4")}, file)
-    refused("changes model.layers.9.mlp.up_proj.weight, which .* has not")
+    refused("has lora_A of model.layers.9.mlp.up_proj.weight and no lora_B")
+    other = {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4"),
+             "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": np.zeros((64, 4), "f4")}  # fmt: skip
+    save_file(tensors | other, file)
+    refused("changes model.layers.9.mlp.up_proj.weight, which is not in ")
     save_file(tensors | {"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude": np.zeros(4, "f4")}, file)
     refused("lora_magnitude is no part of a plain LoRA")
 

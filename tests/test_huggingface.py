@@ -350,7 +350,7 @@ def test_the_base_is_chosen_by_its_path(tmp_path):
     with pytest.raises(FileNotFoundError, match="none: no such file or folder"):
         base.model_config(tmp_path / "none")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="give the folder that holds config.json"):
+    with pytest.raises(ValueError, match="Give the folder that holds config.json"):
         base.model_config(tmp_path / "model.safetensors")
     with pytest.raises(FileNotFoundError, match="config.json: not there"):
         base.model_config(tmp_path)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import jax
@@ -73,10 +74,10 @@ def test_peft_adapters_give_the_states_that_peft_gives(base_folder, tmp_path, ki
     with torch.no_grad(), model.disable_adapter():
         unchanged = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0].numpy()
     assert np.abs(found - unchanged).max() > 0.1
-    head = peft.read_head(tmp_path / "adapters")
-    assert (head is not None) == (kind == "head")
-    if head:
-        np.testing.assert_allclose(found @ head["kernel"] + head["bias"], wanted.logits[0].numpy(), atol=1e-4)
+    if kind == "head":
+        file = peft.Merged(tmp_path / "adapters")
+        logit = found @ file.tensor("score.weight").T + file.tensor("score.bias")
+        np.testing.assert_allclose(logit, wanted.logits[0].numpy(), atol=1e-4)
 
 
 def damaged(folder, **fields):
@@ -94,13 +95,12 @@ def damaged(folder, **fields):
         (dict(fan_in_fan_out=True), "fan_in_fan_out True"),
         (dict(init_lora_weights="pissa"), "init_lora_weights 'pissa' is not supported"),
         (dict(rank_pattern={"q_proj": 4}), "rank_pattern"),
-        (dict(modules_to_save=["embed_tokens"]), "modules_to_save .*embed_tokens.* only score, classifier are"),
         (dict(peft_type="IA3"), "peft_type 'IA3' is not supported; only LORA is"),
         (dict(shiny=1), r"adapter_config.json: shiny \('1'\) is not known to jprm; it might change scores"),
         (dict(r=4), r"proj.lora_A.weight is of shape \(3, \d+\), not \(4, \d+\)"),
-        (dict(r="3"), "r is '3', and not a positive integer"),
-        (dict(lora_alpha=0), "lora_alpha is 0, and not a positive number"),
-        (dict(base_model_name_or_path="org/model"), "'org/model' is no folder here, and nothing is downloaded"),
+        (dict(r="3"), "r is '3', not a positive integer"),
+        (dict(lora_alpha=0), "lora_alpha is 0, not a positive number"),
+        (dict(base_model_name_or_path="org/model"), "'org/model', which is no folder here, and nothing is downloaded"),
         (dict(base_model_name_or_path=None), "base_model_name_or_path is None; set it"),
     ],
 )
@@ -119,9 +119,9 @@ def test_tensors_that_do_not_fit_are_refused(peft_folder, tmp_path):
     tensors = load_file(file)
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     for change, message in [
-        ({name.replace("_A", "_B"): None}, "layer 0 has a lora_A of query alone"),
-        ({"base_model.model.lm_head.lora_A.weight": tensors[name]}, "lm_head.lora_A.weight is one that jprm does not"),
-        ({key: None for key in tensors}, "holds no adapter of the model's 2 layers"),
+        ({name.replace("_A", "_B"): None}, "has lora_A of model.layers.0.self_attn.q_proj.weight and no lora_B"),
+        ({"base_model.model.lm_head.lora_A.weight": tensors[name]}, "has lora_A of lm_head.weight and no lora_B"),
+        ({key: None for key in tensors}, "holds no matrices A and B of a LoRA"),
     ]:
         save_file({key: value for key, value in (tensors | change).items() if value is not None}, file)
         with pytest.raises(ValueError, match=message):
@@ -129,6 +129,29 @@ def test_tensors_that_do_not_fit_are_refused(peft_folder, tmp_path):
     file.rename(folder / "adapter_model.bin")
     with pytest.raises(ValueError, match="adapter_model.bin: is a pickle"):
         base.load_decoder(folder, config)
+
+
+def test_a_relative_base_is_in_the_loras_folder_or_else_in_the_working_directory(peft_folder, tmp_path, monkeypatch):
+    folder = shutil.copytree(peft_folder, tmp_path / "adapters")
+    source = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    damaged(folder, base_model_name_or_path="model")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(source, tmp_path / "model")
+    assert peft.base_of(folder) == pathlib.Path("model")
+    shutil.copytree(source, folder / "model")
+    assert peft.base_of(folder) == folder / "model"
+    shutil.copytree(peft_folder, folder / "model", dirs_exist_ok=True)
+    with pytest.raises(ValueError, match="base_model_name_or_path model is a peft folder, not a Hugging Face"):
+        peft.base_of(folder)
+
+
+def test_a_matrix_that_is_saved_whole_replaces_the_models(peft_folder, tmp_path):
+    folder = shutil.copytree(peft_folder, tmp_path / "adapters")
+    config, file = base.model_config(folder), folder / "adapter_model.safetensors"
+    embed = np.ones((256, 16), np.float32)
+    save_file(load_file(file) | {"base_model.model.model.embed_tokens.weight": embed}, file)
+    plain, whole = base.load_decoder(peft_folder, config), base.load_decoder(folder, config)
+    assert tiny.equal(whole["embed"], embed) and tiny.equal(whole["layers_0"], plain["layers_0"])
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +173,8 @@ def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base
     out = export(tmp_path / "run", tmp_path / "out", format="peft")
     prm = jprm.load(tmp_path / "run")
     assert tiny.equal(base.load_decoder(out, model), prm.params["decoder"])
-    assert tiny.equal(peft.read_head(out), prm.params["head"])
+    assert tiny.equal(peft.Merged(out).tensor("score.weight").T, prm.params["head"]["kernel"])
+    assert tiny.equal(peft.Merged(out).tensor("score.bias"), prm.params["head"]["bias"])
     rounded = jax.tree.map(lambda x: x.astype("bfloat16"), prm.params["decoder"]["layers_1"])
     held = base.load_decoder(out, model, "bfloat16")["layers_1"]
     assert all(tiny.equal(held[role], rounded[role]) for role in PRODUCTS)

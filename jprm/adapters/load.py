@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm.adapters import record
 from jprm.adapters.layout import TemplateLayout, token_ids
-from jprm.adapters.peft import CONFIG, Merged
-from jprm.adapters.published import PUBLISHED, SIGNS
-from jprm.adapters.record import Adapter
+from jprm.adapters.recognise import OUTER, named, recognise
+from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import huggingface
+from jprm.checkpoints.kinds import PUBLISHED, kind_of
+from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.config import Attention
 from jprm.model.heads import Readout, Weighted, of_channels
@@ -27,9 +27,6 @@ from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
-
-_OUTER = "pretrained_model."
-"""What a value head's wrapper may put before the names of the model in it."""
 
 
 def load(
@@ -66,46 +63,14 @@ def load(
     return PRM(model.params(head, grid), config, layout, grid, a.semantics, name, 0, **given)
 
 
-def named(adapter: str) -> Adapter:
-    """The published record of the name, or the one in a JSON file."""
-    if adapter in PUBLISHED:
-        return PUBLISHED[adapter]
-    if str(adapter).endswith(".json"):
-        return record.read(adapter)
-    raise ValueError(f"adapter {adapter!r} is neither a JSON file nor one of {', '.join(PUBLISHED)}")
-
-
-def recognise(folder: pathlib.Path) -> Adapter:
-    """The adapter of a folder: its own `adapter.json`, or the published one whose signs it shows."""
-    if (folder / record.FILE).is_file():
-        return record.read(folder / record.FILE)
-    lora = (folder / CONFIG).is_file()
-    fields = read_json(folder / (CONFIG if lora else "config.json"))
-    architectures = fields.get("architectures")
-    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    parts = folder.resolve().parts[-3:]  # a download's cache has the model's name two above the files
-    place = f"{'/'.join(parts)} {fields.get('_name_or_path', '')}"
-    tensors = frozenset() if lora else frozenset(name.removeprefix(_OUTER) for name in Tensors(folder))
-    tokenizer = None if lora else load_tokenizer(folder)
-    labels = fields.get("id2label")
-    label = str(labels.get("0", "")) if isinstance(labels, dict) else ""
-    for name, signs in SIGNS:
-        if signs.found(architecture, tensors, place, label, lora) and (not signs.token or _has(tokenizer, signs.token)):
-            return PUBLISHED[name]
-    raise ValueError(
-        f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is read:"
-        f" --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {record.FILE} in the folder"
-    )
-
-
 class _Model:
     """A folder's tensors, opened and not read, a LoRA merged into them, and what its config.json says."""
 
     def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: Attention):
-        lora = (folder / CONFIG).is_file()
+        lora = kind_of(folder) == "peft"
         self.file: Tensors | Merged = Merged(folder, a.base) if lora else Tensors(folder)
         self.place = self.file.path
-        fields = read_json(self.place / "config.json") if (self.place / "config.json").is_file() else {}
+        fields = read_json(self.place / PUBLISHED) if (self.place / PUBLISHED).is_file() else {}
         limits = (a.context, fields.get("max_position_embeddings"))
         self.context = min((n for n in limits if type(n) is int and n > 0), default=None)
         head = of_channels(len(a.channels))  # its readout is the adapter's
@@ -118,7 +83,7 @@ class _Model:
         if a.head == "lm_head":
             return self._language_head(a, ids)
         classes, width = len(a.channels), self.config.width
-        module = _OUTER + a.head if f"{_OUTER}{a.head}.weight" in self.file else a.head
+        module = OUTER + a.head if f"{OUTER}{a.head}.weight" in self.file else a.head
         if f"{module}.0.weight" not in self.file:
             kernel, bias = self._linear(module, classes)
             return {"kernel": kernel, "bias": bias}
@@ -143,7 +108,7 @@ class _Model:
             module = next(name for name in self.file if name.endswith(huggingface.NAMES["embed"]))
             module = module.removesuffix(".weight")
         else:
-            module = f"{_OUTER}lm_head" if f"{_OUTER}lm_head.weight" in self.file else "lm_head"
+            module = f"{OUTER}lm_head" if f"{OUTER}lm_head.weight" in self.file else "lm_head"
         rows = [ids[channel] for channel in a.channels] if a.channels else slice(None)
         kernel, bias = self._linear(module, self.config.vocab_size, rows)
         return {"kernel": kernel, "bias": bias} if a.channels else {"kernel": kernel}
@@ -168,7 +133,7 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
     if not a.reference:
         raise ValueError(
             f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one in a"
-            f' file {record.FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
+            f' file {FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
         )
     other = _Model(pathlib.Path(a.reference), a, model.dtype, model.config.attention)
     sizes = other.config.vocab_size, model.config.vocab_size
@@ -181,10 +146,3 @@ def _tokenizer(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
     """The folder's own tokenizer; a LoRA may leave it to its base model."""
     own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
     return load_tokenizer(folder if own else base, of_model=True)
-
-
-def _has(tokenizer: Tokenizer, token: str) -> bool:
-    try:
-        return tokenizer.token_id(token) >= 0
-    except KeyError:
-        return False

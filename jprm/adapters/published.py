@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 from jprm.adapters.record import Adapter
 
@@ -181,44 +180,3 @@ PUBLISHED["jprm-ternary"] = dataclasses.replace(
     PUBLISHED["jprm"], name="jprm-ternary", channels=("negative", "neutral", "positive"),
     score={"neutral": 1.0, "positive": 1.0}, semantics="rating",
 )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Signs:
-    """What a folder shows of its adapter. Everything given must be there."""
-
-    architecture: str = ""  # regular expression for the whole of the first of config.json's `architectures`
-    tensor: str = ""
-    token: str = ""  # of the tokenizer, by its name
-    named: str = ""  # regular expression, ignoring case, in the folder's path or config.json's `_name_or_path`
-    label: str = ""  # the first of config.json's `id2label`
-    lora: bool = False  # a PEFT folder
-
-    def found(self, architecture: str, tensors: frozenset[str], place: str, label: str, lora: bool) -> bool:
-        """All but the token, which takes a tokenizer to find."""
-        return (
-            re.fullmatch(self.architecture or ".*", architecture) is not None
-            and (not self.tensor or self.tensor in tensors)
-            and re.search(self.named, place, re.IGNORECASE) is not None
-            and (not self.label or self.label == label)
-            and lora == self.lora
-        )
-
-
-SIGNS: tuple[tuple[str, Signs], ...] = (
-    ("pure", Signs(tensor="score.weight", named=r"\bpure\b|jinachris")),
-    ("pure", Signs(tensor="score.0.weight", named=r"\bpure\b|jinachris")),
-    ("qwen-prm", Signs("Qwen2ForProcessRewardModel", tensor="score.0.weight", token="<extra_0>")),
-    ("pqm", Signs(tensor="v_head.summary.weight", token="[PRM]")),
-    ("skywork", Signs("Qwen2.*", tensor="v_head.summary.weight")),
-    ("reasoneval", Signs(tensor="score_head.weight")),
-    ("math-psa", Signs(lora=True, named=r"psa|openr")),
-    ("jprm", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="wrong")),
-    ("jprm-ternary", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="negative")),
-    ("trl", Signs(r"\w+ForTokenClassification", tensor="score.weight")),
-    ("math-shepherd", Signs("MistralForCausalLM", named=r"math.?shepherd")),
-    ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
-    ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
-)
-"""Adapters by their signs, the first that fits. A causal language model's files do not say that it is a PRM, so these
-are known by their names alone."""

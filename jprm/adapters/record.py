@@ -19,9 +19,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -111,61 +108,6 @@ def _wrong(a: Adapter) -> str:
     return ""
 
 
-_TYPES = {
-    "name": str, "problem": Template, "step": Template, "first": Template, "channels": Template, "score": dict,
-    "head": str, "activation": str, "tokens": dict, "vocabulary": list, "joined": bool, "strip": bool,
-    "semantics": str, "aggregation": str, "context": int, "base": str, "reference": str, "scale": float,
-}  # fmt: skip
-_NUMBER = (int, float)
-
-
-def read(path: str | os.PathLike) -> Adapter:
-    """The record in a JSON file. Raises ValueError or FileNotFoundError naming file and field."""
-    from jprm.adapters.published import PUBLISHED
-    from jprm.checkpoints.safetensors import read_json
-
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    fields: dict[str, Any] = read_json(path)
-    like = fields.pop("like", None)
-    if like is not None and (not isinstance(like, str) or like not in PUBLISHED):
-        raise ValueError(f"{path}: like {like!r} is not one of {', '.join(PUBLISHED)}")
-    for name, value in fields.items():
-        if name not in _TYPES:
-            raise ValueError(f"{path}: {name} is no field of an adapter; its fields are {', '.join(_TYPES)}, like")
-        if not _fits(name, value):
-            raise ValueError(f"{path}: {name} is {str(value)[:60]!r}, which is not of its type")
-    for name in ("base", "reference"):  # relative to the file that names them
-        if fields.get(name):
-            fields[name] = str(path.parent / fields[name])
-    try:
-        if like is None:
-            return Adapter(**fields)
-        if "semantics" in fields:
-            fields.setdefault("aggregation", "")
-        return dataclasses.replace(PUBLISHED[like], **({"name": path.parent.resolve().name} | fields))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {re.sub(r'^.*__init__.. ', '', str(error))}") from error
-
-
 def to_json(adapter: Adapter) -> dict[str, Any]:
-    """The record as `read` takes it."""
+    """Returns the record as `jprm.adapters.recognise.read` takes it."""
     return {name: value for name, value in dataclasses.asdict(adapter).items() if value is not None}
-
-
-def _fits(name: str, value: Any) -> bool:
-    wanted = _TYPES[name]
-    if wanted is Template:
-        return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
-    if wanted is list:
-        return isinstance(value, list) and all(type(x) is int for x in value)
-    if name == "score":
-        return isinstance(value, dict) and all(type(x) in _NUMBER for x in value.values())
-    if name == "tokens":
-        return isinstance(value, dict) and all(x is None or type(x) is int for x in value.values())
-    if wanted is int:
-        return value is None or (type(value) is int and value > 0)
-    if wanted is float:
-        return type(value) in _NUMBER
-    return isinstance(value, wanted)

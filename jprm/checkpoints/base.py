@@ -1,17 +1,15 @@
-"""The model that training starts from, by what the path is.
-
-A GGUF file, a Hugging Face folder, PEFT's adapters, or the folder of another run.
-"""
+"""The decoder that training, sampling and scoring start from: a GGUF file, a Hugging Face folder, a LoRA or a run."""
 
 from __future__ import annotations
 
 import os
-import pathlib
 from types import ModuleType
 
 import jax
 import numpy as np
 
+from jprm.checkpoints import huggingface, peft, run
+from jprm.checkpoints.kinds import kind_of
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import put, sharding
@@ -19,12 +17,12 @@ from jprm.model.transformer import AXES
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
-    """The model's hyper-parameters; `changes` set what the files do not say (head, dtype, layers, ...)."""
+    """Returns the model's hyper-parameters; `changes` set what the files do not hold (head, dtype, layers, ...)."""
     return _format(path).model_config(path, **changes)
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
-    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set.
+    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
     Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring.
     """
@@ -32,22 +30,15 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
 
 def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
-    """The language head's parameters in float32, {"kernel": (D, V)}, of a model whose head is not tied.
+    """Returns the parameters of an untied language head, {"kernel": (D, V)} in float32, on the mesh that is set.
 
-    They are put in their place on the mesh that is set.
+    Raises:
+      ValueError: the model has no language head of the config's shape.
     """
-    if pathlib.Path(path).is_dir():
-        from jprm.checkpoints import run
-        from jprm.checkpoints.safetensors import Tensors
-
-        if run.is_run(path):
-            return run.load_language_head(path)
-
-        file, name = Tensors(path), "lm_head.weight"
-    else:
-        from jprm.checkpoints.gguf import Reader
-
-        file, name = Reader(path), "output.weight"
+    module = _format(path)
+    if module is run:
+        return run.load_language_head(path)
+    file, name = module.open_tensors(path), module.LANGUAGE_HEAD
     if name not in file or tuple(file.shape(name)) != (config.vocab_size, config.width):
         raise ValueError(
             f"{path}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
@@ -57,19 +48,9 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
 
 
 def _format(path: str | os.PathLike) -> ModuleType:
-    path = pathlib.Path(path)
-    if path.is_dir():
-        from jprm.checkpoints import huggingface, peft, run
+    """Returns the module of this package that reads the path."""
+    if (kind := kind_of(path)) == "gguf":
+        from jprm.checkpoints import gguf  # a slow import
 
-        if run.is_run(path):
-            return run
-        if peft.is_adapter(path):
-            return peft
-        return huggingface
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder; a base is a GGUF file or a Hugging Face folder")
-    if path.suffix != ".gguf":
-        raise ValueError(f"{path}: not a .gguf file. Of a Hugging Face model give the folder that holds config.json")
-    from jprm.checkpoints import gguf
-
-    return gguf
+        return gguf
+    return {"run": run, "peft": peft, "huggingface": huggingface}[kind]

@@ -83,6 +83,9 @@ class Reader:
         return name in self._tensors
 
 
+open_tensors, LANGUAGE_HEAD = Reader, "output.weight"
+
+
 def packaged(package: str, name: str) -> pathlib.Path:
     """A file that an installed package ships, found without importing the package (which may need what is not here)."""
     found = importlib.util.find_spec(package)

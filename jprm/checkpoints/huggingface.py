@@ -39,6 +39,8 @@ GEMMA_NAMES = NAMES | {
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }  # fmt: skip
 
+open_tensors, LANGUAGE_HEAD = Tensors, "lm_head.weight"
+
 HEADS = re.compile(r"(pretrained_model\.)?(lm_head|score|score_head|v_head|classifier)\.")
 """Tensors that are not the decoder's: of a language, classification or value head."""
 

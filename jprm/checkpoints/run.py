@@ -9,6 +9,7 @@ import pathlib
 import jax
 
 from jprm.checkpoints import store
+from jprm.checkpoints.kinds import RUN
 from jprm.experiment import read
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
@@ -19,14 +20,8 @@ FREE = ("head", "head_hidden", "dtype", "remat", "attention", "attention_block",
 """Fields of `ModelConfig` that do not change what the decoder's parameters mean."""
 
 
-def is_run(path: str | os.PathLike) -> bool:
-    return (pathlib.Path(path) / "experiment.json").is_file()
-
-
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
-    return dataclasses.replace(
-        read(pathlib.Path(path) / "experiment.json").model, **{"head": ModelConfig.head, **changes}
-    )
+    return dataclasses.replace(read(pathlib.Path(path) / RUN).model, **{"head": ModelConfig.head, **changes})
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
@@ -34,7 +29,7 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
     Raises ValueError naming a field in which `config` is another decoder.
     """
-    experiment = read(pathlib.Path(path) / "experiment.json")
+    experiment = read(pathlib.Path(path) / RUN)
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
         if field.name not in FREE and ours != theirs:
@@ -45,7 +40,7 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
 def load_language_head(path: str | os.PathLike) -> dict:
     """A policy's head in its newest checkpoint, on the mesh that is set. Raises ValueError where it has none."""
-    experiment = read(pathlib.Path(path) / "experiment.json")
+    experiment = read(pathlib.Path(path) / RUN)
     if find(experiment.model.head).channels:
         raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
     return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]

@@ -26,16 +26,15 @@ from rich.console import Console
 from rich.progress import track
 from safetensors.numpy import save_file
 
-from jprm.checkpoints import decoder, peft, store
+from jprm.checkpoints import decoder, kinds, peft
 from jprm.checkpoints.huggingface import name_of
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.experiment import Experiment, read, to_json
-from jprm.export import card
+from jprm.export import card, peft_tensors
 from jprm.loading import load
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.int8 import Int8
-from jprm.model.mesh import make_mesh
 from jprm.outputs import only_run
 from jprm.score.scorer import PRM
 
@@ -67,11 +66,14 @@ def export(
     ValueError for a model that the format cannot hold and for a folder that differs from its sums.
     """
     out = pathlib.Path(out)
-    if not isinstance(model, PRM) and not (pathlib.Path(model) / "experiment.json").is_file():
-        raise FileNotFoundError(f"{model}: holds no experiment.json: only what `jprm train` made is exported")
-    prm = model if isinstance(model, PRM) else load(model)
-    experiment = read(pathlib.Path(prm.name) / "experiment.json")
-    config = _peft_config(prm, experiment) if format == "peft" else config_json(prm, experiment, dtype, format)
+    if not isinstance(model, PRM) and kinds.kind_of(model) != "run":
+        raise FileNotFoundError(f"{model}: holds no {kinds.RUN}: only what `jprm train` made is exported")
+    prm = load(model)
+    experiment = read(pathlib.Path(prm.name) / kinds.RUN)
+    if format == "peft":
+        peft_tensors.check(prm, experiment)
+    else:
+        config = config_json(prm, experiment, dtype, format)
     request = json.dumps([prm.name, prm.step, dtype, format, shard_bytes, to_json(experiment)])
     about = {"experiment": experiment.name, "step": prm.step, "dtype": dtype, "format": format}
     about["request"] = hashlib.sha256(request.encode()).hexdigest()
@@ -86,13 +88,16 @@ def export(
             shutil.rmtree(partial, ignore_errors=True)  # of another export
             partial.mkdir(parents=True)
             _write_json(partial / EXPORT, about)
-        tensors = list(_peft_tensors(prm, experiment) if format == "peft" else _tensors(prm, format))
-        single = peft.FILE if format == "peft" else FILE
+        single, config_name = (peft.FILE, kinds.PEFT) if format == "peft" else (FILE, kinds.PUBLISHED)
+        if format == "peft":
+            arrays = peft_tensors.tensors(prm, experiment)
+            config = peft_tensors.config_json(experiment, arrays)
+            tensors = [(name, array.shape, functools.partial(np.asarray, array)) for name, array in arrays.items()]
+        else:
+            tensors = list(_tensors(prm, format))
         numbers = np.dtype({"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}[dtype])
         files = _write_tensors(partial, tensors, numbers, shard_bytes, single)
-        if format == "peft":
-            config = peft.config_json(experiment.lora, experiment.base, peft.targets([name for name, _, _ in tensors]))
-        _write_json(partial / (peft.CONFIG if format == "peft" else "config.json"), config)
+        _write_json(partial / config_name, config)
         _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, find(prm.config.head).channels))
         prm.layout.tokenizer.save(partial)
         card.write(partial, prm, experiment, find(prm.config.head).channels, format)
@@ -257,37 +262,6 @@ def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     bias_D[: 2 * C] = np.concatenate([head["bias"], -head["bias"]])
     out_CD[:, :C], out_CD[:, C : 2 * C] = np.eye(C), -np.eye(C)
     return {"0.weight": weight_DD, "0.bias": bias_D, "2.weight": out_CD, "2.bias": np.zeros(C, np.float32)}
-
-
-def _peft_config(prm: PRM, experiment: Experiment) -> dict[str, Any]:
-    """Nothing yet: the fields need the tensors. Raises ValueError where there is nothing that PEFT could load."""
-    if not experiment.lora.rank:
-        raise ValueError(
-            f"{prm.name}: was trained without adapters (lora.rank=0); --format transformers writes it whole"
-        )
-    if not find(prm.config.head).classifier or "hidden_kernel" in prm.params["head"]:
-        raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head, one of {CLASSIFIERS}")
-    folder = pathlib.Path(experiment.base)
-    if not experiment.base or not (folder / "config.json").is_file():
-        raise ValueError(
-            f"{prm.name}: its base {experiment.base or 'of random parameters'!r} is no Hugging Face folder, so PEFT has"
-            " nothing to put the adapters on; --format transformers merges them"
-        )
-    layers = peft.base.model_config(folder).layers
-    if layers != prm.config.layers:
-        raise ValueError(
-            f"{prm.name}: has {prm.config.layers} of its base's {layers} layers, and PEFT would use them all;"
-            " --format transformers merges the adapters"
-        )
-    return {}
-
-
-def _peft_tensors(prm: PRM, experiment: Experiment) -> Iterator[Tensor]:
-    mesh = make_mesh(devices=jax.devices()[:1])
-    with jax.set_mesh(mesh):
-        params, _ = store.load_params(prm.name, experiment, mesh)
-    for name, array in peft.tensors(params, prm.config).items():
-        yield name, array.shape, functools.partial(np.asarray, array)
 
 
 def _write_tensors(

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Int8
 
 from jprm.checkpoints import base, store
+from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import read
 from jprm.layout import Layout, NativeLayout
 from jprm.model import decode
@@ -295,8 +296,8 @@ def load_sampler(
     path = pathlib.Path(path)
     grid = make_mesh(mesh or MeshConfig())
     with jax.set_mesh(grid):
-        if (path / "experiment.json").is_file():
-            experiment = read(path / "experiment.json")
+        if kind_of(path) == "run":
+            experiment = read(path / RUN)
             config = experiment.model
             params, step = store.load_params(path, experiment, grid)
             params = merge(params, experiment.lora)

@@ -1,0 +1,151 @@
+"""Which adapter a folder needs: recognised from its files, or read from a user's JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+from typing import Any
+
+from jprm.adapters.published import PUBLISHED
+from jprm.adapters.record import FILE, Adapter, Template
+from jprm.checkpoints import kinds
+from jprm.checkpoints.kinds import kind_of
+from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.tokenizer import Tokenizer, load_tokenizer
+
+OUTER = "pretrained_model."
+"""What a value head's wrapper may put before the names of the model in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Signs:
+    """What a folder shows of its adapter. Everything given must be there."""
+
+    architecture: str = ""  # regular expression for the whole of the first of config.json's `architectures`
+    tensor: str = ""
+    token: str = ""  # of the tokenizer, by its name
+    named: str = ""  # regular expression, ignoring case, in the folder's path or config.json's `_name_or_path`
+    label: str = ""  # the first of config.json's `id2label`
+    lora: bool = False  # a PEFT folder
+
+    def found(self, architecture: str, tensors: frozenset[str], place: str, label: str, lora: bool) -> bool:
+        """All but the token, which takes a tokenizer to find."""
+        return (
+            re.fullmatch(self.architecture or ".*", architecture) is not None
+            and (not self.tensor or self.tensor in tensors)
+            and re.search(self.named, place, re.IGNORECASE) is not None
+            and (not self.label or self.label == label)
+            and lora == self.lora
+        )
+
+
+SIGNS: tuple[tuple[str, Signs], ...] = (
+    ("pure", Signs(tensor="score.weight", named=r"\bpure\b|jinachris")),
+    ("pure", Signs(tensor="score.0.weight", named=r"\bpure\b|jinachris")),
+    ("qwen-prm", Signs("Qwen2ForProcessRewardModel", tensor="score.0.weight", token="<extra_0>")),
+    ("pqm", Signs(tensor="v_head.summary.weight", token="[PRM]")),
+    ("skywork", Signs("Qwen2.*", tensor="v_head.summary.weight")),
+    ("reasoneval", Signs(tensor="score_head.weight")),
+    ("math-psa", Signs(lora=True, named=r"psa|openr")),
+    ("jprm", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="wrong")),
+    ("jprm-ternary", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="negative")),
+    ("trl", Signs(r"\w+ForTokenClassification", tensor="score.weight")),
+    ("math-shepherd", Signs("MistralForCausalLM", named=r"math.?shepherd")),
+    ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
+    ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
+)
+"""Adapters by their signs, the first that fits. A causal language model's files do not say that it is a PRM, so these
+are known by their names alone."""
+
+
+def named(adapter: str) -> Adapter:
+    """The published record of the name, or the one in a JSON file."""
+    if adapter in PUBLISHED:
+        return PUBLISHED[adapter]
+    if str(adapter).endswith(".json"):
+        return read(adapter)
+    raise ValueError(f"adapter {adapter!r} is neither a JSON file nor one of {', '.join(PUBLISHED)}")
+
+
+def recognise(folder: pathlib.Path) -> Adapter:
+    """The adapter of a folder: its own `adapter.json`, or the published one whose signs it shows."""
+    if (folder / FILE).is_file():
+        return read(folder / FILE)
+    lora = kind_of(folder) == "peft"
+    fields = read_json(folder / (kinds.PEFT if lora else kinds.PUBLISHED))
+    architectures = fields.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    parts = folder.resolve().parts[-3:]  # a download's cache has the model's name two above the files
+    place = f"{'/'.join(parts)} {fields.get('_name_or_path', '')}"
+    tensors = frozenset() if lora else frozenset(name.removeprefix(OUTER) for name in Tensors(folder))
+    tokenizer = None if lora else load_tokenizer(folder)
+    labels = fields.get("id2label")
+    label = str(labels.get("0", "")) if isinstance(labels, dict) else ""
+    for name, signs in SIGNS:
+        if signs.found(architecture, tensors, place, label, lora) and (not signs.token or _has(tokenizer, signs.token)):
+            return PUBLISHED[name]
+    raise ValueError(
+        f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is read:"
+        f" --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {FILE} in the folder"
+    )
+
+
+def read(path: str | os.PathLike) -> Adapter:
+    """The record in a JSON file. Raises ValueError or FileNotFoundError naming file and field."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    fields: dict[str, Any] = read_json(path)
+    like = fields.pop("like", None)
+    if like is not None and (not isinstance(like, str) or like not in PUBLISHED):
+        raise ValueError(f"{path}: like {like!r} is not one of {', '.join(PUBLISHED)}")
+    for name, value in fields.items():
+        if name not in _TYPES:
+            raise ValueError(f"{path}: {name} is no field of an adapter; its fields are {', '.join(_TYPES)}, like")
+        if not _fits(name, value):
+            raise ValueError(f"{path}: {name} is {str(value)[:60]!r}, which is not of its type")
+    for name in ("base", "reference"):  # relative to the file that names them
+        if fields.get(name):
+            fields[name] = str(path.parent / fields[name])
+    try:
+        if like is None:
+            return Adapter(**fields)
+        if "semantics" in fields:
+            fields.setdefault("aggregation", "")
+        return dataclasses.replace(PUBLISHED[like], **({"name": path.parent.resolve().name} | fields))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {re.sub(r'^.*__init__.. ', '', str(error))}") from error
+
+
+_TYPES = {
+    "name": str, "problem": Template, "step": Template, "first": Template, "channels": Template, "score": dict,
+    "head": str, "activation": str, "tokens": dict, "vocabulary": list, "joined": bool, "strip": bool,
+    "semantics": str, "aggregation": str, "context": int, "base": str, "reference": str, "scale": float,
+}  # fmt: skip
+_NUMBER = (int, float)
+
+
+def _fits(name: str, value: Any) -> bool:
+    wanted = _TYPES[name]
+    if wanted is Template:
+        return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
+    if wanted is list:
+        return isinstance(value, list) and all(type(x) is int for x in value)
+    if name == "score":
+        return isinstance(value, dict) and all(type(x) in _NUMBER for x in value.values())
+    if name == "tokens":
+        return isinstance(value, dict) and all(x is None or type(x) is int for x in value.values())
+    if wanted is int:
+        return value is None or (type(value) is int and value > 0)
+    if wanted is float:
+        return type(value) in _NUMBER
+    return isinstance(value, wanted)
+
+
+def _has(tokenizer: Tokenizer, token: str) -> bool:
+    try:
+        return tokenizer.token_id(token) >= 0
+    except KeyError:
+        return False
