@@ -215,8 +215,10 @@ app.command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, 2 for a refusal of the library, 130 for Ctrl-C, 141 if the reader of
-    standard output has gone."""
+    """Runs one command and returns the exit status.
+
+    That is 0, 2 for a refusal of the library, 130 for Ctrl-C, or 141 if the reader of standard output has gone.
+    """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         try:
@@ -230,6 +232,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped: the same command, run again, continues from what it had saved", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        hint = extra_hint(error)
+        if hint is None or os.environ.get("JPRM_TRACEBACK") == "1":
+            raise
+        print(f"error: {hint}", file=sys.stderr)
+        return 2
     except REFUSALS as error:
         if isinstance(error, BrokenPipeError) and _reader_gone():
             return 128 + signal.SIGPIPE
