@@ -1,4 +1,4 @@
-"""What every test needs, before any backend of jax starts: eight simulated devices and a cache of compiled programs."""
+"""Sets up every test before a jax backend starts: eight simulated devices and a cache of compiled programs."""
 
 import importlib.metadata
 import importlib.util

@@ -1,4 +1,4 @@
-"""Several processes of `jprm` on this machine, started, signalled and waited for, as a scheduler does with hosts."""
+"""Starts, signals and waits for several `jprm` processes on this machine, as a scheduler does with hosts."""
 
 import os
 import pathlib

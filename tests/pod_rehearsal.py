@@ -1,9 +1,9 @@
-"""A pod's life in the small: `make pod-rehearsal`, or `python tests/pod_rehearsal.py FOLDER`.
+"""Rehearses a pod's life in miniature: `make pod-rehearsal`, or `python tests/pod_rehearsal.py FOLDER`.
 
-Four processes of two simulated devices train `experiments/tiny.py`; a host dies, all start again; one host is told to
-stop; two processes of four devices finish the run, with every row over two devices. It must be the run of one process
-of eight. Then four processes score a file, one dies, and the file that comes out must be the bytes that one process
-writes. The last line is JSON.
+Four processes of two simulated devices train `experiments/tiny.py`. A host dies and all restart. One host gets SIGTERM.
+Two processes of four devices finish the run, with every row split over two devices. The run must equal one process of
+eight devices. Then four processes score a file and one dies; the file must equal, byte for byte, that of one process.
+The last line printed is JSON.
 """
 
 import argparse

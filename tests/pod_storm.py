@@ -1,8 +1,7 @@
-"""A storm of kills over one short run: `make storm`, or `python tests/pod_storm.py FOLDER --kills 30`.
+"""Kills one short run again and again: `make storm`, or `python tests/pod_storm.py FOLDER --kills 30`.
 
-Processes of a run are killed at random moments (all of them, one of them, in the middle of a save) or told to stop by
-SIGTERM to one, and started again, as a scheduler does. Then the run must be what one is that was never disturbed, bit
-for bit. The last line printed is JSON: `kills`, `resumes`, `differing_bytes`.
+Processes die at random moments (all, one, or during a save) or get SIGTERM, and are restarted as a scheduler does. The
+run must equal an undisturbed one bit for bit. The last line printed is JSON: `kills`, `resumes`, `differing_bytes`.
 """
 
 import argparse

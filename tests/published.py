@@ -1,6 +1,6 @@
-"""Tiny checkpoints in the layouts that published PRMs have, and what their authors' code makes of a chain.
+"""Tiny checkpoints in the formats of published PRMs, and the scores that their authors' code gives.
 
-The models are transformers' and peft's own; where the authors ship code beside the weights, the head is written here
+The models come from transformers and peft. Where authors ship code beside the weights, the head is written here
 in torch from their description. Token ids come from the joined strings and chat templates that their code tokenises.
 """
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that does as a script says, and remembers what it was asked."""
+"""A real HTTP server that follows a script and records its requests."""
 
 import http.server
 import json

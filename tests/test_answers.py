@@ -1,4 +1,4 @@
-"""Final answers: what is found in a text, what counts as the same, and that no answer can hold a thread for long."""
+"""Final answers: extraction, equivalence, and a time limit that no answer exceeds."""
 
 import threading
 import time

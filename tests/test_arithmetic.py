@@ -1,4 +1,4 @@
-"""Arithmetic in steps: what holds, what does not, what nobody can say; and how that compares with people's labels."""
+"""Arithmetic in steps: what is correct, incorrect or undecided, and agreement with human labels."""
 
 import json
 import time

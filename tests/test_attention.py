@@ -1,4 +1,4 @@
-"""The ways to compute attention against the rule written out, on trees that the packer laid out."""
+"""Attention implementations against the reference, on packed trees."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The recalibration map in a model's folder: stored, applied when asked, refused when absent or of another step."""
+"""The calibration map in a model's folder: stored, applied on request, refused if absent or of another step."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`attention="cudnn"`: a chain a row, the numbers by XLA on a CPU, and the program that a GPU would be given."""
+"""`attention="cudnn"`: one chain per row, equal numbers by XLA on a CPU, and the program compiled for a GPU."""
 
 import dataclasses
 import functools

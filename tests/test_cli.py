@@ -1,4 +1,4 @@
-"""The command line: what it says, how fast, and how it refuses. What the commands do is tested where it is done."""
+"""The command line: help, speed, refusals. What commands do is tested with the library."""
 
 import json
 import os

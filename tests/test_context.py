@@ -1,4 +1,4 @@
-"""Rows split over the mesh's `context`: equal attention, whatever the way, and nothing gathered but keys and values."""
+"""Rows split over the mesh's `context` axis: equal attention, and only keys and values are gathered."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Outputs written a piece at a time, against what befalls them: other writers, full disks, damaged notes."""
+"""Resumable outputs against other writers, full disks and damaged notes."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Tokens are drawn from the distribution that temperature and nucleus give, by chi-square against its closed form."""
+"""Sampled tokens follow the distribution of temperature and nucleus: chi-square against its closed form."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Synthetic scorers with one known flaw each: its diagnostic finds it, and is silent on the clean scorer."""
+"""Synthetic scorers with one known flaw each: its diagnostic finds it and passes the clean scorer."""
 
 import json
 

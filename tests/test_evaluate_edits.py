@@ -1,4 +1,4 @@
-"""Edits keep what they should keep; scorers with one known flaw are found out by its edit and by no other."""
+"""Edits keep what they should; a scorer with one known flaw is detected by its edit and by no other."""
 
 import re
 

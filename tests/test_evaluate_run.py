@@ -1,4 +1,4 @@
-"""The evaluation commands on files as they are published: what is read, scored once, and reported."""
+"""Evaluation commands on published files: reading, scoring once, reporting."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Experiments as files, as JSON and with overrides: nothing is lost, and a mistake is named by its field."""
+"""Experiments as files, as JSON and with overrides: exact round trips, and mistakes named by field."""
 
 import dataclasses
 import json

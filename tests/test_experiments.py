@@ -1,4 +1,4 @@
-"""Every experiment file: it can be made, one step of it runs in the small, and its whole step type-checks in the large.
+"""Every experiment file builds, steps once at tiny size, and type-checks at full size.
 
 A new file in experiments/ is tested without a change here.
 """

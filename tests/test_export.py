@@ -1,4 +1,4 @@
-"""A trained model written for transformers: the same logits there, the same bits when it is read again."""
+"""Export for transformers: equal logits there, equal bits when read again."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""GGUF base models against transformers, and files that are not what they should be."""
+"""GGUF base models against transformers, and damaged files."""
 
 import dataclasses
 

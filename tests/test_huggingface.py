@@ -1,4 +1,4 @@
-"""Hugging Face folders against transformers, which makes them and computes what jprm must compute."""
+"""Hugging Face folders against transformers, which creates them and computes the expected values."""
 
 import dataclasses
 import json

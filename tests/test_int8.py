@@ -1,4 +1,4 @@
-"""Parameters held in bfloat16 and int8: near what they stand for, computed with as if they were it, and small."""
+"""Parameters stored as bfloat16 and int8: near the originals, computed correctly, and small."""
 
 import dataclasses
 

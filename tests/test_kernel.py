@@ -1,4 +1,4 @@
-"""Interval attention, interpreted on a CPU, against the rule written out; and which pairs of blocks it visits."""
+"""Interval attention, interpreted on a CPU, against the reference; and which pairs of blocks it visits."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The kernel compiles for TPUs on a machine that has none, and the step of a 7B model with it for a slice of 64."""
+"""The kernel compiles for TPUs without a TPU, and so does a 7B model's step for a slice of 64 chips."""
 
 import dataclasses
 import math

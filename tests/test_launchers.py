@@ -1,4 +1,4 @@
-"""The launchers in tpu/: what a dry run prints, the JobSet against Kubernetes' own models, how run.sh starts again."""
+"""The launchers in tpu/: what a dry run prints, the JobSet against Kubernetes' models, how run.sh restarts."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The house: which unit may import which, the length of files and functions, and what importing a scorer costs."""
+"""Layers: which unit may import which, lengths of files and functions, and the cost of importing a scorer."""
 
 import ast
 import subprocess

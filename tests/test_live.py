@@ -1,4 +1,4 @@
-"""Live trees: scores as of the whole chain, every token computed once, slots used again."""
+"""Live trees: scores equal those of whole chains, every token is computed once, slots are reused."""
 
 import dataclasses
 import itertools

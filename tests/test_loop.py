@@ -1,4 +1,4 @@
-"""Training runs from files to result.json: what they write, how they continue, and how they refuse."""
+"""Training runs from files to result.json: outputs, resume and refusals."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Adapters: what is trained, what is merged, and that a run with them continues exactly."""
+"""LoRA: what is trained, what is merged, and exact resume."""
 
 import dataclasses
 import json

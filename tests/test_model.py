@@ -1,4 +1,4 @@
-"""The decoder: a tree equals its chains, nothing else of the row matters, and no way to compute changes the result."""
+"""The decoder: a tree equals its chains, other parts of the row do not matter, and implementations agree."""
 
 import dataclasses
 import functools

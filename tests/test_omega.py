@@ -1,4 +1,4 @@
-"""OmegaPRM against values, errors and counts worked out by hand."""
+"""OmegaPRM against values, errors and counts computed by hand."""
 
 import collections
 import math

@@ -1,4 +1,4 @@
-"""The packer against brute force: what every step sees must be its own chain, and every step counts once."""
+"""The packer against brute force: every step sees exactly its own chain and counts once."""
 
 import dataclasses
 import importlib.util

@@ -1,4 +1,4 @@
-"""Promises about the package as a whole: what importing costs, what installing declares, how big a file may be."""
+"""Promises about the package: cost of imports, declared requirements, sizes of files."""
 
 import ast
 import runpy

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: what PEFT writes scores here as there, and what jprm writes scores there as here."""
+"""Adapters in PEFT's format: PEFT's score the same here, and jprm's score the same in PEFT."""
 
 import dataclasses
 import json

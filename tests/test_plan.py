@@ -1,6 +1,6 @@
-"""Plans: names, the counting of a compiled program against counts by hand, and one plan from end to end.
+"""Plans: names, counts of a compiled program against counts by hand, and one plan from end to end.
 
-What is compiled for a TPU needs libtpu (the extra `tpu`), not a TPU.
+Compiling for a TPU needs libtpu (the extra `tpu`), not a TPU.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Collectives of a compiled program: whose they are, where they lie, and what goes between slices."""
+"""Collectives of a compiled program: their origin, their place, and what crosses slices."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Preparing: what goes in comes out equal, all of it is accounted for, and nothing half-written is left."""
+"""Preparing: records come out equal, every record is counted, and nothing half-written remains."""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""The head that training starts from, when it is fitted first."""
+"""The initial head, fitted before training."""
 
 import dataclasses
 

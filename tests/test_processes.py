@@ -1,4 +1,4 @@
-"""Two processes are one run: the batches, losses and bytes of one, a stop that both agree on, one error for all."""
+"""Two processes equal one: batches, losses, bytes, an agreed stop, and one error for all."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Steps of code, run with tests."""
+"""Steps of Python code, checked by tests in the sandbox."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The quickstart's judgement on made-up samples and labels; and, `slow`, the whole of it at a fraction of its size."""
+"""The quickstart's judgement on synthetic samples and labels; with `-m slow`, all of it at reduced size."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The quickstart's task: its checker against the generator's truth, and what there is to learn and to select from."""
+"""The quickstart's task: its checker against the generator's truth, and what there is to learn and select."""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,4 @@
-"""JSON lists as sources, where they are not quite what they seem."""
+"""JSON lists as sources, with edge cases."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Readers: the published files give the counts that are known of them, and nothing makes a reader crash."""
+"""Readers: published files give the known counts, and no input crashes a reader."""
 
 import collections
 import itertools

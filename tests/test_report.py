@@ -1,6 +1,6 @@
-"""The page: what it says, that data cannot break out of it, and that a browser shows it without a request or an error.
+"""The page: its content, safety against injected data, and a browser that shows it without requests or errors.
 
-The suite's folders are of made-up scorers, so that no model is needed.
+The suites' folders come from synthetic scorers, so no model is needed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Folders of safetensors: what is read is what was written, and what is damaged is refused by name."""
+"""Folders of safetensors: exact round trips, and damage named by file."""
 
 import json
 

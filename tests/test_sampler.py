@@ -1,4 +1,4 @@
-"""The sampler: what it draws, where it stops, and that neither company nor mesh changes a draw."""
+"""The sampler: what it samples, where it stops, and that neither batch nor mesh changes a sample."""
 
 import dataclasses
 import json

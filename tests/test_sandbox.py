@@ -1,4 +1,4 @@
-"""What a program in the sandbox can do to the machine: nothing."""
+"""A program in the sandbox cannot affect the machine."""
 
 import http.server
 import os

@@ -1,4 +1,4 @@
-"""Scores of a trained run: the same through every door, and files of them that survive a kill."""
+"""Scores of a trained run: equal through every interface, and files of scores that survive a kill."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Beam search and DVTS against results worked out by hand."""
+"""Beam search and DVTS against results computed by hand."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The filter: what it accepts, what it promises, and what it refuses."""
+"""The conformal filter: what it accepts, guarantees and refuses."""
 
 import json
 

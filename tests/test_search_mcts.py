@@ -1,4 +1,4 @@
-"""MCTS and refinement against searches worked out by hand."""
+"""MCTS and refinement against searches computed by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The HTTP policy against a real server that fails in every way a server does."""
+"""The HTTP policy against a real server that fails in every way that servers do."""
 
 import asyncio
 import gc

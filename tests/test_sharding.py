@@ -1,4 +1,4 @@
-"""The same numbers on every mesh, parameters and optimizer state split; a pod's shardings, checked without a pod."""
+"""Equal numbers on every mesh, split parameters and optimizer state, and a pod's shardings without a pod."""
 
 import dataclasses
 import re

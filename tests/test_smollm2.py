@@ -1,6 +1,6 @@
-"""SmolLM2-135M, as its GGUF file has it, against transformers' float32: states, perplexity, greedy decoding.
+"""SmolLM2-135M from GGUF against transformers in float32: states, perplexity, greedy decoding.
 
-transformers takes half a minute to read the file, so the tests share what it reads.
+transformers takes half a minute to read the file, so the tests share the result.
 """
 
 import dataclasses

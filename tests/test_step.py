@@ -1,4 +1,4 @@
-"""The training step: what it counts, what it learns and what it leaves alone."""
+"""The training step: what it counts, what it learns and what it leaves unchanged."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Streams: what a batch holds depends on their number, not on who packs them; any process goes on from all places."""
+"""Streams: a batch depends on their number, not on who packs them; any process resumes all of them."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Heads, targets and labels that do not go together are refused before anything is learned from them."""
+"""Heads, targets and labels that do not fit together are refused before training."""
 
 import dataclasses
 

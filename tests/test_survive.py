@@ -1,4 +1,4 @@
-"""Surviving: bad steps left out exactly, stops that save, checkpoints that are kept, a watchdog that names the host."""
+"""Preemption: bad steps skipped exactly, stops that save, kept checkpoints, a watchdog that names the host."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Every policy against a loop over the nodes of the tree."""
+"""Every target policy against a loop over the nodes of the tree."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Tokenizers: text comes back, data cannot inject control tokens, and every way to store one gives the same ids."""
+"""Tokenizers: text round trips, data cannot inject control tokens, and all file formats give the same ids."""
 
 import importlib.util
 import io

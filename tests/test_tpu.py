@@ -1,4 +1,4 @@
-"""The training step compiles for TPU slices on a machine that has none: libtpu holds the compiler."""
+"""The training step compiles for TPU slices without a TPU, through libtpu."""
 
 import collections
 

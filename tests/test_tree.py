@@ -1,4 +1,4 @@
-"""Records and trees: exact round trips, and one clear error for whatever is wrong."""
+"""Records and trees: exact round trips, and one clear error for every mistake."""
 
 import dataclasses
 import json

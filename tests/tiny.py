@@ -1,4 +1,4 @@
-"""A model small enough to compile in a second, trees for it, and functions compiled once for all tests."""
+"""A model that compiles in a second, trees for it, and functions compiled once for all tests."""
 
 import contextlib
 import dataclasses

@@ -1,6 +1,6 @@
-"""A training run that is over in seconds: made-up trees, a tokenizer of bytes, two narrow layers.
+"""A training run that takes seconds: synthetic trees, a tokenizer of bytes, two narrow layers.
 
-Everything a run needs is made from a folder's path, so that a process started by a test can make it too.
+Everything that a run needs comes from a folder's path, so that a process started by a test can build it too.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Policies whose values are known by hand, for the tests of labels and search."""
+"""Policies with values known by hand, for the tests of labels and search."""
 
 import random
 

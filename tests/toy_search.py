@@ -1,4 +1,4 @@
-"""A toy task whose steps, probabilities and scores are known by hand, for the tests of search."""
+"""A toy task with steps, probabilities and scores known by hand, for the tests of search."""
 
 import math
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# A run on GKE: as a JobSet through kubectl, or through xpk. Every command is printed before it is run; --dry-run prints
-# alone.
+# Runs on GKE: as a JobSet through kubectl, or through xpk. Prints every command before running it; --dry-run only
+# prints.
 #
 #   NAME=my-run IMAGE=REGION-docker.pkg.dev/P/R/jprm:TAG ACCELERATOR=tpu-v5-lite-podslice TOPOLOGY=4x4 HOSTS=4 CHIPS=4 \
 #     CLAIM=shared EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x tpu/gke.sh [--dry-run] COMMAND
 #
-#   build    the image of this commit, and pushes it    launch   applies the JobSet
-#   status   of the JobSet and its pods                 logs     of process 0
-#   stop     saves and stops it (SIGTERM to the pods)   delete   the JobSet; the nodes are the cluster's
-#   manifest prints the JobSet                          xpk      the same run through xpk: CLUSTER, TYPE, PROJECT, ZONE
+#   build    builds and pushes this commit's image      launch   applies the JobSet
+#   status   shows the JobSet and its pods              logs     follows process 0
+#   stop     saves and stops (SIGTERM to the pods)      delete   deletes the JobSet, not the cluster's nodes
+#   manifest prints the JobSet                          xpk      runs through xpk: CLUSTER, TYPE, PROJECT, ZONE
 #
-# HOSTS x CHIPS is the number of chips of TOPOLOGY. SLICES (1) slices of it; SPOT=1 takes spot nodes.
+# HOSTS x CHIPS is the number of chips in TOPOLOGY. SLICES (default 1) such slices; SPOT=1 uses spot nodes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,7 +35,7 @@ metadata:
     alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
 spec:
   suspend: false
-  # A pod that fails takes its JobSet down, which starts again from the checkpoint; a refusal (status 2) ends it.
+  # A failed pod restarts the JobSet, which continues from the checkpoint; a refusal (status 2) ends it.
   failurePolicy:
     maxRestarts: ${RETRIES:-1000}
     rules:
@@ -111,7 +111,7 @@ logs() {
   run kubectl logs --follow --tail 50 --selector "$zero" --container jprm
 }
 
-# A JobSet that is suspended deletes its pods, which have GRACE seconds to save; launch sets it going again.
+# A suspended JobSet deletes its pods, which have GRACE seconds to save; launch resumes it.
 stop() { run kubectl patch jobset "$NAME" --type merge --patch '{"spec":{"suspend":true}}'; }
 
 delete() { run kubectl delete jobset "$NAME"; }

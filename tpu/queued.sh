@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# A run on Cloud TPU VMs through queued resources. Every command is printed before it is run; --dry-run prints alone.
+# Runs on Cloud TPU VMs through queued resources. Prints every command before running it; --dry-run only prints.
 #
 #   NAME=my-run PROJECT=p ZONE=us-west4-a TYPE=v5litepod-16 RUNTIME=v2-alpha-tpuv5-lite SPOT=1 NFS=10.0.0.2:/share \
 #     EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x tpu/queued.sh [--dry-run] COMMAND
 #
-#   create   asks for the slice          status   where the request and the run are
-#   deploy   this commit to every host   logs     what process 0 printed last
-#   launch   starts the run              stop     saves and stops it (SIGTERM)
-#   watch    all of these, and again after a preemption, until the run has ended; then it deletes the slice
-#   delete   gives the slice back: until then it is paid for
+#   create   requests the slice                  status   shows the request and the run
+#   deploy   copies this commit to every host    logs     follows the output of process 0
+#   launch   starts the run                      stop     saves and stops (SIGTERM)
+#   watch    creates, deploys and launches, again after a preemption, until the run is finished; then deletes the slice
+#   delete   deletes the slice, which costs money until then
 #
-# SLICES (1) slices of TYPE, which the data centre's network joins: then `mesh.data` is a multiple of them.
+# SLICES (default 1) slices of TYPE, joined by the data centre's network: `mesh.data` must be a multiple of SLICES.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +39,7 @@ create() {
   [ "${SLICES:-1}" = 1 ] || nodes=(--node-count="$SLICES" --node-prefix="$NAME")
   case "$(state)" in
     ABSENT) ;;
-    SUSPENDED | SUSPENDING | FAILED) delete ;; # a slice that was preempted never comes back by itself
+    SUSPENDED | SUSPENDING | FAILED) delete ;; # a preempted slice never comes back by itself
     *) [ "$dry" = 1 ] || { echo "$NAME is there: $(state)"; return; } ;;
   esac
   run gcloud compute tpus queued-resources create "$NAME" "${at[@]}" "${nodes[@]}" --accelerator-type="$TYPE" \
@@ -65,7 +65,7 @@ status() {
 
 logs() { first "tail -n ${LINES_OF_LOG:-50} -f jprm/run.log"; }
 
-# shellcheck disable=SC2016 # it is the host that is to expand it
+# shellcheck disable=SC2016 # the host expands it
 stop() { everywhere 'kill -TERM "$(cat /tmp/jprm-run.pid)"'; }
 
 delete() { run gcloud compute tpus queued-resources delete "$NAME" "${at[@]}" --force --quiet; }

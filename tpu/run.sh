@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Trains on this host as one process of a run, and starts again after a stop: what a launcher runs on every host.
+# Trains on this host as one process of a run, and restarts after a stop. Launchers run this on every host.
 #
 #   tpu/run.sh [--dry-run] EXPERIMENT.py WORKDIR [more arguments of `jprm train`]
 #
-# A refusal (status 2), Ctrl-C (130) and the end of the run (0) are final. Anything else, a preemption (143) and a host
-# that died among them, is started again after PAUSE seconds and continues from its checkpoint; until RETRIES starts in
-# a row have brought no new one.
-# DISTRIBUTED (auto) is the value of --distributed, "" for one process. What this host prints goes to WORKDIR/logs/ too.
+# A refusal (status 2), Ctrl-C (130) and the end of the run (0) are final. Anything else, such as a preemption (143) or a
+# dead host, restarts after PAUSE seconds from the checkpoint, until RETRIES starts in a row bring no new checkpoint.
+# DISTRIBUTED (default auto) is the value of --distributed, "" for one process. Output goes to WORKDIR/logs/ too.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -27,10 +26,10 @@ if [ "$dry" = 1 ]; then
   exit 0
 fi
 
-# Of two at once on a host, both would take the accelerators.
+# Two runs on one host would compete for its accelerators.
 exec 9> "${TMPDIR:-/tmp}/jprm-run.lock"
 flock -n 9 || { echo "error: tpu/run.sh runs on this host already" >&2; exit 2; }
-echo $$ > "${TMPDIR:-/tmp}/jprm-run.pid" # for who wants to stop it
+echo $$ > "${TMPDIR:-/tmp}/jprm-run.pid" # read by `stop`
 mkdir -p "$workdir/logs"
 newest() { find "$workdir/checkpoints" -maxdepth 1 -regex '.*/[0-9]+' 2> /dev/null | sed 's|.*/||' | sort -n | tail -n 1; }
 child=0 stopped=0 idle=0
@@ -47,7 +46,7 @@ while true; do
   case $status in
     0 | 2 | 130) exit "$status" ;;
   esac
-  [ "$stopped" = 1 ] && exit "$status" # it was this host that was asked to stop
+  [ "$stopped" = 1 ] && exit "$status" # SIGTERM came to this host
   if [ "$idle" -ge "${RETRIES:-5}" ]; then
     echo "error: $idle starts in a row without a new checkpoint: $log says why" >&2
     exit "$status"

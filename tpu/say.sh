@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it: `run COMMAND ...` prints a command as one would type it, and runs it unless dry=1;
-# `usage` prints the comment that the script begins with, and ends it.
+# Sourced by the other scripts: `run COMMAND ...` prints a command and runs it unless dry=1; `usage` prints the script's
+# first comment and exits.
 run() {
   local word line="+"
   for word in "$@"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets a host up for jprm: Python, the package in .venv, the shared folder. Made again, it does what is still to be done.
+# Sets up a host for jprm: Python, the package in .venv, the shared folder. Safe to run again.
 #
 #   tpu/setup.sh [--dry-run] [--nfs SERVER:/SHARE] [--at /shared] [--extra tpu|cuda]
 set -euo pipefail
@@ -36,7 +36,7 @@ for name in python3.12 python3.13 python3.11 python3; do
   if command -v "$name" > /dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then python=$name; fi
 done
 if [ -z "$python" ]; then
-  # TPU VM images may have an older Python: uv brings one, for this user alone.
+  # TPU VM images may have an older Python; uv installs a newer one for this user.
   run python3 -m pip install --user -q uv
   run python3 -m uv python install 3.12
   [ "$dry" = 1 ] && python=python3.12 || python=$(python3 -m uv python find 3.12)

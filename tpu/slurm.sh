@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A run on a Slurm cluster with GPUs: one process a GPU. Every command is printed before it is run; --dry-run prints alone.
+# Runs on a Slurm cluster with GPUs, one process per GPU. Prints every command before running it; --dry-run only prints.
 #
 #   NAME=my-run NODES=4 GPUS=8 TIME=24:00:00 EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x \
 #     tpu/slurm.sh [--dry-run] COMMAND [more options of sbatch, for launch]
 #
-#   launch   submits the batch script    status   of the job, and the run's last line
-#   script   prints the batch script     logs     of process 0
+#   launch   submits the batch script    status   shows the job and the newest metrics
+#   script   prints the batch script     logs     follows process 0
 #   stop     saves and stops (SIGTERM)   delete   cancels the job
 #
-# Before the time limit, and where a node is preempted, the processes get SIGTERM, save and end with status 143; the job
-# is then queued again and continues. A refusal (status 2) ends it.
+# Before the time limit, and when a node is preempted, the processes get SIGTERM, save and exit with status 143. The job is
+# then queued again and continues. A refusal (status 2) ends it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
