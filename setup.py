@@ -54,6 +54,7 @@ setuptools.setup(
         "math-verify>=0.9.0",
         "numpy>=2.4.6",
         "orbax-checkpoint>=0.12.8",
+        "pyseccomp>=0.1.2; sys_platform == 'linux'",
         "rich>=15.0.0",
         "safetensors>=0.8.0",
         "scipy>=1.17.1",

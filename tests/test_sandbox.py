@@ -1,5 +1,6 @@
 """A program in the sandbox cannot affect the machine."""
 
+import errno
 import http.server
 import os
 import threading
@@ -110,6 +111,19 @@ def test_attacks_fail_and_nothing_is_left_behind():
     ]
     assert not asked and own_children() == before
     assert not {name for name in set(os.listdir("/tmp")) - files if name == "x" or name.isdecimal()}
+
+
+@pytest.mark.parametrize(
+    "name", ["add_key", "bpf", "clone3", "io_uring_setup", "keyctl", "memfd_create", "mount", "perf_event_open",
+             "ptrace", "setns", "shmget", "unshare", "userfaultfd"],
+)  # fmt: skip
+def test_calls_that_no_step_needs_do_not_exist(name):
+    import pyseccomp  # fails where libseccomp is absent
+
+    number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+    code = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
+    code += f"print(libc.syscall({number}, 0, 0, 0, 0, 0, 0), ctypes.get_errno())"
+    assert number > 0 and run([python(), "-I", "-c", code], "", Limits()).output == f"-1 {errno.ENOSYS}\n"
 
 
 def test_a_fork_bomb_and_endless_output_are_contained():

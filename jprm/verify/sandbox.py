@@ -1,30 +1,31 @@
-"""Programs that nobody has read, run where they can do no harm: bubblewrap (`bwrap`), resource limits, and a filter
-of system calls.
+"""Runs untrusted programs under bubblewrap (`bwrap`), resource limits and a filter of system calls.
 
-Inside there are /usr, an empty /tmp of a few megabytes and nothing else: no home, no environment, no network, no
-process of the machine. A program can start no other (threads it may), and ends with its time, its memory or its files'
-size. The filter, not RLIMIT_NPROC, forbids processes, since that limit does not bind root.
+A program sees /usr and an empty /tmp of a few megabytes: no home, environment, network or process of the machine. It
+may start threads but no process, and ends when it exceeds its time, memory or file size. The filter forbids processes,
+since RLIMIT_NPROC does not bind root.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes.util
 import dataclasses
+import errno
 import functools
 import os
-import platform
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import IO
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Seconds of time, and bytes of memory, of each file, of all files together, and of what is printed."""
+    """Seconds of time; bytes of memory, of each file and of the output, and of all files together."""
 
     seconds: float = 10.0
     memory: int = 1 << 30
@@ -34,7 +35,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """`status` is the exit status, negative for a signal; None where time ran out. `output` is what was printed."""
+    """`status` is the exit status, negative for a signal, None if time ran out. `output` is what was printed."""
 
     status: int | None
     output: str
@@ -42,9 +43,11 @@ class Outcome:
 
 @functools.cache
 def refusal() -> str | None:
-    """Why there is no sandbox here, None where there is one."""
-    if sys.platform != "linux" or platform.machine() not in _MACHINES:
-        return f"the sandbox is for Linux on {' or '.join(_MACHINES)}"
+    """Returns why there is no sandbox on this machine, None if there is one."""
+    if sys.platform != "linux":
+        return "the sandbox is for Linux"
+    if not ctypes.util.find_library("seccomp"):
+        return "libseccomp is not installed (Debian's package libseccomp2)"
     for tool, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
         if not shutil.which(tool):
             return f"{tool} is not installed (Debian's package {package})"
@@ -55,18 +58,18 @@ def refusal() -> str | None:
 
 
 def require() -> None:
-    """Raises OSError, with the reason, where there is no sandbox."""
+    """Raises OSError, with the reason, if there is no sandbox."""
     if reason := refusal():
         raise OSError(
-            f"code that nobody has read is not run without a sandbox, and {reason}. "
-            "Install it; or, if the code may do whatever you may, say --unsafe-no-sandbox"
+            f"untrusted code needs a sandbox, and {reason}. "
+            "Install it; or, if the code may do whatever you may, pass --unsafe-no-sandbox"
         )
 
 
 def run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> Outcome:
-    """What a command prints and how it ends, given `text` as its input.
+    """Runs a command with `text` as its input; returns what it prints and how it ends.
 
-    Without `sandbox` only time, memory and file size are limited, and the program may do what its user may.
+    Without `sandbox` only time, memory and file size are limited, and the program may do whatever its user may.
 
     Raises:
       OSError: there is no sandbox.
@@ -85,8 +88,7 @@ def _run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool) ->
         given.seek(0)
         folder = None if sandbox else tempfile.mkdtemp()
         if sandbox:
-            rules.write(_filter())
-            rules.seek(0)
+            _write_filter(rules)
             full[full.index("FILTER")] = str(rules.fileno())
         process = subprocess.Popen(
             full, stdin=given, stdout=printed, stderr=printed, env=environment, cwd=folder, start_new_session=True,
@@ -111,7 +113,7 @@ def _wait(process: subprocess.Popen, seconds: float) -> int | None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends the whole session: bwrap's end is that of the process namespace, hence of everything in it."""
+    """Kills the whole session. With bwrap its process namespace ends, and everything in it."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -120,7 +122,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def python() -> str:
-    """The interpreter without its virtual environment: the standard library alone is seen inside."""
+    """Returns the interpreter without its virtual environment: programs see the standard library alone."""
     return os.path.realpath(sys.executable)
 
 
@@ -138,44 +140,57 @@ def _bwrap(command: Sequence[str], limits: Limits) -> list[str]:
     for prefix in {os.path.realpath(sys.base_prefix), _prefix(command[0])}:
         if prefix != "/" and not prefix.startswith("/usr"):
             arguments += ["--ro-bind", prefix, prefix]
-    arguments += ["--ro-bind-try", "/etc/ocamlfind.conf", "/etc/ocamlfind.conf"]  # Debian's Coq finds its parts there
+    arguments += ["--ro-bind-try", "/etc/ocamlfind.conf", "/etc/ocamlfind.conf"]  # where Debian's Coq finds its files
     arguments += ["--dev", "/dev", "--remount-ro", "/dev", "--size", str(limits.files), "--tmpfs", "/tmp"]
     arguments += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", "FILTER", "--", *command]
     return arguments
 
 
 def _prefix(program: str) -> str:
-    """The folder above `bin` of a program that is named by its path."""
+    """Returns the folder above `bin` of a program given by its path."""
     return os.path.dirname(os.path.dirname(os.path.realpath(program)))
 
 
-_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
-# clone is allowed for threads alone, clone3 absent so that the C library falls back to clone; the rest would start
-# processes, hold memory that RLIMIT_AS does not count, or make a namespace with rights of its own.
-_CALLS = {
-    "x86_64": {"clone": 56, "clone3": 435, "fork": 57, "vfork": 58, "shmget": 29, "unshare": 272, "setns": 308,
-               "mount": 165, "fsopen": 430, "open_tree": 428, "keyctl": 250, "add_key": 248, "io_uring_setup": 425,
-               "bpf": 321, "userfaultfd": 323, "ptrace": 101, "perf_event_open": 298, "memfd_create": 319},
-    "aarch64": {"clone": 220, "clone3": 435, "shmget": 194, "unshare": 97, "setns": 268,
-                "mount": 40, "fsopen": 430, "open_tree": 428, "keyctl": 219, "add_key": 217, "io_uring_setup": 425,
-                "bpf": 280, "userfaultfd": 282, "ptrace": 117, "perf_event_open": 241, "memfd_create": 279},
-}  # fmt: skip
+# What a process may do with its own memory, files, threads, clocks and sockets. Any other call fails with ENOSYS. So the
+# C library starts threads with `clone`, whose flags a filter can read, and not with `clone3`.
+_ALLOWED = """
+access alarm arch_prctl brk capget chdir chmod chown clock_getres clock_gettime clock_nanosleep close close_range
+copy_file_range creat dup dup2 dup3 execve execveat exit exit_group faccessat faccessat2 fadvise64 fallocate fchdir
+fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat
+fstatfs fsync ftruncate futex futex_waitv futimesat get_robust_list getcpu getcwd getdents getdents64 getegid geteuid
+getgid getgroups getitimer getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage
+getsid gettid gettimeofday getuid getxattr ioctl kill lchown lgetxattr link linkat listxattr llistxattr lremovexattr
+lseek lsetxattr lstat madvise membarrier mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mremap
+msync munlock munlockall munmap nanosleep newfstatat open openat openat2 pause pkey_alloc pkey_free pkey_mprotect prctl
+pread64 preadv preadv2 prlimit64 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv removexattr rename
+renameat renameat2 restart_syscall riscv_flush_icache rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask
+rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
+sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
+sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield sendfile set_robust_list set_tid_address
+setitimer setpgid setpriority setrlimit setsid setxattr sigaltstack signalfd signalfd4 splice stat statfs statx symlink
+symlinkat sync sync_file_range syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
+timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat utime
+utimensat utimes vmsplice wait4 waitid write writev
+accept accept4 bind connect epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2
+getpeername getsockname getsockopt inotify_add_watch inotify_init inotify_init1 inotify_rm_watch listen pipe pipe2 poll
+ppoll pselect6 recvfrom recvmmsg recvmsg select sendmmsg sendmsg sendto setsockopt shutdown socket socketpair
+"""
 _CLONE_THREAD = 0x10000
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def _filter() -> bytes:
-    """The filter as a program of classic BPF (seccomp(2)): struct sock_filter {u16 code; u8 jt, jf; u32 k}."""
-    machine = platform.machine()
-    load, equal, bits, back = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
-    eperm, enosys = _ERRNO | 1, _ERRNO | 38
-    calls = dict(_CALLS[machine])
-    clone, clone3 = calls.pop("clone"), calls.pop("clone3")
-    program = [(load, 0, 0, 4), (equal, 1, 0, _MACHINES[machine]), (back, 0, 0, _KILL), (load, 0, 0, 0)]
-    program += [(0x35, 0, 1, 0x40000000), (back, 0, 0, eperm)]  # BPF_JGE: the x32 calls of an x86_64
-    program += [(equal, 0, 1, clone3), (back, 0, 0, enosys)]
-    for number in calls.values():
-        program += [(equal, 0, 1, number), (back, 0, 0, eperm)]
-    program += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 1, 0, _CLONE_THREAD), (back, 0, 0, eperm)]
-    program += [(back, 0, 0, _ALLOW)]
-    return b"".join(struct.pack("<HBBI", *line) for line in program)
+def _write_filter(file: IO[bytes]) -> None:
+    """Writes the filter of system calls as a BPF program, for `bwrap --seccomp`."""
+    import pyseccomp as seccomp
+
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
+    rules.set_attr(seccomp.Attr.ACT_BADARCH, seccomp.KILL_PROCESS)
+    for name in _ALLOWED.split():
+        with contextlib.suppress(OSError):  # a call that this machine or libseccomp does not have
+            rules.add_rule(seccomp.ALLOW, name)
+    for name in ("fork", "vfork"):
+        with contextlib.suppress(OSError):
+            rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    for action, bit in ((seccomp.ALLOW, _CLONE_THREAD), (seccomp.ERRNO(errno.EPERM), 0)):
+        rules.add_rule(action, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, bit))
+    rules.export_bpf(file)
+    file.seek(0)
