@@ -13,8 +13,7 @@ from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import read
 from jprm.layout import NativeLayout
-from jprm.model.attention.dispatch import suited
-from jprm.model.config import Attention
+from jprm.model.attention.registry import suited
 from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
@@ -28,7 +27,7 @@ def load(
     mesh: MeshConfig | None = None,
     dtype: Dtype | None = None,
     adapter: str | None = None,
-    attention: Attention | None = None,
+    attention: str | None = None,
 ) -> PRM:
     """The model in a folder, ready to score: the newest checkpoint of a run, or a published PRM.
 
@@ -64,7 +63,7 @@ def load(
         if dtype is not None:
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
     computed = model.dtype if dtype in (None, "int8") else dtype
-    model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model))
+    model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     semantics = "value" if experiment.data.supervise == "outcome" else experiment.target.labels
     return PRM(
         params, model, NativeLayout(load_tokenizer(folder, of_model=True)), grid, semantics, str(folder.resolve()), step

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tiny import TINY, filled, packed_trees, reasoning_trees, visible
+from tiny import TINY, filled, packed_trees, params, random_tree, reasoning_trees, visible
 
 from jprm.model.attention import cpu_paths
 from jprm.model.attention.cpu_paths import path_pairs
-from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.interface import Implementation
+from jprm.model.attention.registry import ATTENTION, attend, plan, suited
+from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows
 
 B, T, K, G, H = 3, 48, 2, 2, 4
@@ -38,7 +40,7 @@ def run(q_BTKGH, k_BTKH, v_BTKH, until_BT, config, position_BT=None, window=None
     position_BT = until_BT if position_BT is None else position_BT  # nothing asks for it
 
     def total(q, k, v):
-        y_BTKGH = attention(q, k, v, plan(until_BT, position_BT, config), config, window)
+        y_BTKGH = attend(q, k, v, plan(until_BT, position_BT, config), config, window)
         return jnp.sum(y_BTKGH * jnp.cos(jnp.arange(y_BTKGH.size).reshape(y_BTKGH.shape))), y_BTKGH
 
     gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(q_BTKGH, k_BTKH, v_BTKH)
@@ -124,3 +126,37 @@ def test_rows_that_blocks_do_not_divide_are_refused():
     until_BT = empty_rows(B, T, 1).until
     with pytest.raises(ValueError, match="multiple of 7 tokens .attention_block., not 48"):
         run(*inputs(0), until_BT, configured("paths", 7))
+
+
+def flat_reference(until_BT, position_BT, config):
+    return visible(until_BT)
+
+
+def attend_visible(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, config, window=None):
+    logit_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH) * config.query_scale
+    weight_BKGTS = jax.nn.softmax(jnp.where(seen_BTS[:, None, None], logit_BKGTS, -1e30))
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weight_BKGTS, v_BSKH)
+
+
+def refuse_windows(config, backend, context):
+    return "attention='mine' takes no windows" if config.windows else None
+
+
+MINE = Implementation(flat_reference, attend_visible, refuse_windows, backend="gpu", chain_rows=True, flat=True)
+
+
+def test_an_implementation_is_one_record(monkeypatch):
+    """Registered by one line, or named as an object of the user's own module."""
+    monkeypatch.setitem(ATTENTION, "mine", MINE)
+    until_BT = filled(packed_trees([random_tree(0, 8)], T, 24).rows, B).until
+    for name in ("mine", "test_attention:MINE"):
+        for a, b in zip(*(run(*inputs(0), until_BT, configured(x, 8)) for x in (name, "reference")), strict=True):
+            close(a, b)
+        assert configured(name, 8).chain_rows and suited(name) == "paths"
+    weights, rows = jax.tree.map(jnp.asarray, (params(TINY), filled(packed_trees([random_tree(0, 8)], 64, 24).rows, 2)))
+    found, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
+    close(found, expected)
+    with pytest.raises(ValueError, match="takes no windows"):
+        configured("mine", 8, **WINDOW)
+    with pytest.raises(ValueError, match="attention='yours' is not one of reference, blocked, paths, kernel, cudnn"):
+        configured("yours", 8)

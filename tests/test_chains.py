@@ -16,10 +16,10 @@ from tiny import TINY, filled, logits, packed_trees, params, random_tree
 from tiny_run import MODEL, experiment, lines, loop, make_data, one_device
 
 from jprm.experiment import TargetConfig
-from jprm.model.attention.dispatch import attention, plan
-from jprm.model.attention.gpu_cudnn import chain_attention, find_chains
+from jprm.model.attention.gpu_cudnn import CUDNN as IMPLEMENTATION
+from jprm.model.attention.registry import attend, plan
 from jprm.model.heads import HEADS
-from jprm.model.mesh import MeshConfig, check, make_mesh, put_rows, spec
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.transformer import init, step_logits
 from jprm.objectives.losses import likelihood
 from jprm.objectives.targets import targets
@@ -46,11 +46,11 @@ def rows_of(lengths):
 
 def flash(q, k, v, until_BT, position_BT):
     """In float32 too, which `ModelConfig` refuses for the sake of GPUs."""
-    return chain_attention(q, k, v, find_chains(until_BT, position_BT), CUDNN)
+    return IMPLEMENTATION.attend(q, k, v, IMPLEMENTATION.plan(until_BT, position_BT, CUDNN), CUDNN)
 
 
 def by_rule(q, k, v, until_BT, position_BT):
-    return attention(q, k, v, plan(until_BT, position_BT, PLAIN), PLAIN)
+    return attend(q, k, v, plan(until_BT, position_BT, PLAIN), PLAIN)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -93,7 +93,7 @@ def test_rows_of_anything_else_are_nan_and_no_other_row_is():
     until_BT[7, 0] = 1  # a chain behind padding
     until_BT[8, 29] = T  # padding that sees the last token of the chain
     alone = [True, False, False, True, True, False, False, False, False]
-    np.testing.assert_array_equal(find_chains(until_BT, position_BT).alone, alone)
+    np.testing.assert_array_equal(IMPLEMENTATION.plan(until_BT, position_BT, CUDNN).alone, alone)
     y_BTKGH = np.asarray(flash(*heads(0, rows=9), until_BT, position_BT))
     assert np.isfinite(y_BTKGH[alone]).all() and np.isnan(y_BTKGH[~np.array(alone)]).all()
 
@@ -225,7 +225,7 @@ def test_machines_that_cudnn_does_not_run_on_are_refused(gpu, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with pytest.raises(ValueError, match="a TPU takes attention='kernel'"):
         plan(*rows_of([3]), CUDNN)
-    with pytest.raises(ValueError, match="plans are of TPUs; set model.attention=kernel"):
+    with pytest.raises(ValueError, match="is for NVIDIA GPUs; a TPU takes attention='kernel'"):
         plan_of(types.SimpleNamespace(model=CUDNN, data=None), None)
 
 
@@ -253,6 +253,6 @@ def test_rows_split_over_context_are_refused():
     message = "'cudnn' does not split rows over the mesh's context=2; .* 'blocked' elsewhere, or mesh.context=1"
     mesh = make_mesh(MeshConfig(1, 2, 2, 2))
     with pytest.raises(ValueError, match=message):
-        check(CUDNN, mesh, 2, T)
+        check_mesh(CUDNN, mesh, 2, T)
     with jax.set_mesh(mesh), pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda rows: plan(rows.until, rows.position, CUDNN), put_rows(empty_rows(2, T, 8), mesh))

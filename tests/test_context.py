@@ -12,7 +12,7 @@ from test_sharding import OPTIMIZER, STEPS, TARGET, moments
 from tiny import GEMMA, TINY, filled, init, optimised, packed_trees, params, random_tree
 
 from jprm.experiment import TargetConfig
-from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.registry import attend, plan
 from jprm.model.attention.tpu_blocks import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
 from jprm.model.collectives import at_tokens
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
@@ -39,7 +39,7 @@ def attended(config, heads, until_BT, position_BT, window, mesh=None):
         seen = plan(until_BT, position_BT, config)
 
         def total(*qkv):
-            y_BTKGH = attention(*qkv, seen, config, window)
+            y_BTKGH = attend(*qkv, seen, config, window)
             weight = np.cos(np.arange(y_BTKGH.size)).reshape(y_BTKGH.shape).astype(np.float32)
             return jnp.sum(y_BTKGH * weight), y_BTKGH
 

@@ -16,7 +16,7 @@ from tiny_run import MODEL, chains, loop, make_data, trees
 import jprm
 from jprm.experiment import from_json, load, override, to_json
 from jprm.jsonl import write_records
-from jprm.model.mesh import AXES, check
+from jprm.model.mesh import AXES, check_mesh
 from jprm.plan.compile import training
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
@@ -119,7 +119,7 @@ def test_its_step_type_checks_in_the_large(whole, name):
     if shape[3] > 1 and whole.model.attention == "paths":  # which takes whole rows
         whole = override(whole, ["model.attention=blocked"])
     mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Explicit,) * 4)
-    check(whole.model, mesh, micro, whole.data.tokens)
+    check_mesh(whole.model, mesh, micro, whole.data.tokens)
     step, (state, rows) = training(whole, mesh)
     with jax.sharding.use_abstract_mesh(mesh):
         after, metrics = jax.eval_shape(step, state, rows)

@@ -15,7 +15,7 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning
 
 from jprm.data.prm800k import READER
 from jprm.layout import NativeLayout
-from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.registry import attend, plan
 from jprm.model.attention.tpu_blocks import (
     FIRST,
     LAST,
@@ -65,7 +65,7 @@ def by_sizes(q, k, v, until_BT, position_BT, sizes, config, window=None):
 @functools.partial(jax.jit, static_argnums=5)
 def by_rule(q, k, v, until_BT, position_BT, config, window=None):
     seen = plan(until_BT, position_BT, config)
-    return with_gradients(lambda *qkv: attention(*qkv, seen, config, window), q, k, v)
+    return with_gradients(lambda *qkv: attend(*qkv, seen, config, window), q, k, v)
 
 
 def close(found, expected, atol):

@@ -10,7 +10,7 @@ import pytest
 from test_tpu import compiled_step, mesh_of
 from tiny import optimised
 
-from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.registry import attend, plan
 from jprm.model.chunked_mlp import PIECES
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
@@ -42,7 +42,7 @@ def test_forward_and_backward_compile_on_a_mesh_in_memory_linear_in_t(topology, 
     def gradients(q, k, v, until_BT, position_BT, window):
         def total(*qkv):
             seen = plan(until_BT, position_BT, config)
-            return jnp.sum(jnp.square(attention(*qkv, seen, config, window if more else None).astype(jnp.float32)))
+            return jnp.sum(jnp.square(attend(*qkv, seen, config, window if more else None).astype(jnp.float32)))
 
         return jax.grad(total, argnums=(0, 1, 2))(q, k, v)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jprm.experiment import TargetConfig
 from jprm.layout import NativeLayout
-from jprm.model.attention.gpu_cudnn import find_chains
+from jprm.model.attention.gpu_cudnn import CUDNN
 from jprm.objectives.targets import targets
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
@@ -145,7 +145,7 @@ def all_alone(rows):
     """Whether the model would take each row for one chain; in one shape, which is compiled once."""
     (B, T), same = rows.tokens.shape, empty_rows(64, 256, 1)
     same.until[:B, :T], same.position[:B, :T] = rows.until, rows.position
-    return bool(np.all(find_chains(same.until, same.position).alone))
+    return bool(np.all(CUDNN.plan(same.until, same.position, None).alone))
 
 
 @settings(max_examples=150, deadline=None)

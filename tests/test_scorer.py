@@ -16,7 +16,7 @@ from tiny_run import chains, pool_of, trees
 
 import jprm
 from jprm.jsonl import read_records, write_records
-from jprm.model.attention.gpu_cudnn import find_chains
+from jprm.model.attention.gpu_cudnn import CUDNN
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
@@ -145,7 +145,7 @@ def test_a_chain_a_row_gives_the_same_scores(prm, monkeypatch):
     whole = scorer._score
 
     def counted(params, config, rows, reading):
-        assert find_chains(rows.until, rows.position).alone.all()
+        assert CUDNN.plan(rows.until, rows.position, None).alone.all()
         sizes.append(rows.tokens.shape)
         return whole(params, config, rows, reading)
 

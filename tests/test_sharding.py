@@ -16,7 +16,7 @@ from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.collectives import looked_up, whole
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.mesh import AXES, RULES, MeshConfig, _arranged, check, make_mesh, put_rows, spec
+from jprm.model.mesh import AXES, RULES, MeshConfig, _arranged, check_mesh, make_mesh, put_rows, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
@@ -87,7 +87,7 @@ def test_every_mesh_trains_as_one_device_does(alone, sizes, attention, remat):
     mesh = make_mesh(MeshConfig(*sizes))
     config = dataclasses.replace(CONFIG, attention=attention, attention_block=8, remat=remat)
     with jax.set_mesh(mesh):
-        check(config, mesh, rows=8, tokens=64)
+        check_mesh(config, mesh, rows=8, tokens=64)
         losses, state, metrics = train(mesh, (1, 8), config)
     # float32 sums over devices in another order are off by some 1e-7 a step, and Adam divides a gradient by its own
     # size, so that where a gradient is about zero such a difference moves a parameter by up to the learning rate.
@@ -212,12 +212,12 @@ def test_a_mesh_that_does_not_fit_is_refused():
         (dataclasses.replace(CONFIG, width=15), 8, "width = 15 .* fsdp = 2"),
     ]:
         with pytest.raises(ValueError, match=message):
-            check(config, mesh, rows)
+            check_mesh(config, mesh, rows)
     mesh = make_mesh(MeshConfig(1, 2, 1, 4))
     with pytest.raises(ValueError, match="tokens a row = 66 is not a multiple of the mesh's context = 4"):
-        check(CONFIG, mesh, 8, tokens=66)
+        check_mesh(CONFIG, mesh, 8, tokens=66)
     with pytest.raises(ValueError, match="width = 20 is not a multiple of the mesh's fsdp x context = 8"):
-        check(dataclasses.replace(CONFIG, width=20), mesh, 8, tokens=64)
+        check_mesh(dataclasses.replace(CONFIG, width=20), mesh, 8, tokens=64)
     for sizes in [(3, -1, 1), (2, 2, 1), (-1, -1, 1), (0, -1, 1), (-2, -1, 1), (4, 4, 4)]:
         with pytest.raises(ValueError, match="does not cover 8 devices"):
             make_mesh(MeshConfig(*sizes))

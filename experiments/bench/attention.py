@@ -34,7 +34,7 @@ import yardsticks
 from jprm.data.readers import READERS
 from jprm.layout import NativeLayout
 from jprm.model.attention.cpu_paths import path_pairs
-from jprm.model.attention.dispatch import attention, plan
+from jprm.model.attention.registry import attend, plan
 from jprm.model.config import ModelConfig
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer
@@ -98,7 +98,7 @@ def measure(way: str, shape: str, T: int, data: pathlib.Path) -> dict:
     def forward(q, k, v, seen):
         if way == "jax.nn":
             return jax.nn.dot_product_attention(q.reshape(1, T, 9, 64), k, v, mask=seen[:, None]).reshape(q.shape)
-        return attention(q, k, v, seen, c)
+        return attend(q, k, v, seen, c)
 
     @jax.jit
     def both(q, k, v, seen, dy):

@@ -19,7 +19,6 @@ from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, read_json
-from jprm.model.config import Attention
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
@@ -34,7 +33,7 @@ def load(
     adapter: str | None = None,
     mesh: MeshConfig | None = None,
     dtype: Dtype | None = None,
-    attention: Attention | None = None,
+    attention: str | None = None,
 ) -> PRM:
     """The model in a folder as its adapter says: the one named (a name or a JSON file), or the one recognised.
 
@@ -66,7 +65,7 @@ def load(
 class _Model:
     """A folder's tensors, opened and not read, a LoRA merged into them, and what its config.json says."""
 
-    def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: Attention):
+    def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: str):
         lora = kind_of(folder) == "peft"
         self.file: Tensors | Merged = Merged(folder, a.base) if lora else Tensors(folder)
         self.place = self.file.path

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 
-from jprm.model.heads import find
+from jprm.model import heads
+from jprm.model.attention import registry as attention
 from jprm.model.rope import RopeScaling
-
-Attention = Literal["reference", "blocked", "paths", "kernel", "cudnn"]
-"""The ways of `jprm.model.attention`."""
 
 
 @jax.tree_util.register_static
@@ -49,7 +47,7 @@ class ModelConfig:
     group follows `layers`, whatever it says."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
-    attention: Attention = "blocked"
+    attention: str = "blocked"  # a name in `jprm.model.attention.registry.ATTENTION`, or module:NAME
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` has a rule for its own
 
     def __post_init__(self):
@@ -71,21 +69,12 @@ class ModelConfig:
         for field, values in _CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
-        find(self.head)
-        if self.attention == "cudnn":
-            self._check_cudnn()
+        heads.find(self.head)
+        self.check_attention()
 
-    def _check_cudnn(self):
-        """What cuDNN's attention takes on every GPU that it runs on. (Hopper and later take heads of 256 too.)"""
-        for takes, fits, field in [
-            ("dtype='bfloat16' alone", self.dtype == "bfloat16", "dtype"),
-            ("heads of a multiple of 8 up to 128", self.head_dim % 8 == 0 and self.head_dim <= 128, "head_dim"),
-            ("no sliding windows", not self.windows, "windows"),
-            ("no soft cap", not self.attention_softcap, "attention_softcap"),
-        ]:
-            if not fits:
-                found = f"{field}={getattr(self, field)!r}"
-                raise ValueError(f"attention='cudnn' takes {takes}, not {found}; choose attention='blocked' for that")
+    def check_attention(self, backend: str | None = None, context: int = 1) -> None:
+        """Raises ValueError where attention refuses the model, the backend (None: any) or rows in `context` parts."""
+        attention.check(self.attention, self, backend, context)
 
     @property
     def group(self) -> int:
@@ -95,7 +84,7 @@ class ModelConfig:
     @property
     def chain_rows(self) -> bool:
         """Whether attention takes only rows that hold one chain each; the packer then lays out no others."""
-        return self.attention == "cudnn"
+        return attention.find(self.attention).chain_rows
 
     @property
     def query_scale(self) -> float:
@@ -116,5 +105,4 @@ _CHOICES = {
     "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "full"),
-    "attention": get_args(Attention),
 }

@@ -145,7 +145,7 @@ def gathered(arrays):
     return multihost_utils.process_allgather(arrays, tiled=True)
 
 
-def check(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
+def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
     """Raises ValueError, naming what to change, where the mesh does not divide the rows, their tokens or the model."""
     data, fsdp, tensor, context = (mesh.shape[axis] for axis in AXES)
     for what, size, by, axis in [
@@ -158,13 +158,4 @@ def check(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
     ]:
         if size % by:
             raise ValueError(f"{what} = {size} is not a multiple of the mesh's {axis} = {by}; change one of them")
-    check_split(config, context)
-
-
-def check_split(config, context: int) -> None:
-    """Raises ValueError where the model's way of attention does not take rows in `context` parts."""
-    if context > 1 and config.attention in ("paths", "cudnn"):
-        raise ValueError(
-            f"attention={config.attention!r} does not split rows over the mesh's context={context}; choose"
-            " attention='kernel' for TPUs, 'blocked' elsewhere, or mesh.context=1"
-        )
+    config.check_attention(context=context)

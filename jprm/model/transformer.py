@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jprm.model.attention.cpu_paths import SAVED, capped
-from jprm.model.attention.dispatch import Plan, attention, plan
+from jprm.model.attention import registry as attention
+from jprm.model.attention.interface import SAVED, capped
 from jprm.model.chunked_mlp import activated, in_pieces, pieced
 from jprm.model.collectives import at_tokens, looked_up, whole
 from jprm.model.config import ModelConfig
@@ -177,7 +177,7 @@ Turns = tuple[Array, Array]
 """cos and sin, as `rotary` gives them."""
 
 
-def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns], seen: Plan, config: ModelConfig):
+def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns], plan, config: ModelConfig):
     """One layer: attention and gated MLP, each after an RMSNorm and added to the stream.
 
     window: the layer's, of `windows`; turns: of layers without and with a window.
@@ -186,17 +186,22 @@ def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns],
     cos_BTH, sin_BTH = turns[0]
     if config.rope_theta_local:
         cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*turns, strict=True))
-    if config.attention != "paths":
+    own, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
+    if own.flat:
+        w = fused(w)
+    else:
         w = whole_weights(pieced(w) if config.remat == "full" else w, config)
-        q_BTKGH, k_BTKH, v_BTKH = heads(x_BTD, w, cos_BTH, sin_BTH, config)
-        return mixed(x_BTD, attention(q_BTKGH, k_BTKH, v_BTKH, seen, config, window), w, config)
-    # The way of CPUs. Rows and tokens are one axis: of two that a weight's gradient sums over, XLA makes a copy.
-    w, (B, T, D) = fused(w), x_BTD.shape
-    x_ND, cos_NH, sin_NH = (reshape(x, (B * T, x.shape[-1]), "batch") for x in (x_BTD, cos_BTH, sin_BTH))
-    qkv = (reshape(x, (B, T, *x.shape[1:]), "batch", None, "kv_heads") for x in heads(x_ND, w, cos_NH, sin_NH, config))
-    y_BTKGH = attention(*qkv, seen, config, window)
-    y_NKGH = reshape(y_BTKGH, (B * T, *y_BTKGH.shape[2:]), "batch", "kv_heads")
-    return reshape(mixed(x_ND, y_NKGH, w, config), (B, T, D), "batch")
+
+    def flat(x_BTX, *axes):
+        return reshape(x_BTX, (B * T, *x_BTX.shape[2:]), "batch", *axes) if own.flat else x_BTX
+
+    def rows(x_NX, *axes):
+        return reshape(x_NX, (B, T, *x_NX.shape[1:]), "batch", *axes) if own.flat else x_NX
+
+    x_BTD, cos_BTH, sin_BTH = map(flat, (x_BTD, cos_BTH, sin_BTH))
+    qkv = (rows(x, None, "kv_heads") for x in heads(x_BTD, w, cos_BTH, sin_BTH, config))
+    y_BTKGH = own.attend(*qkv, plan, config, window)
+    return rows(mixed(x_BTD, flat(y_BTKGH, "kv_heads"), w, config))
 
 
 REMAT = {
@@ -216,7 +221,7 @@ class Layers(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(self, x_BTD, window_L, turns: tuple[Turns, Turns], seen: Plan):
+    def __call__(self, x_BTD, window_L, turns: tuple[Turns, Turns], plan):
         c, L = self.config, self.layers
         one = 0.0 if c.design == "gemma" else 1.0  # of a norm that only divides
         D, K, G, H, F = c.width, c.kv_heads, c.group, c.head_dim, c.mlp_width
@@ -248,9 +253,9 @@ class Layers(nn.Module):
         }
 
         def body(x_BTD, layer):
-            # What depends on `seen` alone would be moved out of the loop by scan's partial evaluation, which keeps
+            # What depends on the plan alone would be moved out of the loop by scan's partial evaluation, which keeps
             # masks: of every block and of every size that `paths` could choose. The barrier ties it to the layer.
-            x_BTD, here = jax.lax.optimization_barrier((x_BTD, seen))
+            x_BTD, here = jax.lax.optimization_barrier((x_BTD, plan))
             return block(x_BTD, *layer, turns, here, c), None
 
         if c.remat != "nothing":
@@ -270,10 +275,10 @@ class Decoder(nn.Module):
         embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
         x_BTD = embedded(tokens_BT, embed_VD, c)
         turns, window_L = (rotary(position_BT, c), rotary(position_BT, c, local=True)), windows(c)
-        seen, first = plan(until_BT, position_BT, c), 0
+        plan, first = attention.plan(until_BT, position_BT, c), 0
         for i, layers in enumerate(c.layer_groups):
             part_L = None if window_L is None else jnp.asarray(window_L[first : first + layers])
-            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, part_L, turns, seen)
+            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, part_L, turns, plan)
             first += layers
         scale_D = _param(self, "final_norm", (c.width,), value=0.0 if c.design == "gemma" else 1.0)
         return rms_norm(x_BTD, norm_scale(scale_D, c), c.norm_eps), embed_VD

@@ -12,7 +12,8 @@ import jax
 
 from jprm.experiment import Experiment
 from jprm.model import chunked_mlp
-from jprm.model.mesh import check, make_mesh
+from jprm.model.attention.registry import find
+from jprm.model.mesh import check_mesh, make_mesh
 from jprm.model.transformer import AXES
 from jprm.plan import collectives, compile, counts, hlo, roofline
 from jprm.plan.topologies import Topology, devices
@@ -37,11 +38,10 @@ def plan(
     FileNotFoundError without libtpu.
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
-    if model.attention == "cudnn":
-        raise ValueError("attention='cudnn' is for NVIDIA GPUs, and plans are of TPUs; set model.attention=kernel")
+    model.check_attention(backend="tpu")
     mesh = make_mesh(experiment.mesh, devices(topology))
     rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
-    check(model, mesh, rows if scoring else data.micro_rows, data.tokens)
+    check_mesh(model, mesh, rows if scoring else data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
     function, args = (compile.scoring if scoring else compile.training)(experiment, mesh)
     params = args[0] if scoring else args[0].params
@@ -73,7 +73,7 @@ def plan(
     if text is not None:
         say("reading the compiled program")
         at_once = result["micro_rows"] // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
-        kernels = roofline.kernel_flops(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
+        kernels = find(model.attention).flops(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels)
         bound = roofline.bounds(program, topology.chip)
         per_second = rows * data.tokens / bound.step

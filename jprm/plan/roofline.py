@@ -10,9 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-import jax.numpy as jnp
-
-from jprm.model.attention.tpu_blocks import block_sizes, most_pairs
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.transformer import UNBOUNDED, windows
@@ -57,24 +54,6 @@ def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens:
     head = model.width * find(model.head).size(model.vocab_size)
     head += model.width**2 * model.head_hidden
     return rows * (total + (6 if trained else 2) * head * slots)
-
-
-PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
-"""Products that each kernel of `tpu_kernel` makes of a pair of blocks: logits and output; logits, the
-gradients of weights and queries; logits, the gradients of weights, keys and values."""
-
-
-def kernel_flops(model: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """FLOPs of a call of each attention kernel on a device's rows, each of which one chain fills: all pairs of blocks.
-
-    Trees need fewer, and a kernel skips the others. Where rows are split over `context`, they are those of the device
-    that has their last queries and so most pairs: the others wait for it.
-    """
-    if model.attention != "kernel":
-        return {}
-    sizes = block_sizes(tokens, model.head_dim, model.group, jnp.dtype(model.dtype).itemsize, context)
-    pairs = most_pairs(tokens, sizes, context) * sizes.query * sizes.key
-    return {name: 2.0 * n * rows * model.heads // tensor * model.head_dim * pairs for name, n in PRODUCTS.items()}
 
 
 @dataclasses.dataclass(frozen=True)

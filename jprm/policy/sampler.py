@@ -31,7 +31,7 @@ from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
-from jprm.model.mesh import MeshConfig, check, make_mesh, put_rows, sharding, spec
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, sharding, spec
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampling import draw, pick
 from jprm.tokenizer import Tokenizer, load_tokenizer
@@ -194,7 +194,7 @@ class Sampler:
         decode.check(config)
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
-        check(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
+        check_mesh(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
         with jax.set_mesh(mesh):
             self._params, self._config = decode.unstacked(params, config)

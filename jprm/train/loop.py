@@ -32,7 +32,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.lora import TRAINED, merge
 from jprm.model.lora import init as init_adapters
-from jprm.model.mesh import check, gathered, make_mesh, put_rows
+from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import join, split
 from jprm.objectives.targets import targets
 from jprm.outputs import atomic_file
@@ -63,7 +63,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike) -> dict[str, Any]:
     workdir = pathlib.Path(workdir)
     _check_supervision(experiment)
     mesh = make_mesh(experiment.mesh)
-    check(experiment.model, mesh, experiment.data.micro_rows, experiment.data.tokens)
+    check_mesh(experiment.model, mesh, experiment.data.micro_rows, experiment.data.tokens)
     tokenizer = load_tokenizer(experiment.tokenizer)
     if tokenizer.vocab_size > experiment.model.vocab_size:
         raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {experiment.model.vocab_size}")

@@ -19,15 +19,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from jprm.model.config import ModelConfig
+from jprm.model.attention.interface import HIDDEN, SAVED, AttentionConfig, Implementation, capped, unsplit_only
 from jprm.model.mesh import reshape
 
 CHUNK = 256
 """Keys of a path that a block of queries attends to at once. A path's last chunk is half padding on average."""
-
-SAVED = "attention"  # the name of what `remat="dots"` keeps, beside products
-
-HIDDEN = -1e30  # finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in float32
 
 
 @jax.tree_util.register_dataclass
@@ -42,13 +38,9 @@ class Paths:
     window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
-def capped(logit, softcap: float):
-    """Soft-capped logits, softcap x tanh(logit / softcap), where it is not 0 (Gemma 2; Bello et al. 2016)."""
-    return softcap * jnp.tanh(logit / softcap) if softcap else logit
-
-
-def find_paths(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], block: int) -> Paths:
-    T = until_BT.shape[1]
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Paths:
+    """Finds the paths. Raises ValueError for rows of a length that is no multiple of `attention_block`."""
+    T, block = until_BT.shape[1], config.attention_block
     if T % block:
         raise ValueError(f"attention='paths' takes rows of a multiple of {block} tokens (attention_block), not {T}")
     start_N, key_S = jnp.arange(0, T, block), jnp.arange(-(-T // CHUNK) * CHUNK)
@@ -65,13 +57,13 @@ def path_attention(
     k_BTKH: Float[Array, "B T K H"],
     v_BTKH: Float[Array, "B T K H"],
     paths: Paths,
-    config: ModelConfig,
+    config: AttentionConfig,
 ) -> Float[Array, "B T K G H"]:
     """Grouped-query attention under `until`; T must be a multiple of `attention_block`. Softmax in float32."""
     return _forward(q_BTKGH, k_BTKH, v_BTKH, paths, config)[0]
 
 
-def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: ModelConfig):
+def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: AttentionConfig):
     T, G, block = q_BTKGH.shape[1], q_BTKGH.shape[3], config.attention_block
 
     def body(_, inputs):
@@ -107,7 +99,7 @@ def _merged(one, other):
     return top_BKX, a_BKX * total_BKX + b_BKX * more_BKX, y_BKXH
 
 
-def _backward(config: ModelConfig, saved, dy_BTKGH):
+def _backward(config: AttentionConfig, saved, dy_BTKGH):
     """With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q (Dao et al. 2022)."""
     q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX = saved
     T, G, block, scale = q_BTKGH.shape[1], q_BTKGH.shape[3], config.attention_block, config.query_scale
@@ -148,7 +140,14 @@ def _backward(config: ModelConfig, saved, dy_BTKGH):
 path_attention.defvjp(_forward, _backward)
 
 
-def path_pairs(paths: Paths, config: ModelConfig) -> int:
+def attend(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: AttentionConfig, window=None):
+    return path_attention(q_BTKGH, k_BTKH, v_BTKH, dataclasses.replace(paths, window=window), config)
+
+
+PATHS = Implementation(plan, attend, lambda config, backend, context: unsplit_only("paths", context), flat=True)
+
+
+def path_pairs(paths: Paths, config: AttentionConfig) -> int:
     """Pairs of a query and a key that are computed for each head, of all rows; some are hidden."""
     block, (B, N, _) = config.attention_block, paths.index.shape
     return B * block * int(N * block + CHUNK * jnp.sum(paths.chunks))
@@ -178,7 +177,7 @@ def _scatter(x_BTKH, index_BS, update_BKSH):
     return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(x_BTKH, index_BS, update_BSKH)
 
 
-def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: ModelConfig):
+def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: AttentionConfig):
     """Logits in float32 by the rule key <= query < until[key] and the window; X is (G, block) flattened."""
 
     def of_keys(x_BT, index_BS=index_BS):

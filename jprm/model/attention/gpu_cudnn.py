@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model.config import ModelConfig
+from jprm.model.attention.interface import AttentionConfig, Implementation, unsplit_only
 from jprm.model.mesh import spec
 
 TILE = 128
@@ -38,33 +38,48 @@ class Chains:
     alone: Bool[Array, " B"]
 
 
-def find_chains(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"]) -> Chains:
-    """Raises ValueError for rows of a length that it does not take, and where there is no GPU for it and no CPU."""
-    T = until_BT.shape[1]
-    if T % TILE:
-        raise ValueError(f"attention='cudnn' takes rows (data.tokens) of a multiple of {TILE} tokens, not {T}")
-    if jax.default_backend() == "tpu":
-        raise ValueError("attention='cudnn' is for NVIDIA GPUs; a TPU takes attention='kernel'")
-    if jax.default_backend() == "gpu":
+def refuses(config: AttentionConfig, backend: str | None, context: int) -> str | None:
+    """What cuDNN's attention takes on every GPU that it runs on. (Hopper and later take heads of 256 too.)"""
+    for takes, fits, field in [
+        ("dtype='bfloat16' alone", config.dtype == "bfloat16", "dtype"),
+        ("heads of a multiple of 8 up to 128", config.head_dim % 8 == 0 and config.head_dim <= 128, "head_dim"),
+        ("no sliding windows", not config.windows, "windows"),
+        ("no soft cap", not config.attention_softcap, "attention_softcap"),
+    ]:
+        if not fits:
+            found = f"{field}={getattr(config, field)!r}"
+            return f"attention='cudnn' takes {takes}, not {found}; choose attention='blocked' for that"
+    if backend == "tpu":
+        return "attention='cudnn' is for NVIDIA GPUs; a TPU takes attention='kernel'"
+    if backend == "gpu":
         capability = jax.local_devices()[0].compute_capability  # of AMD's a name
         major = capability.split(".")[0]
         if not major.isdecimal() or int(major) < 8:
-            raise ValueError(
+            return (
                 "attention='cudnn' is for NVIDIA GPUs of compute capability 8.0 (Ampere) and later, and this one's is"
                 f" {capability}; choose attention='blocked'"
             )
+    return unsplit_only("cudnn", context)
+
+
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Chains:
+    """Finds the rows of one chain. Raises ValueError for rows of a length that is no multiple of TILE."""
+    T = until_BT.shape[1]
+    if T % TILE:
+        raise ValueError(f"attention='cudnn' takes rows (data.tokens) of a multiple of {TILE} tokens, not {T}")
     end_B1, index_T = until_BT[:, :1], jnp.arange(T)
     until_ends_BT = until_BT == jnp.maximum(end_B1, index_T + 1)  # a token of padding sees itself alone
     counted_BT = (position_BT == index_T) | (index_T >= end_B1)
     return Chains(jnp.all(until_ends_BT & counted_BT, axis=1))
 
 
-def chain_attention(
+def attend(
     q_BTKGH: Float[Array, "B T K G H"],
     k_BTKH: Float[Array, "B T K H"],
     v_BTKH: Float[Array, "B T K H"],
     chains: Chains,
-    config: ModelConfig,
+    config: AttentionConfig,
+    window: None = None,
 ) -> Float[Array, "B T K G H"]:
     """Grouped-query attention; softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
     # In the values, for a product with NaN is NaN whatever the weight, where a maximum of logits could pass over it.
@@ -89,3 +104,6 @@ def _causal(q_BTKGH, k_BTKH, v_BTKH, scale: float):
         implementation="cudnn" if jax.default_backend() == "gpu" else "xla",
     )
     return y_BTNH.reshape(q_BTKGH.shape)
+
+
+CUDNN = Implementation(plan, attend, refuses, backend="gpu", chain_rows=True)

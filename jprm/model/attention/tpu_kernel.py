@@ -21,12 +21,57 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jprm.model.attention.cpu_paths import HIDDEN, capped
-from jprm.model.attention.tpu_blocks import FIRST, LANES, LAST, LIVE, MINOR, SMEM, VMEM_LIMIT, Blocks
-from jprm.model.config import ModelConfig
-from jprm.model.mesh import spec
+from jprm.model.attention.blocked import unsplit
+from jprm.model.attention.interface import HIDDEN, AttentionConfig, Implementation, capped
+from jprm.model.attention.tpu_blocks import (
+    FIRST,
+    LANES,
+    LAST,
+    LIVE,
+    MINOR,
+    SMEM,
+    VMEM_LIMIT,
+    Blocks,
+    block_sizes,
+    find_blocks,
+    most_pairs,
+)  # fmt: skip
+from jprm.model.mesh import parts, spec
+
+PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
+"""Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
+logits, the gradients of weights, keys and values."""
+
+
+def refuses(config: AttentionConfig, backend: str | None, context: int) -> str | None:
+    if backend == "gpu":
+        return "attention='kernel' is for TPUs; a GPU takes attention='blocked', or 'cudnn' for chains"
+    return None
+
+
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Blocks:
+    """Finds the pairs of blocks. Raises ValueError for rows or heads that no blocks fit (`block_sizes`)."""
+    T, split = until_BT.shape[1], parts(until_BT)
+    sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
+    return find_blocks(*unsplit(until_BT, position_BT), sizes, split)
+
+
+def attend(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: AttentionConfig, window=None):
+    return interval_attention(q_BTKGH, k_BTKH, v_BTKH, dataclasses.replace(blocks, window=window), config)
+
+
+def flops(config: AttentionConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
+    """Returns FLOPs of a call of each kernel on a device's rows, each of which one chain fills: all pairs of blocks.
+
+    Trees need fewer, and a kernel skips the others. Where rows are split over `context`, the figures are for the device
+    that has their last queries and so most pairs: the others wait for it.
+    """
+    sizes = block_sizes(tokens, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, context)
+    pairs = most_pairs(tokens, sizes, context) * sizes.query * sizes.key
+    heads = config.group * config.kv_heads // tensor
+    return {name: 2.0 * n * rows * heads * config.head_dim * pairs for name, n in PRODUCTS.items()}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -35,20 +80,20 @@ def interval_attention(
     k_BTKH: Float[Array, "B T K H"],
     v_BTKH: Float[Array, "B T K H"],
     blocks: Blocks,
-    config: ModelConfig,
+    config: AttentionConfig,
 ) -> Float[Array, "B T K G H"]:
     """Grouped-query attention; softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
     return _forward(q_BTKGH, k_BTKH, v_BTKH, blocks, config)[0]
 
 
-def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
+def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: AttentionConfig):
     q_BKGTH, k_BKTH, v_BKTH = q_BTKGH.transpose(0, 2, 3, 1, 4), k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
     heads = dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH])
     y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
     return y_BKGTH.transpose(0, 3, 1, 2, 4), (q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T)
 
 
-def _backward(config: ModelConfig, saved, dy_BTKGH):
+def _backward(config: AttentionConfig, saved, dy_BTKGH):
     """With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q (Dao et al. 2022)."""
     q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T = saved
     dy_BKGTH = dy_BTKGH.transpose(0, 2, 3, 1, 4)
@@ -93,7 +138,7 @@ def _whole(blocks: Blocks, heads: dict) -> dict:
     return heads | dict(keys=[jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in heads["keys"]])
 
 
-def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
+def _attend(config: AttentionConfig, blocks: Blocks, heads: dict):
     (q_BKGTH,) = heads["queries"]
     G, T, H = q_BKGTH.shape[2:]
     acc, state = (pltpu.VMEM((G, blocks.sizes.query, width), jnp.float32) for width in (H, LANES))
@@ -105,7 +150,7 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     )  # fmt: skip
 
 
-def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
+def _gradients(config: AttentionConfig, blocks: Blocks, heads: dict):
     inputs, own = _whole(blocks, heads), heads["keys"][0].shape[2]
     G, H = inputs["queries"][0].shape[2], inputs["queries"][0].shape[4]
     sums = pltpu.VMEM((G, blocks.sizes.query, H), jnp.float32)
@@ -117,7 +162,7 @@ def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
     return dq_BKGTH, *dkv
 
 
-def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
+def _walk(kernel, blocks: Blocks, config: AttentionConfig, major: str, inputs: dict, outputs: dict, scratch: list):
     """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
 
     inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
@@ -298,11 +343,11 @@ def _seen(t, s, of_query, of_key, numbers, windowed: bool, keys_first: bool):
     return seen
 
 
-def _logits(a_MH, b_NH, config: ModelConfig):
+def _logits(a_MH, b_NH, config: AttentionConfig):
     return capped(_dot(a_MH, b_NH, (1, 1)) * config.query_scale, config.attention_softcap)
 
 
-def _weights(logit, dweight, seen, log, inner, config: ModelConfig):
+def _weights(logit, dweight, seen, log, inner, config: AttentionConfig):
     """Weights, recomputed from the log-sum-exp, and the gradient of the logits before their cap, unscaled."""
     weight = jnp.exp(jnp.where(seen, logit, HIDDEN) - log)
     dlogit = weight * (dweight - inner)
@@ -320,3 +365,6 @@ def _dot(a, b, contracted: tuple[int, int]):
 def _lanes(x_TL, width: int):
     """A column that is kept in all lanes, as wide as asked for."""
     return jnp.tile(x_TL, (1, -(-width // LANES)))[:, :width]
+
+
+KERNEL = Implementation(plan, attend, refuses, backend="tpu", flops=flops)

@@ -1,0 +1,70 @@
+"""The attention implementations: all exact, chosen by `ModelConfig.attention`.
+
+| name | for | rows | memory |
+|---|---|---|---|
+| `reference` | tests | any | O(T^2) |
+| `blocked` | everything, GPUs first of all | any | O(block x T) |
+| `paths` | CPUs | any, unsplit | O(block x T) |
+| `kernel` | TPUs; interpreted on a CPU, slowly, for tests | any | O(T) |
+| `cudnn` | NVIDIA GPUs; it has not run on one yet | one chain each, unsplit | O(T) |
+
+Decoding with a cache has attention of its own (`jprm.model.decode`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from jprm import registry
+from jprm.model.attention.blocked import BLOCKED
+from jprm.model.attention.cpu_paths import PATHS
+from jprm.model.attention.gpu_cudnn import CUDNN
+from jprm.model.attention.interface import AttentionConfig, Implementation
+from jprm.model.attention.reference import REFERENCE
+from jprm.model.attention.tpu_kernel import KERNEL
+from jprm.model.mesh import parts
+
+ATTENTION: dict[str, Implementation] = {
+    "reference": REFERENCE, "blocked": BLOCKED, "paths": PATHS, "kernel": KERNEL, "cudnn": CUDNN,
+}  # fmt: skip
+"""Name to implementation. A config may also name one of the user's own module, as `module:NAME`."""
+
+
+def find(name: str) -> Implementation:
+    """Returns the implementation of the name. Raises ValueError where there is none."""
+    found = registry.find(name, ATTENTION, "attention")
+    if not isinstance(found, Implementation):
+        raise ValueError(f"attention={name!r} is a {type(found).__name__}, not an attention Implementation")
+    return found
+
+
+def check(name: str, config: AttentionConfig, backend: str | None = None, context: int = 1) -> Implementation:
+    """Returns the implementation. Raises ValueError where it refuses the model, the backend or rows in so many parts.
+
+    backend: of jax, or None for any.
+    """
+    found = find(name)
+    if reason := found.refuses(config, backend, context):
+        raise ValueError(reason)
+    return found
+
+
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Any:
+    """Returns what `config.attention` needs to know of the rows. Raises ValueError where it refuses them, or this
+    backend."""
+    own = check(config.attention, config, jax.default_backend(), parts(until_BT))
+    return own.plan(until_BT, position_BT, config)
+
+
+def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: AttentionConfig, window=None) -> Float[Array, "B T K G H"]:
+    """Returns grouped-query attention by `config.attention`, as `Implementation.attend`."""
+    return find(config.attention).attend(q_BTKGH, k_BSKH, v_BSKH, plan, config, window)
+
+
+def suited(name: str) -> str:
+    """Returns the name, or for an implementation of other machines than this one that of one that is fast here."""
+    here = jax.default_backend()
+    return name if find(name).backend in ("", here) else "paths" if here == "cpu" else "blocked"
