@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from jprm.outputs import atomic_file, only_run, only_writer, partial_of
-from jprm.tree import RecordError, tree_of
+from jprm.tree import ReasoningTree, RecordError, tree_of
 
 
 def read_records(
@@ -44,6 +44,11 @@ def read_records(
             reject(line, error)
         else:
             yield record
+
+
+def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """The records of a JSON Lines file as trees, with the errors of `read_records`."""
+    return map(tree_of, read_records(path))
 
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:

@@ -166,3 +166,10 @@ def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
         f"{os.fspath(path)}: another run is writing it. Wait for it, or name another file. (Where a host died and its"
         " network file system still holds the file for it, a copy under the same name is free.)"
     )
+
+
+def write_json(path: str | os.PathLike, obj: Any) -> None:
+    """Writes indented JSON whole or not at all. Raises ValueError for NaN and infinities, which JSON does not have."""
+    text = json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    with atomic_file(path) as file:
+        file.write(text.encode())

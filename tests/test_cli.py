@@ -12,6 +12,7 @@ import pytest
 from jprm import cli
 from jprm.cli import missing
 from jprm.data.readers import READERS
+from jprm.evaluate.benchmarks import BENCHMARKS
 
 COMMANDS = [
     ["prepare"],
@@ -179,10 +180,11 @@ BEST_OF_N = {"n_max": 2, "n_problems": 1, "mean_accuracy": 0.5, "pass_at_n": CUR
 
 def test_a_report_is_written_whole_and_printed(library, tmp_path, capsys):
     calls = []
-    library("jprm.evaluate.run", best_of_n=lambda *args: calls.append(args) or BEST_OF_N)
+    library("jprm.evaluate.run", run=lambda *args: calls.append(args) or BEST_OF_N)
     target = tmp_path / "new" / "report.json"
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 0
-    assert calls == [(Path("s.jsonl"), None, target)]
+    benchmark = BENCHMARKS["best_of_n"]
+    assert calls == [(benchmark, benchmark.options(input=Path("s.jsonl"), to=target))]
     assert json.loads(target.read_text()) == BEST_OF_N
     printed = capsys.readouterr().out
     assert "pass@n" in printed and "75.0 [50.0, 100.0]" in printed
@@ -190,7 +192,7 @@ def test_a_report_is_written_whole_and_printed(library, tmp_path, capsys):
 
 
 def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
-    library("jprm.evaluate.run", best_of_n=lambda input, model, out: {"auroc": float("nan")})
+    library("jprm.evaluate.run", run=lambda benchmark, options: {"auroc": float("nan")})
     target = tmp_path / "report.json"
     target.write_text("{}")
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 2
@@ -198,19 +200,21 @@ def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "args"),
+    ("name", "line", "options"),
     [
-        ("processbench --model m --data a b --calibrate c", (Path("m"), (Path("a"), Path("b")), Path("c"))),
-        ("steps --model m --data a --neutral drop", (Path("m"), (Path("a"),), "drop")),
+        ("processbench", "--model m --data a b --calibrate c", dict(data=(Path("a"), Path("b")), calibrate=Path("c"))),
+        ("steps", "--model m --data a --neutral drop", dict(data=(Path("a"),), neutral="drop")),
     ],
 )
-def test_an_evaluation_hands_everything_on(library, monkeypatch, command, args):
+def test_an_evaluation_hands_everything_on(library, name, line, options):
     calls = []
-    name = command.split()[0]
-    library("jprm.evaluate.run", **{name: lambda *args: calls.append(args) or {}})
-    monkeypatch.setattr(cli.evaluate, "_report", lambda *args: calls.append(args))
-    assert cli.main(["eval", *command.split(), "--json", "r.json"]) == 0
-    assert calls == [(*args, Path("r.json")), ({}, Path("r.json"), name)]
+    library("jprm.evaluate.run", run=lambda *args: calls.append(args) or {})
+    library("jprm.evaluate.terminal", show=lambda blocks: None)
+    library("jprm.outputs", write_json=lambda *args: calls.append(args))
+    assert cli.main(["eval", name, *line.split(), "--json", "r.json"]) == 0
+    benchmark = BENCHMARKS[name]
+    given = benchmark.options(model=Path("m"), to=Path("r.json"), **options)
+    assert calls == [(benchmark, given), (Path("r.json"), {})]
 
 
 @pytest.mark.parametrize(

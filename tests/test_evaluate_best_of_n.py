@@ -14,16 +14,18 @@ from rich.console import Console
 
 from jprm.evaluate import best_of_n as bon
 from jprm.evaluate import votes
-from jprm.evaluate.report import print_best_of_n
+from jprm.evaluate.benchmarks.best_of_n import BENCHMARK
 from jprm.evaluate.scored import ScoreError
+from jprm.evaluate.terminal import show
 from jprm.score.aggregate import RULES
 from jprm.statistics import Interval
+from jprm.tree import tree_of
 
 SAMPLE = st.fixed_dictionaries(
     {
         "answer": st.sampled_from([None, 1, 2, 3]),
         "score": st.sampled_from([0.0, 0.25, 0.5, 1.0]),  # dyadic, so that sums are exact and ties are ties
-        "steps": st.sampled_from([0, 1, 1, 1]),
+        "steps": st.just(1),
     }
 )
 POOL = st.lists(SAMPLE, min_size=1, max_size=7)
@@ -38,6 +40,10 @@ def record_of(pool):
             {"steps": ["x"] * s["steps"], "scores": [s["score"]] * s["steps"], "answer": s["answer"]} for s in pool
         ],
     }
+
+
+def report_of(records, seed=0, **settings):
+    return bon.best_of_n_report(map(tree_of, records), seed, **settings)
 
 
 def expected(pool, n, result):
@@ -67,7 +73,7 @@ def test_curves_equal_brute_force_over_all_subsets(pool):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bon, "bootstrap", lambda statistic, groups, seed: _point(statistic, groups))
         patch.setattr(bon, "compare_curves", lambda *args: [])
-        report = bon.best_of_n_report([record_of(pool)], seed=0)
+        report = report_of([record_of(pool)])
     assert report["n"] == list(range(1, len(pool) + 1))
     for n in report["n"]:
         wanted = {
@@ -115,7 +121,7 @@ def test_pools_of_unequal_size_are_each_drawn_from_as_a_whole():
         [{"answer": int(rng.integers(3)), "score": rng.integers(9) / 8, "steps": 1} for _ in range(n)]
         for n in (3, 6, 5)
     ]
-    report = bon.best_of_n_report([record_of(pool) for pool in pools], seed=0)
+    report = report_of([record_of(pool) for pool in pools])
     assert (report["n_max"], report["largest_pool"], report["n_samples"]) == (3, 6, 14)
     for n in report["n"]:
         for key, result in (("best_of_n", chosen), ("weighted_vote", lambda subset: voted(subset, weighted=True))):
@@ -164,7 +170,7 @@ def test_long_chains_of_low_scores_still_vote():
     """Forty steps at 0.05 and at 0.06: products of 9e-53 and 1e-49, the one chain outvoting the other two."""
     samples = [(1, 0.06), (2, 0.05), (2, 0.05)]
     pool = [{"steps": ["x"] * 40, "scores": [score] * 40, "answer": answer} for answer, score in samples]
-    report = bon.best_of_n_report([{"problem": "p", "answer": 1, "samples": pool}], seed=0)
+    report = report_of([{"problem": "p", "answer": 1, "samples": pool}])
     # Of one sample a third is right. Of two, 1 wins wherever it is: two pairs of three. Of all, it wins.
     assert report["rules"]["prod"]["weighted_vote"]["value"] == pytest.approx([1 / 3, 2 / 3, 1])
     assert report["majority"]["value"] == pytest.approx([1 / 3, 1 / 3, 0])
@@ -216,30 +222,27 @@ def test_a_canonical_answer_is_its_own_canonical_form(answer):
 
 def test_a_file_without_answers_has_no_votes_but_all_else():
     samples = [{"steps": ["a"], "scores": [0.9], "correct": True}, {"steps": ["b"], "scores": [0.1], "correct": False}]
-    report = bon.best_of_n_report([{"problem": "p", "samples": samples}], seed=0)
+    report = report_of([{"problem": "p", "samples": samples}])
     assert report["majority"] is None
     assert report["rules"]["prod"]["weighted_vote"] is None
     assert report["rules"]["prod"]["best_of_n"]["value"] == [0.5, 1.0]
-    print_best_of_n(report, Console(record=True, quiet=True))
+    show(BENCHMARK.tables(report), Console(record=True, quiet=True))
 
 
 def test_bad_records_are_named():
     good = record_of([{"answer": 1, "score": 0.5, "steps": 2}])
     sample = good["samples"][0]
     for bad, message in [
-        (
-            good | {"samples": [sample, sample | {"scores": [0.1, None]}]},
-            "record 1, sample 1, step 1: score nan. 1 of 6",
-        ),
         (good | {"samples": [sample | {"scores": [0.1, 1.5]}]}, "step 1: score 1.5. 1 of 4 steps lack a probability"),
-        (good | {"samples": [{"steps": ["x"], "answer": 1}]}, "record 1, sample 0: no scores"),
-        (good | {"samples": []}, "record 1: no samples"),
-        (good | {"answer": None}, "record 1, sample 0: outcome unknown"),
+        (good | {"samples": [{"steps": ["x"], "answer": 1}]}, r"record 1, step 0: no score\. 1 of 3"),
+        (good | {"samples": [sample, {"steps": ["x", "y"]}]}, r"record 1, step 2: no score\. 2 of 6"),
+        ({"problem": "p", "steps": ["x"], "scores": [0.5]}, "record 1: no samples"),
+        (good | {"answer": None}, "record 1: outcome unknown"),
     ]:
         with pytest.raises(ScoreError, match=message):
-            bon.best_of_n_report([good, bad], seed=0)
+            report_of([good, bad])
     with pytest.raises(ScoreError, match="no pool records"):
-        bon.best_of_n_report([], seed=0)
+        report_of([])
 
 
 def test_the_real_pool_with_a_scorer_that_knows_nothing():
@@ -254,8 +257,9 @@ def test_the_real_pool_with_a_scorer_that_knows_nothing():
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
         for sample in record["samples"]:
+            sample["steps"] = sample["steps"] or ["(no text)"]  # of one sample, which has no answer either
             sample["scores"] = rng.random(len(sample["steps"])).tolist()
-    report = bon.best_of_n_report(records, seed=0, trials=20)
+    report = report_of(records, trials=20)
     json.dumps(report, allow_nan=False)
     assert (report["n_problems"], report["n_max"], report["without_answer"]) == (1319, 19, 206)
     assert report["mean_accuracy"] == pytest.approx(0.519, abs=5e-4)

@@ -13,6 +13,7 @@ from jprm.evaluate import conformal
 from jprm.evaluate.scored import ScoreError
 from jprm.score import calibration_map
 from jprm.statistics import equal_mass_bins
+from jprm.tree import tree_of
 
 SCORE = st.sampled_from([0.0, 1e-12, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
 LABELLED = st.lists(st.tuples(SCORE, st.booleans()), min_size=2, max_size=40)
@@ -225,10 +226,15 @@ def records(n, seed, sharpness, name):
     ]
 
 
+def report_of(files, calibrate):
+    trees = {name: list(map(tree_of, items)) for name, items in files.items()}
+    return cal.calibration_report(trees, list(map(tree_of, calibrate)), "drop", 0)
+
+
 def test_report_finds_miscalibration_and_says_how_to_repair_it():
     calibrate = records(150, 0, 3.0, "calibrate")
     files = {"bad": [*records(100, 1, 3.0, "bad"), *calibrate[:3]], "good": records(100, 2, 1.0, "good")}
-    report = cal.calibration_report(files, calibrate, "drop", 0)
+    report = report_of(files, calibrate)
     json.dumps(report, allow_nan=False)
     assert report["n_steps"] == 1000 and report["n_problems"] == 200 and report["left_out"] == 15
     bad, good = report["by"]["subset"]
@@ -244,12 +250,12 @@ def test_report_finds_miscalibration_and_says_how_to_repair_it():
         false_alarm = threshold.kind == "false_alarm"
         assert threshold.n == (sum(chains) if false_alarm else len(chains))
         assert not false_alarm or row["held_out"]["n"] == sum(held_out) - sum(chains[:3])
-    few = cal.calibration_report({"few": records(5, 3, 3.0, "few")}, calibrate, "drop", 0)
+    few = report_of({"few": records(5, 3, 3.0, "few")}, calibrate)
     assert few["raw"]["miscalibrated"] is None and few["raw"]["bins"] == 1
     for figures in report["recalibrated"].values():
         calibration_map.from_json(figures["map"])
     with pytest.raises(ScoreError, match="nothing is left"):
-        cal.calibration_report({"bad": calibrate}, calibrate, "drop", 0)
+        report_of({"bad": calibrate}, calibrate)
     calibrate[0]["scores"][0] = 1.5
     with pytest.raises(ScoreError, match=r"calibrate: record 0: a score outside \[0, 1\]"):
-        cal.calibration_report({"bad": calibrate}, calibrate, "drop", 0)
+        report_of({"bad": calibrate}, calibrate)

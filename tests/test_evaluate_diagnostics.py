@@ -7,7 +7,9 @@ import pytest
 
 from jprm.evaluate import diagnostics as dg
 from jprm.evaluate.best_of_n import pools_of
+from jprm.evaluate.drift import drift
 from jprm.evaluate.scored import ScoreError
+from jprm.tree import tree_of
 
 SEEDS = range(5)
 
@@ -56,11 +58,32 @@ def pools(n, seed, flaw=None, size=12):
     return records
 
 
+def lowest_at_end(records, seed):
+    return dg.lowest_at_end(list(map(tree_of, records)), seed)
+
+
+def wrong_process(records, threshold, seed):
+    return dg.wrong_process(list(map(tree_of, records)), threshold, seed)
+
+
+def pooled(records):
+    return pools_of(map(tree_of, records))
+
+
+def drift_of(before, after, seed):
+    return drift(list(map(tree_of, before)), list(map(tree_of, after)), seed)
+
+
+def diagnostics_report(chains, pools, threshold, seed):
+    pools = {name: list(map(tree_of, records)) for name, records in pools.items()}
+    return dg.diagnostics_report(None if chains is None else list(map(tree_of, chains)), pools, threshold, seed)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lowest_at_end(seed):
-    assert not dg.lowest_at_end(chains(300, seed), seed)["finding"]
-    assert not dg.lowest_at_end(chains(300, seed, "length"), seed)["finding"]
-    report = dg.lowest_at_end(chains(300, seed, "last_step"), seed)
+    assert not lowest_at_end(chains(300, seed), seed)["finding"]
+    assert not lowest_at_end(chains(300, seed, "length"), seed)["finding"]
+    report = lowest_at_end(chains(300, seed, "last_step"), seed)
     assert report["finding"] and report["share"] > 2 * report["expected"]
 
 
@@ -69,21 +92,21 @@ def test_lowest_at_end_by_hand():
         return {"problem": str(scores), "steps": ["s"] * len(scores), "labels": labels or [1] * len(scores),
                 "scores": scores}  # fmt: skip
 
-    report = dg.lowest_at_end([chain([0.2, 0.1]), chain([0.5, 0.5]), chain([0.1, 0.9, 0.2]), chain([0.3]),
+    report = lowest_at_end([chain([0.2, 0.1]), chain([0.5, 0.5]), chain([0.1, 0.9, 0.2]), chain([0.3]),
                                chain([0.9, 0.1], [1, 0])], 0)  # fmt: skip
     assert report["n"] == 3 and report["share"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert report["expected"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3)
     with pytest.raises(ScoreError):
-        dg.lowest_at_end([chain([0.3])], 0)
+        lowest_at_end([chain([0.3])], 0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_length_slopes(seed):
-    clean = dg.length_slopes(pools_of(pools(150, seed)), seed)
+    clean = dg.length_slopes(pooled(pools(150, seed)), seed)
     # Only rules that do not fall with length by construction can be silent.
     assert not clean["last"]["finding"] and not clean["mean"]["finding"]
     assert clean["prod"]["finding"] and clean["prod"]["slope"] < 0
-    flawed = dg.length_slopes(pools_of(pools(150, seed, "length")), seed)
+    flawed = dg.length_slopes(pooled(pools(150, seed, "length")), seed)
     assert flawed["last"]["finding"] and flawed["mean"]["finding"] and flawed["last"]["slope"] > 0
 
 
@@ -94,24 +117,24 @@ def test_length_slope_by_hand():
          "correct": True} for k in (1 + 5 * p, 3 + 5 * p)]}
         for p in (0, 1)
     ]  # fmt: skip
-    report = dg.length_slopes(pools_of(records), 0)
+    report = dg.length_slopes(pooled(records), 0)
     assert report["mean"]["slope"] == pytest.approx(0.1, abs=1e-6)  # float32 scores
     assert report["mean"]["correlation"]["value"] == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_wrong_process(seed):
-    clean = dg.wrong_process(chains(600, seed), 0.5, seed)
+    clean = wrong_process(chains(600, seed), 0.5, seed)
     assert not clean["finding"] and clean["detected"]["low"] > clean["false_alarms"]["high"]
-    flawed = dg.wrong_process(chains(600, seed, "outcome"), 0.5, seed)
+    flawed = wrong_process(chains(600, seed, "outcome"), 0.5, seed)
     assert flawed["finding"] and flawed["gap"]["low"] > 0.1
     with pytest.raises(ScoreError, match="0 chains with a right answer and a wrong step"):
-        dg.wrong_process([r for r in chains(20, seed) if r["first_error"] < 0], 0.5, seed)
+        wrong_process([r for r in chains(20, seed) if r["first_error"] < 0], 0.5, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_over_optimisation(seed):
-    clean = dg.over_optimisation(pools_of(pools(100, seed)), seed)
+    clean = dg.over_optimisation(pooled(pools(100, seed)), seed)
     assert not any(report["finding"] for report in clean.values())
     # The rare chain that fools the scorer: one in ten, wrong, and scored above all others.
     rng = np.random.default_rng(seed)
@@ -120,7 +143,7 @@ def test_over_optimisation(seed):
         for sample in record["samples"]:
             if rng.random() < 0.1:
                 sample["correct"], sample["scores"] = False, [0.999 + 0.001 * rng.random()] * len(sample["steps"])
-    report = dg.over_optimisation(pools_of(fooled), seed)["prod"]
+    report = dg.over_optimisation(pooled(fooled), seed)["prod"]
     assert report["finding"] and 1 < report["peak"] < 12
     assert report["value"][report["peak"] - 1] == max(report["value"])
 
@@ -129,7 +152,7 @@ def test_the_peak_is_that_of_other_problems():
     """A problem in several records is in one half: written down twice, all problems give what they give once."""
     once = pools(20, seed=0)
     twice = [record for record in once for _ in range(2)]
-    one, two = (dg.over_optimisation(pools_of(records), 0)["mean"] for records in (once, twice))
+    one, two = (dg.over_optimisation(pooled(records), 0)["mean"] for records in (once, twice))
     assert two["value"] == pytest.approx(one["value"])
     assert two["drop"]["value"] == pytest.approx(one["drop"]["value"])
 
@@ -137,17 +160,17 @@ def test_the_peak_is_that_of_other_problems():
 def test_drift_verdicts():
     verdicts = {"same": 0, "other": 0}
     for seed in range(20):
-        report = dg.drift(chains(60, seed), chains(60, 1000 + seed), seed)
+        report = drift_of(chains(60, seed), chains(60, 1000 + seed), seed)
         verdicts["same" if report["verdict"] == "same" else "other"] += 1
     # p < 0.01 and a distance above the margin on equal distributions: even one in twenty is unlikely
     assert verdicts["other"] <= 1
     before = chains(200, 0)
     moved = [r | {"scores": [s**0.5 for s in r["scores"]]} for r in chains(200, 1)]
-    assert dg.drift(before, moved, 0)["verdict"] == "recalibrate"
+    assert drift_of(before, moved, 0)["verdict"] == "recalibrate"
     broken = chains(200, 2, "outcome")
-    assert dg.drift(before, broken, 0)["verdict"] == "retrain"
+    assert drift_of(before, broken, 0)["verdict"] == "retrain"
     unlabelled = [{key: record[key] for key in ("problem", "steps", "scores")} for record in moved]
-    report = dg.drift(before, unlabelled, 0)
+    report = drift_of(before, unlabelled, 0)
     assert report["verdict"] == "shifted" and report["finding"] and report["p"] == 1 / 1000
     json.dumps(report, allow_nan=False)
 
@@ -161,7 +184,7 @@ def test_drift_between_two_policies():
     for record in broken:
         record["samples"] = [s | {"scores": [1 - x for x in s["scores"]]} for s in record["samples"]]
     for after, verdict in ((pools(100, 3), "same"), (moved, "recalibrate"), (broken, "retrain")):
-        report = dg.drift(before, after, 0)
+        report = drift_of(before, after, 0)
         assert (report["auroc_of"], report["verdict"]) == ("chains", verdict)
 
 
@@ -177,29 +200,37 @@ def test_drift_p_values_are_uniform_under_dependence():
             ]
             for side in "ab"
         ]
-        p.append(dg.drift(*files, seed)["p"])
+        p.append(drift_of(*files, seed)["p"])
     # a share of 60 at 0.2, within 3 standard errors of 0.052
     assert 0.045 < np.mean(np.array(p) <= 0.2) < 0.355
 
 
 def test_drift_of_a_file_from_itself():
-    report = dg.drift(chains(30, 0), chains(30, 0), 0)
+    report = drift_of(chains(30, 0), chains(30, 0), 0)
     assert (report["ks"], report["p"], report["verdict"]) == (0, 1, "same")
 
 
 def test_all_at_once():
-    report = dg.diagnostics_report(chains(100, 0), {"a": pools(20, 0), "b": pools(20, 1)}, 0.5, 0)
+    report = diagnostics_report(chains(100, 0), {"a": pools(20, 0), "b": pools(20, 1)}, 0.5, 0)
     json.dumps(report, allow_nan=False)
     assert set(report) == {"lowest_at_end", "wrong_process", "length_slopes", "over_optimisation"}
     assert set(report["length_slopes"]) == {"a", "b"} and "prod" in report["over_optimisation"]["b"]
-    assert set(dg.diagnostics_report(None, {"a": pools(20, 0)}, 0.5, 0)) == {"length_slopes", "over_optimisation"}
+    assert set(diagnostics_report(None, {"a": pools(20, 0)}, 0.5, 0)) == {"length_slopes", "over_optimisation"}
     hopeless = [record for record in chains(100, 0) if record["first_error"] >= 0]
     for name in ("lowest_at_end", "wrong_process"):
-        assert "not_computed" in dg.diagnostics_report(hopeless, {}, 0.5, 0)[name]
-        assert "not_computed" in dg.diagnostics_report([], {}, 0.5, 0)[name]
+        assert "not_computed" in diagnostics_report(hopeless, {}, 0.5, 0)[name]
+        assert "not_computed" in diagnostics_report([], {}, 0.5, 0)[name]
 
 
-def test_drift_of_trees_is_refused():
-    tree = {"problem": "p", "nodes": [{"parent": -1, "text": "a", "score": 0.5}]}
-    with pytest.raises(ScoreError, match="after, chain 0: no steps: drift needs chains or pools"):
-        dg.drift(chains(30, 0), [tree], 0)
+def test_drift_of_trees():
+    """A chain written as a tree record has the drift of the chain."""
+    before, after = chains(60, 0), chains(60, 1, "outcome")
+
+    def tree(record):
+        columns = zip(record["steps"], record["labels"], record["scores"], strict=True)
+        nodes = [{"parent": i - 1, "text": t, "label": x, "score": s} for i, (t, x, s) in enumerate(columns)]
+        return {"problem": record["problem"], "nodes": nodes}
+
+    assert drift_of(list(map(tree, before)), list(map(tree, after)), 0) == drift_of(before, after, 0)
+    with pytest.raises(ScoreError, match="before, record 0, step 0: no score"):
+        drift_of([{"problem": "p", "steps": ["s"]}], after, 0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jprm.evaluate import edits
+from jprm.tree import tree_of
 
 CHAIN = {
     "problem": "Let $x$ be even. What is x + 2?",
@@ -68,9 +69,8 @@ def clean(record, flaw=None):
 
 def findings(flaw):
     chains = right_chains()
-    report = edits.edits_report(
-        [clean(c, flaw) for c in chains], [clean(c, flaw) for c in edits.edited(chains, seed=0)], seed=0
-    )
+    made = edits.edited(list(map(tree_of, chains)), seed=0)
+    report = edits.edits_report(*([tree_of(clean(c, flaw)) for c in side] for side in (chains, made)), seed=0)
     assert set(report["meaning_kept"]) == set(edits.MEANING_KEPT)
     return {name for part in report.values() for name, row in part.items() if row["finding"]}
 
@@ -93,6 +93,6 @@ def test_each_flaw_is_found_by_its_edit_alone(flaw, found):
 
 
 def test_only_chains_without_an_error_are_edited():
-    wrong = {"problem": "p", "steps": ["a"], "first_error": 0, "correct": True}
+    wrong = tree_of({"problem": "p", "steps": ["a"], "first_error": 0, "correct": True})
     assert edits.right_chains([wrong], 10) == []
-    assert len(edits.right_chains([*right_chains(5), wrong], 3)) == 3
+    assert len(edits.right_chains([*map(tree_of, right_chains(5)), wrong], 3)) == 3

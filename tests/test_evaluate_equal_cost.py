@@ -1,11 +1,13 @@
 """Choosers at equal cost: what a budget buys, against a count by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import jprm
 from jprm.evaluate.equal_cost import Chooser, at_equal_cost, equal_cost_report, parameters
-from jprm.evaluate.run import scored_records
+from jprm.evaluate.run import scored_trees, source
 from jprm.jsonl import write_records
 
 PROBLEMS = ["a", "b"]
@@ -38,7 +40,7 @@ def test_costs_are_tokens_times_parameters(tiny_run, tmp_path, one_device):
     other = {"steps": ["four"], "answer": "2", "correct": False, "tokens": 3}
     write_records(tmp_path / "pool.jsonl", [{"problem": f"problem {i}", "samples": [same, same, other]} for i in "ab"])
     prm = jprm.load(tiny_run.folder)
-    scored = scored_records(prm, tmp_path / "pool.jsonl", "pools", tmp_path / "scores")
+    scored = scored_trees(prm, tmp_path / "pool.jsonl", source("pools"), tmp_path / "scores")
     report = equal_cost_report({"tiny": scored}, {"tiny": prm}, 1e6, None, seed=0)
     assert report["policy_tokens"] == pytest.approx((7 + 7 + 3) / 3)
     ids = prm.layout.problem("problem a"), *(prm.layout.step(step, 0) for step in ("one two", "three", "four"))
@@ -58,13 +60,14 @@ def test_seconds_are_measured_and_a_majority_needs_answers(tiny_run, tmp_path, o
     records = [{"problem": "problem", "samples": [sample, sample | {"answer": "2", "correct": False}]}]
     write_records(tmp_path / "pool.jsonl", records)
     prm = jprm.load(tiny_run.folder)
-    scored = scored_records(prm, tmp_path / "pool.jsonl", "pools", tmp_path / "scores")
+    scored = scored_trees(prm, tmp_path / "pool.jsonl", source("pools"), tmp_path / "scores")
     report = equal_cost_report({"tiny": scored}, {"tiny": prm}, 1e6, 100.0, seed=0)
     majority, best, _ = report["seconds"]["choosers"]
     # No `tokens` in the samples: as the tokenizer counts the step.
     assert majority["cost"] == pytest.approx(len(prm.layout.step("one", 0)) / 100)
     assert best["cost"] > majority["cost"]
-    nameless = [r | {"samples": [{k: v for k, v in s.items() if k != "answer"} for s in r["samples"]]} for r in scored]
+    nodes = [tuple(dataclasses.replace(node, extra={}) for node in tree.nodes) for tree in scored]
+    nameless = [dataclasses.replace(tree, nodes=of) for tree, of in zip(scored, nodes, strict=True)]
     with pytest.raises(ValueError, match="no `answer`"):
         equal_cost_report({"tiny": nameless}, {"tiny": prm}, 1e6, None, seed=0)
 

@@ -5,6 +5,7 @@ from scipy.stats import norm
 from jprm.evaluate import paired
 from jprm.evaluate.best_of_n import best_of_n_report, chosen_curves, pools_of
 from jprm.statistics import difference, draws, weighted_mean
+from jprm.tree import tree_of
 
 
 def test_differences_agree_with_the_general_bootstrap_and_with_the_textbook():
@@ -72,7 +73,7 @@ def pools(seed, quality, n=60, size=12):
 
 def test_rules_and_models_are_compared_on_the_same_problems():
     good, bad = pools(0, 2.0, 300), pools(0, 0.0, 300)
-    report = best_of_n_report(good, seed=0, trials=20)
+    report = best_of_n_report(map(tree_of, good), seed=0, trials=20)
     found = {(row["a"], row["b"]): row for row in report["paired"]}
     assert len(found) == 7 * 6 / 2 + 7
     row = found["prod", "max"]
@@ -84,7 +85,7 @@ def test_rules_and_models_are_compared_on_the_same_problems():
     assert max(abs(row["low"][0]), abs(row["high"][0])) < 1e-6 and row["better"][0] == 0.5
     assert row["better"][-1] > 0.9 and row["value"][-1] > 0  # three steps say more than the highest alone
 
-    curves = [chosen_curves(pools_of(records)) for records in (good, bad)]
+    curves = [chosen_curves(pools_of(map(tree_of, records))) for records in (good, bad)]
     problems = [record["problem"] for record in good]
     (between,) = paired.compare_curves(*curves, [("prod", "prod")], problems, seed=0)
     assert between["low"][-1] > 0 and between["better"][-1] == 1.0

@@ -8,9 +8,11 @@ from rich.console import Console
 
 from jprm.data.readers import READERS
 from jprm.evaluate import prmbench as pb
-from jprm.evaluate.report import print_prmbench
+from jprm.evaluate.benchmarks.prmbench import BENCHMARK
 from jprm.evaluate.run import OPTIONS
 from jprm.evaluate.scored import ScoreError
+from jprm.evaluate.terminal import show
+from jprm.tree import tree_of, with_scores
 
 
 def record(name, labels, scores, idx=0):
@@ -77,7 +79,7 @@ def test_report_by_hand(capsys):
         record("redundency", [0, 1], [0.7, 0.9], idx=0),
         record("multi_solutions", [1, 1, 1], [0.9, 0.9, 0.2], idx=7),
     ]
-    report = pb.prmbench_report(records, seed=0)
+    report = pb.prmbench_report(list(map(tree_of, records)), seed=0)
     json.dumps(report, allow_nan=False)
     circular = report["classes"]["circular"]
     # 3 right called right, 1 wrong called right, 1 wrong called wrong, 1 right called wrong
@@ -95,7 +97,7 @@ def test_report_by_hand(capsys):
     # all classes together: 6, 2, 1, 2
     assert report["prm_score"]["value"] == pytest.approx((12 / 16 + 2 / 6) / 2)
     assert report["repeated"] == 1 and report["first_error_accuracy"] == 0.5
-    print_prmbench(report, Console(width=120))
+    show(BENCHMARK.tables(report), Console(width=120))
     assert "circular" in capsys.readouterr().out
 
 
@@ -119,11 +121,9 @@ def test_no_threshold_beats_the_best(items):
 def test_a_random_scorer_gets_what_theory_predicts(shared_data):
     records = []
     for path in sorted((shared_data / "prmbench").glob("*.jsonl")):
-        records += [chain for _, chain in READERS["prmbench"].read(path, **OPTIONS["prmbench"])]
+        records += [tree_of(chain) for _, chain in READERS["prmbench"].read(path, **OPTIONS["prmbench"])]
     rng = np.random.default_rng(0)
-    for item in records:
-        item["scores"] = rng.random(len(item["steps"])).tolist()
-    report = pb.prmbench_report(records, seed=0)
+    report = pb.prmbench_report([with_scores(tree, rng.random(len(tree.nodes))) for tree in records], seed=0)
     assert report["repeated"] == 5 and set(report["classes"]) == set(pb.CLASSES)
     share = 1 - report["n_wrong"] / report["n_steps"]
     # precision is the share of right steps, recall 1/2; and the same for the wrong ones
@@ -132,19 +132,18 @@ def test_a_random_scorer_gets_what_theory_predicts(shared_data):
     # 1,800 wrong steps, half found: the standard error of that share is 0.012, of PRMScore less than half of it
     assert report["n_wrong"] > 1500 and report["prm_score"]["value"] == pytest.approx(theory, abs=0.02)
     assert report["prm_score"]["low"] < theory < report["prm_score"]["high"]
-    for item in records:
-        item["scores"] = [float(label) for label in item["labels"]]
-    report = pb.prmbench_report(records, seed=0)
+    perfect = [with_scores(tree, [float(node.label) for node in tree.nodes]) for tree in records]
+    report = pb.prmbench_report(perfect, seed=0)
     assert report["prm_score"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert {group["value"] for group in report["groups"].values()} == {1.0}
 
 
 def test_bad_records_are_refused():
     with pytest.raises(ScoreError, match="classification is 'odd'"):
-        pb.prmbench_report([record("odd", [1], [0.5])], 0)
-    with pytest.raises(ScoreError, match="circular 0: 1 scores for 2 steps"):
-        pb.prmbench_report([record("circular", [1, 1], [0.5])], 0)
+        pb.prmbench_report([tree_of(record("odd", [1], [0.5]))], 0)
+    with pytest.raises(ScoreError, match="circular 0, step 1: no score. 1 of 2 steps"):
+        pb.prmbench_report([with_scores(tree_of(record("circular", [1, 1], [0.5, 0.5])), [0.5, None])], 0)
     with pytest.raises(ScoreError, match="labels are not 0 or 1"):
-        pb.prmbench_report([record("circular", [1, None], [0.5, 0.5])], 0)
+        pb.prmbench_report([tree_of(record("circular", [1, None], [0.5, 0.5]))], 0)
     with pytest.raises(ScoreError, match="no PRMBench record"):
         pb.prmbench_report([], 0)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -7,8 +8,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jprm.evaluate import processbench as pb
-from jprm.evaluate.report import print_processbench
+from jprm.evaluate.benchmarks.processbench import BENCHMARK
 from jprm.evaluate.scored import ScoreError
+from jprm.evaluate.terminal import show
+from jprm.tree import tree_of, with_scores
 
 # few distinct scores: ties, and thresholds that several chains share
 SCORE = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
@@ -81,11 +84,15 @@ def record(first_error, scores):
     }
 
 
+def trees(files):
+    return {name: list(map(tree_of, records)) for name, records in files.items()}
+
+
 def test_report_has_the_promised_keys_and_tunes_on_the_calibration_split_only():
     # in "a" the scores separate at 0.15, in "b" at 0.85
     a = [record(1, [0.9, 0.1, 0.9]), record(-1, [0.2, 0.9])] * 3
     b = [record(0, [0.8, 0.95]), record(-1, [0.9, 0.9])] * 3
-    report = json.loads(json.dumps(pb.processbench_report({"a": a, "b": b}, "a", seed=0), allow_nan=False))
+    report = json.loads(json.dumps(pb.processbench_report(trees({"a": a, "b": b}), "a", seed=0), allow_nan=False))
     assert set(report) == {"a", "b"}
     for name, error, correct in (("a", 1, 0), ("b", 0, 1)):
         file = report[name]
@@ -109,30 +116,29 @@ def test_report_has_the_promised_keys_and_tunes_on_the_calibration_split_only():
     assert report["a"]["tuned"]["f1"] == 1
     assert report["b"]["tuned"]["f1"] == 0
     console = Console(record=True, width=120, quiet=True)
-    print_processbench(report, console)
+    show(BENCHMARK.tables(report), console)
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"scores": [0.5, float("nan")]}, r"math: record 1, step 1: score nan. 1 of 4 steps"),
-        ({"scores": [None, None]}, r"math: record 1, step 0: score nan. 2 of 4 steps"),
-        ({"scores": None}, r"math: record 1: no scores. 2 of 4 steps"),
-        ({"scores": [0.5]}, r"math: record 1: 1 scores for 2 steps"),
-        ({"scores": ["0.5", 0.1]}, r"math: record 1: scores are not numbers"),
+        ({"scores": (0.5, float("nan"))}, r"math: record 1, step 1: score nan. 1 of 4 steps"),
+        ({"scores": (None, None)}, r"math: record 1, step 0: no score. 2 of 4 steps"),
         ({"first_error": 2}, r"math: record 1: first_error is 2"),
         ({"first_error": None}, r"math: record 1: first_error is None"),
     ],
 )
 def test_bad_records_are_named(bad, message):
-    records = [record(-1, [0.5, 0.5]), record(1, [0.5, 0.5]) | bad]
+    good, other = tree_of(record(-1, [0.5, 0.5])), tree_of(record(1, [0.5, 0.5]))
+    other = with_scores(other, bad.pop("scores", [0.5, 0.5]))
+    broken = dataclasses.replace(other, extra={**other.extra, **bad})
     with pytest.raises(ScoreError, match=message):
-        pb.processbench_report({"math": records}, "math", seed=0)
+        pb.processbench_report({"math": [good, broken]}, "math", seed=0)
 
 
 def test_an_unknown_calibration_split_is_named():
     with pytest.raises(ScoreError, match="'gsm8k' is not among the files"):
-        pb.processbench_report({"math": [record(-1, [0.5])]}, "gsm8k", seed=0)
+        pb.processbench_report(trees({"math": [record(-1, [0.5])]}), "gsm8k", seed=0)
 
 
 def random_chains(rng, count, repeats=1):
@@ -192,6 +198,7 @@ def test_average_f1_is_the_mean_of_the_files_with_intervals_that_cover_it():
         files[name] = [
             record(int(e), s.tolist()) | {"problem": p} for p, e, s in zip(problems, error, scores, strict=True)
         ]
+    files = trees(files)
     report, found = pb.processbench_report(files, "a", seed=0), pb.average_f1(files, "a", seed=0, files="ab")
     for kind, of in [("half", lambda f: f), ("tuned", lambda f: f["tuned"]), ("cross_fit", lambda f: f["cross_fit"])]:
         assert found[kind]["value"] == pytest.approx(np.mean([of(report[name])["f1"] for name in "ab"]))

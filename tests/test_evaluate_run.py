@@ -6,7 +6,8 @@ import pytest
 from tiny_run import WORDS, chains, pool_of, trees
 
 from jprm import cli
-from jprm.evaluate import run
+from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.run import run
 from jprm.jsonl import read_lines, write_records
 from jprm.score import scorer
 
@@ -79,6 +80,11 @@ def pool_file(path):
     return path
 
 
+def report_of(name, **options):
+    """The report that the library computes for the options of a command."""
+    return run(BENCHMARKS[name], BENCHMARKS[name].options(**options))
+
+
 def call(command, *args):
     return cli.main(["eval", command, *map(str, args)])
 
@@ -101,8 +107,9 @@ def test_processbench(tiny_run, tmp_path, capsys, counted):
     assert len(counted) == 21
 
     # Again, and with the calibration alone left out of the report: nothing is scored twice.
-    assert run.processbench(tiny_run.folder, [hard, easy], easy, out) == report
-    assert list(run.processbench(tiny_run.folder, [hard], easy, out)) == ["hard"]
+    options = dict(model=tiny_run.folder, calibrate=easy, to=out)
+    assert report_of("processbench", data=(hard, easy), **options) == report
+    assert list(report_of("processbench", data=(hard,), **options)) == ["hard"]
     assert len(counted) == 21
     assert sorted(path.name for path in (tmp_path / "report.json.scores").iterdir()) == [
         "easy.jsonl", "easy.jsonl.info.json", "hard.jsonl", "hard.jsonl.info.json",
@@ -129,7 +136,7 @@ def test_prmbench(tiny_run, tmp_path, capsys, counted):
     assert set(report["classes"]) == {"circular", "redundency"} and report["n"] == 6
     assert report["n_wrong"] == sum(len(item["error_steps"]) - 1 for item in items)
     assert report["groups"]["simplicity"]["value"] is not None and report["groups"]["soundness"]["value"] is None
-    assert run.prmbench(tiny_run.folder, [file], out) == report and len(counted) == 6
+    assert report_of("prmbench", model=tiny_run.folder, data=(file,), to=out) == report and len(counted) == 6
 
 
 def test_steps(tiny_run, tmp_path, capsys, counted):
@@ -156,7 +163,8 @@ def test_steps(tiny_run, tmp_path, capsys, counted):
     assert 0 <= report["auroc"]["low"] <= report["auroc"]["value"] <= report["auroc"]["high"] <= 1
     assert len(counted) == 12
 
-    again = run.steps(tiny_run.folder, [raw, own, chain], "negative", out)  # another policy, the same scores
+    options = dict(model=tiny_run.folder, data=(raw, own, chain), to=out)
+    again = report_of("steps", neutral="negative", **options)  # another policy, the same scores
     assert len(counted) == 12
     assert again["n_wrong"] == report["n_wrong"] + 4 + labels.count(0)
 
@@ -190,8 +198,8 @@ def test_best_of_n(tiny_run, tmp_path, capsys, counted):
     assert len(counted) == 3
     # Scored by `jprm score` or by the command itself: the same report.
     scored = tmp_path / "best.json.scores" / "pools.jsonl"
-    assert run.best_of_n(scored, None, tmp_path / "other.json") == report
-    assert run.best_of_n(pools, tiny_run.folder, out) == report
+    assert report_of("best_of_n", input=scored, to=tmp_path / "other.json") == report
+    assert report_of("best_of_n", input=pools, model=tiny_run.folder, to=out) == report
     assert len(counted) == 3
     assert len(list(read_lines(scored))) == 3
 

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 
@@ -8,8 +9,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jprm.evaluate import steps as ev
-from jprm.evaluate.report import print_steps, write_json
+from jprm.evaluate.benchmarks.steps import BENCHMARK
 from jprm.evaluate.scored import ScoreError
+from jprm.evaluate.terminal import show
+from jprm.outputs import write_json
+from jprm.tree import tree_of
 
 SCORE = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 RATING = st.sampled_from([-1, 0, 1, None])
@@ -22,7 +26,7 @@ def trees(draw):
         "problem": draw(st.sampled_from(["p", "q", "r"])),
         "semantics": "rating",
         "nodes": [
-            {"parent": draw(st.integers(-1, i - 1)), "text": "x" * i, "label": draw(RATING), "score": draw(SCORE)}
+            {"parent": draw(st.integers(-1, i - 1)), "text": "x" * (i + 1), "label": draw(RATING), "score": draw(SCORE)}
             for i in range(size)
         ],
     }
@@ -63,7 +67,7 @@ def test_figures_equal_their_definitions(records, neutral):
     classes = [ev.label_class(node["label"], "rating", neutral) for _, node in nodes]
     if not {0, 1} <= set(classes):
         with pytest.raises(ScoreError, match="no step labelled right, or none labelled wrong"):
-            ev.steps_report(records, neutral, seed=0)
+            ev.steps_report(list(map(tree_of, records)), neutral, seed=0)
         return
     arrays = [(t, n["parent"], c, n["score"]) for (t, n), c in zip(nodes, classes, strict=True)]
     right, wrong = ([x for x in arrays if x[2] == c] for c in (1, 0))
@@ -74,7 +78,7 @@ def test_figures_equal_their_definitions(records, neutral):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ev, "bootstrap", lambda statistic, groups, seed: Point(statistic, groups))
-        report = ev.steps_report(records, neutral, seed=0)
+        report = ev.steps_report(list(map(tree_of, records)), neutral, seed=0)
     assert report["auroc"]["value"] == pytest.approx(share([(a, b) for a in right for b in wrong]))
     siblings = [(a, b) for a in right for b in wrong if a[:2] == b[:2]]
     assert report["alternatives"]["value"] == pytest.approx(share(siblings))
@@ -129,13 +133,13 @@ def test_judged_chains_of_a_tree_with_alternatives():
 
 def test_chain_records_and_other_semantics(tmp_path):
     chain = {"problem": "q", "steps": ["a", "b"], "labels": [0.875, 0.125], "scores": [0.9, 0.1], "semantics": "value"}
-    report = ev.steps_report([PRM800K_LIKE, chain], "negative", seed=0)
+    report = ev.steps_report(list(map(tree_of, [PRM800K_LIKE, chain])), "negative", seed=0)
     assert (report["n_problems"], report["n_steps"], report["n_right"], report["n_wrong"]) == (2, 8, 3, 4)
     write_json(tmp_path / "report.json", report)
     assert json.loads((tmp_path / "report.json").read_text()) == report
     wide, narrow, tiny = (Console(width=width, record=True, file=io.StringIO()) for width in (150, 80, 20))
     for console in (wide, narrow, tiny):
-        print_steps(report, console)
+        show(BENCHMARK.tables(report), console)
     figure = report["auroc"]
     value, interval = f"{100 * figure['value']:.1f}", f"[{100 * figure['low']:.1f}, {100 * figure['high']:.1f}]"
     assert f"{value} {interval}" in wide.export_text()
@@ -147,21 +151,21 @@ def test_chain_records_and_other_semantics(tmp_path):
 
 
 def test_bad_input_is_named():
+    tree = tree_of(PRM800K_LIKE)
     with pytest.raises(TypeError, match="neutral"):
-        ev.steps_report([PRM800K_LIKE], seed=0)
+        ev.steps_report([tree], seed=0)
     with pytest.raises(ValueError, match="neutral must be one of positive, negative, drop"):
-        ev.steps_report([PRM800K_LIKE], "ignore", seed=0)
-    nodes = PRM800K_LIKE["nodes"]
+        ev.steps_report([tree], "ignore", seed=0)
     for bad, message in [
-        ({"score": None}, r"record 1, step 5: score nan. 1 of 12 steps"),
-        ({"label": 2}, r"record 1, node 5: 2 is no label of semantics 'rating'"),
-        ({"parent": 5}, r"record 1, node 5: parent 5 is not an earlier node"),
+        ({"score": None}, r"record 1, step 5: no score. 1 of 12 steps"),
+        ({"score": float("nan")}, r"record 1, step 5: score nan. 1 of 12 steps"),
+        ({"label": 2}, r"record 1, step 5: 2 is no label of semantics 'rating'"),
     ]:
-        broken = PRM800K_LIKE | {"nodes": [*nodes[:5], nodes[5] | bad]}
+        nodes = (*tree.nodes[:5], dataclasses.replace(tree.nodes[5], **bad))
         with pytest.raises(ScoreError, match=message):
-            ev.steps_report([PRM800K_LIKE, broken], "positive", seed=0)
+            ev.steps_report([tree, dataclasses.replace(tree, nodes=nodes)], "positive", seed=0)
     with pytest.raises(ScoreError, match="no label of semantics 'implicit'"):
-        ev.steps_report([PRM800K_LIKE | {"semantics": "implicit"}], "positive", seed=0)
+        ev.steps_report([dataclasses.replace(tree, semantics="implicit")], "positive", seed=0)
 
 
 def test_a_long_chain_takes_linear_time():

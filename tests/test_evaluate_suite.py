@@ -66,7 +66,7 @@ def test_everything_is_computed_from_scores_made_once(done, folder, tiny_run, mo
     monkeypatch.setattr(scorer.PRM, "score_trees", lambda *args: pytest.fail("scored again"))
     suite = suites.read_suite(folder / "suite.json")
     assert json.loads(json.dumps(suites.run_suite(tiny_run.folder, suite, done))) == results
-    assert suites.read_scores(done, results)["hard"][0]["scores"]
+    assert suites.read_scores(done, results)["hard"][0].nodes[0].score is not None
 
 
 def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, monkeypatch):

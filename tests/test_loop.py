@@ -21,6 +21,7 @@ from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.jsonl import read_records, write_records
 from jprm.model.mesh import MeshConfig
 from jprm.train.log import Diverged, Log
+from jprm.tree import tree_of
 
 KEYS = {
     "step", "loss", "step_accuracy", "auroc", "learning_rate", "gradient_norm", "labels", "labels_per_second",
@@ -63,7 +64,7 @@ def test_a_run_writes_its_metrics_result_and_checkpoints(tiny_run):
 def test_validation_is_what_the_evaluation_says(tiny_run, one_device):
     prm = jprm.load(tiny_run.folder)
     records = list(prm.score_many(read_records(tiny_run.experiment.data.valid[0])))
-    report = steps_report(records, "positive", seed=0)
+    report = steps_report(list(map(tree_of, records)), "positive", seed=0)
     assert tiny_run.result["valid_labels"] == report["n_right"] + report["n_wrong"]
     assert tiny_run.result["valid_step_accuracy"] == pytest.approx(report["accuracy"]["value"], abs=1e-9)
     # Rows of another length change a score's last digits, which may swap a pair or two of some hundreds.

@@ -14,13 +14,18 @@ import numpy as np
 import pytest
 
 from jprm import cli
-from jprm.evaluate.processbench import average_f1, processbench_report
-from jprm.evaluate.report import write_json
+from jprm.evaluate import plots
+from jprm.evaluate.benchmark import Figure, Model, Request
+from jprm.evaluate.benchmarks import processbench
+from jprm.evaluate.published import SPLITS
 from jprm.evaluate.suite import Suite, results_of
+from jprm.evaluate.wording import interval
 from jprm.jsonl import write_records
-from jprm.report import page, sections, svg, verdict
-from jprm.report.collect import chains, collect
-from jprm.report.published import SPLITS
+from jprm.outputs import write_json
+from jprm.report import page
+from jprm.report.collect import Page, chains, collect
+from jprm.report.figures import svg
+from jprm.tree import tree_of
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
 
@@ -75,7 +80,8 @@ def write_folder(folder, files, name):
     fitted = {"processbench": (paths["gsm8k"],), "calibration": (paths["rated"],)}
     suite = Suite("positive", data, fitted, ("absent.json",))
     model = {"name": name, "folder": f"runs/{name}", "step": 5, "semantics": "rating", "rule": "prod"}
-    write_json(folder / "results.json", results_of(suite, files) | {"model": model})
+    trees = {key: list(map(tree_of, items)) for key, items in files.items()}
+    write_json(folder / "results.json", results_of(suite, trees) | {"model": model})
     return folder
 
 
@@ -97,7 +103,11 @@ def written(folders, tmp_path_factory):
 def test_it_is_one_page_without_requests_whose_data_cannot_break_out(written):
     text = written[0].read_text()
     assert "Content-Security-Policy" in text and "default-src 'none'" in text
-    assert not re.search(r"(?:src|href)=\"(?!#|data:)", text) and "@import" not in text and "url(" not in text
+    assert (
+        not re.search(r"(?:src|href)=\"(?!#|data:)", text)
+        and "@import" not in text
+        and not re.search(r"url\((?!#)", text)
+    )
     (data,) = re.findall(r'<script type="application/json" id="chains">(.*?)</script>', text, re.S)
     assert "<" not in data
     assert json.loads(data)["items"][0]["t"][0] == NASTY
@@ -126,13 +136,12 @@ def test_figures_are_whole_files_that_parse(written):
 
 
 def test_the_verdict_follows_the_figures(folders):
-    by_model = {m["name"]: dict(reversed(list(verdict.sentences(m["results"])))) for m in collect(folders)["models"]}
-    said = {m["name"]: list(verdict.sentences(m["results"])) for m in collect(folders)["models"]}
+    said = {model.name: list(page.verdict(model)) for model in collect(folders).models}
     pool = {name: next((k, s) for k, s in rows if s.startswith("pool")) for name, rows in said.items()}
     assert pool["good"][0] == "good" and "better than majority vote" in pool["good"][1]
     assert "better than majority vote" not in pool["poor<b>"][1]
     rated = {name: next(k for k, s in rows if "AUROC" in s) for name, rows in said.items()}
-    assert rated["good"] == "good" and by_model
+    assert rated["good"] == "good"
 
 
 @pytest.mark.parametrize("more", [(), ("mine",)])
@@ -140,10 +149,11 @@ def test_the_average_beside_published_ones_is_of_the_same_four_splits(more):
     names = [*SPLITS, *more]
     scores = {name: records(3.0, seed)["gsm8k"] for seed, name in enumerate(names)}
     scores |= {name: records(0.3)["gsm8k"] for name in more}  # which would lower it
-    report = {"files": processbench_report(scores, "gsm8k", 0), "calibrate": "gsm8k",
-              "average": average_f1(scores, "gsm8k", 0, names)}  # fmt: skip
-    text = sections.processbench({"models": [{"name": "m", "results": {"processbench": report}}]})
-    assert (verdict.interval(report["average"]["half"]) in text) == (not more)
+    trees = {name: list(map(tree_of, items)) for name, items in scores.items()}
+    entry = processbench.figures(Request(trees, {"gsm8k": trees["gsm8k"]}))
+    (table, _) = processbench.section([Model("m", {"processbench": entry})])
+    cells = {cell for row in table.rows for cell in row}
+    assert (interval(entry["average"]["half"]) in cells) == (not more)
 
 
 def test_no_folder_is_refused():
@@ -152,7 +162,7 @@ def test_no_folder_is_refused():
 
 
 def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
-    (pair,) = collect(folders)["comparisons"]
+    (pair,) = collect(folders).comparisons
     rows = {row["what"]: row for row in pair["rows"]}
     results = [json.loads((folder / "results.json").read_text()) for folder in folders]
     values = [r["processbench"]["files"]["gsm8k"]["f1"] for r in results]
@@ -176,20 +186,41 @@ def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
 
 def test_trees_are_shown_depth_first_and_ratings_as_probabilities():
     tree = records(1.0)["rated"][0]
-    (item,) = chains(["m"], [{"rated": [tree]}])["items"]
+    (item,) = chains(["m"], [{"rated": [tree_of(tree)]}])["items"]
     assert item["t"] == [f"node {j} of tree 0" for j in (0, 1, 3, 2, 4)]
     assert item["d"] == [0, 1, 2, 1, 2] and item["l"] == [1.0, 1.0, 0.5, 0.0, 0.0]
     assert item["c"] == [[tree["nodes"][j]["score"] for j in (0, 1, 3, 2, 4)]]
 
 
 def test_labels_at_the_ends_of_lines_stay_apart_and_inside():
-    ends = sorted([310.0, i, str(i)] for i in range(8))
-    places = [y for y, *_ in svg._apart(ends)]
-    assert (np.diff(places) >= 14.99).all() and max(places) <= svg.TOP + svg.HEIGHT
-    assert [len(svg._short(c * n)) for c, n in (("a", 24), ("b", 25), ("c", 90))] == [24, 24, 24]
-    assert svg._short("prm800k_smollm2_of_one_kind_orm").endswith("_kind_orm")
-    thin = svg._thinned(svg.Series("s", range(1, 1861), [0.5] * 1860))
-    assert len(thin.x) <= 120 and (thin.x[0], thin.x[-1]) == (1, 1860)
+    for places in ([0.98] * 8, [0.1, 0.1, 0.9], [0.5]):
+        found = plots.apart(places, gap=0.07)
+        assert (np.diff(sorted(found)) >= 0.07 - 1e-9).all() and max(found) <= 1
+        assert np.argsort(found, kind="stable").tolist() == np.argsort(places, kind="stable").tolist()
+    assert plots.apart([0.2, 0.6], gap=0.07) == [0.2, 0.6]
+    assert [len(plots.short(c * n)) for c, n in (("a", 24), ("b", 25), ("c", 90))] == [24, 24, 24]
+    assert plots.short("prm800k_smollm2_of_one_kind_orm").endswith("_kind_orm")
+    thin = plots._thinned(1860)
+    assert len(thin) <= 120 and (thin[0], thin[-1]) == (0, 1859)
+
+
+def test_a_figure_is_drawn_alike_twice_with_ids_of_its_own():
+    def figure(name):
+        def draw(canvas):
+            axes = canvas.subplots()
+            axes.plot([0, 1], [0, 1], color=plots.COLOURS[0], gid=f"{plots.NOTE}1 < 2")
+            axes.set_xlabel("n <b>")
+
+        return svg(Figure(name, "A & B", "what <it> shows", "", "", draw))
+
+    text = figure("one")
+    assert text == figure("one")
+    ids = [set(re.findall(r' id="([^"]+)"', figure(name))) for name in ("one", "two")]
+    assert ids[0] and not ids[0] & ids[1]
+    links = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+    assert links and links <= ids[0]
+    assert "<title>1 &lt; 2</title>" in text and "A &amp; B" in text and "n &lt;b&gt;" in text
+    assert f"var(--s0, {plots.COLOURS[0]})" in text and f"var(--ink, {plots.INK})" in text
 
 
 # What follows needs a browser.
@@ -331,9 +362,9 @@ def test_fifty_megabytes_stay_usable(browser, tmp_path):
     model = {"name": "m", "folder": "f", "step": 1, "semantics": "rating", "rule": "prod"}
     results = {"model": model, "sections": {}, "data": {},
                "diagnostics": {}, "absent": [], "jprm": "0"}  # fmt: skip
-    whole = {"models": [{"name": "m", "results": results}], "comparisons": [], "heat": [{}], "chains": data}
+    whole = Page([Model("m", results)], [], data, [{}])
     file = tmp_path / "big.html"
-    file.write_text(page.html(whole, {}, {}))
+    file.write_text(page.html(whole, [], {}))
     assert file.stat().st_size > 50e6
     browser.open(file.as_uri())
     assert browser.run("return document.querySelectorAll('article').length") == 10

@@ -185,7 +185,7 @@ def test_the_command(method, folder, monkeypatch, capsys):
         assert found["rule"] == "prod" and found["policy"] == "markov"  # what the model's labels call for
         assert found["scorer"] == {"model": "good", "step": 3} and found["policy_tokens"] <= 2000
     if method == "best-of-n":
-        report = best_of_n_report(records, seed=0)
+        report = best_of_n_report(map(tree_of, records), seed=0)
         right = [record["search"]["correct"] for record in records]
         assert report["rules"]["prod"]["best_of_n"]["value"][-1] == pytest.approx(sum(right) / 5)
 

@@ -93,7 +93,7 @@ def test_a_pool_is_read_by_the_evaluation():
         "steps": ["a", "The answer is 1."], "answer": "1", "correct": True, "scores": None, "finish_reason": "stop",
         "tokens": 20, "logprob": -1.0}  # fmt: skip
     assert found["id"] == 7
-    report = best_of_n_report([found], seed=0)
+    report = best_of_n_report([tree_of(found)], seed=0)
     assert report["rules"]["prod"]["best_of_n"]["value"][-1] == 0  # b, which is wrong, as chosen above
     assert report["majority"]["value"][-1] == 1 and report["without_answer"] == 1
 

@@ -7,6 +7,7 @@ rollouts agree with the checker.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
@@ -16,16 +17,16 @@ import numpy as np
 import task
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import jprm
+from jprm.evaluate.benchmark import Table
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
+from jprm.evaluate.terminal import show as show_tables
+from jprm.evaluate.wording import interval, percent
 from jprm.jsonl import read_records, write_records
 from jprm.policy.protocol import Policy
-from jprm.report import sections
 from jprm.report.page import report
-from jprm.report.verdict import interval, percent
 from jprm.score.live import LiveTrees
 from jprm.search import result as results
 from jprm.search.beam import DVTS, Beam
@@ -34,7 +35,7 @@ from jprm.search.growing_tree import Problem
 from jprm.search.lockstep import SearchConfig, search
 from jprm.search.mcts import MCTS
 from jprm.statistics import auroc, bootstrap, weighted_mean
-from jprm.tree import tree_of
+from jprm.tree import ReasoningTree, chains_of, tree_of
 
 MODELS = {"formal": "prm", "monte_carlo": "prm_monte_carlo", "outcome": "orm"}
 """The folder of each reward model, and its name in the results."""
@@ -70,7 +71,10 @@ def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dic
         "label_agreement": label_agreement(out),
         "search": searches(policy, out, suites["formal"]["model"]["rule"], seed, console),
     }
-    more = {"Search at equal cost": _search_html(found), "Two kinds of labels": _labels_html(found["label_agreement"])}
+    more = {
+        "Search at equal cost": search_tables(found),
+        "Two kinds of labels": [labels_table(found["label_agreement"])],
+    }
     report([out / "judged" / name for name in MODELS], out / "report.html", more=more)
     return found
 
@@ -132,17 +136,24 @@ def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, A
 
 def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> dict[str, Any]:
     """How often the best of all samples has the right answer and a wrong step; `random`: one sample."""
-    records = read_scores(out / "judged" / model, results)["test_pools"]
-    marked = [
-        record | {"samples": [sample | {"correct": _is_wrong_working(record, sample)} for sample in record["samples"]]}
-        for record in records
-    ]
-    pools = pools_of(marked)
+    trees = list(map(_with_wrong_working, read_scores(out / "judged" / model, results)["test_pools"]))
+    pools = pools_of(trees)
     value_P = chosen_curves(pools)[results["model"]["rule"]][:, -1]
+    outcomes = [[node.correct for node in tree.nodes if node.correct is not None] for tree in trees]
     return {
         "chosen": bootstrap(lambda w: weighted_mean(value_P, w), pools.problem, seed=seed).json(),
-        "one_sample": float(np.mean([np.mean([sample["correct"] for sample in own["samples"]]) for own in marked])),
+        "one_sample": float(np.mean([np.mean(of_pool) for of_pool in outcomes])),
     }
+
+
+def _with_wrong_working(tree: ReasoningTree) -> ReasoningTree:
+    """The pool, with the samples that have the right answer and a wrong step as its correct ones."""
+    nodes = list(tree.nodes)
+    for chain in chains_of(tree):
+        sample = {"correct": nodes[chain[-1]].correct, "steps": [nodes[i].text for i in chain]}
+        wrong_working = _is_wrong_working({"problem": tree.problem}, sample)
+        nodes[chain[-1]] = dataclasses.replace(nodes[chain[-1]], correct=wrong_working)
+    return dataclasses.replace(tree, nodes=tuple(nodes))
 
 
 def _is_wrong_working(record: dict, sample: dict) -> bool:
@@ -243,16 +254,14 @@ def searched_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def show(console: Console, found: dict[str, Any]) -> None:
     """The verdict in the terminal."""
-    titles = (f"best of {found['n']} samples of each unseen problem", f"search, {_budget(found)}")
-    for title, columns, rows in zip(
-        titles, (CHOSEN_COLUMNS, SEARCHED_COLUMNS), (chosen_rows(found), searched_rows(found)), strict=True
-    ):
-        table = Table(title=title)
-        for i, column in enumerate(columns):
-            table.add_column(column, justify="right" if i else "left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    show_tables(search_tables(found), console)
+
+
+def search_tables(found: dict[str, Any]) -> list[Table]:
+    return [
+        Table(f"best of {found['n']} samples of each unseen problem", CHOSEN_COLUMNS, chosen_rows(found)),
+        Table(f"search with the PRM of formal labels, {_budget(found)}", SEARCHED_COLUMNS, searched_rows(found)),
+    ]
 
 
 def _budget(found: dict[str, Any]) -> str:
@@ -260,13 +269,7 @@ def _budget(found: dict[str, Any]) -> str:
     return f"at most {search['budget']} tokens of the policy a problem, {search['problems']} problems"
 
 
-def _search_html(found: dict[str, Any]) -> str:
-    return sections.table(f"best of {found['n']} samples", CHOSEN_COLUMNS, chosen_rows(found)) + sections.table(
-        f"search with the PRM of formal labels, {_budget(found)}", SEARCHED_COLUMNS, searched_rows(found)
-    )
-
-
-def _labels_html(agreement: dict[str, Any]) -> str:
+def labels_table(agreement: dict[str, Any]) -> Table:
     rows = [
         ("steps that both label", f"{agreement['steps']:,}"),
         ("AUROC of the rollouts' value against the checker", percent(agreement["auroc"])),
@@ -274,4 +277,4 @@ def _labels_html(agreement: dict[str, Any]) -> str:
         ("of steps without a right rollout, right", percent(agreement["right_without_value"])),
         ("of steps with a right rollout, wrong", percent(agreement["wrong_with_value"])),
     ]
-    return sections.table("labels by rollouts against the formal checker", ("", "%"), rows)
+    return Table("labels by rollouts against the formal checker", ("", "%"), rows)

@@ -197,9 +197,9 @@ def convert(
 
 
 app.command(
-    evaluation,
+    evaluation(),
     name="eval",
-    help="Say how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n, equal-cost,"
+    help="Tell how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n, equal-cost,"
     " diagnostics; and drift and contamination of data.",
 )
 app.command(report)

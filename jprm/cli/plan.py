@@ -52,8 +52,8 @@ def plan(
     os.environ["JAX_PLATFORMS"] = "cpu"
     from rich.console import Console
 
-    from jprm.evaluate.report import write_json
     from jprm.experiment import load
+    from jprm.outputs import write_json
     from jprm.plan import report
     from jprm.plan.plan import plan
     from jprm.plan.search import search as search_plans

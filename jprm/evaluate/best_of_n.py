@@ -2,14 +2,14 @@
 
 Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`), so no
 trial is simulated. As in the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
-takes one of the n places and cannot be chosen; so does a chain without a step, which has no score.
+takes one of the n places and cannot be chosen.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.answers import canonical_answer
 from jprm.evaluate.paired import compare_curves
-from jprm.evaluate.scored import ScoreError, checked_scores, padded
+from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.evaluate.votes import answer_classes, vote_accuracy
-from jprm.score.aggregate import RULES, aggregate, rank_keys
+from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
 from jprm.statistics import bootstrap, jsonable, weighted_mean
+from jprm.tree import Node, ReasoningTree, chains_of
 
 DRAWN_SAMPLES = 2**23
 """Votes are sampled over as many orders of the pools as make this many samples drawn, from 8 to 128: 128 for 1,319
@@ -85,19 +86,19 @@ class Pools(NamedTuple):
     length_PN: Int[np.ndarray, "P N"]  # characters
 
 
-def pools_of(records: Sequence[Mapping[str, Any]]) -> Pools:
-    """Scored pool records as arrays. Raises ScoreError where scores, or the outcome of a sample, are missing."""
-    if not records:
+def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
+    """Scored pools as arrays. Raises ScoreError where a score or the outcome of a sample is missing."""
+    trees = list(trees)
+    if not trees:
         raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
-    for i, record in enumerate(records):
-        if not record.get("samples"):
+    for i, tree in enumerate(trees):
+        if tree.kind != "pool":
             raise ScoreError(f"record {i}: no samples: best-of-n needs pool records")
-    samples = [(i, j, record, sample) for i, record in enumerate(records) for j, sample in enumerate(record["samples"])]
-    scores = checked_scores(
-        ((f"record {i}, sample {j}", len(s["steps"]), s.get("scores")) for i, j, _, s in samples), probability=True
-    )
-    score_BP, mask_BP = padded(scores)
-    size_P = np.array([len(record["samples"]) for record in records], int)
+    samples = [(i, chain) for i, tree in enumerate(trees) for chain in chains_of(tree)]
+    leaves = [trees[i].nodes[chain[-1]] for i, chain in samples]
+    scores = scores_of(trees, probability=True)
+    score_BP, mask_BP = padded([scores[i][chain] for i, chain in samples])
+    size_P = np.bincount([i for i, _ in samples])
     in_pool_PN = np.arange(size_P.max()) < size_P[:, None]
 
     def pooled(flat, fill):
@@ -105,121 +106,118 @@ def pools_of(records: Sequence[Mapping[str, Any]]) -> Pools:
         x_PN[in_pool_PN] = np.asarray(flat)
         return x_PN
 
-    if any("answer" in sample for _, _, _, sample in samples):
-        classes = [answer_classes([s.get("answer") for s in record["samples"]]) for record in records]
-        class_PN = pooled(np.concatenate(classes), -1)
+    if any("answer" in leaf.extra for leaf in leaves):
+        answers = np.split(np.array([leaf.extra.get("answer") for leaf in leaves], object), np.cumsum(size_P)[:-1])
+        class_PN = pooled(np.concatenate([answer_classes(of_pool.tolist()) for of_pool in answers]), -1)
         answered_PN = class_PN >= 0
     else:
         class_PN, answered_PN = None, in_pool_PN
     weight = {rule: np.asarray(value_B, float) for rule, value_B in aggregate(score_BP, mask_BP).items()}
     # In float32 a product of a few dozen low scores is 0, and all such chains would have the same vote.
-    weight["prod"] = np.where(mask_BP.any(1), np.prod(score_BP, 1, float, where=mask_BP), 0.0)
+    weight["prod"] = np.prod(score_BP, 1, float, where=mask_BP)
     weight["sum_log_odds"] = 1 / (1 + np.exp(-weight["sum_log_odds"]))  # a vote's weight cannot be negative
+    lengths = [sum(len(trees[i].nodes[node].text) for node in chain) for i, chain in samples]
+    outcomes = [_correct(trees[i], leaf, f"record {i}") for (i, _), leaf in zip(samples, leaves, strict=True)]
     return Pools(
-        problem=[record["problem"] for record in records],
+        problem=[tree.problem for tree in trees],
         size_P=size_P,
-        correct_PN=pooled([_correct(*where_sample) for where_sample in samples], 0.0),
+        correct_PN=pooled(outcomes, 0.0),
         answered_PN=answered_PN,
         class_PN=class_PN,
         key={rule: pooled(np.asarray(key_B, float), -np.inf) for rule, key_B in rank_keys(score_BP, mask_BP).items()},
         weight={rule: pooled(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
-        steps_PN=pooled([len(s["steps"]) for _, _, _, s in samples], 0),
-        length_PN=pooled([sum(map(len, s["steps"])) for _, _, _, s in samples], 0),
+        steps_PN=pooled([len(chain) for _, chain in samples], 0),
+        length_PN=pooled(lengths, 0),
     )
 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
     """Each problem's expected accuracy at n = 1 .. smallest pool, of choosing by each rule of `RULES`."""
-    n_max = int(pools.size_P.min())
-    valid_PN = pools.answered_PN & (pools.steps_PN > 0)
-    return {rule: best_of_n(pools.key[rule], pools.correct_PN, valid_PN, pools.size_P, n_max) for rule in RULES}
+    return {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
 
 
-def best_of_n_report(records: Sequence[Mapping[str, Any]], seed: int, trials: int | None = None) -> dict[str, Any]:
+def _chosen_by(pools: Pools, key_PN: Float[np.ndarray, "P N"]) -> Float[np.ndarray, "P n"]:
+    return best_of_n(key_PN, pools.correct_PN, pools.answered_PN, pools.size_P, int(pools.size_P.min()))
+
+
+def best_of_n_report(trees: Iterable[ReasoningTree], seed: int, trials: int | None = None) -> dict[str, Any]:
     """Curves over n = 1 .. `n_max`, the smallest pool's size; larger pools are drawn from as a whole.
 
     Every curve is `{"value", "low", "high"}`, lists over `n`, with 95 % intervals over problems. Beside `rules`, by
     rule `best_of_n`, `weighted_vote` and `minus_majority` (the same problems' best-of-n less majority vote, at the
     largest n): `majority`, `pass_at_n` (the oracle), and under `baselines` `random` (all scores equal), `fewest_steps`
-    and `shortest` (in characters). Votes are sampled over `trials` orders (by default what
-    `DRAWN_SAMPLES` allows) and carry `standard_error`, 0 where exact.
-    Votes are None if the file has no answers. `paired` compares all rules with each other and with majority vote
-    (`jprm.evaluate.paired.compare_curves`). `none_right` and `all_right` count problems that no chooser can change.
+    and `shortest` (in characters). Votes are sampled over `trials` orders (by default what `DRAWN_SAMPLES` allows) and
+    carry `standard_error`, 0 where exact. Votes are None if the file has no answers. `paired` compares all rules with
+    each other and with majority vote (`jprm.evaluate.paired.compare_curves`). `none_right` and `all_right` count
+    problems that no chooser can change.
     """
-    pools = pools_of(records)
+    pools = pools_of(trees)
     n_max = int(pools.size_P.min())
     trials = trials or int(np.clip(DRAWN_SAMPLES // pools.size_P.sum(), 8, 128))
-    has_step_PN = pools.steps_PN > 0
-
-    def chosen_by(key_PN, valid_PN=pools.answered_PN & has_step_PN):
-        return best_of_n(key_PN, pools.correct_PN, valid_PN, pools.size_P, n_max)
-
-    chosen = chosen_curves(pools)
-    curves = {
-        "pass_at_n": chosen_by(pools.correct_PN),
-        "random": chosen_by(np.zeros(pools.correct_PN.shape)),
-        "fewest_steps": chosen_by(-pools.steps_PN),
-        "shortest": chosen_by(-pools.length_PN),
-        **{f"{rule}.best_of_n": curve_Pn for rule, curve_Pn in chosen.items()},
-    }
-    errors, pairs, rivals = {}, list(itertools.combinations(RULES, 2)), dict(chosen)
-    if pools.class_PN is not None:
-        # The weights of a majority are ones, chains without a step included: their answers count.
-        weight_PNK = np.stack([np.ones(pools.correct_PN.shape), *(pools.weight[rule] for rule in RULES)], -1)
-        votes = vote_accuracy(
-            pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed
-        )
-        for k, name in enumerate(["majority", *(f"{rule}.weighted_vote" for rule in RULES)]):
-            curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
-        for rule in RULES:
-            curves[f"{rule}.minus_majority"] = curves[f"{rule}.best_of_n"][:, -1:] - curves["majority"][:, -1:]
+    curves, errors = _curves(pools, n_max, trials, seed)
+    rivals, pairs = {rule: curves[f"{rule}.best_of_n"] for rule in RULES}, list(itertools.combinations(RULES, 2))
+    if "majority" in curves:
         rivals["majority"] = curves["majority"]
         pairs += [(rule, "majority") for rule in RULES]
-
     found = {
         name: bootstrap(lambda weight_RP, x=curve_Pn: weighted_mean(x, weight_RP), pools.problem, seed=seed).json()
+        | ({"standard_error": jsonable(errors[name])} if name in errors else {})
         for name, curve_Pn in curves.items()  # one at a time: all draws of all curves would fill the memory
     }
-
-    def curve(name):
-        if name not in found:
-            return None
-        return found[name] | ({"standard_error": jsonable(errors[name])} if name in errors else {})
-
     in_pool_PN = np.arange(pools.correct_PN.shape[1]) < pools.size_P[:, None]
     right_P = np.where(in_pool_PN, pools.correct_PN, 0.0).sum(1)
     return {
-        "n_problems": len(records),
+        "n_problems": len(pools.problem),
         "n_samples": int(pools.size_P.sum()),
         "n_max": n_max,
         "largest_pool": int(pools.size_P.max()),
         "without_answer": int((in_pool_PN & ~pools.answered_PN).sum()),
-        "without_steps": int((in_pool_PN & ~has_step_PN).sum()),
+        "without_steps": 0,  # a sample of a tree has a step
         "none_right": int((right_P == 0).sum()),
         "all_right": int((right_P == pools.size_P).sum()),
-        "repeated_problems": len(records) - len(set(pools.problem)),
+        "repeated_problems": len(pools.problem) - len(set(pools.problem)),
         "mean_accuracy": float(
             np.mean([row[:n].mean() for row, n in zip(pools.correct_PN, pools.size_P, strict=True)])
         ),
         "trials": trials,
         "n": list(range(1, n_max + 1)),
-        "pass_at_n": curve("pass_at_n"),
-        "majority": curve("majority"),
+        "pass_at_n": found["pass_at_n"],
+        "majority": found.get("majority"),
         "rules": {
-            rule: {kind: curve(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote", "minus_majority")}
+            rule: {kind: found.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote", "minus_majority")}
             for rule in RULES
         },
-        "baselines": {name: curve(name) for name in ("random", "fewest_steps", "shortest")},
+        "baselines": {name: found[name] for name in ("random", "fewest_steps", "shortest")},
         "paired": compare_curves(rivals, rivals, pairs, pools.problem, seed),
     }
 
 
-def _correct(i: int, j: int, record: Mapping[str, Any], sample: Mapping[str, Any]) -> float:
-    if sample.get("correct") is not None:
-        return float(sample["correct"])
-    truth = canonical_answer(record.get("answer"))
+def _curves(pools: Pools, n_max: int, trials: int, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The problems' expected accuracies (P, n) by the name of their chooser, and the standard errors of votes."""
+    curves = {
+        "pass_at_n": _chosen_by(pools, pools.correct_PN),
+        "random": _chosen_by(pools, np.zeros(pools.correct_PN.shape)),
+        "fewest_steps": _chosen_by(pools, -pools.steps_PN),
+        "shortest": _chosen_by(pools, -pools.length_PN),
+        **{f"{rule}.best_of_n": curve_Pn for rule, curve_Pn in chosen_curves(pools).items()},
+    }
+    errors: dict[str, np.ndarray] = {}
+    if pools.class_PN is None:
+        return curves, errors
+    weight_PNK = np.stack([np.ones(pools.correct_PN.shape), *(pools.weight[rule] for rule in RULES)], -1)
+    votes = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed)
+    for k, name in enumerate(["majority", *(f"{rule}.weighted_vote" for rule in RULES)]):
+        curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
+    for rule in RULES:
+        curves[f"{rule}.minus_majority"] = curves[f"{rule}.best_of_n"][:, -1:] - curves["majority"][:, -1:]
+    return curves, errors
+
+
+def _correct(tree: ReasoningTree, leaf: Node, where: str) -> float:
+    """Whether the sample that ends at `leaf` is correct, as recorded or by its answer."""
+    if leaf.correct is not None:
+        return float(leaf.correct)
+    truth = canonical_answer(tree.answer)
     if truth is None:
-        raise ScoreError(
-            f"record {i}, sample {j}: outcome unknown. Give the sample `correct`, or the record its `answer`."
-        )
-    return float(canonical_answer(sample.get("answer")) == truth)
+        raise ScoreError(f"{where}: outcome unknown. Give each sample `correct`, or the record its `answer`.")
+    return float(canonical_answer(leaf.extra.get("answer")) == truth)

@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.steps import UNLABELLED, Tree, trees_of
+from jprm.evaluate.steps import UNLABELLED, Labelled, labelled
 from jprm.score.calibration_map import KINDS, Recalibration, apply, fit
 from jprm.statistics import auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
+from jprm.tree import ReasoningTree
 
 BINS = 15
 """As in Guo et al. 2017 (arXiv 1706.04599)."""
@@ -141,12 +142,9 @@ def reliability_curve(
 
 
 def calibration_report(
-    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]],
-    calibrate: Sequence[Mapping[str, Any]],
-    neutral: str,
-    seed: int,
+    files: Mapping[str, Sequence[ReasoningTree]], calibrate: Sequence[ReasoningTree], neutral: str, seed: int
 ) -> dict[str, Any]:
-    """How far scores are probabilities on scored chains and trees, before and after maps fitted on `calibrate`.
+    """How far scores are probabilities on scored trees by file, before and after maps fitted on `calibrate`.
 
     Top level: `n_steps`, `n_problems`, `neutral`; the figures of `_figures` on all files, `raw`; `by` with groups of
     `step`, `length` (quartiles of characters) and `subset` (the files), each a list of the same figures with `group`;
@@ -156,40 +154,25 @@ def calibration_report(
     `conformal` lists thresholds from the chains of `calibrate`, one a problem, a chain scoring its lowest step: the
     JSON of `Threshold`, and `held_out` with what it does on the files' chains, `n` and the `rate` that `alpha` bounds.
     """
-    fitted = _Steps.of({"calibrate": calibrate}, neutral)
+    trees = {name: labelled(scored, neutral) for name, scored in files.items()}
+    fit_trees = labelled(calibrate, neutral)
+    fitted, steps = _Steps.of({"calibrate": fit_trees}), _Steps.of(trees)
     if len(set(fitted.right_N)) < 2:
         raise ScoreError("the calibration split holds no step labelled right, or none labelled wrong")
-    maps = {kind: fit(kind, fitted.score_N, fitted.right_N) for kind in KINDS}
-    steps = _Steps.of(records_by_file, neutral)
     apart_N = ~np.isin(steps.problem_N, fitted.problem_N)
     if not apart_N.any():
         raise ScoreError("every labelled step is of a problem in the calibration split: nothing is left to judge")
     left_out, steps = int((~apart_N).sum()), steps.only(apart_N)
-    quartile_N = np.searchsorted(np.quantile(steps.length_N, [0.25, 0.5, 0.75]), steps.length_N)
-    edges = np.quantile(steps.length_N, [0, 0.25, 0.5, 0.75, 1]).astype(int)
-    groupings = {
-        "step": (
-            np.minimum(steps.depth_N, DEPTHS),
-            {d: str(d + 1) if d < DEPTHS else f"{d + 1} and later" for d in range(DEPTHS + 1)},
-        ),
-        "length": (quartile_N, {q: f"{edges[q]} to {edges[q + 1]} characters" for q in range(4)}),
-        "subset": (steps.file_N, {name: name for name in records_by_file}),
-    }
-    held_out = [tree for records in records_by_file.values() for tree in trees_of(records, neutral)]
+    maps = {kind: fit(kind, fitted.score_N, fitted.right_N) for kind in KINDS}
+    problems = set(fitted.problem_N)
+    held_out = [tree for of_file in trees.values() for tree in of_file if tree.problem not in problems]
     return {
         "neutral": neutral,
         "n_steps": len(steps.score_N),
         "n_problems": len(set(steps.problem_N)),
         "left_out": left_out,
         "raw": _figures(steps, seed),
-        "by": {
-            name: [
-                {"group": label, **_figures(steps.only(group_N == value), seed)}
-                for value, label in labels.items()
-                if (group_N == value).any()
-            ]
-            for name, (group_N, labels) in groupings.items()
-        },
+        "by": _by_group(steps, list(files), seed),
         "recalibrated": {
             kind: {
                 "map": fitted_map.to_json(),
@@ -198,10 +181,27 @@ def calibration_report(
             }
             for kind, fitted_map in maps.items()
         },
-        "conformal": _conformal(
-            _lowest(trees_of(calibrate, neutral)),
-            _lowest([tree for tree in held_out if tree.problem not in set(fitted.problem_N)]),
-        ),
+        "conformal": _conformal(_lowest(fit_trees), _lowest(held_out)),
+    }
+
+
+def _by_group(steps: _Steps, files: Sequence[str], seed: int) -> dict[str, list[dict[str, Any]]]:
+    """The figures of each group of steps: by depth, by length and by file."""
+    quartile_N = np.searchsorted(np.quantile(steps.length_N, [0.25, 0.5, 0.75]), steps.length_N)
+    edges = np.quantile(steps.length_N, [0, 0.25, 0.5, 0.75, 1]).astype(int)
+    depths = {d: str(d + 1) if d < DEPTHS else f"{d + 1} and later" for d in range(DEPTHS + 1)}
+    groupings = {
+        "step": (np.minimum(steps.depth_N, DEPTHS), depths),
+        "length": (quartile_N, {q: f"{edges[q]} to {edges[q + 1]} characters" for q in range(4)}),
+        "subset": (steps.file_N, {name: name for name in files}),
+    }
+    return {
+        name: [
+            {"group": label, **_figures(steps.only(group_N == value), seed)}
+            for value, label in labels.items()
+            if (group_N == value).any()
+        ]
+        for name, (group_N, labels) in groupings.items()
     }
 
 
@@ -223,7 +223,7 @@ def _held_out(threshold: Threshold, lowest_N, right_N) -> dict[str, Any]:
     return {"n": int(counted_N.sum()), "rate": jsonable(bad_N[counted_N].mean()) if counted_N.any() else None}
 
 
-def _lowest(trees: Sequence[Tree]) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+def _lowest(trees: Sequence[Labelled]) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
     """The lowest score of the first judged chain of each problem, and whether it has no wrong step. Trees that branch
     are passed over: their chains share steps."""
     found: dict[str, tuple[float, bool]] = {}
@@ -246,10 +246,10 @@ class _Steps(NamedTuple):
     length_N: Int[np.ndarray, " N"]
 
     @classmethod
-    def of(cls, records_by_file, neutral) -> _Steps:
+    def of(cls, files: Mapping[str, Sequence[Labelled]]) -> _Steps:
         parts = []
-        for file, records in records_by_file.items():
-            for i, tree in enumerate(trees_of(records, neutral)):
+        for file, trees in files.items():
+            for i, tree in enumerate(trees):
                 some = tree.class_N != UNLABELLED
                 if ((tree.score_N < 0) | (tree.score_N > 1)).any():
                     raise ScoreError(f"{file}: record {i}: a score outside [0, 1] has no calibration: map it first")

@@ -7,13 +7,15 @@ is kept, `pairs`: (step before, step after) that end at the same place of the ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jprm.evaluate.scored import checked_scores
+from jprm.evaluate.benchmark import Scorer
+from jprm.evaluate.scored import scores_of
 from jprm.statistics import bootstrap, jsonable, weighted_mean
+from jprm.tree import ReasoningTree
 
 Record = dict[str, Any]
 
@@ -22,6 +24,9 @@ _PARENTHESES = re.compile(r"\\\((.+?)\\\)")
 _VARIABLE = re.compile(r"(?<![A-Za-z\\])([xyznk])(?![A-Za-z'])")
 _SENTENCE = re.compile(r"(?<=[.;!?])\s+(?=[A-Z$\\])")
 NEW_NAMES = "uvwqrs"
+
+EDITED = 100
+"""Right chains that are edited: ten edits each is a thousand chains to score."""
 
 
 def whitespace(chain: Record) -> Record | None:
@@ -101,9 +106,9 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
     return made
 
 
-def edited(chains: Sequence[Mapping[str, Any]], seed: int) -> list[Record]:
-    """All edits of all chains."""
-    plain = [{"problem": chain["problem"], "steps": list(chain["steps"])} for chain in chains]
+def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
+    """Records of all edits of all chains."""
+    plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
     kept = [
         found | {"edit": name, "of": i}
         for i, chain in enumerate(plain)
@@ -113,37 +118,47 @@ def edited(chains: Sequence[Mapping[str, Any]], seed: int) -> list[Record]:
     return kept + nonsense(plain, seed)
 
 
-def right_chains(records: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTree]:
     """The first `most` chains of ProcessBench that have no error and a right answer."""
-    return [r for r in records if r.get("first_error") == -1 and r.get("correct") and r["steps"]][:most]
+    return [tree for tree in trees if tree.extra.get("first_error") == -1 and tree.nodes[-1].correct][:most]
+
+
+def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int) -> dict[str, Any]:
+    """Edits up to `EDITED` right chains, scores the edits and reports how scores react."""
+    right = right_chains(chains, EDITED)
+    if not right:
+        return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}
+    return edits_report(right, score(edited(right, seed), "edits"), seed)
 
 
 def edits_report(
-    chains: Sequence[Mapping[str, Any]],
-    changed: Sequence[Mapping[str, Any]],
+    chains: Sequence[ReasoningTree],
+    changed: Sequence[ReasoningTree],
     seed: int,
     *,
     margin: float = 0.05,
     nonsense_margin: float = 0.2,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """How scores react to edits, of scored chains and their scored edits (`edited`).
+    """How scores react to edits, from scored chains and their scored edits (the trees of `edited`).
 
     `meaning_kept`, by edit: `change`, the mean distance of a step's score before and after, with an interval over
-    problems; `shift`, the same with its sign; `flips`, the share of steps that cross 0.5. A finding is a change above
-    `margin`. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's, ties half. A
-    finding is more than `nonsense_margin`: a search would be drawn to it.
+    problems; `shift`, the same with its sign; `flips`, the fraction of steps that cross 0.5. A finding is a change
+    above `margin`. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's, ties half.
+    A finding is more than `nonsense_margin`: a search would be drawn to it.
     """
-    before = checked_scores((f"chain {i}", len(c["steps"]), c.get("scores")) for i, c in enumerate(chains))
-    after = checked_scores((f"edit {i}", len(c["steps"]), c.get("scores")) for i, c in enumerate(changed))
+    before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
+    after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
     report: dict[str, dict[str, dict[str, Any]]] = {"meaning_kept": {}, "nonsense": {}}
-    for name in dict.fromkeys(record["edit"] for record in changed):
-        rows = [(record, score_P) for record, score_P in zip(changed, after, strict=True) if record["edit"] == name]
+    for name in dict.fromkeys(tree.extra["edit"] for tree in changed):
+        rows = [
+            (tree.extra, score_P) for tree, score_P in zip(changed, after, strict=True) if tree.extra["edit"] == name
+        ]
         problems, values = [], []
-        for record, score_P in rows:
-            whole_P = before[record["of"]]
-            pairs = [(whole_P[i], score_P[j]) for i, j in record["pairs"]] if "pairs" in record else None
+        for edit, score_P in rows:
+            whole_P = before[edit["of"]]
+            pairs = [(whole_P[i], score_P[j]) for i, j in edit["pairs"]] if "pairs" in edit else None
             values += pairs or [(whole_P.min(), score_P.min())]
-            problems += [chains[record["of"]]["problem"]] * len(pairs or [0])
+            problems += [chains[edit["of"]].problem] * len(pairs or [0])
         old_N, new_N = np.array(values, float).T
 
         def interval(x_N, problems=problems):

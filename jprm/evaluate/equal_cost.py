@@ -8,7 +8,6 @@ arXiv 2001.08361, section 2.1; attention's own products are left out), or the se
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,13 +17,13 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jprm.evaluate.best_of_n import chosen_curves, pools_of
+from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.evaluate.paired import mean_differences, shown_n
 from jprm.evaluate.votes import vote_accuracy
 from jprm.score.scorer import PRM
 from jprm.statistics import bootstrap, weighted_mean
 from jprm.token_tree import geometry, token_tree
-from jprm.tree import chains_of, tree_of
+from jprm.tree import ReasoningTree, chains_of
 
 TIMED = 20
 """Pools whose scoring is timed, after one run of the same pools that compiles."""
@@ -62,67 +61,70 @@ def at_equal_cost(choosers: Sequence[Chooser], budgets: Sequence[float], problem
 
 
 def equal_cost_report(
-    scored: Mapping[str, Sequence[Mapping[str, Any]]],
+    scored: Mapping[str, Sequence[ReasoningTree]],
     models: Mapping[str, PRM],
     policy_parameters: float,
     policy_tokens_per_second: float | None,
     seed: int,
 ) -> dict[str, Any]:
-    """Majority vote, and best-of-n and weighted vote by each model, at equal FLOPs and, if asked, at equal seconds.
+    """Majority vote, and best-of-n and weighted vote by each model, at equal FLOPs and, if requested, equal seconds.
 
     `scored` holds the same pools, scored by each of `models`. A sample costs the policy its tokens (its own key
     `tokens`, else as the model's tokenizer counts) and the scorer the tokens that its row gains by it: what samples
     share is scored once, while the policy's own reading of the problem is left out. Budgets are those of a majority of
-    1, 2, 4, .. samples. Seconds of scoring are measured here, of the first `TIMED` pools.
+    1, 2, 4, .. samples. Seconds of scoring are measured here, on the first `TIMED` pools.
     """
     for what, count in (("parameters", policy_parameters), ("tokens_per_second", policy_tokens_per_second)):
         if count is not None and not 0 < count < math.inf:
             raise ValueError(f"policy_{what} is {count}: it must be a finite number above 0")
-    pools = {name: pools_of(records) for name, records in scored.items()}
+    pools = {name: pools_of(trees) for name, trees in scored.items()}
     first = next(iter(pools.values()))
     if first.class_PN is None:
         raise ValueError("the samples have no `answer`, and a majority needs one: add it to the pools")
-    n_max = int(first.size_P.min())
-    policy_tokens, scored_tokens = {}, {}
-    for name, records in scored.items():
-        policy_tokens[name], scored_tokens[name] = _tokens(records, models[name])
-    written = float(np.mean(list(policy_tokens.values())))
-    weights = [(name, pools[name].weight[models[name].rule]) for name in pools]
-    ones_PN = np.ones(first.correct_PN.shape)
-    votes = vote_accuracy(
-        first.class_PN, first.correct_PN, np.stack([ones_PN, *(w for _, w in weights)], -1), first.size_P, n_max,
-        trials=128, seed=seed,
-    ).value_PnK  # fmt: skip
+    tokens = {name: _tokens(trees, models[name]) for name, trees in scored.items()}
+    written = float(np.mean([policy for policy, _ in tokens.values()]))
+    accuracies = _accuracies(pools, models, seed)
 
-    def choosers(policy_cost: float, scorer_cost: Mapping[str, float]) -> list[Chooser]:
-        found = [Chooser("majority vote", votes[:, :, 0], policy_cost)]
-        for k, name in enumerate(pools, start=1):
-            cost = policy_cost + scorer_cost[name]
-            best_Pn = chosen_curves(pools[name])[models[name].rule]
-            found.append(Chooser(f"best of n by {name}", best_Pn, cost))
-            found.append(Chooser(f"weighted vote by {name}", votes[:, :, k], cost))
-        return found
+    def at(policy_cost: float, scorer_cost: Mapping[str, float]) -> dict[str, Any]:
+        choosers = [
+            Chooser(name, accuracy_Pn, policy_cost + (scorer_cost[model] if model else 0.0))
+            for name, model, accuracy_Pn in accuracies
+        ]
+        return at_equal_cost(choosers, [n * policy_cost for n in shown_n(n_max)], first.problem, seed)
 
-    counts = shown_n(n_max)
-    flops = 2 * policy_parameters * written
-    scoring = {name: 2 * parameters(models[name]) * scored_tokens[name] for name in models}
+    n_max, flops = int(first.size_P.min()), 2 * policy_parameters * written
     report = {
         "n_problems": len(first.problem),
         "n_max": n_max,
         "policy_parameters": policy_parameters,
         "policy_tokens": written,
         "scorers": {
-            name: {"parameters": parameters(prm), "tokens": scored_tokens[name], "rule": prm.rule}
+            name: {"parameters": parameters(prm), "tokens": tokens[name][1], "rule": prm.rule}
             for name, prm in models.items()
         },
-        "flops": at_equal_cost(choosers(flops, scoring), [n * flops for n in counts], first.problem, seed),
+        "flops": at(flops, {name: 2 * parameters(prm) * tokens[name][1] for name, prm in models.items()}),
     }
     if policy_tokens_per_second:
         seconds = {name: _seconds_a_sample(models[name], scored[name]) for name in models}
-        policy_seconds = written / policy_tokens_per_second
-        budgets = [n * policy_seconds for n in counts]
-        report["seconds"] = at_equal_cost(choosers(policy_seconds, seconds), budgets, first.problem, seed)
+        report["seconds"] = at(written / policy_tokens_per_second, seconds)
     return report
+
+
+def _accuracies(
+    pools: Mapping[str, Pools], models: Mapping[str, PRM], seed: int
+) -> list[tuple[str, str | None, Float[np.ndarray, "P n"]]]:
+    """(name, the model that scores, accuracy) of every chooser; the majority vote is first."""
+    first = next(iter(pools.values()))
+    weight_PNK = [np.ones(first.correct_PN.shape), *(pools[name].weight[models[name].rule] for name in pools)]
+    votes = vote_accuracy(
+        first.class_PN, first.correct_PN, np.stack(weight_PNK, -1), first.size_P, int(first.size_P.min()),
+        trials=128, seed=seed,
+    ).value_PnK  # fmt: skip
+    found: list[tuple[str, str | None, np.ndarray]] = [("majority vote", None, votes[:, :, 0])]
+    for k, name in enumerate(pools, start=1):
+        found.append((f"best of n by {name}", name, chosen_curves(pools[name])[models[name].rule]))
+        found.append((f"weighted vote by {name}", name, votes[:, :, k]))
+    return found
 
 
 def parameters(prm: PRM) -> int:
@@ -131,27 +133,30 @@ def parameters(prm: PRM) -> int:
     return sum(x.size for x in jax.tree.leaves([decoder, prm.params.get("head", {})]))
 
 
-def _tokens(records: Sequence[Mapping[str, Any]], prm: PRM) -> tuple[float, float]:
+def _tokens(trees: Sequence[ReasoningTree], prm: PRM) -> tuple[float, float]:
     """Mean tokens of a sample that the policy writes, and that the scorer computes for it, the problem included."""
     written, computed, samples = 0.0, 0, 0
-    for record in records:
-        tree = tree_of(dict(record))
-        tokens = token_tree(tree, prm.layout)
+    for tree in trees:
+        tokens, chains = token_tree(tree, prm.layout), chains_of(tree)
         computed += len(tokens.tokens_N)
-        samples += len(record["samples"])
-        if all("tokens" in sample for sample in record["samples"]):
-            written += sum(sample["tokens"] for sample in record["samples"])
+        samples += len(chains)
+        leaves = [tree.nodes[chain[-1]].extra for chain in chains]
+        if all("tokens" in leaf for leaf in leaves):
+            written += sum(leaf["tokens"] for leaf in leaves)
         else:
             depth_M = geometry(tokens.length_R, tokens.parent_R).depth_R[tokens.run_M] - tokens.length_R[0]
             depth = dict(zip(tokens.node_M.tolist(), depth_M.tolist(), strict=True))
-            written += sum(depth[chain[-1]] for chain in chains_of(tree) if chain)
+            written += sum(depth[chain[-1]] for chain in chains)
     return written / samples, computed / samples
 
 
-def _seconds_a_sample(prm: PRM, records: Sequence[Mapping[str, Any]]) -> float:
+def _seconds_a_sample(prm: PRM, trees: Sequence[ReasoningTree]) -> float:
     some = [
-        {"problem": record["problem"], "samples": [{"steps": sample["steps"]} for sample in record["samples"]]}
-        for record in itertools.islice(records, TIMED)
+        {
+            "problem": tree.problem,
+            "samples": [{"steps": [tree.nodes[i].text for i in chain]} for chain in chains_of(tree)],
+        }
+        for tree in trees[:TIMED]
     ]
     seconds = []
     for _ in range(2):  # the first compiles

@@ -12,14 +12,15 @@ wrong steps right and no right one; and the one step of the release without text
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from jprm.evaluate.scored import ScoreError, checked_scores
+from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.statistics import Interval, bootstrap, jsonable
+from jprm.tree import ReasoningTree
 
 GROUPS = {
     "simplicity": {"redundency": "NR", "circular": "NCL"},
@@ -80,8 +81,8 @@ def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, 
     return float(value_U[best - 1] if best else np.nextafter(value_U[0], -np.inf)), float(curve_K[best])
 
 
-def prmbench_report(records: Sequence[Mapping[str, Any]], seed: int, threshold: float = 0.5) -> dict[str, Any]:
-    """The report of scored chains (`labels`, `scores`, `classification`, `idx`).
+def prmbench_report(trees: Sequence[ReasoningTree], seed: int, threshold: float = 0.5) -> dict[str, Any]:
+    """The report of scored, labelled chains with `classification` and `idx` in their `extra`.
 
     `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
     problems. Top and classes have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` of all steps,
@@ -89,11 +90,45 @@ def prmbench_report(records: Sequence[Mapping[str, Any]], seed: int, threshold: 
     the best threshold of these very chains. `baselines` are PRMScores of verdicts that look at nothing: all right, all
     wrong, and those of a coin, from the counts expected of it. A group is None unless all of its classes are there.
     """
-    chains, repeated = _chains(records)
+    chains = _chains(trees)
     score_N = np.concatenate([chain.score_P for chain in chains])
     right_N = np.concatenate([chain.right_P for chain in chains])
+    count_BC4, first_B = _counted(chains, threshold)
+    flat_BK = count_BC4.reshape(len(chains), -1)
+    interval = bootstrap(
+        lambda weight_RB: prm_scores((weight_RB @ flat_BK).reshape(-1, len(CLASSES), 4)),
+        [chain.source for chain in chains],
+        seed=seed,
+    )
+    columns = [Interval(*(x[i] for x in interval)).json() for i in range(1 + len(CLASSES) + len(GROUPS))]
+    class_B = np.array([chain.class_index for chain in chains])
+    best, top = best_threshold(score_N, right_N.astype(float))
+    n_right, n_wrong = right_N.sum(), (~right_N).sum()
+    baselines = {
+        "always_right": Counts(n_right, n_wrong, 0, 0),
+        "always_wrong": Counts(0, 0, n_wrong, n_right),
+        "coin": Counts(n_right / 2, n_wrong / 2, n_wrong / 2, n_right / 2),
+    }
+    return {
+        "prm_score": columns[0],
+        **_figures(count_BC4, first_B),
+        "threshold": threshold,
+        "repeated": len(trees) - len(chains),
+        "groups": dict(zip(GROUPS, columns[1 + len(CLASSES) :], strict=True)),
+        "classes": {
+            name: {"prm_score": columns[1 + c], **_figures(count_BC4[class_B == c], first_B[class_B == c])}
+            for c, name in enumerate(CLASSES)
+            if (class_B == c).any()
+        },
+        "upper_bound": {"prm_score": jsonable(top), "threshold": jsonable(best)},
+        "baselines": {name: {"prm_score": jsonable(prm_score(counts))} for name, counts in baselines.items()},
+    }
+
+
+def _counted(chains: Sequence[_Chain], threshold: float) -> tuple[Float[np.ndarray, "B 9 4"], Float[np.ndarray, " B"]]:
+    """Each chain's `Counts` by class, and whether its first error is called wrong (NaN where it has none)."""
     count_BC4 = np.zeros((len(chains), len(CLASSES), 4))
-    first_B = np.full(len(chains), np.nan)  # whether the first error was called wrong
+    first_B = np.full(len(chains), np.nan)
     for i, chain in enumerate(chains):
         called_P, right_P = chain.score_P > threshold, chain.right_P
         count_BC4[i, chain.class_index] = [
@@ -104,52 +139,24 @@ def prmbench_report(records: Sequence[Mapping[str, Any]], seed: int, threshold: 
         ]
         if not right_P.all():
             first_B[i] = not called_P[np.argmin(right_P)]
-    flat_BK = count_BC4.reshape(len(chains), -1)
-    interval = bootstrap(
-        lambda weight_RB: prm_scores((weight_RB @ flat_BK).reshape(-1, len(CLASSES), 4)),
-        [chain.source for chain in chains],
-        seed=seed,
-    )
-    columns = [Interval(*(x[i] for x in interval)).json() for i in range(1 + len(CLASSES) + len(GROUPS))]
-    class_B = np.array([chain.class_index for chain in chains])
+    return count_BC4, first_B
 
-    def figures(some_B):
-        counts = Counts(*count_BC4[some_B].sum((0, 1)))
-        tp, fp, tn, fn = counts
-        f1, negative_f1 = f1s(counts)
-        found_B = first_B[some_B & ~np.isnan(first_B)]
-        accuracies = {
-            "f1": f1,
-            "negative_f1": negative_f1,
-            "accuracy": _ratio(tp + tn, sum(counts)),
-            "right_accuracy": _ratio(tp, tp + fn),
-            "wrong_accuracy": _ratio(tn, tn + fp),
-            "first_error_accuracy": _ratio(found_B.sum(), len(found_B)),
-        }
-        sizes = {"n": int(some_B.sum()), "n_steps": int(sum(counts)), "n_wrong": int(tn + fp)}
-        return sizes | {key: jsonable(x) for key, x in accuracies.items()}
 
-    best, top = best_threshold(score_N, right_N.astype(float))
-    n_right, n_wrong = right_N.sum(), (~right_N).sum()
-    baselines = {
-        "always_right": Counts(n_right, n_wrong, 0, 0),
-        "always_wrong": Counts(0, 0, n_wrong, n_right),
-        "coin": Counts(n_right / 2, n_wrong / 2, n_wrong / 2, n_right / 2),
+def _figures(count_BC4: Float[np.ndarray, "B 9 4"], first_B: Float[np.ndarray, " B"]) -> dict[str, Any]:
+    counts = Counts(*count_BC4.sum((0, 1)))
+    tp, fp, tn, fn = counts
+    f1, negative_f1 = f1s(counts)
+    found_B = first_B[~np.isnan(first_B)]
+    accuracies = {
+        "f1": f1,
+        "negative_f1": negative_f1,
+        "accuracy": _ratio(tp + tn, sum(counts)),
+        "right_accuracy": _ratio(tp, tp + fn),
+        "wrong_accuracy": _ratio(tn, tn + fp),
+        "first_error_accuracy": _ratio(found_B.sum(), len(found_B)),
     }
-    return {
-        "prm_score": columns[0],
-        **figures(np.ones(len(chains), bool)),
-        "threshold": threshold,
-        "repeated": repeated,
-        "groups": dict(zip(GROUPS, columns[1 + len(CLASSES) :], strict=True)),
-        "classes": {
-            name: {"prm_score": columns[1 + c], **figures(class_B == c)}
-            for c, name in enumerate(CLASSES)
-            if (class_B == c).any()
-        },
-        "upper_bound": {"prm_score": jsonable(top), "threshold": jsonable(best)},
-        "baselines": {name: {"prm_score": jsonable(prm_score(counts))} for name, counts in baselines.items()},
-    }
+    sizes = {"n": len(count_BC4), "n_steps": int(sum(counts)), "n_wrong": int(tn + fp)}
+    return sizes | {key: jsonable(x) for key, x in accuracies.items()}
 
 
 class _Chain(NamedTuple):
@@ -159,32 +166,30 @@ class _Chain(NamedTuple):
     right_P: Int[np.ndarray, " P"]
 
 
-def _chains(records: Sequence[Mapping[str, Any]]) -> tuple[list[_Chain], int]:
-    seen: dict[tuple[str, Any], Mapping[str, Any]] = {}
-    for i, record in enumerate(records):
-        name = record.get("classification")
+def _chains(trees: Sequence[ReasoningTree]) -> list[_Chain]:
+    """The first tree of each (class, idx)."""
+    seen: dict[tuple[str, Any], ReasoningTree] = {}
+    for i, tree in enumerate(trees):
+        name, idx = tree.extra.get("classification"), tree.extra.get("idx")
         if name not in CLASSES:
             raise ScoreError(f"record {i}: classification is {name!r}, not one of {', '.join(CLASSES)}")
-        if record.get("idx") is None:
+        if idx is None:
             raise ScoreError(f"record {i}: no idx, which tells repeated records")
-        if any(label not in (0, 1) for label in record.get("labels") or [None]):
+        if any(node.label not in (0, 1) for node in tree.nodes):
             raise ScoreError(f"record {i}: labels are not 0 or 1 for every step")
-        seen.setdefault((name, record["idx"]), record)
+        seen.setdefault((name, idx), tree)
     if not seen:
         raise ScoreError("no PRMBench record")
-    scores = checked_scores(
-        (f"{name} {idx}", len(record["steps"]), record.get("scores")) for (name, idx), record in seen.items()
-    )
-    chains = [
+    scores = scores_of(list(seen.values()), [f"{name} {idx}" for name, idx in seen])
+    return [
         _Chain(
             class_index=CLASSES.index(name),
-            source=str(record.get("original_question", record["problem"])),
+            source=str(tree.extra.get("original_question", tree.problem)),
             score_P=score_P,
-            right_P=np.array(record["labels"]) == 1,
+            right_P=np.array([node.label for node in tree.nodes]) == 1,
         )
-        for ((name, _), record), score_P in zip(seen.items(), scores, strict=True)
+        for ((name, _), tree), score_P in zip(seen.items(), scores, strict=True)
     ]
-    return chains, len(records) - len(chains)
 
 
 def _ratio(numerator, denominator):

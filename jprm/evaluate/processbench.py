@@ -17,11 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.evaluate.scored import ScoreError, checked_scores
+from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.statistics import Interval, bootstrap, draws, jsonable, percentiles, weighted_mean
+from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
 """One array of step scores a chain."""
+
+Scored = Mapping[str, Sequence[ReasoningTree]]
+"""Scored chains by file, with `first_error` in their `extra`."""
 
 FOLDS = 5
 """Of the cross-fitted threshold: each is tuned on four fifths of the problems."""
@@ -132,19 +136,17 @@ def cross_fit(
     return right_N, thresholds
 
 
-def processbench_report(
-    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int
-) -> dict[str, dict[str, Any]]:
-    """F1 of scored chain records (`first_error`, `scores`), a key a file; the layout is that of `_file_report`.
+def processbench_report(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str, Any]]:
+    """F1 of scored chains, a key a file; `_file_report` makes the entries.
 
     `calibration` names the file whose best threshold is the tuned one of all files, here and for the baselines; on that
     file itself the tuned numbers are in sample, and say so. `cross_fit` tunes on the file itself but judges each chain
     by a threshold that has not seen it; None where the file is too small. `upper_bound` is the per-split oracle, in
     sample. Intervals resample problems, with thresholds held fixed.
     """
-    if calibration not in records_by_file:
-        raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(records_by_file)}")
-    chains = {name: _chains(name, records) for name, records in records_by_file.items()}
+    if calibration not in scored:
+        raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
+    chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = {}
     for scorer in ("scores", *_BASELINES):
         try:
@@ -154,14 +156,12 @@ def processbench_report(
     return {name: _file_report(file, tuned, calibration, name == calibration, seed) for name, file in chains.items()}
 
 
-def average_f1(
-    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int, files: Sequence[str]
-) -> dict[str, Any]:
+def average_f1(scored: Scored, calibration: str, seed: int, files: Sequence[str]) -> dict[str, Any]:
     """The published headline, the unweighted mean of the F1 of `files`: at 0.5, `tuned` on `calibration`, `cross_fit`.
 
     Each is `{"value", "low", "high"}`; problems are resampled within each file. None where a file has no such figure.
     """
-    drawn = f1_draws(records_by_file, calibration, seed)
+    drawn = f1_draws(scored, calibration, seed)
     return {
         kind: None if any(by_file[name] is None for name in files) else Interval(value, *percentiles(drawn_R)).json()
         for kind, by_file in drawn.items()
@@ -176,14 +176,12 @@ def average_draws(by_file: Mapping[str, Any], files: Sequence[str]) -> tuple[Any
     return np.mean([by_file[name][0] for name in files]), np.mean([by_file[name][1] for name in files], 0)
 
 
-def f1_draws(
-    records_by_file: Mapping[str, Sequence[Mapping[str, Any]]], calibration: str, seed: int
-) -> dict[str, dict[str, Any]]:
+def f1_draws(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str, Any]]:
     """F1 and its bootstrap draws as `jprm.statistics.draws` gives them, by kind of threshold and file.
 
     The resamples depend on the files' problems and the seed alone: those of two models can be subtracted.
     """
-    chains = {name: _chains(name, records) for name, records in records_by_file.items()}
+    chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = best_threshold(chains[calibration]["first_error"], chains[calibration]["scores"])
     found: dict[str, dict[str, Any]] = {"half": {}, "tuned": {}, "cross_fit": {}}
     for number, (name, file) in enumerate(chains.items()):
@@ -251,17 +249,15 @@ def _file_report(file: Mapping[str, Any], tuned: Mapping[str, float], calibratio
 _BASELINES = ("position", "step_length")  # the later, or longer in characters, the likelier wrong
 
 
-def _chains(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    for i, record in enumerate(records):
-        error = record.get("first_error")
-        if not isinstance(error, int) or isinstance(error, bool) or not -1 <= error < len(record["steps"]):
+def _chains(name: str, trees: Sequence[ReasoningTree]) -> dict[str, Any]:
+    for i, tree in enumerate(trees):
+        error = tree.extra.get("first_error")
+        if not isinstance(error, int) or isinstance(error, bool) or not -1 <= error < len(tree.nodes):
             raise ScoreError(f"{name}: record {i}: first_error is {error!r}, not -1 or the index of a step")
     return {
-        "problem": [record["problem"] for record in records],
-        "first_error": np.array([record["first_error"] for record in records], int),
-        "scores": checked_scores(
-            (f"{name}: record {i}", len(record["steps"]), record.get("scores")) for i, record in enumerate(records)
-        ),
-        "position": [-np.arange(len(record["steps"]), dtype=float) for record in records],
-        "step_length": [-np.array([len(step) for step in record["steps"]], float) for record in records],
+        "problem": [tree.problem for tree in trees],
+        "first_error": np.array([tree.extra["first_error"] for tree in trees], int),
+        "scores": scores_of(trees, [f"{name}: record {i}" for i in range(len(trees))]),
+        "position": [-np.arange(len(tree.nodes), dtype=float) for tree in trees],
+        "step_length": [-np.array([len(node.text) for node in tree.nodes], float) for tree in trees],
     }

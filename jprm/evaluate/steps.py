@@ -1,29 +1,29 @@
 """How well step scores agree with step labels: ranking, first errors and alternatives, beside trivial baselines.
 
-Works on scored tree records (nodes with `parent`, `text`, `label`, `score`) and scored chain records (`steps`,
-`labels`, `scores`). A label becomes a class: a rating is its sign, with an explicit policy for neutral; a correctness
-or value is positive from 0.5 on.
+A label becomes a class: a rating is its sign, with an explicit policy for neutral; a correctness or value is positive
+from 0.5 on.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.evaluate.processbench import weighted_f1
-from jprm.evaluate.scored import ScoreError, checked_scores
+from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.statistics import auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
+from jprm.tree import ReasoningTree
 
 NEUTRAL = ("positive", "negative", "drop")
 UNLABELLED = -1
 
 
-class Tree(NamedTuple):
-    """One record as arrays over its nodes. `class_N` is 1 (right), 0 (wrong) or `UNLABELLED`."""
+class Labelled(NamedTuple):
+    """A scored tree as arrays over its nodes. `class_N` is 1 (right), 0 (wrong) or `UNLABELLED`."""
 
     problem: str
     parent_N: Int[np.ndarray, " N"]
@@ -91,15 +91,15 @@ def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
     return np.array(pairs, int).reshape(-1, 2)
 
 
-def steps_report(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) -> dict[str, Any]:
-    """The report of scored trees and chains: the scores' figures at the top, the baselines' under `baselines`.
+def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> dict[str, Any]:
+    """The report of scored trees: the scores' figures at the top, the baselines' under `baselines`.
 
     Each figure is `{"value", "low", "high"}` with a 95 % interval over problems: `auroc`;
     `average_precision_of_errors` and `_of_correct` (the positives being wrong, or right, steps); `accuracy` at 0.5;
     `alternatives`, the share of pairs of siblings, one right and one wrong, that the scores rank rightly, ties a half;
     and `first_error` over `judged_chains` at 0.5, with `f1` of the error and correct accuracies as in ProcessBench.
     """
-    trees = trees_of(records, neutral)
+    trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
     if not {0, 1} <= set(class_N.tolist()):
         raise ScoreError("the records hold no step labelled right, or none labelled wrong: there is nothing to rank")
@@ -124,24 +124,29 @@ def steps_report(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) 
     }
 
 
-def auroc_draws(records: Sequence[Mapping[str, Any]], neutral: str, seed: int) -> tuple[Any, np.ndarray]:
+def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> tuple[Any, np.ndarray]:
     """The AUROC of all labelled steps and its draws over problems: those of two models on the same records can be
     subtracted (`jprm.statistics.difference`)."""
-    trees = trees_of(records, neutral)
-    labelled = [tree.class_N != UNLABELLED for tree in trees]
-    score_N = np.concatenate([tree.score_N[some_N] for tree, some_N in zip(trees, labelled, strict=True)])
-    right_N = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, labelled, strict=True)]) == 1
-    problem_N = [tree.problem for tree, some_N in zip(trees, labelled, strict=True) for _ in range(some_N.sum())]
+    trees = labelled(scored, neutral)
+    score_N, right_N, problem_N = _labelled_steps(trees, [tree.score_N for tree in trees])
     return draws(lambda weight_RN: auroc(score_N, right_N, weight_RN), problem_N, seed=seed)
 
 
-def _figures(trees: Sequence[Tree], score_of, seed: int, threshold: float | None) -> dict[str, Any]:
-    scores = [score_of(tree) for tree in trees]
-    labelled = [tree.class_N != UNLABELLED for tree in trees]
-    score_N = np.concatenate([score_N[some_N] for score_N, some_N in zip(scores, labelled, strict=True)])
-    right_N = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, labelled, strict=True)]) == 1
-    problem_N = [tree.problem for tree, some_N in zip(trees, labelled, strict=True) for _ in range(some_N.sum())]
+def _labelled_steps(trees: Sequence[Labelled], scores: Sequence[Float[np.ndarray, " N"]]):
+    """(scores, whether right, problems) of all labelled steps."""
+    some = [tree.class_N != UNLABELLED for tree in trees]
+    score_N = np.concatenate([score_N[some_N] for score_N, some_N in zip(scores, some, strict=True)])
+    right_N = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, some, strict=True)]) == 1
+    return (
+        score_N,
+        right_N,
+        [tree.problem for tree, some_N in zip(trees, some, strict=True) for _ in range(some_N.sum())],
+    )
 
+
+def _figures(trees: Sequence[Labelled], score_of, seed: int, threshold: float | None) -> dict[str, Any]:
+    scores = [score_of(tree) for tree in trees]
+    score_N, right_N, problem_N = _labelled_steps(trees, scores)
     won, won_problem = [], []
     for tree, score in zip(trees, scores, strict=True):
         right_Q, wrong_Q = alternatives(tree.parent_N, tree.class_N).T
@@ -165,7 +170,7 @@ def _figures(trees: Sequence[Tree], score_of, seed: int, threshold: float | None
     return figures
 
 
-def _first_error(trees: Sequence[Tree], scores, threshold: float, interval) -> dict[str, Any]:
+def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) -> dict[str, Any]:
     problem_M, first_error_M, right_M = [], [], []
     for tree, score_N in zip(trees, scores, strict=True):
         end_M, wrong_M = judged_chains(tree.parent_N, tree.class_N)
@@ -184,36 +189,18 @@ def _first_error(trees: Sequence[Tree], scores, threshold: float, interval) -> d
     }
 
 
-def trees_of(records: Sequence[Mapping[str, Any]], neutral: str) -> list[Tree]:
-    """Scored trees and chains as arrays. Raises ScoreError where a score is missing or a label says nothing."""
-    nodes = [_nodes(record) for record in records]
-    scores = checked_scores(
-        (f"record {i}", len(record), [node.get("score") for node in record]) for i, record in enumerate(nodes)
-    )
-    trees = []
-    for i, (record, node_list, score_N) in enumerate(zip(records, nodes, scores, strict=True)):
-        semantics = record.get("semantics", "correctness")
-        parent_N = np.array([node["parent"] for node in node_list], int)
-        depth_N = np.zeros(len(node_list), int)
+def labelled(trees: Sequence[ReasoningTree], neutral: str) -> list[Labelled]:
+    """Returns scored trees as arrays. Raises ScoreError where a score is missing or a label has no class."""
+    found = []
+    for i, (tree, score_N) in enumerate(zip(trees, scores_of(trees), strict=True)):
+        nodes = tree.nodes
+        parent_N = np.array([node.parent for node in nodes], int)
+        depth_N = np.zeros(len(nodes), int)
         for j, parent in enumerate(parent_N):
-            if not -1 <= parent < j:
-                raise ScoreError(f"record {i}, node {j}: parent {parent} is not an earlier node")
             depth_N[j] = depth_N[parent] + 1 if parent >= 0 else 0
-        classes = [
-            label_class(node.get("label"), semantics, neutral, f"record {i}, node {j}")
-            for j, node in enumerate(node_list)
-        ]
-        length_N = np.array([len(node["text"]) for node in node_list], int)
-        trees.append(Tree(record["problem"], parent_N, np.array(classes, int), depth_N, length_N, score_N))
-    return trees
-
-
-def _nodes(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    if "nodes" in record:
-        return record["nodes"]
-    steps = record["steps"]
-    columns = [record.get(key) or [None] * len(steps) for key in ("labels", "scores")]
-    return [
-        {"parent": i - 1, "text": text, "label": label, "score": score}
-        for i, (text, label, score) in enumerate(zip(steps, *columns, strict=True))
-    ]
+        class_N = np.array(
+            [label_class(x.label, tree.semantics, neutral, f"record {i}, step {j}") for j, x in enumerate(nodes)], int
+        )
+        length_N = np.array([len(node.text) for node in nodes], int)
+        found.append(Labelled(tree.problem, parent_N, class_N, depth_N, length_N, score_N))
+    return found

@@ -8,12 +8,10 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.experiment import Experiment
 from jprm.score.scorer import PRM
 from jprm.tokenizer import JsonTokenizer
-
-REPORTS = ("steps", "processbench", "prmbench", "calibration", "best_of_n")
-"""Reports of `jprm eval` that are shown where a run's folder holds them as NAME.json."""
 
 CALIBRATION = "calibration.json"
 
@@ -152,8 +150,9 @@ def _result(run: pathlib.Path) -> dict[str, str]:
 
 
 def _evaluations(run: pathlib.Path) -> str:
+    """The figures of every benchmark whose report the run's folder holds as NAME.json."""
     parts = []
-    for name in REPORTS:
+    for name in BENCHMARKS:
         path = run / f"{name}.json"
         found = dict(_figures(json.loads(path.read_text()))) if path.is_file() else {}
         if found:

@@ -5,51 +5,50 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from jprm.evaluate.benchmark import Model, Scores
 from jprm.evaluate.compare import compare
 from jprm.evaluate.suite import read_results, read_scores
+from jprm.tree import ReasoningTree, chains_of
 
 BINS, COLUMNS = 10, 12
-"""Of the heat maps: bins of the score, and steps; the last column holds all later ones."""
+"""Size of the heat maps: bins of the score, and steps; the last column holds all later ones."""
 
 
-def collect(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
-    """`models` (`name`, `results`), `comparisons` of each pair (`a`, `b`, `rows`), `chains` for the browser, `heat`.
+class Page(NamedTuple):
+    """What the page shows. `comparisons` has `a`, `b` and `rows` of each pair of models."""
 
-    Raises ValueError where there is no folder, or two are not of one suite.
-    """
+    models: list[Model]
+    comparisons: list[dict[str, Any]]
+    chains: dict[str, Any]
+    heat: list[dict[str, list[list[int]]]]
+
+
+def collect(folders: Sequence[str | os.PathLike]) -> Page:
+    """Reads the folders of `jprm eval suite`. Raises ValueError where there is none, or two are not of one suite."""
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
-    models, scores = [], []
-    for folder in folders:
-        results = read_results(folder)
-        models.append({"name": results["model"]["name"], "results": results})
-        scores.append(read_scores(folder, results))
-    names = [model["name"] for model in models]
-    for model, folder in zip(models, folders, strict=True):
-        if names.count(model["name"]) > 1:
-            model["name"] = f"{model['name']} ({pathlib.Path(folder).name})"
-    keys = ("sections", "neutral", "seed")
-    for model, folder in zip(models, folders, strict=True):
-        if any(model["results"][key] != models[0]["results"][key] for key in keys):
+    results = [read_results(folder) for folder in folders]
+    scores = [read_scores(folder, found) for folder, found in zip(folders, results, strict=True)]
+    for found, folder in zip(results, folders, strict=True):
+        if any(found[key] != results[0][key] for key in ("sections", "neutral", "seed")):
             raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
-    pairs = itertools.combinations(range(len(models)), 2)
-    return {
-        "models": models,
-        "comparisons": [
-            {"a": models[i]["name"], "b": models[j]["name"],
-             "rows": compare(models[0]["results"], scores[i], scores[j])}
-            for i, j in pairs
-        ],
-        "chains": chains([model["name"] for model in models], scores),
-        "heat": [heat(of_model) for of_model in scores],
-    }  # fmt: skip
+    names = [found["model"]["name"] for found in results]
+    names = [
+        f"{name} ({pathlib.Path(folder).name})" if names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    comparisons = [
+        {"a": names[i], "b": names[j], "rows": compare(results[0], scores[i], scores[j])}
+        for i, j in itertools.combinations(range(len(names)), 2)
+    ]
+    return Page(list(map(Model, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))
 
 
-def chains(names: Sequence[str], scores: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-    """The browser's data: `models`, `files`, `problems`, and `items`, one a chain or tree:
+def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
+    """The browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree:
 
     `f`, `p` its file and problem by index, `t` texts of the steps, `d` their depth (trees), `l` labels (1 right, 0
     wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null).
@@ -57,44 +56,33 @@ def chains(names: Sequence[str], scores: Sequence[Mapping[str, Sequence[Mapping[
     problems: dict[str, int] = {}
     items = []
     for f, name in enumerate(scores[0]):
-        for records in zip(*(of_model[name] for of_model in scores), strict=True):
-            p = problems.setdefault(records[0]["problem"], len(problems))
-            parts = [record.get("samples", [record]) for record in records]
-            for same in zip(*parts, strict=True):
-                items.append({"f": f, "p": p} | _item(records[0], same))
+        for trees in zip(*(of_model[name] for of_model in scores), strict=True):
+            p = problems.setdefault(trees[0].problem, len(problems))
+            orders = chains_of(trees[0]) if trees[0].kind == "pool" else [_depth_first(trees[0])]
+            items += [{"f": f, "p": p} | _item(trees, order) for order in orders]
     return {"models": list(names), "files": list(scores[0]), "problems": list(problems), "items": items}
 
 
-def _item(record: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first = same[0]
-    rating = record.get("semantics") == "rating"
-    outcome = first.get("correct")
-    if "nodes" in first:
+def _item(trees: Sequence[ReasoningTree], order: Sequence[int]) -> dict[str, Any]:
+    """The nodes `order` of one tree, with the scores of each model's copy of it."""
+    tree = trees[0]
+    labels = [tree.nodes[i].label for i in order]
+    if tree.semantics == "rating":
+        labels = [None if label is None else (label + 1) / 2 for label in labels]
+    item: dict[str, Any] = {"t": [tree.nodes[i].text for i in order], "l": labels}
+    if tree.kind == "tree":
         depth: list[int] = []
-        for node in first["nodes"]:
-            depth.append(depth[node["parent"]] + 1 if node["parent"] >= 0 else 0)
-        order = _depth_first(first["nodes"])
-        labels = [first["nodes"][i].get("label") for i in order]
-        return {
-            "t": [first["nodes"][i]["text"] for i in order],
-            "d": [depth[i] for i in order],
-            "l": [_label(x, rating) for x in labels],
-            "c": [[_short(each["nodes"][i]["score"]) for i in order] for each in same],
-            "o": outcome,
-        }
-    labels = first.get("labels") or [None] * len(first["steps"])
-    return {
-        "t": first["steps"],
-        "l": [_label(x, rating) for x in labels],
-        "c": [[_short(x) for x in each["scores"]] for each in same],
-        "o": None if outcome is None else bool(outcome),
-    }
+        for node in tree.nodes:
+            depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
+        item["d"] = [depth[i] for i in order]
+    outcome = tree.extra.get("correct") if tree.kind == "tree" else tree.nodes[order[-1]].correct
+    return item | {"c": [[round(each.nodes[i].score, 4) for i in order] for each in trees], "o": outcome}
 
 
-def _depth_first(nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+def _depth_first(tree: ReasoningTree) -> list[int]:
     below: dict[int, list[int]] = {}
-    for i, node in enumerate(nodes):
-        below.setdefault(node["parent"], []).append(i)
+    for i, node in enumerate(tree.nodes):
+        below.setdefault(node.parent, []).append(i)
     order, stack = [], below.get(-1, [])[::-1]
     while stack:
         order.append(stack.pop())
@@ -102,19 +90,11 @@ def _depth_first(nodes: Sequence[Mapping[str, Any]]) -> list[int]:
     return order
 
 
-def _label(label: float | None, rating: bool) -> float | None:
-    return None if label is None else (label + 1) / 2 if rating else label
-
-
-def _short(score: float) -> float:
-    return round(score, 4)
-
-
-def heat(scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[list[int]]]:
+def heat(scores: Scores) -> dict[str, list[list[int]]]:
     """Counts [bin of score][step] of right and of wrong steps, over all labelled steps of all files."""
-    found = {"right steps": [[0] * COLUMNS for _ in range(BINS)], "wrong steps": [[0] * COLUMNS for _ in range(BINS)]}
-    for record in (record for records in scores.values() for record in records if "samples" not in record):
-        item = _item(record, [record])
+    found = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
+    for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
+        item = _item([tree], range(len(tree.nodes)))
         depth = item.get("d") or range(len(item["t"]))
         for j, label, score in zip(depth, item["l"], item["c"][0], strict=True):
             if label is not None and label != 0.5:

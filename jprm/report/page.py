@@ -1,7 +1,7 @@
 """`jprm report`: one HTML page that needs nothing else: no network, no server, no fonts.
 
-What comes from data is escaped here or put in with `textContent` there; the policy in the head forbids the browser any
-request at all.
+The template escapes everything that comes from data; the page's script sets it with `textContent`. The policy in the
+page's head forbids the browser any request.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-from importlib import resources
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.outputs import atomic_file
-from jprm.report import sections, svg
-from jprm.report.collect import collect
-from jprm.report.verdict import sentences
+import jinja2
+from markupsafe import Markup
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-VERDICTS = {"good": "yes", "bad": "no", "open": "open"}
+from jprm.evaluate.benchmark import Block, Figure, Model, Note, Table
+from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.plots import heat_maps, slug
+from jprm.evaluate.wording import decided, percent, points
+from jprm.outputs import atomic_file
+from jprm.report.collect import Page, collect
+from jprm.report.figures import svg
 
 SORTS = {
     "convincing": "most convincing wrong chains first",
@@ -30,128 +31,113 @@ SORTS = {
     "file": "in the order of the files",
 }
 
+More = Mapping[str, Iterable[Block]]
+
 
 def report(
     folders: Sequence[str | os.PathLike],
     out: str | os.PathLike,
     figures: str | os.PathLike | None = None,
-    more: Mapping[str, str] | None = None,
+    more: More | None = None,
 ) -> None:
     """Writes the page for the folders of `jprm eval suite`, and with `figures` each figure as an SVG file.
 
-    `more` are sections of the caller's own, behind the comparison: HTML by heading, all text in it escaped.
+    `more` holds sections of the caller's own by heading, which follow the comparison.
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
     page = collect(folders)
-    drawn = dict(sections.figures(page))
+    sections = list(sections_of(page, more or {}))
+    drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     with atomic_file(out) as file:
-        file.write(html(page, drawn, more or {}).encode())
-    if figures is not None:
-        folder = pathlib.Path(figures)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (_, figure) in drawn.items():
-            with atomic_file(folder / f"{name}.svg") as file:
-                file.write(svg.standalone(figure).encode())
+        file.write(html(page, sections, drawn).encode())
+    for name, text in drawn.items() if figures is not None else ():
+        with atomic_file(pathlib.Path(figures) / f"{name}.svg") as file:
+            file.write(text.encode())
 
 
-def html(page: Mapping[str, Any], drawn: Mapping[str, tuple[str, str]], more: Mapping[str, str]) -> str:
-    """The page as text. `drawn`: name -> (how to read it, SVG); `more`: heading -> HTML of a section."""
-    title = "jprm: " + ", ".join(model["name"] for model in page["models"])
-    parts = [
-        f'<section id="{name}" aria-labelledby="{name}-head"><h2 id="{name}-head">{escape(head)}</h2>{body}</section>'
-        for name, head, body in _sections(page, drawn, more)
-        if body
-    ]
-    links = "".join(
-        f'<a href="#{name}">{escape(head)}</a>' for name, head, body in _sections(page, drawn, more) if body
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{svg.STYLE}{_file('page.css')}</style></head><body>"
-        '<a class="skip" href="#chain-browser">To the chains</a>'
-        f"<header><h1>{escape(title)}</h1>{_about(page)}<nav>{links}</nav></header><main>{''.join(parts)}</main>"
-        f"<footer>Made by jprm {escape(page['models'][0]['results']['jprm'])}. Brackets are 95 % intervals over"
-        " problems.</footer>"
-        f'<script type="application/json" id="chains">{embedded(page["chains"])}</script>'
-        f"<script>{_file('page.js')}</script></body></html>\n"
+def html(page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str]) -> str:
+    """The page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
+    several = len(page.models) > 1
+    loader = jinja2.PackageLoader("jprm.report", ".")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.get_template("page.html").render(
+        title="jprm: " + ", ".join(model.name for model in page.models),
+        models=page.models,
+        verdicts=[(model.name, list(verdict(model))) for model in page.models],
+        sections=[(id, head, [(type(block).__name__, block) for block in blocks]) for id, head, blocks in sections],
+        svg={name: Markup(text) for name, text in drawn.items()},
+        sorts=[(key, said) for key, said in SORTS.items() if several or key != "models"],
+        files=[("", "all"), *enumerate(page.chains["files"])],
+        names=list(enumerate(page.chains["models"])),
+        chains=Markup(embedded(page.chains)),
+        **{kind: Markup(loader.get_source(environment, f"page.{kind}")[0]) for kind in ("css", "js")},
     )
 
 
 def embedded(data: Any) -> str:
-    """JSON that no text inside can close or comment out: `<` stands as its escape."""
+    """JSON that no text inside can close or comment out: `<` is written as its escape."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _sections(page, drawn, more) -> Iterator[tuple[str, str, str]]:
-    yield "verdict", "Verdict", _verdict(page)
-    yield "compare", "Comparison of models", sections.comparison(page)
-    for i, (heading, body) in enumerate(more.items()):
-        yield f"more-{i}", heading, body
-    yield "best-of-n", "Best of n", sections.best_of_n(page, drawn)
-    yield "processbench", "ProcessBench", sections.processbench(page)
-    yield "steps", "Step labels", sections.steps(page)
-    yield "prmbench", "PRMBench", sections.prmbench(page)
-    yield "calibration", "Calibration", sections.calibration(page, drawn)
-    yield "heat", "Scores by step", sections.heat(page, drawn)
-    yield "diagnostics", "Diagnostics", sections.diagnostics(page)
-    yield "left-out", "What was left out", sections.left_out(page)
-    yield "chain-browser", "Chains", _browser(page)
+def verdict(model: Model) -> Iterator[tuple[str, str]]:
+    """(`good`, `bad` or `open`, sentence) of every benchmark in a model's results."""
+    for name, benchmark in BENCHMARKS.items():
+        if name in model.results:
+            yield from benchmark.verdict(model.results)
 
 
-def _about(page) -> str:
-    lines = []
-    for model in page["models"]:
-        of = model["results"]["model"]
-        lines.append(f"{model['name']}: step {of['step']} of {of['folder']}, trained on {of['semantics']}")
-    return "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
+def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
+    """(id, heading, blocks) of every section that has something to show."""
+    own = {name: x for name, x in BENCHMARKS.items() if name in page.models[0].results}
+    found: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
+    found += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
+    found += [
+        (name.replace("_", "-"), benchmark.title, benchmark.section(page.models)) for name, benchmark in own.items()
+    ]
+    found += [("heat", "Scores by step", _heat(page)), ("left-out", "What was left out", _left_out(page))]
+    for name, heading, blocks in found:
+        if blocks := list(blocks):
+            yield name, heading, blocks
 
 
-def _verdict(page) -> str:
-    parts = []
-    for model in page["models"]:
-        if len(page["models"]) > 1:
-            parts.append(f"<h3>{escape(model['name'])}</h3>")
-        items = (
-            f'<li class="{kind}"><b>{VERDICTS[kind]}</b> {escape(said)}</li>'
-            for kind, said in sentences(model["results"])
+def _comparison(page: Page) -> Iterator[Block]:
+    for pair in page.comparisons:
+        rows = [
+            [row["what"], points(row) if row["low"] is not None else percent(row["value"]), percent(row["better"]),
+             decided(row)]
+            for row in pair["rows"]
+        ]  # fmt: skip
+        columns = ("", "difference", "ahead in % of draws", f"{pair['a']} is")
+        yield Table(f"{pair['a']} less {pair['b']}, on the same problems", columns, rows)
+    if page.comparisons:
+        yield Note(
+            "Both models met the same problems, so these are drawn together and the difference is taken within each"
+            " draw: it can be sure where the two intervals overlap. “Undecided” is not “equal”."
         )
-        parts.append(f'<ul class="verdict">{"".join(items)}</ul>')
-    return (
-        '<p class="soft">“yes”: the data show the good; “no”: they show a fault or no use; “open”: they do not'
-        " decide.</p>" + "".join(parts)
-    )
 
 
-def _browser(page) -> str:
-    chains, several = page["chains"], len(page["models"]) > 1
-
-    def select(name, label, options, wide=False):
-        chosen = "".join(f'<option value="{escape(str(k))}">{escape(v)}</option>' for k, v in options.items())
-        kind = ' class="wide"' if wide else ""
-        return f'<label{kind}>{label}<select id="{name}">{chosen}</select></label>'
-
-    sorts = {key: words for key, words in SORTS.items() if several or key != "models"}
-    models = select("model", "Model", dict(enumerate(chains["models"])))
-    return (
-        '<p class="soft">Each step has its score and its label. The colour is the score: blue is high, orange low,'
-        " pale near one half. An error that scores high is what a chooser falls for.</p>"
-        '<p class="keys"><kbd>/</kbd> search, <kbd>Esc</kbd> clear, <kbd>n</kbd> <kbd>p</kbd> next and previous page,'
-        " <kbd>j</kbd> <kbd>k</kbd> next and previous chain</p>"
-        '<div class="controls" role="search"><label class="wide">Search in problems and steps'
-        '<input id="search" type="search" autocomplete="off" spellcheck="false"></label>'
-        + select("sort", "Order", sorts, wide=True)
-        + select("kind", "Show", {"": "all", "wrong": "wrong chains", "right": "right chains"})
-        + select("file", "File", {"": "all"} | dict(enumerate(chains["files"])))
-        + (models if several else models.replace("<label", "<label hidden", 1))
-        + '</div><div class="pager"><button id="first" type="button">First</button>'
-        '<button id="back" type="button">Back</button><button id="next" type="button">Next</button>'
-        '<button id="last" type="button">Last</button><span id="where" aria-live="polite"></span></div>'
-        '<div id="list"></div><noscript>The chains need JavaScript; all else does not.</noscript>'
-    )
+def _heat(page: Page) -> Iterator[Block]:
+    for model, counts in zip(page.models, page.heat, strict=True):
+        if any(any(map(any, rows)) for rows in counts.values()):
+            yield Figure(
+                name=f"heat-{slug(model.name)}",
+                title="Scores by step",
+                description=f"Scores of {model.name} by step, right and wrong steps.",
+                caption=model.name,
+                note="A column is the first, second, ... step of a chain; its cells divide that column's steps by"
+                " score, dark for many. A good scorer is dark at the top for right steps and at the bottom for wrong"
+                " ones, in every column alike.",
+                draw=lambda figure, counts=counts: heat_maps(figure, counts),
+                size=(8.2, 3.2),
+            )
 
 
-def _file(name: str) -> str:
-    return resources.files("jprm.report").joinpath(name).read_text(encoding="utf-8")
+def _left_out(page: Page) -> Iterator[Block]:
+    results = page.models[0].results
+    rows = [[f"file {path}", "is not there"] for path in results["absent"]]
+    for name, benchmark in BENCHMARKS.items():
+        if name in results:
+            rows += [[what, str(count)] for what, count in benchmark.left_out(results[name]) if count]
+    if rows:
+        yield Table("", ("", "count"), rows)

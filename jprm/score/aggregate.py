@@ -7,6 +7,8 @@ has the whole chain in its `last` step already (Zhang et al. 2025, arXiv 2501.07
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,3 +87,13 @@ def _rank_keys(xp, score_BP, mask_BP):
         "mean_log": log_B / steps_B,
     }
     return {rule: xp.where(some_B, value[rule], -xp.inf) for rule in RULES}
+
+
+def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
+    """Returns chains of unequal length as one float32 array and its mask; P is the longest chain, at least 1."""
+    length_B = np.array([len(x) for x in scores], int)
+    mask_BP = np.arange(max(1, length_B.max(initial=0))) < length_B[:, None]
+    score_BP = np.zeros(mask_BP.shape, np.float32)
+    if scores:
+        score_BP[mask_BP] = np.concatenate(scores)
+    return score_BP, mask_BP

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from jprm.evaluate.scored import padded
-from jprm.score.aggregate import host_rank_keys
+from jprm.score.aggregate import host_rank_keys, padded
 
 _PROBABILITIES = ("prod", "mean_log", "sum_log_odds")
 

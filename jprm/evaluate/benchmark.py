@@ -1,0 +1,159 @@
+"""`Benchmark`: everything that the library knows of one evaluation.
+
+A benchmark is one file that makes one record, and one line of `jprm.evaluate.benchmarks.BENCHMARKS`. The command line,
+suites, the terminal, the page of `jprm report`, comparisons of models and model cards iterate that registry.
+
+`jprm eval --help` imports every benchmark's file, so these import numpy and jax inside functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from tyro.conf import arg
+
+from jprm.tree import ReasoningTree
+
+File = Annotated[Path, arg(metavar="FILE")]
+Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
+Adapter = Annotated[str | None, arg(metavar="NAME")]
+Neutral = Literal["positive", "negative", "drop"]
+Report = dict[str, Any]
+Results = Mapping[str, Any]
+"""A suite's `results.json`: a key a benchmark, and `model`, `seed`, `neutral`, `sections`, `data`, `absent`."""
+Scores = Mapping[str, Sequence[ReasoningTree]]
+"""Scored trees by the name of their file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """Options that every evaluation takes."""
+
+    to: Annotated[Path, arg(name="json", metavar="OUT")]
+    """Where to write the report."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions(CommandOptions):
+    """Options of an evaluation that scores files with one model."""
+
+    model: Annotated[Path, arg(metavar="DIR")]
+    """The folder of a trained model."""
+    adapter: Adapter = None
+    """How to read a published model whose files do not show it: a name, or a JSON file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What figures are computed from: scored trees by file, and the settings that they depend on."""
+
+    data: Scores
+    calibrate: Scores = dataclasses.field(default_factory=dict)
+    neutral: str = "drop"
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of the terminal or the page. The first column names the rows; a row that is None draws a line."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str] | None]
+    caption: str = ""
+    strong: Collection[int] = ()  # rows that stand out
+    text: int | None = None  # the column that holds sentences
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A plot of the page, and a file of `jprm report --figures`.
+
+    `draw` takes an empty `matplotlib.figure.Figure`. `title` and `description` are read to those who do not see the
+    plot. `note` tells how to read it.
+    """
+
+    name: str
+    title: str
+    description: str
+    caption: str
+    note: str
+    draw: Callable[[Any], None]
+    size: tuple[float, float] = (5.6, 3.6)  # inches
+
+
+class Heading(NamedTuple):
+    """A heading within a section of the page."""
+
+    text: str
+
+
+class Note(NamedTuple):
+    """How to read the tables before it; folded on the page."""
+
+    text: str
+
+
+Block = Table | Figure | Heading | Note
+
+
+class Model(NamedTuple):
+    """A model on the page: its name there, and the results of its suite."""
+
+    name: str
+    results: Results
+
+
+Scorer = Callable[[Sequence[Mapping[str, Any]], str], Sequence[ReasoningTree]]
+"""(records, name) -> their trees with a model's scores, which are stored in a file of that name beside the others."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One evaluation. What is left out does not apply to it.
+
+    Attributes:
+      name: its key in suites and results; `jprm eval` writes `-` for `_`.
+      title: its heading on the page.
+      options: frozen dataclass of its command's options. The docstring is the command's help.
+      tables: the terminal's tables, or lines, of a report.
+      run: computes the command's report from the options. By default the files of `data` and `calibrate` are scored
+        with the model, and `figures` computed.
+      figures: its entry in `results.json`. Benchmarks that have it can be a section of a suite.
+      derive: its entry in `results.json`, from the requests and results of the other sections: for a benchmark without
+        files of its own. The scorer is None where no model is loaded.
+      needs: what a suite must give for it: `data`, `calibrate`, `neutral`.
+      one_calibration_file: whether `calibrate` is exactly one file.
+      reader: the reader of its files: a name in `jprm.data.readers`, or a `jprm.data.reader.Reader` of its own with the
+        options `reading`. None recognises each file's format.
+      reports: the command's reports that an entry in `results.json` holds.
+      section: the page's section for one or several models of one suite.
+      verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
+      compare: (what is compared, `jprm.statistics.Difference`) of two models' scores of the same records, paired.
+      left_out: (what, count) of records that its figures leave out.
+    """
+
+    name: str
+    title: str
+    options: type
+    tables: Callable[[Report], Iterable[Table | str]]
+    run: Callable[[Any], Report] | None = None
+    figures: Callable[[Request], Report] | None = None
+    derive: Callable[[Mapping[str, Request], Results, Scorer | None], Report] | None = None
+    needs: Collection[str] = ("data",)
+    one_calibration_file: bool = False
+    reader: Any = None
+    reading: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
+    section: Callable[[Sequence[Model]], Iterator[Block]] = lambda models: iter(())
+    verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())
+    compare: Callable[[Results, Scores, Scores], Iterator[tuple[str, Any]]] = lambda results, a, b: iter(())
+    left_out: Callable[[Report], Iterator[tuple[str, int]]] = lambda entry: iter(())
+
+    @property
+    def command(self) -> str:
+        """Its name on the command line."""
+        return self.name.replace("_", "-")

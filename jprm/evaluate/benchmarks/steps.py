@@ -1,0 +1,95 @@
+"""Steps with human labels. The figures are computed in `jprm.evaluate.steps`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jprm.evaluate.benchmark import Benchmark, Block, Files, Model, ModelOptions, Neutral, Note, Report, Request, Table
+from jprm.evaluate.wording import interval, words
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions):
+    """Steps with human labels: AUROC, average precision and first-error accuracy.
+
+    For example:
+      jprm eval steps --model DIR --data phase1_test.jsonl --neutral positive --json steps.json
+    """
+
+    data: Files
+    """Files of rated steps, in the PRM800K format or jprm's own."""
+    neutral: Neutral
+    """What a neutral rating counts as. There is no default: results under different policies do not compare."""
+
+
+def figures(request: Request) -> Report:
+    from jprm.evaluate.steps import steps_report
+
+    records = [tree for trees in request.data.values() for tree in trees]
+    return steps_report(records, request.neutral, request.seed)
+
+
+def tables(report: Report) -> Iterator[Table]:
+    title = f"Steps: {report['n_right']} right, {report['n_wrong']} wrong, {report['n_problems']} problems"
+    columns = [report, *report["baselines"].values()]
+    keys = ("auroc", "average_precision_of_errors", "average_precision_of_correct", "accuracy", "alternatives")
+    rows = [[words(key), *(interval(column.get(key)) for column in columns)] for key in keys]
+    for key in ("accuracy", "f1"):
+        cells = (interval(column.get("first_error", {}).get(key)) for column in columns)
+        rows.append([f"first error, {key}", *cells])
+    heads = ("", "scores", *map(words, report["baselines"]))
+    yield Table(f"{title}; neutral: {report['neutral']}", heads, rows)
+
+
+def section(models: Sequence[Model]) -> Iterator[Block]:
+    reports = {model.name: model.results["steps"] for model in models}
+    first = next(iter(reports.values()))
+    reports |= {f"baseline: {words(name)}": row for name, row in first["baselines"].items()}
+    keys = ("auroc", "average_precision_of_errors", "alternatives", "accuracy")
+    rows = [
+        [name, *(interval(report.get(key)) for key in keys), interval(report.get("first_error", {}).get("accuracy"))]
+        for name, report in reports.items()
+    ]
+    columns = ("", "AUROC", "av. precision of errors", "alternatives", "accuracy at 0.5", "first error found")
+    title = f"{first['n_right']} right and {first['n_wrong']} wrong steps; neutral: {first['neutral']}"
+    yield Table(title, columns, rows)
+    yield Note(
+        "AUROC: how often a right step scores above a wrong one; 50 is chance. Average precision of errors: the"
+        " fraction of wrong steps among those that score lowest, over all cut-offs; chance is the fraction of wrong"
+        " steps. Alternatives: as AUROC, within one step of one problem, where nothing but content differs."
+    )
+
+
+def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    steps = results["steps"]
+    baselines = {name: row["auroc"] for name, row in steps["baselines"].items()}
+    best, base = max(baselines.items(), key=lambda pair: pair[1]["value"] or 0)
+    clear = steps["auroc"]["low"] is not None and steps["auroc"]["low"] > (base["high"] or base["value"])
+    yield (
+        "good" if clear else "open",
+        f"Right steps score above wrong ones in {interval(steps['auroc'])} % of pairs (AUROC); the best trivial"
+        f" baseline, {words(best)}, has {interval(base)}. The intervals are {'apart' if clear else 'not apart'}.",
+    )
+
+
+def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    from jprm.evaluate.steps import auroc_draws
+    from jprm.statistics import difference
+
+    sides = ([record for name in results["sections"]["steps"] for record in side[name]] for side in (a, b))
+    yield "steps, AUROC", difference(*(auroc_draws(side, results["neutral"], results["seed"]) for side in sides))
+
+
+BENCHMARK = Benchmark(
+    name="steps",
+    title="Step labels",
+    options=Options,
+    tables=tables,
+    figures=figures,
+    needs=("data", "neutral"),
+    section=section,
+    verdict=verdict,
+    compare=compare,
+)

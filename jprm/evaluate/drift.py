@@ -1,0 +1,127 @@
+"""Drift: whether the scores of two files come from one distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jprm.evaluate.scored import ScoreError, scores_of
+from jprm.statistics import Interval, auroc, bootstrap, jsonable
+from jprm.tree import ReasoningTree, chains_of
+
+PERMUTATIONS = 999
+
+
+def drift(
+    before: Sequence[ReasoningTree],
+    after: Sequence[ReasoningTree],
+    seed: int,
+    *,
+    margin: float = 0.1,
+    auroc_margin: float = 0.05,
+    level: float = 0.01,
+) -> dict[str, Any]:
+    """Whether the step scores of two files come from one distribution.
+
+    `ks` is the largest distance of their cumulative distributions (Kolmogorov-Smirnov). `p` comes from a permutation
+    test that moves whole problems, since steps of one problem resemble each other: a problem in both files swaps its
+    sides or does not, the others are dealt out anew. `mean_before`, `mean_after` are the mean scores.
+
+    `verdict`: `same` where p >= `level` or ks <= `margin`; `shifted` otherwise, and then thresholds and recalibration
+    maps no longer hold. Where both files have step labels, `auroc_before` and `auroc_after` say more: `retrain` where
+    the latter is below the former by `auroc_margin` and their intervals are apart (the ranking broke), otherwise
+    `recalibrate` in place of `shifted` (only the scale moved). Samples of two policies seldom have step labels: where
+    both files say which chains are correct, the areas are of chains by their lowest score. `auroc_of` tells which.
+    """
+    sides = [_steps("before", before), _steps("after", after)]
+    ks_R = _distances(sides, seed)
+    ks, p = float(ks_R[0]), float((ks_R >= ks_R[0] - 1e-12).mean())
+    report = {
+        "n_before": len(sides[0].score_N),
+        "n_after": len(sides[1].score_N),
+        "mean_before": jsonable(sides[0].score_N.mean()),
+        "mean_after": jsonable(sides[1].score_N.mean()),
+        "ks": ks,
+        "p": p,
+        "level": level,
+        "margin": margin,
+        "auroc_of": None,
+        "auroc_before": None,
+        "auroc_after": None,
+        "verdict": "shifted" if p < level and ks > margin else "same",
+    }
+    of, areas = "steps", [_area(side, seed) for side in sides]
+    if None in areas:
+        of, areas = "chains", [_area(_chains(trees), seed) for trees in (before, after)]
+    if None not in areas:
+        report |= {"auroc_of": of, "auroc_before": areas[0].json(), "auroc_after": areas[1].json()}
+        if areas[1].high < areas[0].low and areas[1].value < areas[0].value - auroc_margin:
+            report["verdict"] = "retrain"
+        elif report["verdict"] == "shifted":
+            report["verdict"] = "recalibrate"
+    return report | {"finding": report["verdict"] != "same"}
+
+
+class _Scores(NamedTuple):
+    """Scores of steps or chains. A label above 0 is right; None is unknown."""
+
+    score_N: Float[np.ndarray, " N"]
+    label: Sequence[float | None]
+    problem: Sequence[str]
+
+
+def _steps(which: str, trees: Sequence[ReasoningTree]) -> _Scores:
+    scores = scores_of(trees, [f"{which}, record {i}" for i in range(len(trees))])
+    if not scores:
+        raise ScoreError("drift needs scored steps in both files")
+    nodes = [(tree.problem, node.label) for tree in trees for node in tree.nodes]
+    return _Scores(np.concatenate(scores), [label for _, label in nodes], [problem for problem, _ in nodes])
+
+
+def _chains(trees: Sequence[ReasoningTree]) -> _Scores:
+    """Every chain by its lowest score, labelled with its outcome."""
+    chains = [(tree, chain) for tree in trees for chain in chains_of(tree)]
+    lowest = [min(tree.nodes[i].score for i in chain) for tree, chain in chains]
+    outcome = [tree.nodes[chain[-1]].correct for tree, chain in chains]
+    return _Scores(np.array(lowest), outcome, [tree.problem for tree, _ in chains])
+
+
+def _distances(sides: Sequence[_Scores], seed: int) -> Float[np.ndarray, " R"]:
+    """The KS distance of two files, and then of `PERMUTATIONS` permutations of their problems."""
+    problems = sorted({problem for side in sides for problem in side.problem})
+    grid_K = np.unique(np.concatenate([side.score_N for side in sides]))
+    if len(grid_K) > 512:
+        grid_K = np.unique(np.quantile(grid_K, np.linspace(0, 1, 512)))
+    # below[side, problem, k]: scores up to grid_K[k]; the last column counts all.
+    below_SGK = np.zeros((2, len(problems), len(grid_K)))
+    for below_GK, side in zip(below_SGK, sides, strict=True):
+        place = np.searchsorted(grid_K, side.score_N)
+        np.add.at(below_GK, (np.searchsorted(problems, side.problem), place), 1)
+    below_SGK = np.cumsum(below_SGK, -1)
+    there_SG = below_SGK[:, :, -1] > 0
+    both_G = there_SG.all(0)
+    rng = np.random.default_rng(seed)
+    alone = np.flatnonzero(~both_G)
+    first_RSG = np.zeros((1 + PERMUTATIONS, 2, len(problems)))  # whether a side's problem is in the first sample
+    first_RSG[:, 0] = 1.0
+    for first_SG in first_RSG[1:]:
+        swap_G = both_G & (rng.random(len(problems)) < 0.5)
+        first_SG[:, swap_G] = [[0.0], [1.0]]
+        first_SG[:, alone] = rng.permutation(there_SG[0, alone])
+    flat_XK = below_SGK.reshape(-1, len(grid_K))
+    one_RK = first_RSG.reshape(len(first_RSG), -1) @ flat_XK
+    two_RK = flat_XK.sum(0) - one_RK
+    return np.abs(one_RK / one_RK[:, -1:] - two_RK / two_RK[:, -1:]).max(-1)
+
+
+def _area(side: _Scores, seed: int) -> Interval | None:
+    """The area under the ROC curve; None where nothing tells right from wrong."""
+    some = [i for i, label in enumerate(side.label) if label is not None]
+    right_N = np.array([side.label[i] > 0 for i in some], bool)
+    if right_N.all() or not right_N.any():
+        return None
+    score_N = side.score_N[some]
+    return bootstrap(lambda w: auroc(score_N, right_N, w), [side.problem[i] for i in some], seed=seed)

@@ -1,0 +1,61 @@
+"""Tables of reports on the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+
+from jprm.evaluate.benchmark import Table
+
+FILE, NAME = 120, 14
+"""Columns of text: the width of a table in a file, and the least width of the names of rows."""
+
+
+def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
+    """Prints tables and lines. A table wider than the console is folded; names and figures are never cut."""
+    if console is None:
+        console = Console()
+        console = console if console.is_terminal else Console(width=max(console.width, FILE))
+    for block in blocks:
+        if isinstance(block, str):
+            console.print(block)
+            continue
+        table, width = _rich(block), console.width
+        if Measurement.get(console, console.options.update(width=FILE), table).maximum > width:
+            table = _folded(block)
+            console.width = max(width, Measurement.get(console, console.options.update(width=FILE), table).minimum)
+        console.print(table)
+        console.width = width
+
+
+def _rich(table: Table) -> RichTable:
+    found = RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
+    found.add_column(table.columns[0])
+    for column in table.columns[1:]:
+        found.add_column(column, justify="right", no_wrap=True)
+    return _with_rows(found, table.rows)
+
+
+def _folded(table: Table) -> RichTable:
+    """The table with every interval below its value, and the words of a head below each other."""
+    found = RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
+    found.add_column(table.columns[0], min_width=NAME)
+    rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.rows]
+    for i, column in enumerate(table.columns[1:], start=1):
+        head = re.sub(r" (?![^\[]*\])", "\n", column)
+        widest = max(len(line) for text in (head, *(row[i] for row in rows if row)) for line in text.split("\n"))
+        found.add_column(head, justify="right", min_width=widest, no_wrap=True)
+    return _with_rows(found, rows)
+
+
+def _with_rows(found: RichTable, rows) -> RichTable:
+    for row in rows:
+        if row is None:
+            found.add_section()
+        else:
+            found.add_row(*row)
+    return found

@@ -1,0 +1,49 @@
+"""Figures in words, for the terminal and the page: percentages, intervals and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ABSENT = "–"
+
+
+def words(key: str) -> str:
+    """A key of a report as text."""
+    return key.replace("_", " ")
+
+
+def percent(value: float | None) -> str:
+    """A fraction in per cent, with one decimal."""
+    return ABSENT if value is None else f"{100 * value:.1f}"
+
+
+def interval(figure: Mapping[str, Any] | None) -> str:
+    """`52.1 [48.0, 56.2]`, in per cent; without brackets where there is no interval."""
+    value, low, high = ((figure or {}).get(key) for key in ("value", "low", "high"))
+    return percent(value) + ("" if low is None or high is None else f" [{percent(low)}, {percent(high)}]")
+
+
+def points(difference: Mapping[str, Any]) -> str:
+    """`+3.1 points [-0.2, +6.4]`: a difference of two percentages."""
+    value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("value", "low", "high"))
+    return f"{value} points [{low}, {high}]"
+
+
+def decided(difference: Mapping[str, Any]) -> str:
+    """`better`, `worse` or `undecided`, by the interval of a paired difference."""
+    if difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
+        return "undecided"
+    return "better" if difference["low"] > 0 else "worse"
+
+
+def last(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """The last point of a curve, which a report stores as lists of `value`, `low`, `high` and perhaps `better`."""
+    return {key: curve[key][-1] for key in ("value", "low", "high", "better") if key in curve}
+
+
+def against(figure: Mapping[str, Any], baseline: float) -> tuple[str, str]:
+    """(`good`, `bad` or `open`, the baseline's place): below, above or inside the interval of a figure."""
+    if figure["low"] is None or figure["low"] <= baseline <= figure["high"]:
+        return "open", "inside"
+    return ("good", "below") if figure["low"] > baseline else ("bad", "above")

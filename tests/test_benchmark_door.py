@@ -1,0 +1,118 @@
+"""A new benchmark is one record and one line of the registry: suite, terminal, page, comparison and command follow."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from test_evaluate_run import short_rows  # noqa: F401  (autouse)
+from tiny_run import chains
+
+from jprm import cli
+from jprm.cli.evaluate import evaluation
+from jprm.data.reader import Reader, take
+from jprm.evaluate.benchmark import Benchmark, Figure, Files, ModelOptions, Note, Table
+from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.wording import interval
+from jprm.jsonl import write_records
+from jprm.statistics import bootstrap, difference, draws, weighted_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions):
+    """Confidence: the mean score of a final step.
+
+    For example:
+      jprm eval final-score --model DIR --data toy.jsonl --json final_score.json
+    """
+
+    data: Files
+    """Toy files."""
+
+
+def parse(item, where, options):
+    yield {"problem": take(item, "question", str, where), "steps": take(item, "lines", list, where)}
+
+
+def finals(scores):
+    trees = [tree for name in scores for tree in scores[name]]
+    score_N = np.array([tree.nodes[-1].score for tree in trees])
+    return lambda weight_RN: weighted_mean(score_N, weight_RN), [tree.problem for tree in trees]
+
+
+def figures(request):
+    return {"mean": bootstrap(*finals(request.data), seed=request.seed).json()}
+
+
+def section(models):
+    rows = [[model.name, interval(model.results["final_score"]["mean"])] for model in models]
+    yield Table("Mean final score, %", ("", "mean"), rows)
+
+    def draw(figure):
+        figure.subplots().bar(range(len(models)), [m.results["final_score"]["mean"]["value"] for m in models])
+
+    yield Figure("final_score", "Final scores", "A bar a model.", "Models", "Higher is more confident.", draw)
+    yield Note("The mean over problems.")
+
+
+def compare(results, a, b):
+    of_toy = results["sections"]["final_score"]
+    sides = ({name: side[name] for name in of_toy} for side in (a, b))
+    yield "final score", difference(*(draws(*finals(side), seed=results["seed"]) for side in sides))
+
+
+FINAL_SCORE = Benchmark(
+    name="final_score",
+    title="Final scores <toy>",
+    options=Options,
+    tables=lambda report: [Table("Final scores", ("", "mean [95 %]"), [["all", interval(report["mean"])]])],
+    figures=figures,
+    reader=Reader(parse),
+    section=section,
+    verdict=lambda results: iter([("open", f"The final score is {interval(results['final_score']['mean'])} %.")]),
+    compare=compare,
+    left_out=lambda report: iter([("final score: steps before the last", 7)]),
+)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setitem(BENCHMARKS, FINAL_SCORE.name, FINAL_SCORE)  # the one line
+
+
+@pytest.fixture
+def toy_file(tmp_path):
+    write_records(tmp_path / "toy.jsonl", [{"question": c["problem"], "lines": c["steps"]} for c in chains(9)])
+    return tmp_path / "toy.jsonl"
+
+
+def test_a_suite_a_table_a_page_and_a_comparison(registered, toy_file, tiny_run, tmp_path, capsys):
+    (tmp_path / "suite.json").write_text(json.dumps({"final_score": {"data": [toy_file.name]}}))
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        line = ["--model", tiny_run.folder, "--suite", tmp_path / "suite.json", "--out", folder]
+        assert cli.main(["eval", "suite", *map(str, line)]) == 0
+    results = json.loads((folders[0] / "results.json").read_text())
+    shown = interval(results["final_score"]["mean"])
+    assert results["sections"] == {"final_score": ["toy"]} and results["data"]["toy"]["reader"] == "final_score"
+    assert shown in capsys.readouterr().out
+
+    page = tmp_path / "page.html"
+    line = [*folders, "--out", page, "--figures", tmp_path / "figures"]
+    assert cli.main(["report", *map(str, line)]) == 0
+    text = page.read_text()
+    assert "Final scores &lt;toy&gt;</h2>" in text and "Mean final score, %" in text and shown in text
+    assert "The final score is" in text and "final score: steps before the last" in text
+    assert ">final score</th><td>+0.0 points [+0.0, +0.0]</td>" in text
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["final_score.svg"]
+
+
+def test_a_command(registered, toy_file, tiny_run, tmp_path, capsys):
+    out = tmp_path / "final_score.json"
+    line = ["final-score", "--model", tiny_run.folder, "--data", toy_file, "--json", out]
+    evaluation().cli(prog="jprm eval", args=list(map(str, line)))
+    report = json.loads(out.read_text())
+    assert interval(report["mean"]) in capsys.readouterr().out and 0 <= report["mean"]["value"] <= 1
+    with pytest.raises(SystemExit):
+        evaluation().cli(prog="jprm eval", args=["final-score", "--help"])
+    assert "Toy files." in capsys.readouterr().out
