@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_policy import Markov
 
-from jprm.label.monte_carlo import Adaptive, MonteCarloConfig, allocate, hard, label_trees, soft, straddles, wilson
+from jprm.label.config import Adaptive, MonteCarloConfig
+from jprm.label.monte_carlo import allocate, hard, label_trees, soft, straddles, wilson
 from jprm.label.rollouts import Rollouts, reaches_answer
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sample_cache import PolicyError, prefix_key

@@ -134,20 +134,20 @@ def test_only_wrong_whole_rollouts_are_candidates(tmp_path):
             return Sample((f"step {number}", f"The answer is {int(number < 2)}"), 10, finish)
 
     with draw(tmp_path, Mixed(2, 0)) as rollouts:
-        search = run_search("p", 1, rollouts, OmegaConfig(k=5, rollouts=5))
+        search = run_search("p", 1, rollouts, OmegaConfig(k=5, budget=5))
     assert search.states[()].right == 2 and search.states[()].total == 5
     candidates = [sample.steps[0] for _, sample in search.wrong]
     assert candidates == ["step 4"]  # of 2, 3 (cut off) and 4, one was popped for the search that the budget ended
 
 
 def test_budgets_end_the_search(tmp_path):
-    for config in (OmegaConfig(k=4, searches=3), OmegaConfig(k=4, rollouts=30)):
+    for config in (OmegaConfig(k=4, searches=3), OmegaConfig(k=4, budget=30)):
         with Rollouts(Markov(length=8), tmp_path / f"{config.searches}.jsonl") as rollouts:
             search = run_search("p", 1, rollouts, config)
             assert search.searches <= config.searches
-            assert search.spent == rollouts.sampled <= (config.rollouts or 1000)
+            assert search.spent == rollouts.sampled <= (config.budget or 1000)
     with pytest.raises(ValueError, match="budget of 7 rollouts"):
-        OmegaConfig(rollouts=7)
+        OmegaConfig(budget=7)
 
 
 def test_a_search_of_a_markov_chain_is_consistent_and_repeats_from_the_file(tmp_path):

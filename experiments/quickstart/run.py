@@ -41,7 +41,8 @@ import models
 import task
 
 from jprm.jsonl import read_records, write_records
-from jprm.label.monte_carlo import MonteCarloConfig, label_trees
+from jprm.label.config import MonteCarloConfig
+from jprm.label.monte_carlo import label_trees
 from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampler import Sampler, SamplerConfig, load_sampler

@@ -1,11 +1,11 @@
 """Types of arguments that several commands take, and configs as groups of options."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from tyro.conf import Suppress, arg
+from tyro.conf import arg
 
 
 def one_of(choices: Any) -> Any:
@@ -19,27 +19,32 @@ Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Folder = Annotated[Path, arg(metavar="DIR")]
 PolicyFile = Annotated[Path, arg(metavar="P")]
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
+Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
 Json = Annotated[Path, arg(name="json", metavar="OUT")]
 
 
-def flat(options: type) -> Any:
-    """Returns the type of a parameter whose fields are options of the command itself."""
-    return Annotated[options, arg(name="")]
+def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:
+    """Returns the command `run(options, own)` with a config's fields as its own options and its docstring as its help.
 
-
-def options_of(config: type, hidden: Collection[str] = ()) -> type:
-    """Returns a twin of a config that tyro can fill: without checks, whose errors it would rewrite.
-
-    `hidden` fields are no options and keep their defaults.
+    `types` replaces the types of fields that the command line writes differently.
     """
-    fields = [(f.name, Suppress[Any], f.default) for f in dataclasses.fields(config) if f.name in hidden]
-    twin = {"__doc__": "", "__post_init__": lambda self: None}
-    return dataclasses.make_dataclass(config.__name__, fields, bases=(config,), frozen=True, namespace=twin)
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    fields = [(name, kind, defaults[name]) for name, kind in types.items()]
+    # Without checks: tyro would rewrite their errors. `built` makes them.
+    unchecked = {"__doc__": "", "__post_init__": lambda self: None}
+    own = dataclasses.make_dataclass(config.__name__, fields, bases=(config,), frozen=True, namespace=unchecked)
+
+    def call(options: Any, own: Any) -> None:
+        run(options, own)
+
+    call.__annotations__ = {"options": Annotated[options, arg(name="")], "own": Annotated[own, arg(name="")]}
+    call.__doc__ = config.__doc__
+    return call
 
 
 def built(config: type, options: Any, **more: Any) -> Any:
-    """Returns the config itself from options that tyro filled, with `more` fields replaced."""
+    """Returns the config that a command's own options describe, with `more` fields replaced."""
     return config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(config)} | more)
 
 

@@ -2,94 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 from tyro.extras import SubcommandApp
 
+from jprm.cli.arguments import Count, Folder, PolicyFile, built, command, print_counts
+from jprm.label.config import Adaptive, MonteCarloConfig, OmegaConfig
+
 label = SubcommandApp()
 
+Input = Annotated[Path, arg(metavar="F.jsonl")]
+Output = Annotated[Path, arg(metavar="G.jsonl")]
 
-@label.command(name="mc")
-def label_mc(
-    policy: Annotated[Path, arg(metavar="P")],
-    input: Annotated[Path, arg(metavar="F.jsonl")],
-    output: Annotated[Path, arg(metavar="G.jsonl")],
-    rollouts: Annotated[Path, arg(metavar="R.jsonl")],
-    estimate: Literal["soft", "hard"],
-    k: int = 8,
-    seed: int = 0,
-    adaptive: Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN")] = None,
-) -> None:
-    """Monte Carlo values: the share of k completions of every prefix that reach the answer.
 
-    The same command continues one that was stopped.
-
-    For example:
-      jprm label mc --policy server.json --input chains.jsonl --output values.jsonl --rollouts rollouts.jsonl \\
-        --estimate soft
-
-    Args:
-        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
-        input: Chains, pools or trees with answers, one a line.
-        output: The same as trees, with a value on every step.
-        rollouts: Where rollouts are kept; those that it has already are not drawn again.
-        estimate: The share of right rollouts (soft), or whether any is right (hard).
-        k: Rollouts of every prefix.
-        seed: Rollouts are numbered from here.
-        adaptive: Further rollouts where the confidence interval holds THRESHOLD: MOST of a prefix, MEAN over a tree.
+@dataclasses.dataclass(frozen=True)
+class RolloutOptions:
     """
+    Attributes:
+      policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
+      input: Records with problems and answers, one per line.
+      output: The same as trees of values.
+      rollouts: The file that keeps rollouts. Those that it holds are not sampled again.
+    """
+
+    policy: PolicyFile
+    input: Input
+    output: Output
+    rollouts: Annotated[Path, arg(metavar="R.jsonl")]
+
+
+def label_mc(files: Any, own: Any) -> None:
     from jprm.label.files import label_monte_carlo
-    from jprm.label.monte_carlo import Adaptive, MonteCarloConfig
     from jprm.policy.load import load_policy
 
-    config = MonteCarloConfig(estimate, k, seed, adaptive=Adaptive(*adaptive) if adaptive else None)
-    _counts(label_monte_carlo(load_policy(policy), input, output, rollouts, config), output)
+    adaptive = Adaptive(*own.adaptive) if own.adaptive else None
+    config = built(MonteCarloConfig, own, adaptive=adaptive)
+    policy = load_policy(files.policy)
+    print_counts(label_monte_carlo(policy, files.input, files.output, files.rollouts, config), files.output)
 
 
-@label.command(name="omega")
-def label_omega(
-    policy: Annotated[Path, arg(metavar="P")],
-    input: Annotated[Path, arg(metavar="F.jsonl")],
-    output: Annotated[Path, arg(metavar="G.jsonl")],
-    rollouts: Annotated[Path, arg(metavar="R.jsonl")],
-    k: int = 8,
-    searches: int = 100,
-    budget: int | None = None,
-    seed: int = 0,
-) -> None:
-    """OmegaPRM: values from a tree search that finds first errors by binary search.
-
-    The same command continues one that was stopped. Problems that are always or never solved are left out and counted.
-
-    For example:
-      jprm label omega --policy server.json --input problems.jsonl --output trees.jsonl --rollouts rollouts.jsonl
-
-    Args:
-        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
-        input: Records with problems and answers, one a line; their steps are not used.
-        output: A tree of values for each problem.
-        rollouts: Where rollouts are kept; those that it has already are not drawn again.
-        k: Rollouts of every state.
-        searches: Binary searches of a problem, at most.
-        budget: Rollouts of a problem, at most.
-        seed: Rollouts are numbered from here.
-    """
+def label_omega(files: Any, own: Any) -> None:
     from jprm.label.files import label_omega
-    from jprm.label.omega import OmegaConfig
     from jprm.policy.load import load_policy
 
-    config = OmegaConfig(k=k, searches=searches, rollouts=budget, seed=seed)
-    _counts(label_omega(load_policy(policy), input, output, rollouts, config), output)
+    config, policy = built(OmegaConfig, own), load_policy(files.policy)
+    print_counts(label_omega(policy, files.input, files.output, files.rollouts, config), files.output)
+
+
+AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
+label.command(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers), name="mc")
+label.command(command(label_omega, OmegaConfig, RolloutOptions, budget=Count), name="omega")
 
 
 @label.command(name="verify")
 def label_verify(
     kind: Literal["arithmetic", "python", "coq"],
-    input: Annotated[Path, arg(metavar="F.jsonl")],
-    output: Annotated[Path, arg(metavar="G.jsonl")],
+    input: Input,
+    output: Output,
     unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
 ) -> None:
     """Formal labels: steps checked by computation. What cannot be checked is unlabelled, not wrong.
@@ -111,14 +83,14 @@ def label_verify(
     """
     from jprm.label.files import label_verify
 
-    _counts(label_verify(kind, input, output, in_sandbox=not unsafe_no_sandbox), output)
+    print_counts(label_verify(kind, input, output, in_sandbox=not unsafe_no_sandbox), output)
 
 
 @label.command(name="teacher")
 def label_teacher(
-    model: Annotated[Path, arg(metavar="DIR")],
-    input: Annotated[Path, arg(metavar="F.jsonl")],
-    output: Annotated[Path, arg(metavar="G.jsonl")],
+    model: Folder,
+    input: Input,
+    output: Output,
 ) -> None:
     """Soft labels: the scores of a model that is there already.
 
@@ -134,7 +106,7 @@ def label_teacher(
     """
     from jprm.label.files import label_teacher
 
-    _counts(label_teacher(model, input, output), output)
+    print_counts(label_teacher(model, input, output), output)
 
 
 @label.command(name="consensus")
@@ -160,8 +132,4 @@ def label_consensus(
     """
     from jprm.label.files import label_consensus
 
-    _counts(label_consensus(input, other, output, (threshold, other_threshold)), output)
-
-
-def _counts(counts: Mapping[str, int], path: Path) -> None:
-    print(f"{path}: written. " + ", ".join(f"{name}: {count}" for name, count in counts.items()))
+    print_counts(label_consensus(input, other, output, (threshold, other_threshold)), output)

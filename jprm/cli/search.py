@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 from tyro.extras import SubcommandApp
 
-from jprm.cli.arguments import Folder, OnError, PolicyFile, built, flat, one_of, options_of, print_counts
+from jprm.cli.arguments import Folder, OnError, PolicyFile, built, command, one_of, print_counts
 from jprm.score.rules import Rule
 from jprm.search.methods import METHODS, Choice, find
 
@@ -50,33 +50,28 @@ class SearchOptions:
     on_error: OnError = "stop"
 
 
-def _command(method: type) -> Callable[..., None]:
-    """Returns the command of a method, documented by its config."""
-
-    def command(options, own) -> None:
+def _searching(method: type) -> Callable[[Any, Any], None]:
+    def run(options: SearchOptions, own: Any) -> None:
         import jprm
         from jprm.policy.load import load_policy
         from jprm.search.files import search_file
         from jprm.search.live_scorer import live_scorer
         from jprm.search.lockstep import SearchConfig
 
-        config = built(method, own)
-        writer, prm = load_policy(options.policy), jprm.load(options.model)
+        chosen = built(method, own)
+        policy, prm = load_policy(options.policy), jprm.load(options.model)
         rule = options.rule or prm.rule
-        config = SearchConfig(config, rule, options.choose, options.budget, options.seed, options.at_once)
+        config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
         scored_by = {"model": prm.name, "step": prm.step}
         files = options.input, options.output
-        print_counts(
-            search_file(writer, live_scorer(prm), scored_by, *files, config, on_error=options.on_error), options.output
-        )
+        counts = search_file(policy, live_scorer(prm), scored_by, *files, config, on_error=options.on_error)
+        print_counts(counts, options.output)
 
-    command.__annotations__ = {"options": flat(SearchOptions), "own": flat(options_of(method))}
-    command.__doc__ = method.__doc__
-    return command
+    return run
 
 
 for _name in METHODS:
-    search.command(_command(find(_name)), name=_name)
+    search.command(command(_searching(find(_name)), find(_name), SearchOptions), name=_name)
 
 
 @search.command(name="filter")

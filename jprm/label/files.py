@@ -11,9 +11,10 @@ from itertools import islice
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm.jsonl import dump, parse, read_lines, read_records, write_records
+from jprm.label.config import MonteCarloConfig, OmegaConfig
 from jprm.label.consensus import consensus
-from jprm.label.monte_carlo import MonteCarloConfig, label_trees
-from jprm.label.omega import OmegaConfig, label_problems
+from jprm.label.monte_carlo import label_trees
+from jprm.label.omega import label_problems
 from jprm.label.rollouts import Rollouts
 from jprm.outputs import continued, cut, input_of
 from jprm.policy.protocol import Policy

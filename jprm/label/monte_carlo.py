@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm.label.config import MonteCarloConfig
 from jprm.label.rollouts import Grader, Rollouts, reaches_answer
 from jprm.policy.protocol import Prefix
 from jprm.tree import ReasoningTree, without_chain
@@ -78,40 +78,6 @@ def allocate(
     before = np.cumsum(wanted[order]) - wanted[order]
     given[order] = np.clip(budget - before, 0, wanted[order])
     return given
-
-
-@dataclasses.dataclass(frozen=True)
-class Adaptive:
-    """Further rollouts where the interval holds `threshold`, until it does not.
-
-    Attributes:
-      most: rollouts of one prefix at most.
-      mean: the budget: rollouts a prefix, on average over the prefixes of a tree, the first k included.
-    """
-
-    threshold: float
-    most: int
-    mean: float
-
-
-@dataclasses.dataclass(frozen=True)
-class MonteCarloConfig:
-    """`k` rollouts of every prefix; the label is the `estimate`. Rollouts are numbered from `seed`."""
-
-    estimate: Literal["soft", "hard"]
-    k: int = 8
-    seed: int = 0
-    z: float = 1.96
-    adaptive: Adaptive | None = None
-    trees_at_once: int = 32
-
-    def __post_init__(self):
-        if self.estimate not in ("soft", "hard"):
-            raise ValueError(f"estimate is {self.estimate!r}: use 'soft' or 'hard'")
-        if self.k < 1:
-            raise ValueError(f"k is {self.k}: a value needs at least one rollout")
-        if self.adaptive and (self.adaptive.most < self.k or self.adaptive.mean < self.k):
-            raise ValueError(f"most and mean count the first k rollouts too: they are at least {self.k}")
 
 
 def label_trees(

@@ -19,40 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from jprm.label.config import OmegaConfig
 from jprm.label.monte_carlo import ORIGIN, wilson
 from jprm.label.rollouts import Grader, Rollouts, reaches_answer
 from jprm.policy.protocol import Prefix, Sample
 from jprm.tree import Node, ReasoningTree
-
-
-@dataclasses.dataclass(frozen=True)
-class OmegaConfig:
-    """The published constants.
-
-    Attributes:
-      alpha, beta, length: of Q; `length` is the L of the formula, in tokens.
-      c_puct: of U.
-      k: rollouts of a state.
-      searches: at most, for a problem.
-      rollouts: at most, for a problem; None for no other limit than `searches`. A search that it cuts short keeps the
-        states that it has valued.
-      seed: rollouts are numbered from here.
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.9
-    length: float = 500
-    c_puct: float = 0.125
-    k: int = 8
-    searches: int = 100
-    rollouts: int | None = None
-    seed: int = 0
-
-    def __post_init__(self):
-        if self.k < 1 or self.searches < 1:
-            raise ValueError(f"k is {self.k} and searches {self.searches}: both are at least 1")
-        if self.rollouts is not None and self.rollouts < self.k:
-            raise ValueError(f"a budget of {self.rollouts} rollouts is smaller than one state's k = {self.k}")
 
 
 def quality(mc: Float[np.ndarray, "*S"], tokens: Int[np.ndarray, "*S"], config: OmegaConfig) -> Float[np.ndarray, "*S"]:
@@ -121,7 +92,7 @@ def label_problems(
 def run_search(
     problem: str, answer: str | float, rollouts: Rollouts, config: OmegaConfig, grader: Grader = reaches_answer
 ) -> Search:
-    """Searches until no candidate is left, or `config.searches` or `config.rollouts` is reached."""
+    """Searches until no candidate is left, or `config.searches` or `config.budget` is reached."""
     search = Search(problem, answer)
     _value(search, (), rollouts, config, grader)
     while search.wrong and search.searches < config.searches:
@@ -172,7 +143,7 @@ def _value(search: Search, steps: tuple[str, ...], rollouts: Rollouts, config: O
     """The state of a prefix, valued by k rollouts if it is new; the wrong ones become candidates if some are right."""
     if steps in search.states:
         return search.states[steps]
-    if config.rollouts is not None and search.spent + config.k > config.rollouts:
+    if config.budget is not None and search.spent + config.k > config.budget:
         return None
     prefix = Prefix(search.problem, steps)
     (samples,) = rollouts.draw([(prefix, config.seed, config.k)])

@@ -151,7 +151,7 @@ def _prefix(program: str) -> str:
     return os.path.dirname(os.path.dirname(os.path.realpath(program)))
 
 
-# What a process may do with its own memory, files, threads, clocks and sockets. Any other call fails with ENOSYS. So the
+# What a process may do with its own memory, files, threads, clocks and sockets. Other calls fail with ENOSYS. So the
 # C library starts threads with `clone`, whose flags a filter can read, and not with `clone3`.
 _ALLOWED = """
 access alarm arch_prctl brk capget chdir chmod chown clock_getres clock_gettime clock_nanosleep close close_range

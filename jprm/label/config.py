@@ -1,0 +1,93 @@
+"""How labels are made: the configs of the label methods. Needs no array library."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """Further rollouts of a prefix while its confidence interval holds `threshold`.
+
+    Attributes:
+      most: rollouts per prefix, at most.
+      mean: the budget: rollouts per prefix, averaged over the prefixes of a tree. The first k count too.
+    """
+
+    threshold: float
+    most: int
+    mean: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MonteCarloConfig:
+    """Monte Carlo values: the fraction of k completions of every prefix that reach the answer.
+
+    The same command continues a stopped one.
+
+    For example:
+      jprm label mc --policy server.json --input chains.jsonl --output values.jsonl --rollouts rollouts.jsonl \\
+        --estimate soft
+
+    Attributes:
+      estimate: The fraction of correct rollouts (soft), or whether any is correct (hard).
+      k: Rollouts per prefix.
+      seed: Number of the first rollout.
+      z: Half-width of the confidence intervals in standard errors; 1.96 gives 95 %.
+      adaptive: Further rollouts while the confidence interval holds THRESHOLD: at most MOST per prefix, and MEAN per
+        prefix over a tree.
+      trees_at_once: Trees whose rollouts are sampled together.
+    """
+
+    estimate: Literal["soft", "hard"]
+    k: int = 8
+    seed: int = 0
+    z: float = 1.96
+    adaptive: Adaptive | None = None
+    trees_at_once: int = 32
+
+    def __post_init__(self):
+        if self.estimate not in ("soft", "hard"):
+            raise ValueError(f"estimate is {self.estimate!r}: use 'soft' or 'hard'")
+        if self.k < 1:
+            raise ValueError(f"k is {self.k}: a value needs at least one rollout")
+        if self.adaptive and (self.adaptive.most < self.k or self.adaptive.mean < self.k):
+            raise ValueError(f"most and mean count the first k rollouts too: they must be at least {self.k}")
+
+
+@dataclasses.dataclass(frozen=True)
+class OmegaConfig:
+    """OmegaPRM: values from a tree search that finds first errors by binary search.
+
+    The same command continues a stopped one. Problems that are always or never solved are left out and counted. The
+    steps of the records are not used.
+
+    For example:
+      jprm label omega --policy server.json --input problems.jsonl --output trees.jsonl --rollouts rollouts.jsonl
+
+    Attributes:
+      alpha: In Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L), as published.
+      beta: In Q.
+      length: L of Q, in tokens.
+      c_puct: Weight of exploration.
+      k: Rollouts per state.
+      searches: Binary searches per problem, at most.
+      budget: Rollouts per problem, at most. A search that the budget ends keeps the states that it has valued.
+      seed: Number of the first rollout.
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.9
+    length: float = 500
+    c_puct: float = 0.125
+    k: int = 8
+    searches: int = 100
+    budget: int | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.k < 1 or self.searches < 1:
+            raise ValueError(f"k is {self.k} and searches {self.searches}: both must be at least 1")
+        if self.budget is not None and self.budget < self.k:
+            raise ValueError(f"a budget of {self.budget} rollouts is smaller than one state's k = {self.k}")
