@@ -1,7 +1,7 @@
 """The `jprm` command: parses, calls the library, prints.
 
-A command imports what it calls when it runs, so that `jprm --help` needs neither jax nor a second. What the library
-refuses (a bad record, a missing file, a combination that is not supported) is one `error:` line and exit status 2.
+A command imports what it calls when it runs, so that `jprm --help` needs neither jax nor a second. A refusal of the
+library (a bad record, a missing file, an unsupported combination) is one `error:` line and exit status 2.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.extras import SubcommandApp
 
 import jprm
-from jprm.cli.arguments import Adapter, Distributed, Files, Folder, OnError, Settings
+from jprm.cli.arguments import Adapter, Distributed, Files, Folder, OnError, Settings, one_of
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
 from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.search import search
+from jprm.export import FileDtype, Format
+from jprm.model import Dtype
+from jprm.search.methods import METHODS
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
 
@@ -38,7 +41,7 @@ A first run, from step labels to figures:
 JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints the version."""
 
 REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
-"""What the library raises with a message that is meant for a person; anything else is a bug and shows its traceback."""
+"""Errors whose message is written for the user. Any other is a bug and shows its traceback."""
 
 app = SubcommandApp()
 
@@ -56,7 +59,7 @@ def prepare(
 ) -> None:
     """Read step labels into reasoning trees on disk.
 
-    Prints what was read, kept and rejected, and why. Nothing is left behind if it is stopped.
+    Prints what was read, kept and rejected, and why. A stopped command leaves no data set.
 
     For example:
       jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
@@ -69,19 +72,18 @@ def prepare(
         name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math, pools,
             trl or jsonl.
         source: The files to read, or the URLs of a public release, which are downloaded into `downloads` beside DIR.
-        out: The folder to write. It must not hold a data set yet, unless --overwrite is given.
-        exclude: Benchmark files: problems that occur in them, by normalised text, are left out and counted.
+        out: The folder to write. It must hold no other data set, unless --overwrite is given.
+        exclude: Benchmark files, whose problems are left out and counted. Problems are compared by normalised text.
         sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
-        overwrite: Replace the data set that is in DIR.
-        set_: What the source leaves open. An option without a default has to be given: the error that asks for it lists
-            all of this kind, with their values.
+        overwrite: Replace the data set in DIR.
+        set_: Options of the source. The error for a missing one lists all, with their values.
     """
     from jprm.data.prepare import prepare
 
     options = dict(_setting(item) for item in set_)
     if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
-        raise ValueError(f"--set {taken[0]}: unknown; it is no option of a reader")
+        raise ValueError(f"--set {taken[0]}: unknown, not an option of a reader")
     checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite}
     prepare(name, source, out, exclude=exclude, **checked, **options)
 
@@ -93,9 +95,9 @@ def train(
     set_: Settings = (),
     distributed: Distributed = None,
 ) -> None:
-    """Train a model as an experiment file says; the same command continues a run that was stopped.
+    """Train the model that an experiment file describes; the same command continues a stopped run.
 
-    SIGTERM stops a run when it has saved, with exit status 143. A run may go on with another mesh or number of hosts.
+    SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts.
 
     For example:
       jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
@@ -104,11 +106,11 @@ def train(
 
     Args:
         experiment: The file that describes the run.
-        workdir: The folder for checkpoints, metrics and the configuration. A run that is in it is continued.
-        set_: Values that replace those of the experiment, by their path in its configuration.
-        distributed: For a run of several processes, in each of them: `auto`, as the cluster's environment says (Cloud
-            TPU, GKE, Slurm, Open MPI), or INDEX/COUNT@HOST:PORT, a free port of process 0's host. All write to DIR, so
-            it lies on a file system that they share. Default: one process.
+        workdir: The folder for checkpoints, metrics and the configuration. A run in it is continued.
+        set_: Values that replace the experiment's, by their path in its configuration.
+        distributed: For several processes, given to each: `auto` reads the cluster's environment (Cloud TPU, GKE,
+            Slurm, Open MPI); or INDEX/COUNT@HOST:PORT, with a free port of process 0's host. DIR must be on a file
+            system that all share. Default: one process.
     """
     from jprm import multihost
     from jprm.experiment import load
@@ -130,12 +132,12 @@ def score(
     output: Annotated[Path, arg(metavar="G.jsonl")],
     on_error: OnError = "stop",
     adapter: Adapter = None,
-    dtype: Literal["float32", "bfloat16", "int8"] | None = None,
-    attention: Literal["reference", "blocked", "paths", "kernel", "cudnn"] | None = None,
+    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
+    attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     calibrated: FlagCreatePairsOff[bool] = False,
     distributed: Distributed = None,
 ) -> None:
-    """Score every step of the chains, pools and trees of a JSONL file; the same command continues one that was stopped.
+    """Score every step of the chains, pools and trees of a JSONL file; the same command continues a stopped one.
 
     For example:
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
@@ -143,18 +145,18 @@ def score(
       jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
 
     Args:
-        model: The folder of a trained model, or of a published one.
-        input: Records to score, one a line.
+        model: The folder of a trained or a published model.
+        input: Records to score, one per line.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
-        adapter: How to read a published model, where its files do not show it: a name, or a JSON file.
-        dtype: What the parameters are held in: int8 takes a quarter of float32's memory. Default: as they were trained.
-        attention: How attention is computed, all to the same scores: `paths` is the fastest on a CPU, `kernel` is for
-            TPUs, `cudnn` for bfloat16 and chains on NVIDIA GPUs, `blocked` for all. Default: as the model was trained,
-            where that runs here; of a published model `blocked`.
-        calibrated: Map scores to probabilities as `jprm eval calibration --store` found; refused where it was not run.
-        distributed: For several processes, as in `jprm train`. Each scores its share on its own devices, which the
-            model must fit; the output is the same as that of one.
+        adapter: How to read a published model whose files do not show it: a name, or a JSON file.
+        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
+        attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
+            for TPUs, `cudnn` for chains in bfloat16 on NVIDIA GPUs, `blocked` for all. Default: the model's own where
+            it runs here; `blocked` for a published model.
+        calibrated: Map scores to probabilities by the map that `jprm eval calibration --store` stored.
+        distributed: For several processes, as in `jprm train`. Each scores its part on its own devices, which must fit
+            the model. The output equals one process's.
     """
     from jprm import multihost
     from jprm.loading import load
@@ -164,21 +166,21 @@ def score(
     os.stat(input)  # before the model is loaded
     prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
     asked = {"dtype": dtype, "attention": attention}
-    said = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, asked=asked)
+    summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, asked=asked)
     if multihost.is_first():
-        print(said)
+        print(summary)
 
 
 @app.command
 def convert(
     source: Annotated[Positional[Path], arg(metavar="SRC")],
     target: Annotated[Positional[Path], arg(metavar="DST")],
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-    format: Literal["transformers", "qwen2-prm", "peft"] = "transformers",
+    dtype: FileDtype = "float32",
+    format: Format = "transformers",
 ) -> None:
     """Write a trained model as a folder that transformers, vLLM or PEFT loads, with the same logits.
 
-    The same command continues one that was stopped, and checks a folder that is whole against its SHA256SUMS.
+    The same command continues a stopped one, and checks a finished folder against its SHA256SUMS.
 
     For example:
       jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2
@@ -187,8 +189,8 @@ def convert(
     Args:
         source: The folder of a trained model.
         target: The folder to write. A stopped command leaves DST.partial, never half a DST.
-        dtype: Type of the numbers in the files. float32 is what the model has.
-        format: transformers: a token classifier, adapters merged, which vLLM serves too. qwen2-prm: the format of
+        dtype: Type of the numbers in the files. The model's own is float32.
+        format: transformers: a token classifier with merged adapters, which vLLM serves too. qwen2-prm: the format of
             Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the head of a LoRA run.
     """
     from jprm.export.export import export
@@ -209,9 +211,7 @@ app.command(
     name="label",
     help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus.",
 )
-app.command(
-    search, name="search", help="Find a chain for each problem: best-of-n, beam, dvts, mcts or refine; and filter them."
-)
+app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # fails here rather than when the interpreter ends
     except KeyboardInterrupt:
-        print("stopped: the same command, run again, continues from what it had saved", file=sys.stderr)
+        print("stopped: the same command continues from what is saved", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:
         hint = extra_hint(error)
@@ -258,14 +258,14 @@ def _reader_gone() -> bool:
 
 
 def _line(error: BaseException) -> str:
-    """One line, whatever the message."""
+    """Returns the message as one line."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _setting(item: str) -> tuple[str, Any]:
-    """`key=value`, the value read as a Python literal where it is one and as text otherwise."""
+    """Returns the parts of `key=value`, the value as a Python literal if it is one, else as text."""
     key, equals, value = item.partition("=")
     if not key or not equals:
         raise ValueError(f"--set {item}: not of the form KEY=VALUE")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, arg
 from tyro.extras import SubcommandApp
 
 from jprm.cli.arguments import Count, Folder, PolicyFile, built, command, print_counts
 from jprm.label.config import Adaptive, MonteCarloConfig, OmegaConfig
+from jprm.verify.checkers import Kind
 
 label = SubcommandApp()
 
@@ -59,14 +60,14 @@ label.command(command(label_omega, OmegaConfig, RolloutOptions, budget=Count), n
 
 @label.command(name="verify")
 def label_verify(
-    kind: Literal["arithmetic", "python", "coq"],
+    kind: Kind,
     input: Input,
     output: Output,
     unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
 ) -> None:
-    """Formal labels: steps checked by computation. What cannot be checked is unlabelled, not wrong.
+    """Formal labels: steps checked by computation. A step that cannot be checked stays unlabelled.
 
-    The same command continues one that was stopped.
+    The same command continues a stopped one.
 
     For example:
       jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl
@@ -76,9 +77,9 @@ def label_verify(
     Args:
         kind: Equations and inequalities (arithmetic); code, with the record's `tests` (python); tactics, with its
             `theorem` (coq).
-        input: Chains, pools or trees, one a line.
-        output: The same as trees, with 1 (right), 0 (wrong) or no label on every step.
-        unsafe_no_sandbox: Run python and coq without bubblewrap, with only time and memory limited: the code may do
+        input: Chains, pools or trees, one per line.
+        output: The same as trees, with 1 (correct), 0 (incorrect) or no label on every step.
+        unsafe_no_sandbox: Run python and coq without bubblewrap, with limits on time and memory alone: the code may do
             whatever you may.
     """
     from jprm.label.files import label_verify
@@ -92,16 +93,16 @@ def label_teacher(
     input: Input,
     output: Output,
 ) -> None:
-    """Soft labels: the scores of a model that is there already.
+    """Soft labels: the scores of an existing model.
 
-    The same command continues one that was stopped.
+    The same command continues a stopped one.
 
     For example:
       jprm label teacher --model runs/prm800k_smollm2 --input chains.jsonl --output soft.jsonl
 
     Args:
         model: The teacher: a folder that `jprm score` takes.
-        input: Chains, pools or trees, one a line.
+        input: Chains, pools or trees, one per line.
         output: The same as trees, with a probability on every step.
     """
     from jprm.label.files import label_teacher
@@ -123,11 +124,11 @@ def label_consensus(
       jprm label consensus --input values.jsonl --other teacher.jsonl --output agreed.jsonl
 
     Args:
-        input: Labelled records; what is kept has these labels.
+        input: Labelled records. The kept chains have these labels.
         other: The same chains, labelled by another source.
-        output: The chains that are kept, each a tree of one branch.
-        threshold: Labels of the first source below it are errors. By default below 0.5 for correctness, any right
-            rollout for values, -1 for ratings.
+        output: The kept chains, each a tree of one branch.
+        threshold: Labels of the input below it are errors. Default: 0.5 for correctness, 0 for ratings; for values a
+            step is an error if no rollout is correct.
         other_threshold: The same for the other source.
     """
     from jprm.label.files import label_consensus

@@ -1,10 +1,10 @@
-"""`jprm plan`: what an experiment's step would need on a TPU slice, from a machine that has none."""
+"""`jprm plan`: what an experiment's step needs on a TPU slice, computed on a machine without one."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -33,41 +33,45 @@ def plan(
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5e-64 --scoring
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --slices 2 --set mesh.data=2 data.micro_rows=32
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --json plans.json
-      jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set data.tokens=4096 model.remat=dots
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
 
     Args:
         experiment: The file that describes the run.
-        topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores for v4, v5p and
-            tpu7x, two a chip, and chips for v5e and v6e. A wrong name lists the right ones.
-        slices: So many of them, joined by the data centre's network, over which `mesh.data` goes: a multiple of them.
-        scoring: Plan the scoring step, as `jprm score` runs it on a row a device, and not the training step.
-        search: Try meshes, then remat policies, then rows at a time, and print what fits and is fastest by its bounds.
-        tokens_per_epoch: Tokens of the packed data, for hours and chip-hours an epoch.
-        labels_per_epoch: Labelled steps among them, for labels a second.
-        to: A file for the same figures, and those of every candidate of a search.
-        set_: Values that replace those of the experiment, by their path in its configuration.
+        topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores, two per chip, for
+            v4, v5p and tpu7x, and chips for v5e and v6e. The error for an unknown name lists the known ones.
+        slices: Slices joined by the data centre's network. `mesh.data` must be a multiple of them.
+        scoring: Plan the step of `jprm score`, with one row per device, and not the training step.
+        search: Try meshes, then remat policies, then rows per micro-batch; print the fastest that fits.
+        tokens_per_epoch: Tokens of the packed data, for hours and chip-hours per epoch.
+        labels_per_epoch: Labelled steps among them, for labels per second.
+        to: A file for the figures, with every candidate of a search.
+        set_: Values that replace the experiment's, by their path in its configuration.
     """
-    # Before jax is imported: planning must not take a TPU that this machine has from a run that uses it.
+    # Before jax is imported: planning must not take this machine's TPU from a run that uses it.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    from jprm.experiment import load
+    from jprm.plan.topologies import find
+
+    options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
+    _plan(load(experiment, set_), find(topology, slices), search, to, options)
+
+
+def _plan(experiment: Any, topology: Any, search: bool, to: Path | None, options: dict[str, Any]) -> None:
+    """Plans or searches for a plan, prints it and writes it to a file."""
     from rich.console import Console
 
-    from jprm.experiment import load
     from jprm.outputs import write_json
     from jprm.plan import report
     from jprm.plan.plan import plan
     from jprm.plan.search import search as search_plans
-    from jprm.plan.topologies import find
 
-    wanted, loaded = find(topology, slices), load(experiment, set_)
-    console, told = Console(), Console(stderr=True)
-    options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
-    with told.status("starting") as status:
-        say = status.update if told.is_terminal else told.print  # a log has no line that changes
+    console, errors = Console(), Console(stderr=True)
+    with errors.status("starting") as status:
+        say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
         if search:
-            plans, best = search_plans(loaded, wanted, say=say, **options)
+            plans, best = search_plans(experiment, topology, say=say, **options)
         else:
-            best = plan(loaded, wanted, say=say, **options)
+            best = plan(experiment, topology, say=say, **options)
     if search:
         report.show_search(plans, best, console)
     if best is not None:

@@ -17,7 +17,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +30,13 @@ from jprm.checkpoints import decoder, kinds, peft
 from jprm.checkpoints.huggingface import name_of
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.experiment import Experiment, read, to_json
-from jprm.export import card, peft_tensors
+from jprm.export import FileDtype, Format, card, peft_tensors
 from jprm.loading import load
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.int8 import Int8
 from jprm.outputs import only_run
 from jprm.score.scorer import PRM
-
-Format = Literal["transformers", "qwen2-prm", "peft"]
-DType = Literal["float32", "bfloat16", "float16"]
 
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
 SUMS, EXPORT = "SHA256SUMS", "export.json"
@@ -53,7 +50,7 @@ def export(
     model: PRM | str | os.PathLike,
     out: str | os.PathLike,
     *,
-    dtype: DType = "float32",
+    dtype: FileDtype = "float32",
     format: Format = "transformers",
     shard_bytes: int = SHARD_BYTES,
 ) -> pathlib.Path:
@@ -125,7 +122,7 @@ def verify(folder: str | os.PathLike) -> int:
 
 
 def config_json(
-    prm: PRM, experiment: Experiment, dtype: DType = "float32", format: Format = "transformers"
+    prm: PRM, experiment: Experiment, dtype: FileDtype = "float32", format: Format = "transformers"
 ) -> dict[str, Any]:
     """What config.json says. Raises ValueError, naming the field, where no model of the format is this one.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 from jaxtyping import Int8 as Int8Values
 
-Dtype = Literal["float32", "bfloat16", "int8"]
+from jprm.model import Dtype
 
 SUMMED: dict[str, tuple[int, ...]] = {
     "embed": (-1,), "query": (-4,), "key": (-3,), "value": (-3,), "out": (-4, -3, -2), "gate": (-2,), "up": (-2,),

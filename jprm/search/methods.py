@@ -6,8 +6,9 @@ config's fields and their text from its docstring.
 
 from __future__ import annotations
 
-import importlib
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from jprm import registry
 
 METHODS = {
     "best-of-n": "jprm.search.best_of_n:BestOfN",
@@ -21,7 +22,6 @@ Choice = Literal["best", "majority", "weighted"]
 CHOICES: tuple[str, ...] = get_args(Choice)
 
 
-def find(name: str) -> type:
-    """Returns the config class of a method."""
-    module, _, attribute = METHODS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+def find(name: str) -> Any:
+    """Returns the config class of a method, given by its name or as `module:NAME`."""
+    return registry.find(METHODS.get(name, name), {}, "method")
