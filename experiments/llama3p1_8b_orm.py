@@ -12,6 +12,7 @@ Its plan (tpu/README.md), with libtpu 0.0.42.1, for v5p-64: 2.62 GiB of state an
 
 import os
 import pathlib
+from typing import Any
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
@@ -21,7 +22,7 @@ from jprm.model.rope import RopeScaling
 
 BASE = os.environ.get("JPRM_BASE", "models/Llama-3.1-8B")
 DATA = os.environ.get("JPRM_PREPARED_OUTCOMES", "data/outcomes")
-CHOSEN = dict(dtype="bfloat16", remat="full", attention="kernel")  # the kernel is for TPUs; elsewhere "blocked"
+CHOSEN: dict[str, Any] = dict(dtype="bfloat16", remat="full", attention="kernel")  # TPUs; elsewhere "blocked"
 # For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
 # litgpt/config.py has them, of meta-llama/Llama-3.1-8B's config.json.
 PUBLISHED = ModelConfig(

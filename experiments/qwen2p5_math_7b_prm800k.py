@@ -13,6 +13,7 @@ temporaries a chip, of 15.75; 1.32 times the model's FLOPs; at most 217,000 toke
 
 import os
 import pathlib
+from typing import Any
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
@@ -21,7 +22,7 @@ from jprm.model.mesh import MeshConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen2.5-Math-7B")
 DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
-CHOSEN = dict(dtype="bfloat16", remat="full", attention="kernel")  # the kernel is for TPUs; elsewhere "blocked"
+CHOSEN: dict[str, Any] = dict(dtype="bfloat16", remat="full", attention="kernel")  # TPUs; elsewhere "blocked"
 # For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
 # litgpt/config.py has them, of Qwen/Qwen2.5-Math-7B's config.json.
 PUBLISHED = ModelConfig(

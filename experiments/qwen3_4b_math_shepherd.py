@@ -12,6 +12,7 @@ Its plan (tpu/README.md), with libtpu 0.0.42.1, for v6e-16: 2.81 GiB of state an
 
 import os
 import pathlib
+from typing import Any
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
@@ -20,7 +21,7 @@ from jprm.model.mesh import MeshConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen3-4B-Base")
 DATA = os.environ.get("JPRM_PREPARED", "data/math_shepherd")
-CHOSEN = dict(dtype="bfloat16", remat="full", attention="kernel")  # the kernel is for TPUs; elsewhere "blocked"
+CHOSEN: dict[str, Any] = dict(dtype="bfloat16", remat="full", attention="kernel")  # TPUs; elsewhere "blocked"
 # For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
 # litgpt/config.py has them, of Qwen/Qwen3-4B-Base's config.json.
 PUBLISHED = ModelConfig(

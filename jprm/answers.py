@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from jprm.worker import Worker, serve
@@ -36,7 +36,7 @@ _WORDS = re.compile(r"[^\W\d_]{3,}([\s,.'’-]+[^\W\d_]+)*\.?")
 _ORNAMENTS = re.compile(r"\\(?:left|right|displaystyle|[!,;: ])|\\(?:text|mathrm|mbox)\s*(?=\{)|[\s$]|\.$")
 
 
-def canonical_answer(answer: Any) -> Hashable | None:
+def canonical_answer(answer: Any) -> str | float | None:
     """The form under which answers are counted as the same; None where there is no answer.
 
     Numbers, and strings that are plainly numbers ("1,000", " 18.0 "), are equal by value; other strings by their text
@@ -136,12 +136,16 @@ def _prepare() -> Callable[[Any], Any]:
 
     def reply(question: dict[str, str]) -> Any:
         if "extract" in question:
-            found = parse(question["extract"], parsing_timeout=None)
+            found = parse(question["extract"], parsing_timeout=None)  # pyright: ignore[reportArgumentType]  # no limit
             return found[-1] if found and isinstance(found[-1], str) else None
-        pair = [parse(f"\\boxed{{{question[key].strip('$ ')}}}", parsing_timeout=None) for key in ("truth", "given")]
+        pair = [
+            parse(f"\\boxed{{{question[key].strip('$ ')}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]  # no limit
+            for key in ("truth", "given")
+        ]
         if not all(len(parsed) > 1 for parsed in pair):  # only the text, or nothing: our own comparison is as good
             return None
-        return verify(*pair, timeout_seconds=None)
+        truth, given = pair
+        return verify(truth, given, timeout_seconds=None)
 
     return reply
 

@@ -117,6 +117,7 @@ def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Exper
     if path.suffix != ".py":
         raise ValueError(f"{path}: is no Python file; an experiment is a .py file with a function experiment()")
     module_spec = importlib.util.spec_from_file_location(f"jprm_experiment_{path.stem}", path)
+    assert module_spec is not None and module_spec.loader is not None  # its suffix is .py
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
     module_spec.loader.exec_module(module)
@@ -164,7 +165,7 @@ def to_json(config: Any) -> Any:
 
 def from_json(kind: Any, value: Any, where: str = "") -> Any:
     """The inverse of `to_json`. Raises ValueError naming the field that is unknown, missing or of the wrong type."""
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         fields = typing.get_type_hints(kind)
         if not isinstance(value, dict):
             raise ValueError(f"{where or kind.__name__}: {value!r} is not an object of {', '.join(fields)}")

@@ -19,13 +19,16 @@ class Layout(Protocol):
     `end` is the token that a policy writes behind the last step; None where there is none.
     """
 
-    end: int | None
+    @property
+    def end(self) -> int | None: ...
 
     def problem(self, text: str) -> list[int]:
         """Ids that every chain of the problem starts with."""
+        ...
 
     def step(self, text: str, number: int) -> list[int]:
         """Ids of the step at 0-based depth `number`, never empty; its score is read at the last one."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

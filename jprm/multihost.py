@@ -46,7 +46,7 @@ def start(where: str | None, *, together: int = TOGETHER) -> None:
     if form is None and where != "auto":
         raise ValueError(f"--distributed {where!r}: is neither auto nor INDEX/COUNT@HOST:PORT, as 0/4@10.0.0.2:8476 is")
     index, count, address = (int(form[1]), int(form[2]), form[3]) if form else (None, None, None)
-    if form and index >= count:
+    if index is not None and count is not None and index >= count:
         raise ValueError(f"--distributed {where}: the indices of {count} processes are 0 to {count - 1}")
     alarm = threading.Timer(together, _alone, [where, together])
     alarm.daemon = True

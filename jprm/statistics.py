@@ -144,7 +144,7 @@ def difference(
     return Difference(a[0] - b[0], *percentiles(drawn_R, level), _ratio(ahead_R.sum(0), defined_R.sum(0)))
 
 
-def percentiles(drawn_R: Float[np.ndarray, " R *C"], level: float = 0.95) -> np.ndarray:
+def percentiles(drawn_R: Float[np.ndarray, " R *C"], level: float = 0.95) -> Any:
     """(2, *C): the ends of the percentile interval, without the draws that are NaN; NaN where all are."""
     ends = [(1 - level) / 2, (1 + level) / 2]
     if not np.isnan(drawn_R).any():

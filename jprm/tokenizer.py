@@ -28,15 +28,19 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` alone: nothing added, no control token parsed from it."""
+        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, control tokens included."""
+        ...
 
     def token_id(self, token: str) -> int:
         """Id of one token by its exact name; KeyError where the vocabulary lacks it."""
+        ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes what `load_tokenizer(folder)` reads back with equal ids."""
@@ -202,7 +206,7 @@ def _load_gguf(path: Path) -> JsonTokenizer:
         raise ValueError(f"{path}: not a GGUF file ({error}). Fetch it again") from error
     keys = ("model", "pre", "tokens", "merges", "token_type", "bos_token_id", "eos_token_id")
     found = {key: fields.get(f"tokenizer.ggml.{key}") for key in keys}
-    meta = {key: None if field is None else field.contents() for key, field in found.items()}
+    meta: dict[str, Any] = {key: None if field is None else field.contents() for key, field in found.items()}
     if meta["model"] is None:
         raise ValueError(f"{path}: holds no tokenizer. Use the tokenizer.json of the model that it was made from")
     if meta["model"] != "gpt2" or meta["pre"] not in _GGUF_PRE:

@@ -51,6 +51,7 @@ class Worker:
                 raise
 
     def _end(self) -> None:
+        assert self._process is not None
         atexit.unregister(self._process.stop)
         self._process.stop()
         self._process = None
@@ -68,6 +69,8 @@ class _Process:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
+        assert self.process.stdin is not None and self.process.stdout is not None  # they are pipes
+        self._questions, self._replies = self.process.stdin, self.process.stdout
         try:
             self.read(_START_S)
         except OSError:
@@ -75,16 +78,16 @@ class _Process:
             raise OSError(f"the process of {module} did not start: is math-verify installed?") from None
 
     def ask(self, question: Any, limit_s: float) -> Any:
-        self.process.stdin.write(json.dumps(question).encode() + b"\n")
+        self._questions.write(json.dumps(question).encode() + b"\n")
         return self.read(limit_s)
 
     def read(self, limit_s: float) -> Any:
         line, deadline = b"", time.monotonic() + limit_s
         while not line.endswith(b"\n"):
             wait = deadline - time.monotonic()
-            if wait <= 0 or not select.select([self.process.stdout], [], [], wait)[0]:
+            if wait <= 0 or not select.select([self._replies], [], [], wait)[0]:
                 raise TimeoutError
-            chunk = os.read(self.process.stdout.fileno(), 65536)
+            chunk = os.read(self._replies.fileno(), 65536)
             if not chunk:
                 raise BrokenPipeError("the worker ended")
             line += chunk
@@ -93,8 +96,8 @@ class _Process:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self._questions.close()
+        self._replies.close()
 
 
 def serve(prepare: Callable[[], Callable[[Any], Any]]) -> None:

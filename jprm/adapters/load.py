@@ -21,7 +21,7 @@ from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
-from jprm.model.mesh import MeshConfig, make_mesh, sharding
+from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
@@ -94,7 +94,7 @@ class _Model:
         """The decoder and the head, each in its place on the mesh."""
         with jax.set_mesh(grid):
             decoder = huggingface.load_decoder(self.place, self.config, self.dtype, self.file)
-            spots = {name: NamedSharding(grid, sharding(*AXES[name])) for name in head}
+            spots = {name: NamedSharding(grid, spec(*AXES[name])) for name in head}
         return {"decoder": decoder, "head": {name: jax.device_put(head[name], spots[name]) for name in head}}
 
     def _language_head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from jprm.checkpoints import huggingface, peft, run
 from jprm.checkpoints.kinds import kind_of
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
-from jprm.model.mesh import put, sharding
+from jprm.model.mesh import put, spec
 from jprm.model.transformer import AXES
 
 
@@ -43,7 +43,7 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
         raise ValueError(
             f"{path}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
         )
-    place = jax.NamedSharding(jax.sharding.get_mesh(), sharding(*AXES["kernel"]))
+    place = jax.NamedSharding(jax.sharding.get_mesh(), spec(*AXES["kernel"]))
     return {"kernel": put(np.asarray(file.tensor(name).T, np.float32), place)}
 
 

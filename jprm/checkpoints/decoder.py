@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import SUMMED, Dtype, Int8, held, quantized
-from jprm.model.mesh import put, sharding
+from jprm.model.mesh import put, spec
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
@@ -117,7 +117,7 @@ def load(
             array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), stack))
             for i in range(stack.shape[0]):
                 layer = _place(role, get(role, first + i, stack.shape[1:]), AXES[role][1:])
-                array = _fill(array, layer, i, SUMMED.get(role))
+                array = _fill(array, layer, i, SUMMED.get(role, ()))
             params[part][role] = array
     return params
 
@@ -126,7 +126,7 @@ def _place(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = N
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)
-    return put(array, jax.sharding.NamedSharding(mesh, sharding(*(axes or AXES[role]))))
+    return put(array, jax.sharding.NamedSharding(mesh, spec(*(axes or AXES[role]))))
 
 
 _held = jax.jit(held, static_argnames=("role", "dtype"))
@@ -137,7 +137,7 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _fill(stack: Array | Int8, layer: Array, i: Array, summed: tuple[int, ...] | None) -> Array | Int8:
+def _fill(stack: Array | Int8, layer: Array, i: Array, summed: tuple[int, ...]) -> Array | Int8:
     """`stack` with its i-th layer replaced, in the same memory."""
-    layer = quantized(layer, summed) if isinstance(stack, Int8) else layer.astype(stack.dtype)
-    return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, i, 0), stack, layer)
+    stored = quantized(layer, summed) if isinstance(stack, Int8) else layer.astype(stack.dtype)
+    return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, i, 0), stack, stored)

@@ -11,6 +11,7 @@ import math
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import gguf
 import numpy as np
@@ -55,14 +56,14 @@ class Reader:
                 f"{path}: architecture {self.architecture!r} is not supported; one of {', '.join(_ARCHITECTURES)} is"
             )
 
-    def get(self, key: str, default=None):
+    def get(self, key: str, default: Any = None) -> Any:
         field = self._file.get_field(key.replace("{a}", getattr(self, "architecture", "")))
         return default if field is None else field.contents()
 
     def keys(self) -> Iterable[str]:
         return self._file.fields
 
-    def need(self, key: str):
+    def need(self, key: str) -> Any:
         if (value := self.get(key)) is None:
             key = key.replace("{a}", self.architecture)
             raise ValueError(f"{self.path}: metadata {key} is missing; it is no model, or one that jprm does not know")
@@ -118,7 +119,7 @@ def _config(file: Reader, **changes) -> ModelConfig:
     if (rotated := get("{a}.rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"{file.path}: rotary embeddings on {rotated} of {head_dim} dimensions are not supported")
     theta = float(get("{a}.rope.freq_base", 10000.0))
-    values = dict(
+    values: dict[str, Any] = dict(
         vocab_size=file.shape("token_embd.weight")[0],
         layers=need("{a}.block_count"),
         width=width,

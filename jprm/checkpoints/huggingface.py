@@ -342,7 +342,7 @@ def _rope(fields: _Fields, default: float = 10000.0) -> tuple[float, RopeScaling
     positions = inner.count("original_max_position_embeddings", fields.fields.get("max_position_embeddings"))
     if kind == "llama3":
         low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
-        scaling = dict(low=low, high=high)
+        scaling: dict[str, Any] = dict(low=low, high=high)
     else:
         scaling = dict(
             low=inner.number("beta_slow", 1.0),

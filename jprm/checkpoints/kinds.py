@@ -20,7 +20,8 @@ def kind_of(path: str | os.PathLike) -> Kind:
     """
     path = pathlib.Path(path)
     if path.is_dir():
-        for name, kind in ((RUN, "run"), (PEFT, "peft"), (PUBLISHED, "huggingface")):
+        files: dict[str, Kind] = {RUN: "run", PEFT: "peft", PUBLISHED: "huggingface"}
+        for name, kind in files.items():
             if (path / name).is_file():
                 return kind
         raise FileNotFoundError(

@@ -148,9 +148,9 @@ def read_config(folder: str | os.PathLike) -> LoraConfig:
     fields = read_json(path)
     _check_fields(path, fields)
     rank, alpha, rslora = fields.get("r"), fields.get("lora_alpha"), fields.get("use_rslora", False)
-    if type(rank) is not int or not 0 < rank < 2**31:
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank < 2**31:
         raise ValueError(f"{path}: r is {rank!r}, not a positive integer")
-    if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
         raise ValueError(f"{path}: lora_alpha is {alpha!r}, not a positive number")
     if type(rslora) is not bool:
         raise ValueError(f"{path}: use_rslora is {rslora!r}, neither true nor false")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ class Tensors:
             self._file_of[name], self._shapes[name] = file, shape
 
 
-def _files(path: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
+def _files(path: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
     """Files to open, with the tensors that the index puts there (None: no index, so all that are there)."""
     if path.is_dir() and not (path / FILE).is_file():
         if (path / INDEX).is_file():
@@ -106,7 +107,7 @@ def _pickle(file: pathlib.Path) -> ValueError:
     )
 
 
-def _read_index(folder: pathlib.Path) -> dict[pathlib.Path, set[str]]:
+def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
     index = folder / INDEX
     content = read_json(index)
     places = content.get("weight_map")

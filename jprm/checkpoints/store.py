@@ -67,7 +67,7 @@ def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> d
     except Exception as error:  # Orbax and TensorStore raise many types for a damaged or a different tree
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:  # the first error knows file or array, those around it handlers
-            cause = cause.__cause__ or cause.__context__
+            cause = cause.__cause__ or cause.__context__ or cause
         reason = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
         raise ValueError(
             f"{folder / str(step)}: cannot be restored ({reason}). If its files are damaged, remove that folder to"

@@ -51,7 +51,7 @@ def rename(chain: Record) -> Record | None:
     if not found or new is None:
         return None
     old = found[0]
-    problem, *steps = (_VARIABLE.sub(lambda m: new if m[1] == old else m[1], text) for text in texts)
+    problem, *steps = (_VARIABLE.sub(lambda m: str(new if m[1] == old else m[1]), text) for text in texts)
     return _same_steps(chain, steps, problem)
 
 

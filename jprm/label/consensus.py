@@ -93,11 +93,11 @@ def implied(values: Sequence[float | None]) -> list[float | None]:
     """Values of a chain with every gap before a positive one filled by it: a right completion of a prefix is one of
     every shorter prefix, so where a later value is above 0 an earlier one is too. (A search values few prefixes.)"""
     filled, later = list(values), None
-    for i in range(len(filled) - 1, -1, -1):
-        if filled[i] is None:
+    for i, value in reversed([*enumerate(values)]):
+        if value is None:
             filled[i] = later
-        elif filled[i] > 0:
-            later = filled[i]
+        elif value > 0:
+            later = value
     return filled
 
 

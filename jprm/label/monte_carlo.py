@@ -157,7 +157,7 @@ def _labelled(tree: ReasoningTree, right, total, known, config: MonteCarloConfig
     for i, node in enumerate(tree.nodes):
         extra = dict(node.extra) | {"rollouts": int(total[i]), "right": int(right[i])}
         if known[i]:
-            label = float(node.correct)
+            label = float(bool(node.correct))
         else:
             label = None if np.isnan(value[i]) else float(value[i])
             extra |= {"low": round(float(low[i]), 6), "high": round(float(high[i]), 6)}

@@ -177,7 +177,7 @@ def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
     for steps, i in index.items():
         if steps in search.states and steps:
             state = search.states[steps]
-            low, high = (round(float(x), 6) for x in wilson(state.right, state.total))
+            low, high = (round(float(x), 6) for x in wilson(np.array(state.right), np.array(state.total)))
             extra = {"rollouts": state.total, "right": state.right, "low": low, "high": high, "visits": state.visits}
             nodes[i] = dataclasses.replace(nodes[i], label=state.mc, origin=ORIGIN, extra=extra)
         elif steps in errors:

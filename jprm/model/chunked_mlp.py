@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ def count(width: int) -> int:
     return math.gcd(PIECES, width)
 
 
-def pieced(w: Mapping[str, Array]) -> dict[str, Array]:
+def pieced(w: Mapping[str, Array]) -> dict[str, Any]:
     """A layer's weights, those of the MLP in pieces: gate and up (P, D, N, F), down (P, N, F, D).
 
     N are the parts that the mesh splits the MLP width into, F what a device has of a piece.

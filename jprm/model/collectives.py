@@ -88,7 +88,7 @@ def _over() -> tuple[str, ...]:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _whole(w, axis: int, place: P):
     # `reduced` is for the gradient's type: each device has its own term of the sum.
-    return jax.sharding.reshard(w, P(*place[:axis], None, *place[axis + 1 :], reduced=set(_over())))
+    return jax.sharding.reshard(w, P(*place[:axis], None, *place[axis + 1 :], reduced=frozenset(_over())))
 
 
 def _whole_forward(w, axis: int, place: P):
@@ -106,7 +106,7 @@ def _whole_backward(axis: int, place: P, _, dw):
         own = jax.lax.psum(jax.lax.psum_scatter(parts, split, scatter_dimension=0), others)
         return jnp.moveaxis(own.reshape(-1, *first.shape[1:]), 0, axis)
 
-    terms = P(*place[:axis], None, *place[axis + 1 :], unreduced=set(_over()))
+    terms = P(*place[:axis], None, *place[axis + 1 :], unreduced=frozenset(_over()))
     return (jax.shard_map(scatter, in_specs=terms, out_specs=place, check_vma=False)(dw),)
 
 

@@ -70,7 +70,8 @@ def axes(role: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
     """Logical axes of A and B: those of the matrix, and the rank, which is not split."""
     operands, product = PRODUCTS[role].split("->")
     of = dict(zip(product, transformer.AXES[role], strict=True))
-    return tuple(tuple(of.get(letter) for letter in operand) for operand in operands.split(","))
+    a, b = operands.split(",")
+    return tuple(of.get(letter) for letter in a), tuple(of.get(letter) for letter in b)
 
 
 def init(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:

@@ -162,7 +162,8 @@ def _collective(
 
 
 def _between_slices(send: Instruction) -> str:
-    said = re.search(rf'{TRANSFER}="(\w+)"', send.text).group(1)
+    found = re.search(rf'{TRANSFER}="(\w+)"', send.text)
+    said = found[1] if found else "nothing"
     if said not in NETWORK:
         raise ValueError(f"what do slices send each other by {send.name}? {said} is no kind that is known")
     return NETWORK[said]
@@ -206,9 +207,10 @@ def group_size(collective: Instruction) -> int:
     groups = re.search(rf"replica_groups=(mesh\[[^\]]*\][^{{]*{axes}|\[[\d,]*\]<=|\{{\{{[^}}]*\}})", collective.text)
     # Between slices their numbers, times their chips', or groups of devices, or pairs: "{1,2}x{0:63}".
     slices = re.search(r'_xla_megascale_target=("\{[\d,]+\}x|\{\{\d+(?:(?:,|->)\d+)+\})', collective.text)
-    if not groups and not slices:
+    known = groups or slices
+    if known is None:
         raise ValueError(f"how many devices does {collective.name} take? It says no groups that are known")
-    text = (groups or slices).group(1)
+    text = known[1]
     if text.startswith("mesh"):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", text))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", text.split("{")[1]))

@@ -25,7 +25,7 @@ from jprm.train.step import State, make_step
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
     """Rows of shape (*lead, ...), the last axis of `lead` being the rows, over the devices as `put_rows` puts them."""
 
-    def abstract(place: NamedSharding, arrays: Any) -> Any:
+    def abstract(place: Any, arrays: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
 
     return jax.tree.map(abstract, row_places(mesh, len(lead) - 1), empty_rows(1, tokens, slots, extras))

@@ -157,6 +157,8 @@ def _instruction(line: str) -> Instruction | None:
     start = head.end()
     end = _closed(line, start) if line[start] == "(" else line.index(" ", start)
     opcode = _OPCODE.match(line, end)
+    if opcode is None:
+        raise ValueError(f"no operation in the line {line[:200]!r} of the compiled program")
     behind = _closed(line, opcode.end() - 1)
     inside = line[opcode.end() : behind - 1]
     arrays = tuple(

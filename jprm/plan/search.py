@@ -43,7 +43,7 @@ def _planned(candidate: Experiment, topology: Topology, options: dict[str, Any])
     mesh, data = candidate.mesh, candidate.data
     sizes = " x ".join(str(getattr(mesh, axis)) for axis in AXES)
     name = f"mesh {sizes}, remat {candidate.model.remat}, {data.micro_rows} rows"
-    return plan(candidate, topology, **options | {"say": lambda line: say(f"{name}: {line}")})
+    return plan(candidate, topology, **{**options, "say": lambda line: say(f"{name}: {line}")})
 
 
 def merit(found: dict) -> tuple[bool, float]:

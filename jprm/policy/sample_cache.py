@@ -6,11 +6,12 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 
 from jprm.jsonl import dump, parse
 from jprm.outputs import only_writer
@@ -18,6 +19,7 @@ from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.tree import RecordError
 
 Until = Literal["step", "end"]
+Place = tuple[Until, str, int]
 
 
 class PolicyError(ValueError):
@@ -47,8 +49,9 @@ class KeptPolicy:
 
     def __init__(self, policy: Policy, path: str | os.PathLike):
         self.policy, self.path, self.name, self.sampled = policy, pathlib.Path(path), policy.name, 0
-        self._kept: dict[tuple[Until, str, int], Sample] = {}
-        self._file, self._held = None, contextlib.ExitStack()
+        self._kept: dict[Place, Sample] = {}
+        self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +61,7 @@ class KeptPolicy:
             self._held = stack.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._held.__exit__(*error)
 
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
@@ -67,7 +70,7 @@ class KeptPolicy:
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
         """Those of draws seed .. seed + n - 1 of a prefix that are kept."""
-        places = [(until, prefix_key(prefix), number) for number in range(seed, seed + n)]
+        places: list[Place] = [(until, prefix_key(prefix), number) for number in range(seed, seed + n)]
         return [self._kept[place] for place in places if place in self._kept]
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
@@ -76,24 +79,26 @@ class KeptPolicy:
         for key, prefix in zip(keys, prefixes, strict=True):
             for run in self.missing(key, n, until, seed):
                 missing[run][key] = prefix
-        failed: dict[tuple[Until, str, int], Sample] = {}
+        failed: dict[Place, Sample] = {}
         for (first, count), asked in missing.items():
             drawn = self.policy.sample(list(asked.values()), count, until=until, seed=first)
-            places = [(until, key, first + i) for key in asked for i in range(count)]
-            found = dict(zip(places, (sample for samples in drawn for sample in samples), strict=True))
+            places: list[Place] = [(until, key, first + i) for key in asked for i in range(count)]
+            found: dict[Place, Sample] = dict(
+                zip(places, (sample for samples in drawn for sample in samples), strict=True)
+            )
             failed |= {place: sample for place, sample in found.items() if sample.finish_reason == "error"}
             self._keep({place: sample for place, sample in found.items() if place not in failed})
-        places = [[(until, key, number) for number in range(seed, seed + n)] for key in keys]
-        return [[failed.get(place) or self._kept[place] for place in each] for each in places]
+        wanted: list[list[Place]] = [[(until, key, number) for number in range(seed, seed + n)] for key in keys]
+        return [[failed.get(place) or self._kept[place] for place in each] for each in wanted]
 
-    def _keep(self, found: dict[tuple[Until, str, int], Sample]) -> None:
+    def _keep(self, found: dict[Place, Sample]) -> None:
         self._kept |= found
         self.sampled += len(found)
         self._file.write("".join(dump(self._record(*each)) + "\n" for each in found.items()).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _record(self, place: tuple[Until, str, int], sample: Sample) -> dict[str, Any]:
+    def _record(self, place: Place, sample: Sample) -> dict[str, Any]:
         until, prefix, seed = place
         record = {"policy": self.name, "until": until, "prefix": prefix, "seed": seed} | dataclasses.asdict(sample)
         del record["error"]

@@ -149,7 +149,7 @@ def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: flo
     still wait for data. Where there is no difference, it is none of the hosts.
     """
     silent = [i for i, beat in beats.items() if beat is None or now - beat["time"] > seconds]
-    heard = {i: beat for i, beat in beats.items() if i not in silent}
+    heard = {i: beat for i, beat in beats.items() if beat is not None and i not in silent}
     furthest = max((beat["step"] for beat in heard.values()), default=0)
     behind = [i for i, beat in heard.items() if beat["step"] < furthest]
     if not behind:

@@ -46,9 +46,9 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIM
     for path in chains_of(tree):
         found = check_tactics(str(theorem), [tree.nodes[i].text for i in path], sandbox=sandbox, limits=limits)
         for i, verdict in zip(path, found, strict=True):
-            if verdicts[i] is None or verdicts[i].label is None:  # where time ran out on another path
+            if (verdicts[i] or Verdict(None)).label is None:  # where time ran out on another path
                 verdicts[i] = verdict
-    return verdicts
+    return [verdict or Verdict(None) for verdict in verdicts]
 
 
 def check_tactics(
@@ -60,7 +60,7 @@ def check_tactics(
     mark = f"mark{secrets.token_hex(8)}"  # asking for an unknown name prints it: the ends of steps in the output
     asked = [theorem, *steps[:open_]]
     text = "".join(f"{part}\nLocate {mark}x{i}.\n" for i, part in enumerate(asked))
-    outcome = run([shutil.which("coqtop"), "-q", "-color", "no"], text, limits, sandbox=sandbox)
+    outcome = run([shutil.which("coqtop") or "coqtop", "-q", "-color", "no"], text, limits, sandbox=sandbox)
     said = _said(outcome.output, mark)
     if not said or "Error:" in said[0]:
         return nothing
@@ -93,7 +93,7 @@ def _tactics(step: str) -> bool:
     if _SENTENCE.sub("", text).strip(" \n\t-+*{}"):
         return False  # no full stop: the sentence would go on in the next step
     for sentence in sentences:
-        body = sentence.strip()[_LEAD.match(sentence.strip()).end() :]
+        body = _LEAD.sub("", sentence.strip(), count=1)
         if not _PROOF.fullmatch(body) and not re.match(r"[a-z_(]", body):
             return False
     return True

@@ -60,7 +60,7 @@ def _tokens(text: str) -> list[Token]:
         text = pattern.sub(new, text)
     tokens, spaced = [], True
     for match in _LEXEMES.finditer(text):
-        kind, lexeme = match.lastgroup, match.group()
+        kind, lexeme = str(match.lastgroup), match.group()
         if kind == "space":
             spaced = True
             continue
@@ -155,7 +155,7 @@ def _is_share(tokens: Sequence[Token]) -> bool:
     return (
         last.kind == "%"
         or last.kind == "N"
-        and (last.text.startswith("0.") or tokens[-2:-1] and tokens[-2].text == "/")
+        and (last.text.startswith("0.") or bool(tokens[-2:-1]) and tokens[-2].text == "/")
     )
 
 
