@@ -178,5 +178,5 @@ def test_what_takes_whole_rows_is_refused():
             config = dataclasses.replace(TINY, attention=way)
             with pytest.raises(ValueError, match=message):
                 jax.eval_shape(lambda weights, put: step_logits(weights, config, put), abstract, put)  # noqa: B023
-        with pytest.raises(ValueError, match="whole rows: load the model on a mesh with context=1"):
+        with pytest.raises(ValueError, match="unsplit rows: load the model on a mesh with context=1"):
             jax.eval_shape(lambda weights, put: log_probs(weights, TINY, put), abstract, put)

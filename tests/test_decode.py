@@ -10,6 +10,7 @@ import pytest
 from tiny import TINY, hidden, params
 
 from jprm.model import decode
+from jprm.model.transformer import head_logits
 from jprm.pack import empty_rows
 
 CONFIG = dataclasses.replace(TINY, head="language", attention="reference")
@@ -87,7 +88,7 @@ def test_logits_of_both_kinds_of_head(expected):
         config = dataclasses.replace(CONFIG, tied_embeddings=tied)
         weights = params(config)
         table_DV = weights["decoder"]["embed"].T if tied else weights["head"]["kernel"]
-        close(decode.language_logits(weights, config, expected[:, -1]), expected[:, -1] @ table_DV)
+        close(head_logits(weights, config, expected[:, -1]), expected[:, -1] @ table_DV)
 
 
 def test_a_model_with_what_is_not_known_here_is_refused_by_name():

@@ -14,7 +14,7 @@ from jprm.checkpoints import store
 from jprm.experiment import to_json
 from jprm.model import decode
 from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import AXES, head_logits
 from jprm.policy import sampler
 from jprm.policy.load import load_policy
 from jprm.policy.protocol import Prefix
@@ -75,7 +75,7 @@ def log_probabilities(ids):
     tokens = np.zeros((1, 128), np.int32)
     tokens[0, : len(ids)] = ids
     x_BTD, _ = jax.jit(decode.forward, static_argnums=1)(weights(), MODEL, tokens, np.arange(128)[None])
-    logit_TV = np.asarray(decode.language_logits(weights(), MODEL, x_BTD[0]))
+    logit_TV = np.asarray(head_logits(weights(), MODEL, x_BTD[0]))
     return np.asarray(jax.nn.log_softmax(logit_TV))[: len(ids)]
 
 
@@ -264,7 +264,7 @@ def test_a_run_is_a_policy(language_run, tmp_path, monkeypatch):
     for _ in range(8):
         row = np.array([prompt + ids + [0] * (16 - len(prompt + ids))], np.int32)
         x_BTD, _ = jax.jit(decode.forward, static_argnums=1)(params(model), model, row, np.arange(16)[None])
-        logit_V = decode.language_logits(params(model), model, x_BTD[0, len(prompt + ids) - 1][None])[0]
+        logit_V = head_logits(params(model), model, x_BTD[0, len(prompt + ids) - 1][None])[0]
         ids.append(int(np.argmax(logit_V)))
     steps = [step.strip() for step in tokenizer.decode(ids).split("\n") if step.strip()]
     assert (list(sample.steps), sample.tokens, sample.finish_reason) == (steps, 8, "length")

@@ -129,14 +129,6 @@ def forward(
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 
-def language_logits(params: Mapping, config: ModelConfig, x_BD: Float[Array, "B D"]) -> Float[Array, "B V"]:
-    """Logits of the next token, in float32, of a model whose head is `language`."""
-    table, form = params["decoder"]["embed"], "BD,VD->BV"
-    if not config.tied_embeddings:
-        table, form = params["head"]["kernel"], "BD,DV->BV"
-    return jnp.einsum(form, x_BD.astype(jnp.float32), table, out_sharding=sharding("batch", None))
-
-
 def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
     """The same model with every layer in a group of its own."""
     one = dataclasses.replace(config, layer_groups=(1,) * config.layers)

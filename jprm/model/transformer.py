@@ -285,55 +285,50 @@ class Decoder(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """Linear map from hidden states to logits, in float32. Its kernel starts at zero, its bias at `start` or zero.
+    """Hidden states to the logits of `config.head`, in float32: the one projection of every head.
 
-    With `hidden`, of relu(x W + b) in place of x, as in Qwen2.5-Math-PRM.
+    A step head is linear, with `head_hidden` applied to relu(x W + b) (Qwen2.5-Math-PRM). Its kernel starts at zero. A
+    head over the vocabulary multiplies by the embedding table where the two are tied.
     """
 
-    channels: int
-    bias: bool = True
-    hidden: bool = False
-    start: tuple[float, ...] = ()
+    config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S C"]:
-        if self.hidden:
-            width = x_BSD.shape[-1]
-            kernel_DD = _param(self, "hidden_kernel", (width, width), scale=width**-0.5)
-            bias_D = _param(self, "hidden_bias", (width,))
-            x_BSD = jax.nn.relu(jnp.einsum("BSD,DE->BSE", x_BSD, kernel_DD) + bias_D)
-        kernel_DC = _param(self, "kernel", (x_BSD.shape[-1], self.channels))
-        logit_BSC = jnp.einsum("BSD,DC->BSC", x_BSD, kernel_DC)
-        if self.bias:
-            logit_BSC = logit_BSC + _param(self, "bias", (self.channels,), value=self.start or 0.0)
-        return logit_BSC
-
-
-def step_head(config: ModelConfig, name: str | None = None) -> HeadLayer:
-    """The layer that turns the hidden states of steps into the logits of `config.head`."""
-    head = find(config.head)
-    return HeadLayer(len(head.channels), hidden=config.head_hidden, start=head.bias, name=name)
+    def __call__(self, x_BSD: Float[Array, "*B D"], embed_VD: Float[Array, "V D"]) -> Float[Array, "*B C"]:
+        c, head = self.config, find(self.config.head)
+        x_BSD = x_BSD.astype(jnp.float32)
+        place = sharding("batch", *[None] * (x_BSD.ndim - 1))
+        if not head.channels:
+            if c.tied_embeddings:
+                logit_BSV = jnp.einsum("...D,VD->...V", x_BSD, embed_VD.astype(jnp.float32), out_sharding=place)
+            else:
+                kernel_DV = _param(self, "kernel", (c.width, c.vocab_size))
+                logit_BSV = jnp.einsum("...D,DV->...V", x_BSD, kernel_DV, out_sharding=place)
+            return capped(logit_BSV, c.logit_softcap)
+        if c.head_hidden:
+            kernel_DD = _param(self, "hidden_kernel", (c.width, c.width), scale=c.width**-0.5)
+            bias_D = _param(self, "hidden_bias", (c.width,))
+            x_BSD = jax.nn.relu(jnp.einsum("...D,DE->...E", x_BSD, kernel_DD) + bias_D)
+        kernel_DC = _param(self, "kernel", (c.width, len(head.channels)))
+        bias_C = _param(self, "bias", (len(head.channels),), value=head.bias or 0.0)
+        return jnp.einsum("...D,DC->...C", x_BSD, kernel_DC) + bias_C
 
 
 class Model(nn.Module):
-    """Decoder and step head: `Rows` to the logits of its steps, in float32."""
+    """Decoder and head: `Rows` to the logits of its steps, in float32."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, rows: Rows) -> Float[Array, "B S C"]:
         """Hidden states are gathered at the step ends first, so the head costs S, not T."""
-        c = self.config
-        x_BTD, embed_VD = Decoder(c, name="decoder")(rows.tokens, rows.position, rows.until)
-        x_BSD = at_tokens(x_BTD, rows.step_end).astype(jnp.float32)
-        if find(c.head).channels:
-            return step_head(c, name="head")(x_BSD)
-        if c.tied_embeddings:
-            embed_VD = embed_VD.astype(jnp.float32)
-            logit_BSV = jnp.einsum("BSD,VD->BSV", x_BSD, embed_VD, out_sharding=sharding("batch", None, None))
-        else:
-            logit_BSV = HeadLayer(c.vocab_size, bias=False, name="head")(x_BSD)
-        return capped(logit_BSV, c.logit_softcap)
+        x_BTD, embed_VD = Decoder(self.config, name="decoder")(rows.tokens, rows.position, rows.until)
+        return HeadLayer(self.config, name="head")(at_tokens(x_BTD, rows.step_end), embed_VD)
+
+
+def head_logits(params: Mapping, config: ModelConfig, x_BSD: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+    """Returns the head's logits at hidden states, in float32."""
+    return HeadLayer(config).apply({"params": params.get("head", {})}, x_BSD, params["decoder"]["embed"])
 
 
 def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:

@@ -32,6 +32,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, sharding, spec
+from jprm.model.transformer import head_logits
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampling import draw, pick
 from jprm.tokenizer import Tokenizer, load_tokenizer
@@ -146,7 +147,7 @@ def _decode(
     def body(s: _Samples) -> _Samples:
         position_B1 = (first_B + s.count)[:, None]
         x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, s.count)
-        logit_BV = decode.language_logits(params, config, x_B1D[:, 0])
+        logit_BV = head_logits(params, config, x_B1D[:, 0])
         key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
         token_B = draw(key, logit_BV, temperature, top_p)
         logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)

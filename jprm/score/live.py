@@ -25,7 +25,7 @@ from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Output, find
 from jprm.model.mesh import put_rows, spec
-from jprm.model.transformer import step_head
+from jprm.model.transformer import head_logits
 from jprm.score.scorer import PRM
 
 SLOTS = 4096
@@ -201,8 +201,8 @@ def _extend(
     """The pool with the new tokens' keys in their slots, and the scores at the steps' last tokens."""
     past = decode.Past(pool, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
     x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
-    x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1).astype(jnp.float32)
-    score_PS = score(step_head(config).apply({"params": params["head"]}, x_PSD))
+    x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1)
+    score_PS = score(head_logits(params, config, x_PSD))
 
     def put(slots_NKH, x_PKTH):
         """Of a layer, or of a group of many."""
