@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "jprm"
 
 LAYERS = [
-    ["jprm", "tree", "jsonl", "outputs", "multihost", "statistics", "answers", "worker", "registry"],
+    ["jprm", "progress", "tree", "jsonl", "outputs", "multihost", "statistics", "answers", "worker", "registry"],
     ["gguf_file", "tokenizer", "layout", "token_tree", "rows", "pack"],
     ["model"],
     ["experiment", "checkpoints"],

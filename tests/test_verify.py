@@ -49,7 +49,7 @@ def test_arithmetic(folder, capsys):
         (-1, 0, None),
     ]
     assert tree["nodes"] == [{"parent": -1, "text": "5 - 1 = 4", "label": 1, "origin": "formal", "checked": 1}]
-    assert "trees: 3, right: 3, wrong: 2, not checkable: 1" in capsys.readouterr().out
+    assert "trees: 3, correct: 3, incorrect: 2, not checkable: 1" in capsys.readouterr().out
 
 
 def test_a_killed_run_continues_where_it_was(folder, monkeypatch):
@@ -74,7 +74,7 @@ def test_a_killed_run_continues_where_it_was(folder, monkeypatch):
     seen.append("killed")
     counts = files.label_verify("arithmetic", folder / "in.jsonl", folder / "out.jsonl")
     assert seen == ["p", "q", "killed", "q", "r"]
-    assert counts == {"trees": 3, "right": 6, "wrong": 0, "not checkable": 0} and not part.exists()
+    assert counts == {"trees": 3, "correct": 6, "incorrect": 0, "not checkable": 0} and not part.exists()
     assert [record["problem"] for record in read_records(folder / "out.jsonl")] == ["p", "q", "r"]
     assert files.label_verify("arithmetic", folder / "in.jsonl", folder / "out.jsonl") == counts
     assert len(seen) == 5  # a finished file is left alone

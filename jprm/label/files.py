@@ -1,4 +1,4 @@
-"""Labels from file to file: what `jprm label` calls. Each prints what it did and returns the counts."""
+"""Labels from file to file, for `jprm label`. Every function returns counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from jprm.jsonl import dump, parse, read_lines, read_records, write_records
 from jprm.label.config import MonteCarloConfig, OmegaConfig
 from jprm.label.consensus import consensus
@@ -18,6 +16,7 @@ from jprm.label.omega import label_problems
 from jprm.label.rollouts import Rollouts
 from jprm.outputs import continued, cut, input_of
 from jprm.policy.protocol import Policy
+from jprm.progress import Bar
 from jprm.tree import ReasoningTree, record_of, tree_of
 from jprm.verify.checkers import Kind, checker, labelled
 from jprm.verify.python_steps import tests_of
@@ -26,19 +25,19 @@ Path = str | os.PathLike
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
-    """Monte Carlo values for the chains, pools and trees of a file. The file of rollouts makes it continue."""
+    """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
     _check(input, output, rollouts)
-    with Rollouts(policy, rollouts) as drawn, _Bar(output, sum(1 for _ in read_lines(input))) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, sum(1 for _ in read_lines(input))) as bar:
         trees = label_trees(_trees(input), drawn, config)
         counts = _write(output, bar.follow(trees))
     return counts | {"rollouts": drawn.sampled, "failed": drawn.failed}
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
-    """OmegaPRM's trees for the problems of a file, with or without chains. The file of rollouts makes it continue."""
+    """Writes OmegaPRM's trees for the problems of a file. The file of rollouts makes it continue."""
     _check(input, output, rollouts, _problems)
     left_out = collections.Counter()
-    with Rollouts(policy, rollouts) as drawn, _Bar(output, sum(1 for _ in read_lines(input))) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, sum(1 for _ in read_lines(input))) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         counts = _write(output, trees)
     return counts | dict(left_out) | {"rollouts": drawn.sampled, "failed": drawn.failed}
@@ -47,7 +46,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
 def label_consensus(
     input: Path, other: Path, output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
-    """The chains of `input` on whose first error `other` agrees."""
+    """Writes the chains of `input` on whose first error `other` agrees."""
     if os.path.realpath(output) in (os.path.realpath(input), os.path.realpath(other)):
         raise ValueError(f"{os.fspath(output)}: is an input too; name another output")
     counts = collections.Counter(kept=0)
@@ -56,22 +55,22 @@ def label_consensus(
 
 
 def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
-    """Formal labels for the chains, pools and trees of a file. A call that was stopped continues."""
+    """Labels the chains, pools and trees of a file by computation. The same call continues a stopped one."""
     check = checker(kind, in_sandbox=in_sandbox)
     for number, tree in enumerate(_trees(input), start=1):
         if kind == "python":
             tests_of(tree, f"{os.fspath(input)}: record {number}")
     request = {"kind": kind, "sandbox": in_sandbox}
     _continued(input, output, request, lambda trees: [labelled(tree, check(tree)) for tree in trees], chunk=1)
-    counts = collections.Counter({"trees": 0, "right": 0, "wrong": 0, "not checkable": 0})
+    counts = collections.Counter({"trees": 0, "correct": 0, "incorrect": 0, "not checkable": 0})
     for tree in _trees(output):
         counts["trees"] += 1
-        counts.update({1: "right", 0: "wrong", None: "not checkable"}[node.label] for node in tree.nodes)
+        counts.update({1: "correct", 0: "incorrect", None: "not checkable"}[node.label] for node in tree.nodes)
     return dict(counts)
 
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
-    """A teacher's scores as labels for the chains, pools and trees of a file. A call that was stopped continues."""
+    """Labels the chains, pools and trees of a file with a teacher's scores. The same call continues a stopped one."""
     from jprm.label.teacher import label_trees as taught
     from jprm.loading import load
     from jprm.score.scorer import CHUNK
@@ -86,9 +85,9 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
 def _continued(
     input: Path, output: Path, request: dict, label: Callable[[list[ReasoningTree]], list[ReasoningTree]], chunk: int
 ) -> None:
-    """Labels the trees of `input`, `chunk` together, into `OUTPUT.part`, which gets its name when it is whole.
+    """Labels the trees of `input`, `chunk` at a time, into `OUTPUT.part`, which is renamed once it is whole.
 
-    The same request continues behind the last whole chunk, or does nothing where `output` is finished.
+    The same request continues after the last whole chunk, or does nothing if `output` is finished.
 
     Raises:
       ValueError: as `jprm.outputs`; nothing is touched.
@@ -98,14 +97,13 @@ def _continued(
         if opened is None:
             return
         file, part = opened
-        with _Bar(output, total) as bar:
-            there = cut(file, chunk)
-            bar.advance(bar.task, there)
+        there = cut(file, chunk)
+        with _bar(output, total, there) as bar:
             trees = islice(_trees(input), there, None)
             while batch := list(islice(trees, chunk)):
                 file.writelines(dump(record_of(tree)).encode() + b"\n" for tree in label(batch))
                 file.flush()
-                bar.advance(bar.task, len(batch))
+                bar.add(len(batch))
         os.replace(part, output)
 
 
@@ -114,7 +112,7 @@ def _trees(path: Path) -> Iterator[ReasoningTree]:
 
 
 def _problems(path: Path) -> Iterator[ReasoningTree]:
-    """As `_trees`; a record that is a problem alone is one too, with a step that nobody reads."""
+    """As `_trees`, but also takes records that are a problem alone, which get a step that nobody reads."""
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         record = parse(line, where)
@@ -123,13 +121,13 @@ def _problems(path: Path) -> Iterator[ReasoningTree]:
 
 
 def _check(input: Path, output: Path, rollouts: Path, read: Callable[[Path], Iterator[ReasoningTree]] = _trees) -> None:
-    """Bad input is refused before the first rollout is paid for."""
+    """Refuses bad input before the first rollout is paid for."""
     if len({os.path.realpath(path) for path in (input, output, rollouts)}) < 3:
         raise ValueError("input, output and rollouts are three files: one of them is named twice")
     for number, tree in enumerate(read(input), start=1):
         if tree.answer is None:
             raise ValueError(
-                f"{os.fspath(input)}: record {number}: answer: is absent, so no rollout can be right or wrong. "
+                f"{os.fspath(input)}: record {number}: answer: is absent, so no rollout can be judged. "
                 "Give the record its `answer`, or remove it."
             )
 
@@ -147,13 +145,5 @@ def _write(output: Path, trees: Iterable[ReasoningTree]) -> dict:
     return dict(counts)
 
 
-class _Bar(Progress):
-    def __init__(self, output: Path, total: int):
-        columns = TextColumn("labelling {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        super().__init__(*columns)
-        self.task = self.add_task(os.path.basename(output), total=total)
-
-    def follow(self, items: Iterable) -> Iterator:
-        for item in items:
-            yield item
-            self.advance(self.task)
+def _bar(output: Path, total: int, done: int = 0) -> Bar:
+    return Bar(f"labelling {os.path.basename(output)}", total, done)

@@ -11,11 +11,11 @@ from itertools import islice
 from typing import IO, Any
 
 import jax
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm import multihost
 from jprm.jsonl import Rejects, dump, read_lines, read_records
 from jprm.outputs import continued, cut, input_of
+from jprm.progress import Bar
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.multihost import score_many
 from jprm.score.scorer import CHUNK, PRM
@@ -90,15 +90,13 @@ def write_scores(
                 pass
             return there
         file, part = opened[0]
-        columns = TextColumn(f"scoring {output.name}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns) as bar:
-            task = bar.add_task("", total=total, completed=there)
+        with Bar(f"scoring {output.name}", total, there) as bar:
             for count, record in enumerate(lines, start=1):
                 record = record if calibration is None else mapped(calibration, record)
                 file.write(dump(record).encode() + b"\n")
                 if count % CHUNK == 0:
                     file.flush()
-                bar.advance(task)
+                bar.add()
         file.flush()
         os.replace(part, output)
     return there

@@ -1,8 +1,8 @@
-"""Searches from file to file: what `jprm search` calls.
+"""Searches from file to file, for `jprm search`.
 
-Beside `OUTPUT`, until it is whole, lie `OUTPUT.part`, a line for every problem that is finished; `OUTPUT.samples`, all
-that the policy wrote; and `OUTPUT.info.json`, what was asked for. So the same command continues: it searches no
-finished problem again and pays for no sample twice.
+Until `OUTPUT` is whole, three files are beside it: `OUTPUT.part` with a line for every finished problem,
+`OUTPUT.samples` with everything that the policy wrote, and `OUTPUT.info.json` with the request. The same command
+therefore continues: it searches no finished problem and pays for no sample twice.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
 from jprm.outputs import atomic_file, continued, input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
+from jprm.progress import Bar
 from jprm.search.growing_tree import Problem
 from jprm.search.live_scorer import LiveScorer
 from jprm.search.lockstep import SearchConfig, search
@@ -35,11 +34,12 @@ _CHAINS = ("steps", "samples", "nodes", "labels", "scores", "completions", "sema
 def read_problems(
     path: Path, on_error: str = "stop", rejects: Rejects | None = None
 ) -> Iterator[tuple[bytes, Problem]]:
-    """The lines of a file of records with `problem` and, where it is known, `answer`; what else they hold is kept, less
-    chains, which are not used.
+    """Yields (line, problem) for a file of records with `problem` and, where known, `answer`.
+
+    Other keys are kept, except those of chains.
 
     Raises:
-      RecordError: for on_error='stop': FILE:LINE, field, reason and remedy. With 'skip' the line goes to `rejects`.
+      RecordError: for on_error='stop'. With 'skip' the line goes to `rejects`.
     """
     reject = reject_with(on_error, rejects)
     for number, line in read_lines(path):
@@ -67,13 +67,13 @@ def search_file(
     *,
     on_error: str = "stop",
 ) -> dict[str, int]:
-    """Searches the problems of a file; returns counts, of which `prm_tokens` leaves out what a killed run lost.
+    """Searches the problems of a file and returns counts; `prm_tokens` omits what a killed run lost.
 
-    `scored_by` identifies the scorer, and is kept with the results. A problem for which the policy wrote no step at
-    all has no record: its line goes, byte for byte, to `OUTPUT.rejects`, and so do bad lines with on_error='skip'.
+    `scored_by` identifies the scorer in the results. A problem without a single sampled step has no record: its line
+    goes, byte for byte, to `OUTPUT.rejects`, as do bad lines with on_error='skip'.
 
     Raises:
-      ValueError: `output`, or its beginning, is of another request; nothing is touched.
+      ValueError: `output`, or its part, is of another request; nothing is touched.
       PolicyError: the policy gives nothing; the same call continues once it does.
     """
     output = pathlib.Path(output)
@@ -88,9 +88,9 @@ def search_file(
         file, part = opened
         with Rejects(output.with_name(output.name + ".rejects")) as rejects:
             problems = list(read_problems(input, on_error, rejects))
-            with KeptPolicy(policy, samples) as kept, _Bar(output, len(problems)) as bar:
+            with KeptPolicy(policy, samples) as kept, Bar(f"searching {output.name}", len(problems)) as bar:
                 done = _read_part(file)
-                bar.advance(bar.task, len(done))
+                bar.add(len(done))
                 left = [i for i in range(len(problems)) if i not in done]
                 tokens = scorer.tokens
                 about = {"method": method, **about, "policy": policy.name, "scorer": dict(scored_by)}
@@ -103,7 +103,7 @@ def search_file(
                     file.write(dump(line).encode() + b"\n")
                     file.flush()
                     done[left[i]] = line
-                    bar.advance(bar.task)
+                    bar.add()
             with atomic_file(output) as file:
                 for i in sorted(done):
                     if done[i]["record"] is not None:
@@ -118,7 +118,7 @@ def search_file(
 
 
 def _read_part(file) -> dict[int, dict[str, Any]]:
-    """The finished problems, by index. A last line without its end is what a kill leaves: it is cut off."""
+    """Returns the finished problems by index, and cuts off an unfinished last line, which a kill leaves."""
     file.seek(0)
     done, whole = {}, 0
     for line in file:
@@ -141,10 +141,3 @@ def _counts(output: pathlib.Path) -> dict[str, int]:
         for name in ("policy_tokens", "over_budget_tokens"):
             counts[name] += found[name]
     return dict(counts)
-
-
-class _Bar(Progress):
-    def __init__(self, output: pathlib.Path, total: int):
-        columns = TextColumn("searching {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        super().__init__(*columns)
-        self.task = self.add_task(output.name, total=total)
