@@ -1,6 +1,6 @@
 """Outputs that are written a piece at a time, so that the same command continues one that was stopped.
 
-Beside OUTPUT, until it is whole, lies OUTPUT.part; OUTPUT.info.json holds what was asked for.
+Beside OUTPUT are, until it is whole, OUTPUT.part and, for good, OUTPUT.info.json, which holds the request.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, Any
 
+VERSION = 1
+"""Of the format of outputs and their requests. A request of a newer version is refused."""
+
 
 def input_of(path: str | os.PathLike) -> dict[str, Any]:
-    """What a request says of its input: where it is, its size and its age."""
+    """Returns what a request holds of its input: path, size and time of change."""
     stat = os.stat(path)
     return {"input": os.path.abspath(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
 
@@ -25,13 +28,13 @@ def input_of(path: str | os.PathLike) -> dict[str, Any]:
 def continued(
     output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path
 ) -> Iterator[tuple[IO[bytes], pathlib.Path] | None]:
-    """`OUTPUT.part` and its path, open to read and to append; None where `output` is finished.
+    """Opens `OUTPUT.part` to read and to append, and yields it with its path; None where `output` is finished.
 
-    The caller renames it. It goes when nothing is in it. `more` are files that belong to the same request.
+    The caller renames it when it is whole; an empty one is removed. `more` are files that belong to the same request.
 
     Raises:
-      ValueError: what is there is the input, of another request, or being written by another process; nothing is
-        touched.
+      ValueError: what is there is the input, of another request or a newer jprm, or being written by another process;
+        nothing is touched.
     """
     output = pathlib.Path(output)
     part, info = (output.with_name(output.name + end) for end in (".part", ".info.json"))
@@ -40,7 +43,7 @@ def continued(
     output.parent.mkdir(parents=True, exist_ok=True)
     with only_writer(part) as file:
         try:
-            before = _said(info)
+            before = _request_in(info)
             differ = [name for name in {**request, **before} if request.get(name) != before.get(name)]
             for path in (output, part, *more):
                 if differ and path.exists() and (path == output or path.stat().st_size):
@@ -52,8 +55,8 @@ def continued(
                 yield None
                 return
             if differ:
-                with atomic_file(info) as said:
-                    said.write((json.dumps(request, indent=2) + "\n").encode())
+                with atomic_file(info) as opened:
+                    opened.write((json.dumps({"version": VERSION, **request}, indent=2) + "\n").encode())
             yield file, part
             file.flush()
         finally:
@@ -62,7 +65,7 @@ def continued(
 
 
 def cut(file: IO[bytes], chunk: int) -> int:
-    """Cuts the file behind its last whole chunk of so many lines; returns the lines that are left."""
+    """Cuts the file after its last whole chunk of so many lines; returns how many lines stay."""
     file.seek(0)
     there = end = 0
     for count, line in enumerate(iter(file.readline, b""), start=1):
@@ -72,13 +75,21 @@ def cut(file: IO[bytes], chunk: int) -> int:
     return there
 
 
-def _said(info: pathlib.Path) -> dict[str, Any]:
-    """The request that is kept; empty where there is none, or what a full disk left of it."""
+def _request_in(info: pathlib.Path) -> dict[str, Any]:
+    """The request that was kept, without its version; empty where there is none or a full disk cut it short."""
     try:
-        said = json.loads(info.read_bytes())
+        kept = json.loads(info.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
-        said = None
-    return said if isinstance(said, dict) else {}
+        kept = None
+    kept = kept if isinstance(kept, dict) else {}
+    check_version(kept.pop("version", 1), VERSION, info)
+    return kept
+
+
+def check_version(found: Any, known: int, path: str | os.PathLike) -> None:
+    """Raises ValueError for a file of a newer version than this jprm knows, or with no number as its version."""
+    if type(found) is not int or not 0 < found <= known:
+        raise ValueError(f"{os.fspath(path)}: is of version {found!r}, and this jprm reads up to {known}: upgrade jprm")
 
 
 def partial_of(path: str | os.PathLike) -> str:
@@ -88,9 +99,9 @@ def partial_of(path: str | os.PathLike) -> str:
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """A binary file to write, which takes the name `path` when the block ends well and is gone when it does not.
+    """Opens a binary file to write. It takes the name `path` when the block ends well; otherwise it is removed.
 
-    It asks for no lock: a run's own small files are written on network file systems, where the lock of a host that died
+    It takes no lock: a run's own small files are written on network file systems, where the lock of a host that died
     may stay.
     """
     partial = partial_of(path)
@@ -106,10 +117,10 @@ def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """The file, open to read and to append, which no other process has so at the same time.
+    """Opens the file to read and to append, locked against other processes.
 
     Raises:
-      ValueError: another process has it.
+      ValueError: another process has it open.
       OSError: as the system's, with the file's name.
     """
     with _named(path), open(path, "a+b") as file:
@@ -119,10 +130,10 @@ def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def only_run(path: str | os.PathLike) -> Iterator[None]:
-    """Within the block no other process has this file or folder so; it may not be there yet. `PATH.lock` says it.
+    """Locks a file or folder, which need not exist, against other processes within the block, by `PATH.lock`.
 
     Raises:
-      ValueError: another process has it.
+      ValueError: another process has locked it.
     """
     lock = pathlib.Path(f"{os.fspath(path)}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +146,7 @@ def only_run(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(path: str | os.PathLike) -> Iterator[None]:
-    """Names the file in the error of a full disk, which the system does not."""
+    """Adds the file's name to the error of a full disk, which the system leaves out."""
     try:
         yield
     except OSError as error:
@@ -145,13 +156,11 @@ def _named(path: str | os.PathLike) -> Iterator[None]:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems: nothing there can be asked for
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems have no locks
 
 
 def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
-    """Holds the file until it is closed; what has been given another name meanwhile is another's, and whole."""
+    """Locks the file until it is closed. One that was renamed meanwhile is another process's, and whole."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):

@@ -138,16 +138,15 @@ def chains_of(tree: ReasoningTree) -> list[list[int]]:
 def with_scores(
     tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Sequence[float]] | None = None
 ) -> ReasoningTree:
-    """Returns the tree with scores[i] as node i's score and `outputs`, lists of the same length, as its named outputs.
+    """Returns the tree with scores[i] as node i's score, and `outputs`, lists of the same length, as named outputs.
 
-    Earlier scores and outputs are replaced.
+    They replace earlier scores and outputs; with None the outputs stay.
     """
-    columns = {name: list(values) for name, values in (outputs or {}).items()}
-    nodes = tuple(
-        dataclasses.replace(node, score=score, outputs={name: values[i] for name, values in columns.items()})
-        for i, (node, score) in enumerate(zip(tree.nodes, scores, strict=True))
-    )
-    return dataclasses.replace(tree, nodes=nodes)
+    nodes = []
+    for i, (node, score) in enumerate(zip(tree.nodes, scores, strict=True)):
+        named = node.outputs if outputs is None else {name: values[i] for name, values in outputs.items()}
+        nodes.append(dataclasses.replace(node, score=score, outputs=named))
+    return dataclasses.replace(tree, nodes=tuple(nodes))
 
 
 def in_order_of(record: Any, made: Any) -> Any:

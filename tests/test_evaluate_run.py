@@ -27,8 +27,8 @@ def short_rows():
 def counted(monkeypatch):
     """The number of trees that the model was asked to score."""
     trees = []
-    whole = scorer.PRM.score_trees
-    monkeypatch.setattr(scorer.PRM, "score_trees", lambda self, given: trees.extend(given) or whole(self, given))
+    whole = scorer.PRM.outputs_of
+    monkeypatch.setattr(scorer.PRM, "outputs_of", lambda self, given: trees.extend(given) or whole(self, given))
     return trees
 
 

@@ -54,7 +54,7 @@ for name in ("scored", "continued"):
 def broken(*_):
     raise ValueError("broken here")
 if own == 1:
-    PRM.score_trees = broken
+    PRM.outputs_of = broken
 try:
     score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / "never.jsonl")
 except ValueError as error:

@@ -18,11 +18,13 @@ import jprm
 from jprm.jsonl import read_records, write_records
 from jprm.model.attention.gpu_cudnn import CUDNN
 from jprm.model.config import ModelConfig
+from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import files, scorer
 from jprm.score.files import score_file
+from jprm.score.identity import digest
 from jprm.score.implicit import LogRatio
 from jprm.tree import chains_of, tree_of
 
@@ -60,11 +62,46 @@ def test_a_score_depends_on_nothing_behind_its_step(prm):
         np.testing.assert_allclose(prm.score(record["problem"], record["steps"][:k]), whole[:k], atol=CLOSE, rtol=0)
 
 
+def test_one_string_is_no_list_of_steps(prm):
+    for read in (prm.score, prm.logits):
+        with pytest.raises(TypeError, match=r"steps is one string: pass a list of steps, \[text\]"):
+            read("2 + 2?", "4.")
+
+
+def test_logits_need_no_mesh_and_give_the_score(prm):
+    record = chains(1, seed=4)[0]
+    logits = prm.logits(record["problem"], record["steps"])
+    assert logits.shape == (len(record["steps"]), 2) and logits.dtype == np.float32
+    score = prm.score(record["problem"], record["steps"])
+    np.testing.assert_allclose(np.asarray(prm.readout.score(logits)), score, atol=1e-6)  # rounded to seven decimals
+
+
+def test_a_prm_is_shown_in_a_line(prm):
+    assert repr(prm).startswith("PRM('") and "array" not in repr(prm) and len(repr(prm)) < 250
+    assert "head 'binary'" in repr(prm) and f"step {prm.step}" in repr(prm)
+
+
+def test_named_outputs_are_written_beside_the_scores(prm, input_file, tmp_path):
+    readout = Readout(score=prm.readout.score, low=Weighted("softmax", (0.0, 0.5)))
+    double = dataclasses.replace(prm, readout=readout)
+    assert double.output_names == ("score", "low")
+    score_file(double, input_file, tmp_path / "out.jsonl")
+    for plain, record in zip(
+        prm.score_many(read_records(input_file)), read_records(tmp_path / "out.jsonl"), strict=True
+    ):
+        tree = tree_of(record)
+        assert [node.score for node in tree.nodes] == [node.score for node in tree_of(plain).nodes]
+        for node in tree.nodes:
+            assert node.outputs.keys() == {"low"} and abs(node.outputs["low"] - node.score / 2) < 1e-6
+        chain = record.get("samples", [record])[0]
+        assert len(chain["outputs"]["low"]) == len(chain["scores"]) if "nodes" not in record else True
+
+
 def test_files_keep_the_digits_of_a_low_score():
     """Seven decimals made all below 5e-8 the same, and a product with one of them 0."""
     score_N = np.array([3e-9, 2e-8, 1e-30, 0, 0.01234567, 0.1, 1 / 3, 1 - 2**-24, 1, -123.45678], np.float32)
     chain = {"problem": "p", "steps": ["x"] * len(score_N)}
-    found = json.loads(json.dumps(scorer.scored(chain, tree_of(chain), score_N)))["scores"]
+    found = json.loads(json.dumps(scorer.scored(chain, tree_of(chain), {"score": score_N})))["scores"]
     np.testing.assert_allclose(found, score_N, rtol=5e-7)  # half a unit of the seventh digit
     assert found[4:7] == [0.01234567, 0.1, 0.3333333]  # and none that float32 has not
 
@@ -142,14 +179,14 @@ def test_a_chain_a_row_gives_the_same_scores(prm, monkeypatch):
     equal = {"problem": "equal", "samples": [{"steps": ["add 1"]}] * 300}  # more than a row has slots
     records = [*chains(5, seed=5), *trees(5, seed=5), wide, equal, *chains(2, seed=7, longest=40)]
     expected, sizes = list(prm.score_many(records)), []
-    whole = scorer._score
+    whole = scorer._outputs
 
     def counted(params, config, rows, reading):
         assert CUDNN.plan(rows.until, rows.position, None).alone.all()
         sizes.append(rows.tokens.shape)
         return whole(params, config, rows, reading)
 
-    monkeypatch.setattr(scorer, "_score", counted)
+    monkeypatch.setattr(scorer, "_outputs", counted)
     monkeypatch.setattr(ModelConfig, "chain_rows", True)
     for a, b in zip(prm.score_many(records), expected, strict=True):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -184,13 +221,13 @@ def test_cudnns_scores_are_those_of_the_reference(prm, devices):
 
 
 def test_few_shapes_are_compiled(prm):
-    scorer._score.clear_cache()
+    scorer._outputs.clear_cache()
     records = [record for k in range(50) for record in chains(1, seed=100 + k, longest=2 + 3 * (k % 25))]
     assert len({len(record["steps"]) for record in records}) > 10
     for record in records:
         prm.score(record["problem"], record["steps"])
     list(prm.score_many(records))
-    assert scorer._score._cache_size() <= 4
+    assert scorer._outputs._cache_size() <= 4
 
 
 def test_bad_records_are_refused(prm):
@@ -210,7 +247,7 @@ def test_parameters_that_are_not_finite_are_named(prm):
 
 
 def test_a_folder_that_holds_no_run_is_refused(tiny_run, tmp_path, one_device):
-    with pytest.raises(FileNotFoundError, match="experiment.json: not there; .* is not the folder of a run"):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such file or folder"):
         jprm.load(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     shutil.copy(tiny_run.folder / "experiment.json", tmp_path)
@@ -267,10 +304,35 @@ def test_a_scored_file_holds_what_score_many_gives(prm, score, input_file, tmp_p
 
 
 def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file, tmp_path):
-    score(input_file, tmp_path / "out.jsonl", asked={"dtype": "int8", "attention": "blocked"})
+    blocked = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="blocked"))
+    score_file(blocked, input_file, tmp_path / "out.jsonl")
     info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
-    assert (info["dtype"], info["attention"]) == ("int8", "blocked")
-    with pytest.raises(ValueError, match="of another model, input or request"):
+    assert (info["dtype"], info["attention"], info["version"]) == ("float32", "blocked", 1)
+    with pytest.raises(ValueError, match=r"of another model, input or request \(attention\)"):
+        score(input_file, tmp_path / "out.jsonl")
+
+
+def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, score, input_file, tmp_path):
+    score(input_file, tmp_path / "out.jsonl")
+    kernel = prm.params["head"]["kernel"]
+    changed = prm.params | {"head": prm.params["head"] | {"kernel": kernel * 1.001}}
+    with pytest.raises(ValueError, match=r"of another model, input or request \(digest\)"):
+        score_file(dataclasses.replace(prm, params=changed), input_file, tmp_path / "out.jsonl")
+
+
+def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatch):
+    monkeypatch.setattr(jprm.loading, "make_mesh", make_mesh)  # all devices
+    whole = jprm.load(tiny_run.folder, MeshConfig(fsdp=4, tensor=2))
+    assert whole.mesh.size == 8 and digest(whole) == digest(prm)
+    permuted = jax.tree.map(lambda x: x[..., ::-1] + 1, prm.params)
+    assert digest(dataclasses.replace(prm, params=permuted)) != digest(prm)
+
+
+def test_an_output_of_a_newer_version_is_refused(score, input_file, tmp_path):
+    score(input_file, tmp_path / "out.jsonl")
+    info = tmp_path / "out.jsonl.info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 2}))
+    with pytest.raises(ValueError, match="out.jsonl.info.json: is of version 2, and this jprm reads up to 1: upgrade"):
         score(input_file, tmp_path / "out.jsonl")
 
 
@@ -348,9 +410,10 @@ def test_bad_lines_stop_or_go_to_the_rejects(prm, score, input_file, tmp_path):
     assert (tmp_path / "clean.jsonl").read_bytes() == output.read_bytes()
 
 
-def test_a_chain_that_no_memory_holds_is_named(prm):
+def test_a_chain_that_no_memory_holds_is_named_before_it_is_compiled(prm, monkeypatch):
     """Written out, attention over a million tokens is 2^40 float32 a head: 4 TiB, which no machine gives."""
     written_out = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="reference"))
+    monkeypatch.setattr(scorer, "_outputs", lambda *args: pytest.fail("compiled"))
     with pytest.raises(
         ValueError, match="problem 'long': a row of 1,048,576 tokens does not fit in memory with attent"
     ):

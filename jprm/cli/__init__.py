@@ -165,8 +165,7 @@ def score(
     multihost.start(distributed)
     os.stat(input)  # before the model is loaded
     prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
-    asked = {"dtype": dtype, "attention": attention}
-    summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, asked=asked)
+    summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated)
     if multihost.is_first():
         print(summary)
 

@@ -18,9 +18,9 @@ from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
 from jprm.outputs import atomic_file
-from jprm.score.scorer import PRM, scored
+from jprm.score.scorer import PRM, as_written
 from jprm.statistics import equal_mass_bins
-from jprm.tree import tree_of
+from jprm.tree import in_order_of, record_of, tree_of, with_scores
 
 CLIP = 1e-9
 """Log-odds are taken of scores in [CLIP, 1 - CLIP]: finite at 0 and 1, and no two float32 scores near 1 are merged."""
@@ -204,6 +204,7 @@ def stored_calibration(prm: PRM) -> Recalibration:
 
 
 def mapped(recalibration: Recalibration, record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a scored chain, pool or tree with the map applied to its scores."""
+    """Returns a copy of a scored chain, pool or tree with the map applied to its scores, not to other outputs."""
     tree = tree_of(record)
-    return scored(record, tree, apply(recalibration, np.array([node.score for node in tree.nodes], float)))
+    score_N = apply(recalibration, np.array([node.score for node in tree.nodes], float))
+    return in_order_of(record, record_of(with_scores(tree, map(as_written, score_N))))

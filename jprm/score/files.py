@@ -6,9 +6,9 @@ import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import jax
 
@@ -17,33 +17,41 @@ from jprm.jsonl import Rejects, dump, read_lines, read_records
 from jprm.outputs import continued, cut, input_of
 from jprm.progress import Bar
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
+from jprm.score.identity import identity
 from jprm.score.multihost import score_many
 from jprm.score.scorer import CHUNK, PRM
 
 
 def score_file(
-    prm: PRM, input: str | os.PathLike, output: str | os.PathLike, *, on_error: str = "stop", calibrated: bool = False,
-    asked: Mapping[str, Any] = {},
-) -> str:  # fmt: skip
-    """Scores a JSON Lines file of chains, pools or trees; returns a sentence that says what was done.
+    prm: PRM,
+    input: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    on_error: Literal["stop", "skip"] = "stop",
+    calibrated: bool = False,
+) -> str:
+    """Scores a JSON Lines file of chains, pools or trees; returns a sentence that reports what was done.
 
     With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
-    through the map of `jprm.score.calibration_map`, which raises where the model has none. `asked` is what else the
-    scores depend on, such as how the model was loaded.
+    through the map that is stored with the model (`jprm.score.calibration_map`).
+
+    Raises:
+      RecordError: a bad line, for on_error='stop'.
+      ValueError: an input that not every host sees, or an output of another request.
+      FileNotFoundError: `calibrated`, and the model has no map.
     """
     output = pathlib.Path(output)
     if jax.process_count() > 1 and not multihost.everywhere(pathlib.Path(input).is_file()):
-        raise ValueError(f"{input}: is not there on every host; input, output and model lie where all can read")
+        raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
     total = sum(1 for _ in read_lines(input))
     calibration = stored_calibration(prm) if calibrated else None
-    asked = {name: value for name, value in asked.items() if value}
-    asked |= {"calibration": calibration.to_json()} if calibration else {}
+    request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
     with contextlib.ExitStack() as stack:
         kept = output.parent if multihost.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
         rejects = stack.enter_context(Rejects(pathlib.Path(kept) / (output.name + ".rejects")))
         records = read_records(input, on_error=on_error, rejects=rejects)
-        there = write_scores(prm, records, output, request_of(prm, input, **asked), total, calibration)
-        for _ in records:  # not read where the output was finished; its rejects are to stay
+        there = write_scores(prm, records, output, request, total, calibration)
+        for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
     again = f" ({there} were there already)" if there else ""
@@ -52,8 +60,8 @@ def score_file(
 
 
 def request_of(prm: PRM, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
-    """What the scores depend on: the model and its step, the input and its age, and whatever else the caller names."""
-    return {"model": prm.name, "step": prm.step, **input_of(input), **more}
+    """Returns what the scores depend on: the model, the input's path and age, and whatever else the caller names."""
+    return {**identity(prm), **input_of(input), **more}
 
 
 def write_scores(
@@ -64,21 +72,22 @@ def write_scores(
     total: int | None,
     calibration: Recalibration | None = None,
 ) -> int:
-    """Writes the scored records to `output`; returns how many were there from an earlier, interrupted call.
+    """Writes the scored records to `output`; returns how many an earlier, interrupted call had written.
 
-    A call with the same request continues behind the last whole chunk, or does nothing where `output` is finished.
-    Another request, or another process that is writing, raises ValueError and touches nothing (`jprm.outputs`).
+    A call with the same request continues after the last whole chunk, and does nothing where `output` is finished.
+    Every process calls this; each scores its chunks, and process 0 writes.
 
-    Of several processes, which all call this, each scores its share, and the first writes.
+    Raises:
+      ValueError: `output` is of another request or being written by another process; nothing is touched.
     """
     output = pathlib.Path(output)
     with contextlib.ExitStack() as stack:
-        opened: list[tuple[IO[bytes], pathlib.Path]] = []  # in the first process, where the output is not finished
+        opened: list[tuple[IO[bytes], pathlib.Path]] = []  # in process 0, where the output is not finished
 
         def begin() -> tuple[bool, int]:
             found = stack.enter_context(continued(output, request))
             opened.extend([found] if found else [])
-            # records scored together before are so again: neighbours matter to a score's last digit
+            # whole chunks: which records are packed together changes a score's last digit
             return (False, cut(found[0], CHUNK)) if found else (True, sum(1 for _ in read_lines(output)))
 
         finished, there = multihost.first(begin)

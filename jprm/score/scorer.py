@@ -1,8 +1,8 @@
 """Scores from a trained model: chains, pools and trees go through the same packer and model as in training.
 
 prm = jprm.load("runs/prm800k_smollm2")
-prm.score(problem, steps)          # one probability a step
-prm.score_many(records)            # records of any kind, with their scores put in
+prm.score(problem, steps)          # one score a step
+prm.score_many(records)            # records of any kind, with their scores
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Float
 
 from jprm.layout import Layout
 from jprm.model.config import ModelConfig
@@ -26,28 +27,35 @@ from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogRatio
+from jprm.score.memory import check_memory
 from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tree import ReasoningTree, in_order_of, record_of, tree_of, with_scores
 
 SHORTEST, FILLED, LONGEST = 256, 2048, 8192
-"""Tokens of the shortest row that trees are packed into, of the longest that is made for many, and of the longest that
-is made for one. A row is SHORTEST times a power of two, so few shapes are ever compiled; a chain longer than
-LONGEST gets a row of its own size, the next power of two."""
+"""Tokens of the shortest row, of the longest row that several trees share, and of the longest row made for one tree.
+
+A row is SHORTEST times a power of two, so few shapes are compiled. A chain longer than LONGEST gets a row of its own
+size, the next power of two."""
 
 CHUNK = 64
-"""Records packed together by `score_many`: the unit of progress, and of what a killed run does again."""
+"""Records that `score_many` packs together: the unit of progress, and what a killed run scores again."""
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
-def _score(params: dict, config: ModelConfig, rows: Rows, readout: Readout):
+def _outputs(params: dict, config: ModelConfig, rows: Rows, readout: Callable) -> dict[str, jax.Array]:
     return readout(step_logits(params, config, rows))
 
 
-@dataclasses.dataclass(frozen=True)
-class PRM:
-    """A model, its layout and where it lies. `score` is the probability that a step is not wrong, by jprm's own models.
+def _logits(logit_BSC: jax.Array) -> dict[str, jax.Array]:
+    return {"logits": logit_BSC}
 
-    What the score of a published model is, its adapter says (`jprm.adapters`).
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PRM:
+    """A process reward model, ready to score. `jprm.load` makes it.
+
+    The score of jprm's own models is the probability that a step is not wrong; the adapter of a published model
+    (`jprm.adapters`) says what its score is.
     """
 
     params: dict
@@ -66,71 +74,127 @@ class PRM:
         if self.readout is None:
             object.__setattr__(self, "readout", find(self.config.head).readout)
 
+    def __repr__(self) -> str:
+        sizes = [x.size for x in jax.tree.leaves(self.params)]
+        devices = f"{self.mesh.size} {self.mesh.devices.flat[0].platform}"
+        return (
+            f"PRM({self.name!r}, step {self.step}, head {self.config.head!r}, {sum(sizes):,} parameters, on {devices})"
+        )
+
     @property
     def rule(self) -> str:
-        """How a chain's score is made of its steps' unless one is named: as its authors do, or as its labels ask."""
+        """The rule that makes a chain's score of its steps': its authors' choice, or the one that fits its labels."""
         return self.aggregation or DEFAULT_RULE[self.semantics]
 
-    def score(self, problem: str, steps: Sequence[str]) -> np.ndarray:
-        """(P,) float32, one probability a step; that of step k does not depend on the steps behind it."""
-        (score_P,) = self.score_trees([tree_of({"problem": problem, "steps": list(steps)})])
-        return np.array(list(map(as_written, score_P)), np.float32)
+    def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
+        """Returns one score a step, (P,) float32. The score of step k does not depend on later steps.
+
+        >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So 4."]).shape
+        (2,)
+
+        Raises:
+          TypeError: `steps` is one string, not a list of strings.
+          ValueError: a problem or step without text, or a chain longer than the model takes.
+        """
+        (outputs,) = self._read([_chain(problem, steps)], self.readout)
+        return np.array(list(map(as_written, outputs["score"])), np.float32)
+
+    def logits(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, "P C"]:
+        """Returns the head's logits at every step, (P, C) float32, with C the channels of the head.
+
+        Raises:
+          TypeError, ValueError: as `score`; and for an implicit PRM, which has no logits of steps.
+        """
+        if self.ratio is not None:
+            raise ValueError(f"{self.name}: an implicit PRM scores by two models' tokens and has no logits of steps")
+        (outputs,) = self._read([_chain(problem, steps)], _logits)
+        return outputs["logits"]
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The records in order, each with its scores: `scores` in a chain and in a pool's samples, `score` in a node.
+        """Yields the records in order with their scores: `scores` in a chain and a pool's samples, `score` in a node.
 
-        Raises RecordError for a record that is not valid, ValueError for a chain that no row holds and
-        FloatingPointError for a score that is not finite.
+        Named outputs of the head beyond the score are under `outputs`, lists by name in a chain or sample.
+
+        >>> [chain] = prm.score_many([{"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4."], "id": 7}])
+        >>> sorted(chain), len(chain["scores"])
+        (['id', 'problem', 'scores', 'steps'], 1)
+
+        Raises:
+          RecordError: a record that is not valid.
+          ValueError: a chain longer than the model takes.
+          FloatingPointError: a score that is not finite.
         """
         records = iter(records)
         while chunk := list(itertools.islice(records, CHUNK)):
             trees = [tree_of(record) for record in chunk]
-            for record, tree, score_N in zip(chunk, trees, self.score_trees(trees), strict=True):
-                yield scored(record, tree, score_N)
+            for record, tree, outputs in zip(chunk, trees, self.outputs_of(trees), strict=True):
+                yield scored(record, tree, outputs)
 
-    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
-        """(N,) float32 for each tree of N nodes. Common prefixes within a tree are computed once.
+    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
+        """Returns (N,) float32 for each tree of N nodes. Common prefixes within a tree are computed once.
 
-        (Once for every chain, where attention takes no trees: `ModelConfig.chain_rows`.)
+        Where attention takes one chain a row (`ModelConfig.chain_rows`), they are computed once for every chain.
         """
+        return [outputs["score"] for outputs in self.outputs_of(trees)]
+
+    def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
+        """Returns the head's named outputs for each tree of N nodes, (N,) float32 each; `score` is one of them.
+
+        Raises:
+          ValueError, FloatingPointError: as `score_many`.
+        """
+        return self._read(trees, self.readout)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of what `outputs_of` returns."""
+        return ("score",) if self.ratio is not None else tuple(name for name, _ in self.readout.outputs)
+
+    def _read(self, trees: Sequence[ReasoningTree], readout: Callable) -> list[dict[str, np.ndarray]]:
+        """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""
         token_trees = [token_tree(tree, self.layout) for tree in trees]
-        scores = [np.full(len(tree.nodes), np.nan, np.float32) for tree in trees]
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
         problem = np.array([tree.length_R[0] for tree in token_trees])
-        for rows, *slots in (_rows_of_chains if self._chain_rows else _rows_of_trees)(token_trees):
-            try:
-                for score_BS, first in self._run(rows, problem[slots[0]].astype(np.int32)):
-                    tree_BS, node_BS = (a_BS[first : first + len(score_BS)] for a_BS in slots)
-                    for tree, node, score in zip(*(a[tree_BS >= 0] for a in (tree_BS, node_BS, score_BS)), strict=True):
-                        scores[tree][node] = score
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                longest = max(np.unique(slots[0][slots[0] >= 0]), key=lambda i: len(token_trees[i].tokens_N))
-                raise ValueError(
-                    f"problem {trees[longest].problem[:60]!r}: a row of {rows.tokens.shape[1]:,} tokens does not fit in"
-                    f" memory with attention={self.config.attention!r}. Drop it, or score with attention 'blocked' or"
-                    " 'paths', or with dtype bfloat16 or int8"
-                ) from error
-        for tree, score_N in zip(trees, scores, strict=True):
-            if not np.isfinite(score_N).all():
-                node = int(np.argmin(np.isfinite(score_N)))
-                raise FloatingPointError(
-                    f"problem {tree.problem[:60]!r}, step {node}: the model's score is {score_N[node]}; its checkpoint"
-                    " (or a bfloat16 overflow) is at fault: use an earlier checkpoint or float32"
-                )
-        return scores
+        found: list[dict[str, np.ndarray]] = [{} for _ in trees]
+        for rows, tree_BS, node_BS in (_rows_of_chains if self._chain_rows else _rows_of_trees)(token_trees):
+            for outputs, first in self._fitting(trees, token_trees, tree_BS, rows, problem, readout):
+                for name, value_BS in outputs.items():
+                    tree_bS, node_bS = (x[first : first + len(value_BS)] for x in (tree_BS, node_BS))
+                    for tree, node, value in zip(*(x[tree_bS >= 0] for x in (tree_bS, node_bS, value_BS)), strict=True):
+                        if name not in found[tree]:
+                            found[tree][name] = np.full((len(trees[tree].nodes), *value.shape), np.nan, np.float32)
+                        found[tree][name][node] = value
+        for tree, outputs in zip(trees, found, strict=True):
+            for name, value_N in outputs.items():
+                _check_finite(tree, name, value_N)
+        return found
 
-    def _run(self, rows: Rows, problem_BS: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-        """(scores of a batch of rows, index of its first row); batches are one row a device, filled up with padding.
+    def _fitting(self, trees, token_trees, tree_BS, rows: Rows, problem, readout: Callable) -> Iterator:
+        """Yields what `_run` does. Raises ValueError naming the longest tree of rows that do not fit in memory."""
+        try:
+            yield from self._run(rows, problem[tree_BS].astype(np.int32), readout)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            longest = max(np.unique(tree_BS[tree_BS >= 0]), key=lambda i: len(token_trees[i].tokens_N))
+            raise ValueError(
+                f"problem {trees[longest].problem[:60]!r}: a row of {rows.tokens.shape[1]:,} tokens does not fit in"
+                f" memory with attention={self.config.attention!r}. Drop it, or score with attention 'blocked' or"
+                " 'paths', or with dtype bfloat16 or int8"
+            ) from error
 
-        Of chains they are as many rows a device as have FILLED tokens. `problem_BS` is the tokens of each step's
-        problem.
+    def _run(self, rows: Rows, problem_BS: np.ndarray, readout: Callable) -> Iterator[tuple[dict, int]]:
+        """Yields the outputs of a batch of rows by name, and the index of its first row.
+
+        A batch is one row a device, filled up with padding; with one chain a row, as many rows a device as have FILLED
+        tokens. `problem_BS` is the tokens of each step's problem. Raises MemoryError for a batch that cannot fit.
         """
         size, count = self.mesh.shape["data"] * self.mesh.shape["fsdp"], len(rows.tokens)
-        size *= max(1, FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
+        a_device = max(1, FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
+        size *= a_device
+        check_memory(self.config, rows.tokens.shape[1], a_device, self.mesh)
         missing = -count % size
         if missing:
             filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
@@ -141,16 +205,15 @@ class PRM:
                 some = slice(first, first + size)
                 batch = put_rows(jax.tree.map(lambda a, i=some: a[i], rows), self.mesh)
                 if self.ratio is None:
-                    score_BS = _score(self.params, self.config, batch, self.readout)["score"]
+                    outputs = _outputs(self.params, self.config, batch, readout)
                 else:
-                    score_BS = self.ratio(
-                        self.params, self.config, batch, jax.device_put(problem_BS[some], batch.step_end.sharding)
-                    )
-                yield np.asarray(score_BS)[: count - first], first  # without the filler
+                    start_BS = jax.device_put(problem_BS[some], batch.step_end.sharding)
+                    outputs = {"score": self.ratio(self.params, self.config, batch, start_BS)}
+                yield {name: np.asarray(x)[: count - first] for name, x in outputs.items()}, first  # without the filler
 
     @property
     def _chain_rows(self) -> bool:
-        """Whether a row must hold one chain, for this model or for that which it is divided by."""
+        """Whether a row must hold one chain, for this model or for the reference of an implicit PRM."""
         return self.config.chain_rows or (self.ratio is not None and self.ratio.config.chain_rows)
 
     def check_length(self, tokens: int, where: str) -> None:
@@ -162,20 +225,39 @@ class PRM:
             )
 
 
-def scored(record: dict[str, Any], tree: ReasoningTree, score_N: np.ndarray) -> dict[str, Any]:
-    """Returns the record of `tree` with its scores as they are written, its keys in the order of `record`."""
-    return in_order_of(record, record_of(with_scores(tree, map(as_written, score_N))))
+def _chain(problem: str, steps: Sequence[str]) -> ReasoningTree:
+    if isinstance(steps, str):
+        raise TypeError("steps is one string: pass a list of steps, [text] where there is one")
+    return tree_of({"problem": problem, "steps": list(steps)})
+
+
+def _check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
+    if not np.isfinite(value_N).all():
+        node = int(np.argmin(np.isfinite(value_N).reshape(len(value_N), -1).all(1)))
+        raise FloatingPointError(
+            f"problem {tree.problem[:60]!r}, step {node}: the model's {name} is {value_N[node]}; its checkpoint (or a"
+            " bfloat16 overflow) is at fault: use an earlier checkpoint or float32"
+        )
+
+
+def scored(record: dict[str, Any], tree: ReasoningTree, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the record of `tree` with the outputs as they are written, its keys in the order of `record`.
+
+    Of `outputs`, (N,) each, `score` becomes the nodes' score and the others their named outputs.
+    """
+    columns = {name: list(map(as_written, value_N)) for name, value_N in outputs.items()}
+    return in_order_of(record, record_of(with_scores(tree, columns.pop("score"), columns)))
 
 
 def _rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Rows of several trees, by their length; and the tree (an index into those given) and the node of every slot."""
+    """Yields rows of several trees, by length, with the tree (its index in `trees`) and the node of every slot."""
     for tokens, members in _row_groups(trees).items():
         packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
         yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
 
 
 def _rows_of_chains(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """The same with a chain a row, each in the shortest that takes it."""
+    """Yields rows of one chain each, the shortest that hold it, with the tree and the node of every slot."""
     groups: dict[int, list[Part]] = {}
     for index, tree in enumerate(trees):
         longest = _longest_row(tree)
@@ -186,10 +268,11 @@ def _rows_of_chains(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarr
 
 
 def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
-    """By the tokens of a row, the indices of the trees that are packed into such rows, so that little is padding.
+    """Returns, by the tokens of a row, the indices of the trees that are packed into such rows.
 
-    Row by row: each is of the longest size that what is left fills, so the last ones are short. Devices have no say in
-    it: in rows of other lengths scores would differ by their rounding, and so would the files of several processes.
+    Rows are chosen one by one, each of the longest size that the remaining trees fill, so the last ones are short and
+    little is padding. The number of devices plays no part: rows of another length would change scores by their
+    rounding, and with them the files of several processes.
     """
     need = [_needed(tree) for tree in trees]
     left = sorted(range(len(trees)), key=lambda i: -need[i])
@@ -197,7 +280,7 @@ def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
     while left:
         first, *later = left
         tokens = _row_tokens(trees[first])
-        if need[first] <= LONGEST:  # a longer one is split at its branches, or longer than a row: nothing is put to it
+        if need[first] <= LONGEST:  # a longer one is split at its branches and shares no row
             tokens = max(tokens, min(FILLED, 1 << (sum(need[i] for i in left).bit_length() - 1)))
         room, taken, left = tokens - need[first], [first], []
         for i in later:
@@ -209,26 +292,26 @@ def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
 
 
 def _needed(tree: TokenTree) -> int:
-    """Tokens of a row that holds the tree; rows have half as many slots, which equal chains can run out of first."""
+    """Tokens of a row that holds the tree. A row has half as many slots, which equal chains can use up first."""
     return max(len(tree.tokens_N), 2 * len(tree.run_M))
 
 
 def _row_tokens(tree: TokenTree) -> int:
-    """Tokens of the row that a tree is packed into, if it is alone. A longer one than LONGEST is split."""
+    """Tokens of the row for this tree alone. A tree longer than LONGEST is split."""
     return _size(_needed(tree)) if _needed(tree) <= LONGEST else _longest_row(tree)
 
 
 def _longest_row(tree: TokenTree) -> int:
-    """Tokens of a row that takes every chain of a tree: LONGEST, unless one is longer."""
+    """Tokens of a row that holds any one chain of the tree: LONGEST, unless a chain is longer."""
     depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
     return _size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))))
 
 
 def _size(tokens: int) -> int:
-    """Tokens of the shortest row that has so many."""
+    """Tokens of the shortest row that has so many tokens."""
     return max(SHORTEST, 1 << (tokens - 1).bit_length())
 
 
 def as_written(score: float) -> float:
-    """The score to seven decimals, and a small one to seven digits: those of a float32."""
+    """Returns the score as files hold it: seven decimals, or seven digits where it is small, as float32 has."""
     return float(f"{score:.7g}") if abs(score) < 0.1 else round(float(score), 7)

@@ -1,0 +1,55 @@
+"""What identifies a model beside the scores that it gave: its folder and step, and a digest of its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jprm.score.scorer import PRM
+
+
+def identity(prm: PRM) -> dict[str, Any]:
+    """Returns what a model's scores depend on, for the request of a file that holds them.
+
+    A model that was replaced in its folder at the same step has another `digest`.
+    """
+    about = {"model": prm.name, "step": prm.step, "digest": digest(prm)}
+    return about | {"dtype": prm.config.dtype, "attention": prm.config.attention}
+
+
+def digest(prm: PRM) -> str:
+    """Returns 16 hexadecimal digits that differ between models whose parameters or tokenizers differ.
+
+    Sums on the devices read every parameter once, and do not depend on the mesh.
+    """
+    found = hashlib.sha256()
+    params = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
+    with jax.set_mesh(prm.mesh):
+        sums = [np.asarray(x).tolist() for x in jax.tree.leaves(_sums(params))]
+    about = [(jax.tree_util.keystr(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
+    found.update(json.dumps([about, sums]).encode())
+    with tempfile.TemporaryDirectory() as folder:
+        prm.layout.tokenizer.save(folder)
+        for file in sorted(pathlib.Path(folder).iterdir()):
+            found.update(file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@jax.jit
+def _sums(params: Any) -> Any:
+    """Two sums of each array's bits modulo 2^32, one of them of scrambled bits: exact in any order of addition."""
+
+    def of(x: jax.Array) -> jax.Array:
+        kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+        bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
+        mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)
+        return jnp.stack([jnp.sum(bits, dtype=jnp.uint32), jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)])
+
+    return jax.tree.map(of, params)
