@@ -114,7 +114,7 @@ def test_bad_chains_are_refused_before_anything_runs(published, monkeypatch):
     def never(*args):
         raise AssertionError("the device was asked")
 
-    monkeypatch.setattr(scorer, "_outputs", never)
+    monkeypatch.setattr(scorer, "readout_of_rows", never)
     with pytest.raises(ValueError, match=r"steps\[1\]: is empty"):
         prm.score(PROBLEM, [STEPS[0], " "])
     with pytest.raises(ValueError, match=r"its longest chain takes [\d,]+ tokens, and .* reads [\d,]+ at most"):

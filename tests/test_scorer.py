@@ -179,14 +179,14 @@ def test_a_chain_a_row_gives_the_same_scores(prm, monkeypatch):
     equal = {"problem": "equal", "samples": [{"steps": ["add 1"]}] * 300}  # more than a row has slots
     records = [*chains(5, seed=5), *trees(5, seed=5), wide, equal, *chains(2, seed=7, longest=40)]
     expected, sizes = list(prm.score_many(records)), []
-    whole = scorer._outputs
+    whole = scorer.readout_of_rows
 
     def counted(params, config, rows, reading):
         assert CUDNN.plan(rows.until, rows.position, None).alone.all()
         sizes.append(rows.tokens.shape)
         return whole(params, config, rows, reading)
 
-    monkeypatch.setattr(scorer, "_outputs", counted)
+    monkeypatch.setattr(scorer, "readout_of_rows", counted)
     monkeypatch.setattr(ModelConfig, "chain_rows", True)
     for a, b in zip(prm.score_many(records), expected, strict=True):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -221,13 +221,13 @@ def test_cudnns_scores_are_those_of_the_reference(prm, devices):
 
 
 def test_few_shapes_are_compiled(prm):
-    scorer._outputs.clear_cache()
+    scorer.readout_of_rows.clear_cache()
     records = [record for k in range(50) for record in chains(1, seed=100 + k, longest=2 + 3 * (k % 25))]
     assert len({len(record["steps"]) for record in records}) > 10
     for record in records:
         prm.score(record["problem"], record["steps"])
     list(prm.score_many(records))
-    assert scorer._outputs._cache_size() <= 4
+    assert scorer.readout_of_rows._cache_size() <= 4
 
 
 def test_bad_records_are_refused(prm):
@@ -413,7 +413,7 @@ def test_bad_lines_stop_or_go_to_the_rejects(prm, score, input_file, tmp_path):
 def test_a_chain_that_no_memory_holds_is_named_before_it_is_compiled(prm, monkeypatch):
     """Written out, attention over a million tokens is 2^40 float32 a head: 4 TiB, which no machine gives."""
     written_out = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="reference"))
-    monkeypatch.setattr(scorer, "_outputs", lambda *args: pytest.fail("compiled"))
+    monkeypatch.setattr(scorer, "readout_of_rows", lambda *args: pytest.fail("compiled"))
     with pytest.raises(
         ValueError, match="problem 'long': a row of 1,048,576 tokens does not fit in memory with attent"
     ):

@@ -17,7 +17,7 @@ from jprm.model.lora import merge
 from jprm.model.mesh import row_places
 from jprm.plan.topologies import GIB
 from jprm.rows import Rows, empty_rows
-from jprm.score.scorer import _score
+from jprm.score.scorer import readout_of_rows
 from jprm.train import loop
 from jprm.train.step import State, make_step
 
@@ -60,7 +60,7 @@ def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
     params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
     rows = abstract_rows(mesh, mesh.shape["data"] * mesh.shape["fsdp"], tokens=tokens, slots=tokens // 2)
-    return _score, (params, experiment.model, rows, find(experiment.model.head).readout)
+    return readout_of_rows, (params, experiment.model, rows, find(experiment.model.head).readout)
 
 
 @dataclasses.dataclass(frozen=True)

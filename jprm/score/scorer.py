@@ -42,7 +42,7 @@ CHUNK = 64
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
-def _outputs(params: dict, config: ModelConfig, rows: Rows, readout: Callable) -> dict[str, jax.Array]:
+def readout_of_rows(params: dict, config: ModelConfig, rows: Rows, readout: Callable) -> dict[str, jax.Array]:
     return readout(step_logits(params, config, rows))
 
 
@@ -205,7 +205,7 @@ class PRM:
                 some = slice(first, first + size)
                 batch = put_rows(jax.tree.map(lambda a, i=some: a[i], rows), self.mesh)
                 if self.ratio is None:
-                    outputs = _outputs(self.params, self.config, batch, readout)
+                    outputs = readout_of_rows(self.params, self.config, batch, readout)
                 else:
                     start_BS = jax.device_put(problem_BS[some], batch.step_end.sharding)
                     outputs = {"score": self.ratio(self.params, self.config, batch, start_BS)}
