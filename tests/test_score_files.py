@@ -1,0 +1,173 @@
+"""Files of scores: they survive a kill, and belong to one model and one input."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import pytest
+import tiny_run as tiny
+from test_scorer import short_rows  # noqa: F401  (autouse)
+from tiny_run import chains, pool_of, trees
+
+import jprm
+from jprm.jsonl import read_records, write_records
+from jprm.model.heads import Readout, Weighted
+from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.score import scorer
+from jprm.score.files import score_file
+from jprm.score.identity import digest
+from jprm.tree import tree_of
+
+
+@pytest.fixture(scope="module")
+def prm(tiny_run):
+    with tiny.one_device():
+        yield jprm.load(tiny_run.folder)
+
+
+@pytest.fixture
+def input_file(tmp_path):
+    path = tmp_path / "in.jsonl"
+    write_records(path, unique([*chains(20), *trees(3), pool_of(chains(2)), *chains(6, seed=3)][:27]))
+    return path
+
+
+def unique(records):
+    return [record | {"id": i} for i, record in enumerate(records)]
+
+
+@pytest.fixture
+def score(prm):
+    """`score_file` by the tiny model."""
+    return functools.partial(score_file, prm)
+
+
+def test_a_scored_file_holds_what_score_many_gives(prm, score, input_file, tmp_path):
+    said = score(input_file, tmp_path / "out.jsonl")
+    assert "27 records scored" in said
+    assert list(read_records(tmp_path / "out.jsonl")) == list(prm.score_many(read_records(input_file)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.info.json"]
+
+
+def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file, tmp_path):
+    blocked = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="blocked"))
+    score_file(blocked, input_file, tmp_path / "out.jsonl")
+    info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
+    assert (info["dtype"], info["attention"], info["version"]) == ("float32", "blocked", 1)
+    with pytest.raises(ValueError, match=r"of another model, input or request \(attention\)"):
+        score(input_file, tmp_path / "out.jsonl")
+
+
+def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, score, input_file, tmp_path):
+    score(input_file, tmp_path / "out.jsonl")
+    kernel = prm.params["head"]["kernel"]
+    changed = prm.params | {"head": prm.params["head"] | {"kernel": kernel * 1.001}}
+    with pytest.raises(ValueError, match=r"of another model, input or request \(digest\)"):
+        score_file(dataclasses.replace(prm, params=changed), input_file, tmp_path / "out.jsonl")
+
+
+def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatch):
+    monkeypatch.setattr(jprm.loading, "make_mesh", make_mesh)  # all devices
+    whole = jprm.load(tiny_run.folder, MeshConfig(fsdp=4, tensor=2))
+    assert whole.mesh.size == 8 and digest(whole) == digest(prm)
+    permuted = jax.tree.map(lambda x: x[..., ::-1] + 1, prm.params)
+    assert digest(dataclasses.replace(prm, params=permuted)) != digest(prm)
+
+
+def test_an_output_of_a_newer_version_is_refused(score, input_file, tmp_path):
+    score(input_file, tmp_path / "out.jsonl")
+    info = tmp_path / "out.jsonl.info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 2}))
+    with pytest.raises(ValueError, match="out.jsonl.info.json: is of version 2, and this jprm reads up to 1: upgrade"):
+        score(input_file, tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("after", [0, 3, 8, 13, 26])
+def test_a_stopped_file_continues_to_the_same_bytes(prm, score, input_file, tmp_path, monkeypatch, after):
+    score(input_file, tmp_path / "whole.jsonl")
+    whole = scorer.PRM.score_many
+    asked = []
+
+    def stopped(self, records):
+        for count, record in enumerate(whole(self, records)):
+            if count == after:
+                raise KeyboardInterrupt
+            yield record
+
+    def counted(self, records):
+        for record in whole(self, records):
+            asked.append(record)
+            yield record
+
+    output = tmp_path / "out.jsonl"
+    monkeypatch.setattr(scorer.PRM, "score_many", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        score(input_file, output)
+    assert not output.exists()
+    with (tmp_path / "out.jsonl.part").open("ab") as file:
+        file.write(b'{"problem": "ha')  # as a kill leaves it
+    monkeypatch.setattr(scorer.PRM, "score_many", counted)
+    score(input_file, output)
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert len(asked) == 27 - after // 8 * 8  # whole chunks are not scored again
+
+    asked.clear()
+    assert "27 were there already" in score(input_file, output)
+    assert asked == []
+
+
+def test_an_output_of_another_request_is_left_alone(prm, score, input_file, tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    score(input_file, output)
+    before = output.read_bytes()
+    other_input = tmp_path / "other.jsonl"
+    write_records(other_input, chains(2, seed=9))
+    with pytest.raises(ValueError, match=r"out.jsonl: is there, .* request \(input, bytes, modified\). Remove it"):
+        score(other_input, output)
+    newer = functools.partial(score_file, dataclasses.replace(prm, step=prm.step + 1))
+    with pytest.raises(ValueError, match=r"of another model, input or request \(step\)"):
+        newer(input_file, output)
+    output.rename(tmp_path / "out.jsonl.part")  # as if it had been stopped
+    with pytest.raises(ValueError, match="out.jsonl.part: is there, but of another model"):
+        newer(input_file, output)
+    assert (tmp_path / "out.jsonl.part").read_bytes() == before
+    (tmp_path / "out.jsonl.part").unlink()
+    (tmp_path / "out.jsonl.info.json").unlink()
+    output.write_text("mine\n")
+    with pytest.raises(ValueError, match="out.jsonl: is there"):
+        score(input_file, output)
+    assert output.read_text() == "mine\n"
+
+
+def test_bad_lines_stop_or_go_to_the_rejects(prm, score, input_file, tmp_path):
+    good = input_file.read_bytes().splitlines(keepends=True)
+    bad = [b'{"problem": "p"}\n', b"\xff\xfe\n", b'  {"problem": "p", "steps": ["a"], "labels": [1, 2]}\r\n']
+    input_file.write_bytes(b"".join([*good[:2], bad[0], *good[2:9], bad[1], bad[2], *good[9:]]))
+    output, rejects = tmp_path / "out.jsonl", tmp_path / "out.jsonl.rejects"
+    with pytest.raises(jprm.tree.RecordError, match=r"in.jsonl:3: "):
+        score(input_file, output)
+    assert not output.exists() and not rejects.exists()
+
+    for _ in range(2):  # a finished output keeps its rejects
+        assert "27 records scored" in score(input_file, output, on_error="skip")
+        assert rejects.read_bytes() == b"".join(bad)
+    input_file.write_bytes(b"".join(good))
+    score(input_file, tmp_path / "clean.jsonl")
+    assert (tmp_path / "clean.jsonl").read_bytes() == output.read_bytes()
+
+
+def test_named_outputs_are_written_beside_the_scores(prm, input_file, tmp_path):
+    readout = Readout(score=prm.readout.score, low=Weighted("softmax", (0.0, 0.5)))
+    double = dataclasses.replace(prm, readout=readout)
+    assert double.output_names == ("score", "low")
+    score_file(double, input_file, tmp_path / "out.jsonl")
+    for plain, record in zip(
+        prm.score_many(read_records(input_file)), read_records(tmp_path / "out.jsonl"), strict=True
+    ):
+        tree = tree_of(record)
+        assert [node.score for node in tree.nodes] == [node.score for node in tree_of(plain).nodes]
+        for node in tree.nodes:
+            assert node.outputs.keys() == {"low"} and abs(node.outputs["low"] - node.score / 2) < 1e-6
+        chain = record.get("samples", [record])[0]
+        assert len(chain["outputs"]["low"]) == len(chain["scores"]) if "nodes" not in record else True
