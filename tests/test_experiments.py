@@ -16,7 +16,7 @@ from tiny_run import MODEL, chains, loop, make_data, trees
 import jprm
 from jprm.experiment import from_json, load, override, to_json
 from jprm.jsonl import write_records
-from jprm.model.mesh import AXES, check_mesh
+from jprm.model.mesh import MESH_AXES, check_mesh
 from jprm.plan.compile import training
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
@@ -118,7 +118,7 @@ def test_its_step_type_checks_in_the_large(whole, name):
     whole = override(whole, [f"lora.rank={rank}", f"data.micro_rows={micro}", f"data.rows={rows}"])
     if shape[3] > 1 and whole.model.attention == "paths":  # which takes whole rows
         whole = override(whole, ["model.attention=blocked"])
-    mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = AbstractMesh(shape, MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
     check_mesh(whole.model, mesh, micro, whole.data.tokens)
     step, (state, rows) = training(whole, mesh)
     with jax.sharding.use_abstract_mesh(mesh):

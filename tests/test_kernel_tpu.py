@@ -11,7 +11,7 @@ from test_tpu import compiled_step, mesh_of
 from tiny import optimised
 
 from jprm.model.attention.registry import attend, plan
-from jprm.model.chunked_mlp import PIECES
+from jprm.model.chunked_mlp import CHUNKS
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
 from jprm.model.transformer import AXES
@@ -88,13 +88,13 @@ def test_the_step_of_a_7b_model_holds_no_square_and_gathers_only_weights(topolog
     weights = {path.split("/")[-1]: x.shape for path, x in state.trained.items()}
     one_layer = {name: shape[1:] if len(AXES[name]) > 2 else shape for name, shape in weights.items()}
     mlp = config.width * config.mlp_width
-    of_weights = {math.prod(shape) for shape in one_layer.values()} - {mlp} | {mlp // PIECES}
+    of_weights = {math.prod(shape) for shape in one_layer.values()} - {mlp} | {mlp // CHUNKS}
     assert not {T * config.width, T * config.mlp_width, B * T * config.width} & of_weights  # a row's activations
     gathered = set(all_gathers(text))
     assert {size for dtype, size in gathered if dtype != "s32"} <= of_weights
     # The embedding is split by columns: every chip looks up the tokens of all rows in its own.
     assert {size for dtype, size in gathered if dtype == "s32"} <= {B * T}
-    assert {math.prod(one_layer[name]) for name in ("query", "key", "out")} | {mlp // PIECES} <= {
+    assert {math.prod(one_layer[name]) for name in ("query", "key", "out")} | {mlp // CHUNKS} <= {
         n for _, n in gathered
     }
     # Parameters and two moments in float32, of every chip its part; norms and biases are whole.

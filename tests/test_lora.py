@@ -17,7 +17,7 @@ from jprm.checkpoints import store
 from jprm.experiment import from_json, override, to_json
 from jprm.model import lora, transformer
 from jprm.model.lora import LoraConfig
-from jprm.model.mesh import AXES, make_mesh
+from jprm.model.mesh import MESH_AXES, make_mesh
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 GROUPS = dataclasses.replace(TINY, layers=3, layer_groups=(1, 2))
@@ -156,7 +156,7 @@ def test_a_stopped_run_continues_exactly(run, tmp_path):
 
 def test_adapters_lie_on_the_mesh_as_their_matrix_does():
     """By types alone: under explicit axes a sharding is part of an array's type, and a wrong one is an error."""
-    with jax.sharding.use_abstract_mesh(AbstractMesh((2, 2, 2, 1), AXES, axis_types=(AxisType.Explicit,) * 4)):
+    with jax.sharding.use_abstract_mesh(AbstractMesh((2, 2, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)):
         plain = jax.eval_shape(lambda: transformer.init(GROUPS, jax.random.key(0)))
         born = jax.eval_shape(lambda: lora.init(LORA, GROUPS, "", jax.random.key(0)))
         whole = loop.join(loop.flatten_dict(plain, sep="/"), born)

@@ -19,7 +19,7 @@ from tiny import TINY, optimised
 from jprm import cli
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import AXES, MeshConfig
+from jprm.model.mesh import MESH_AXES, MeshConfig
 from jprm.plan import compile, counts, hlo, report, roofline, search, topologies
 from jprm.plan.topologies import GIB
 
@@ -313,7 +313,7 @@ def test_the_scoring_step_is_the_scorers(file):
     """By shapes alone: a row a device of the mesh, a score for each of its slots."""
     from jprm.experiment import load
 
-    mesh = jax.sharding.AbstractMesh((1, 4, 2, 1), AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = jax.sharding.AbstractMesh((1, 4, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
     score, args = compile.scoring(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
     with jax.sharding.use_abstract_mesh(mesh):
         score_BS = score.eval_shape(*args)
@@ -347,7 +347,7 @@ def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
 def test_a_search_is_shown_whole_in_80_columns():
     def plan(mesh, total, bounds):
         return {
-            "mesh": dict(zip(AXES, mesh, strict=True)), "remat": "nothing", "micro_rows": 1024,
+            "mesh": dict(zip(MESH_AXES, mesh, strict=True)), "remat": "nothing", "micro_rows": 1024,
             "memory": {"total": total * topologies.GIB}, "bounds": bounds,
         }  # fmt: skip
 
@@ -372,7 +372,7 @@ def test_refusals_of_the_command(file, capsys, monkeypatch):
 
 def test_layer_sizes_are_of_one_layer():
     model = dataclasses.replace(TINY, layers=3)
-    mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
     from jprm.plan.plan import layer_sizes
 
     with jax.sharding.use_abstract_mesh(mesh):

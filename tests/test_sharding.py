@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
 
 from jprm.experiment import OptimizerConfig, TargetConfig
-from jprm.model.collectives import looked_up, whole
+from jprm.model.collectives import embedding_lookup, gathered_weight
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import held_decoder
-from jprm.model.mesh import AXES, RULES, MeshConfig, _arranged, check_mesh, make_mesh, put_rows, spec
+from jprm.model.mesh import MESH_AXES, RULES, MeshConfig, _arranged, check_mesh, make_mesh, put_rows, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
@@ -136,7 +136,7 @@ def test_a_gathered_weight_has_the_gradient_of_all_tokens(sizes, axis):
 
         def run(x, w, dy):
             place = spec(*(width if axis else heads))
-            y, back = jax.vjp(lambda w: jnp.einsum(product, x, whole(w, axis), out_sharding=place), w)
+            y, back = jax.vjp(lambda w: jnp.einsum(product, x, gathered_weight(w, axis), out_sharding=place), w)
             return y, *back(dy)
 
         y, dw = jax.jit(run)(x_at, w_at, dy_at)
@@ -153,9 +153,9 @@ def test_a_weight_that_no_device_has_a_part_of_is_not_gathered():
         mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
         with jax.set_mesh(mesh):
             w = jax.device_put(np.ones((8, 4), np.float32), jax.NamedSharding(mesh, spec("embed", "mlp")))
-            assert (whole(w, 0) is w) == (parts == 1)
+            assert (gathered_weight(w, 0) is w) == (parts == 1)
     w = jnp.ones((8, 4))
-    assert whole(w, 0) is w  # without a mesh
+    assert gathered_weight(w, 0) is w  # without a mesh
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 1, 1), (2, 4, 1, 1), (2, 2, 2, 1), (2, 2, 1, 2)])
@@ -164,7 +164,7 @@ def test_no_device_has_the_gradient_of_the_whole_embedding(sizes):
     tokens_BT, dx_BTD = rng.integers(0, V, (8, T)), rng.integers(-3, 4, (8, T, D)).astype(np.float32)
 
     def gradient(table_VD, tokens_BT, dx_BTD):
-        return jax.vjp(lambda table_VD: looked_up(table_VD, tokens_BT), table_VD)[1](dx_BTD)[0]
+        return jax.vjp(lambda table_VD: embedding_lookup(table_VD, tokens_BT), table_VD)[1](dx_BTD)[0]
 
     with jax.set_mesh(mesh):
         args = [
@@ -221,8 +221,8 @@ def test_a_mesh_that_does_not_fit_is_refused():
     for sizes in [(3, -1, 1), (2, 2, 1), (-1, -1, 1), (0, -1, 1), (-2, -1, 1), (4, 4, 4)]:
         with pytest.raises(ValueError, match="does not cover 8 devices"):
             make_mesh(MeshConfig(*sizes))
-    assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(AXES, (4, 1, 2, 1), strict=True))
-    assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(AXES, (1, 3, 1, 1), strict=True))
+    assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(MESH_AXES, (4, 1, 2, 1), strict=True))
+    assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(MESH_AXES, (1, 3, 1, 1), strict=True))
 
 
 def tpus(sizes, slices=1):
@@ -285,7 +285,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
         trained, frozen = split(init(config, key), "")
         return State(jnp.int32(0), trained, frozen, tx.init(trained))
 
-    mesh = AbstractMesh((2, 8, 4, 1), AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = AbstractMesh((2, 8, 4, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
     with jax.sharding.use_abstract_mesh(mesh):
         state = jax.eval_shape(lambda: start(jax.random.key(0)))
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9

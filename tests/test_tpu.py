@@ -10,7 +10,7 @@ from tiny import optimised
 
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model import transformer
-from jprm.model.collectives import whole
+from jprm.model.collectives import gathered_weight
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
 from jprm.model.parameters import split
@@ -62,8 +62,8 @@ def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology,
 
     def gradients(x_BTD, gate_DF, down_FD):
         def loss(gate_DF, down_FD):
-            h_BTF = jax.nn.silu(jnp.einsum("BTD,DF->BTF", x_BTD, whole(gate_DF, 0)))
-            y_BTD = jnp.einsum("BTF,FD->BTD", h_BTF, whole(down_FD, 1))
+            h_BTF = jax.nn.silu(jnp.einsum("BTD,DF->BTF", x_BTD, gathered_weight(gate_DF, 0)))
+            y_BTD = jnp.einsum("BTF,FD->BTD", h_BTF, gathered_weight(down_FD, 1))
             return jnp.sum(jnp.sin(y_BTD), dtype=jnp.float32)
 
         return jax.grad(loss, argnums=(0, 1))(gate_DF, down_FD)

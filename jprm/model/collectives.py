@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jprm.model.mesh import parts, spec, stream
 
 
-def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """(B, T, D), the table's rows of these tokens. Every device looks all tokens up in the part of it that it has.
 
     What was found is turned from columns to rows over one axis of the mesh and, where tokens are split, to tokens over
@@ -63,7 +63,7 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
     )
 
 
-def whole(w: jax.Array, axis: int) -> jax.Array:
+def gathered_weight(w: jax.Array, axis: int) -> jax.Array:
     """A weight of which the mesh may split `axis`, gathered; its gradient, summed over all tokens, is scattered there.
 
     The sum is scattered as an array of its parts, in front of all other axes. Along the weight's own axis XLA's
@@ -72,7 +72,7 @@ def whole(w: jax.Array, axis: int) -> jax.Array:
     place = jax.typeof(w).sharding
     if all(place.mesh.shape[name] == 1 for name in _names(tuple(place.spec)[axis])):
         return w  # XLA would not see that it is whole, and keep the sums over one device
-    return _whole(w, axis, place.spec)
+    return _gathered(w, axis, place.spec)
 
 
 def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -86,16 +86,16 @@ def _over() -> tuple[str, ...]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _whole(w, axis: int, place: P):
+def _gathered(w, axis: int, place: P):
     # `reduced` is for the gradient's type: each device has its own term of the sum.
     return jax.sharding.reshard(w, P(*place[:axis], None, *place[axis + 1 :], reduced=frozenset(_over())))
 
 
-def _whole_forward(w, axis: int, place: P):
-    return _whole(w, axis, place), None
+def _gather_forward(w, axis: int, place: P):
+    return _gathered(w, axis, place), None
 
 
-def _whole_backward(axis: int, place: P, _, dw):
+def _gather_backward(axis: int, place: P, _, dw):
     split = _names(place[axis])
     others = tuple(name for name in _over() if name not in split)
 
@@ -110,10 +110,10 @@ def _whole_backward(axis: int, place: P, _, dw):
     return (jax.shard_map(scatter, in_specs=terms, out_specs=place, check_vma=False)(dw),)
 
 
-_whole.defvjp(_whole_forward, _whole_backward)
+_gathered.defvjp(_gather_forward, _gather_backward)
 
 
-def pieces(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:
+def split_in_chunks(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:
     """`w` in equal pieces along an axis that one axis of the mesh may split, each split as the whole is.
 
     The axis becomes two, the parts and what a device has of a piece, and the pieces come first. `count` says how many

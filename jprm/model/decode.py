@@ -19,7 +19,15 @@ from jaxtyping import Array, Bool, Float, Int
 from jprm.model.attention.interface import HIDDEN
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape, sharding
-from jprm.model.transformer import embedded, heads, mixed, norm_scale, rms_norm, rotary, weights
+from jprm.model.transformer import (
+    add_attention_and_mlp,
+    cast_weights,
+    embed,
+    norm_scale,
+    project_heads,
+    rms_norm,
+    rotary,
+)
 
 Cache = tuple[tuple[Array, Array], ...]
 """Keys and values of every group of layers: of rows (B, K, S, H), or of slots (N, K, H), behind an axis of layers where
@@ -98,7 +106,7 @@ def forward(
         None where the rows have nothing but the new tokens, whose keys and values are returned.
     """
     decoder = params["decoder"]
-    x_BTD = embedded(tokens_BT, decoder["embed"], config)
+    x_BTD = embed(tokens_BT, decoder["embed"], config)
     cos_BTH, sin_BTH = rotary(position_BT, config)
 
     # Blocks of queries, so that the logits of few are held at once, each against the keys up to its own end.
@@ -107,8 +115,8 @@ def forward(
 
     def body(group: int, x_BTD, inputs):
         index, layer, own = inputs
-        w = weights(layer, config)
-        q_BTKGH, *kv = heads(x_BTD, w, cos_BTH, sin_BTH, config)
+        w = cast_weights(layer, config)
+        q_BTKGH, *kv = project_heads(x_BTD, w, cos_BTH, sin_BTH, config)
         kv = tuple(x.swapaxes(1, 2) for x in kv)
         if own is not None:
             kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, start, 2), own, kv)
@@ -116,7 +124,7 @@ def forward(
         y_BTKGH = [
             _attend(q_BTKGH[:, a:b], before, *(x[:, :, : b + x.shape[2] - T] for x in kv), start + a) for a, b in blocks
         ]
-        return mixed(x_BTD, jnp.concatenate(y_BTKGH, axis=1), w, config), kv
+        return add_attention_and_mlp(x_BTD, jnp.concatenate(y_BTKGH, axis=1), w, config), kv
 
     cache = []
     for group, layers in enumerate(config.layer_groups):

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jprm.rows import PER_TOKEN, Rows
 
-AXES = ("data", "fsdp", "tensor", "context")
+MESH_AXES = ("data", "fsdp", "tensor", "context")
 
 RULES: dict[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
@@ -52,12 +52,12 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
     if len(free) == 1 and fixed and len(devices) % fixed == 0:
         sizes[free[0]] = len(devices) // fixed
     if math.prod(sizes) != len(devices) or min(sizes) < 1:
-        asked = " ".join(f"{axis}={getattr(config, axis)}" for axis in AXES)
+        asked = " ".join(f"{axis}={getattr(config, axis)}" for axis in MESH_AXES)
         raise ValueError(
             f"mesh {asked} does not cover {len(devices)} devices;"
             f" choose sizes whose product is {len(devices)}, one of them -1 to take the rest"
         )
-    return Mesh(_arranged(sizes, devices), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+    return Mesh(_arranged(sizes, devices), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES))
 
 
 def _arranged(sizes: list[int], devices) -> np.ndarray:
@@ -147,7 +147,7 @@ def gathered(arrays):
 
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
     """Raises ValueError, naming what to change, where the mesh does not divide the rows, their tokens or the model."""
-    data, fsdp, tensor, context = (mesh.shape[axis] for axis in AXES)
+    data, fsdp, tensor, context = (mesh.shape[axis] for axis in MESH_AXES)
     for what, size, by, axis in [
         ("rows a micro-batch", rows, data * fsdp, "data x fsdp"),
         ("tokens a row", tokens, context, "context"),

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, Int
 
 from jprm.model.attention import registry as attention
 from jprm.model.attention.interface import SAVED, capped
-from jprm.model.chunked_mlp import activated, in_pieces, pieced
-from jprm.model.collectives import at_tokens, looked_up, whole
+from jprm.model.chunked_mlp import activated, chunked_mlp, with_chunks
+from jprm.model.collectives import at_tokens, embedding_lookup, gathered_weight
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.int8 import Int8
@@ -79,9 +79,9 @@ def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L
     return w + 1 if config.design == "gemma" else w
 
 
-def embedded(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
+def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
     """The stream before the first layer, in the computation's dtype."""
-    x_BTD = jax.tree.map(lambda table: looked_up(table, tokens_BT), embed_VD).astype(config.dtype)
+    x_BTD = jax.tree.map(lambda table: embedding_lookup(table, tokens_BT), embed_VD).astype(config.dtype)
     return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
 
 
@@ -112,14 +112,14 @@ def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[A
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
 
 
-def weights(layer: Mapping[str, Array | Int8], config: ModelConfig) -> dict[str, Array]:
+def cast_weights(layer: Mapping[str, Array | Int8], config: ModelConfig) -> dict[str, Array]:
     """A layer's parameters in the computation's dtype; norms stay in float32 and become what they multiply by."""
     return {
         name: norm_scale(w, config) if name.endswith("norm") else w.astype(config.dtype) for name, w in layer.items()
     }
 
 
-def whole_weights(w: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
+def gathered_weights(w: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
     """A layer's weights on every device, but for pieces, which are gathered one by one.
 
     Not where nothing is computed again: the gathered weights of all layers would wait for the backward pass.
@@ -127,10 +127,10 @@ def whole_weights(w: Mapping[str, Array], config: ModelConfig) -> dict[str, Arra
     if config.remat == "nothing":
         return dict(w)
     axes = {name: AXES[name].index("embed") - 1 for name in w if "embed" in AXES.get(name, ())}
-    return {name: whole(x, axes[name]) if name in axes else x for name, x in w.items()}
+    return {name: gathered_weight(x, axes[name]) if name in axes else x for name, x in w.items()}
 
 
-def fused(w: Mapping[str, Array]) -> dict[str, Array]:
+def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
     """A layer's weights with those of queries, keys and values side by side: CPUs are faster at one larger product.
 
     (Gate and up are as fast apart: 1.60 s of processor time for the MLP of SmolLM2-135M on 8,192 tokens, forward and
@@ -139,7 +139,7 @@ def fused(w: Mapping[str, Array]) -> dict[str, Array]:
     return {**w, "qkv": jnp.concatenate([w["query"], w["key"][:, :, None], w["value"][:, :, None]], axis=2)}
 
 
-def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
+def project_heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
     """Queries (B, T, K, G, H), keys and values (B, T, K, H) of the normed stream, rotated; B and T may be one axis."""
     y_BTD = rms_norm(x_BTD, w["attention_norm"], config.norm_eps)
     if "qkv" in w:
@@ -158,39 +158,39 @@ def heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
     return rotate(q_BTKGH, cos_BTH, sin_BTH), rotate(k_BTKH, cos_BTH, sin_BTH), v_BTKH
 
 
-def mixed(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
+def add_attention_and_mlp(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     """The stream after the heads' output and the gated MLP's are added to it; B and T may be one axis."""
     place, gemma = stream(x_BTD), config.design == "gemma"
     # An einsum would contract in the order G, H, K of its letters, and copy the transposed weights for it.
     y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=place)
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
-    if "pieces" in w:
-        y_BTD = in_pieces(y_BTD, w["pieces"], config)
+    if "chunks" in w:
+        y_BTD = chunked_mlp(y_BTD, w["chunks"], config)
     else:
         gate_BTF, up_BTF = (jnp.einsum("...D,DF->...F", y_BTD, w[name]) for name in ("gate", "up"))
         y_BTD = jnp.einsum("...F,FD->...D", activated(gate_BTF, config) * up_BTF, w["down"], out_sharding=place)
     return x_BTD + (rms_norm(y_BTD, w["mlp_post_norm"], config.norm_eps) if gemma else y_BTD)
 
 
-Turns = tuple[Array, Array]
+Rotation = tuple[Array, Array]
 """cos and sin, as `rotary` gives them."""
 
 
-def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns], plan, config: ModelConfig):
+def block(x_BTD, layer: Mapping[str, Array], window, rotations: tuple[Rotation, Rotation], plan, config: ModelConfig):
     """One layer: attention and gated MLP, each after an RMSNorm and added to the stream.
 
-    window: the layer's, of `windows`; turns: of layers without and with a window.
+    window: the layer's, of `windows`; rotations: of layers without and with a window.
     """
-    w = weights(layer, config)
-    cos_BTH, sin_BTH = turns[0]
+    w = cast_weights(layer, config)
+    cos_BTH, sin_BTH = rotations[0]
     if config.rope_theta_local:
-        cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*turns, strict=True))
+        cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*rotations, strict=True))
     own, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     if own.flat:
-        w = fused(w)
+        w = fused_qkv(w)
     else:
-        w = whole_weights(pieced(w) if config.remat == "full" else w, config)
+        w = gathered_weights(with_chunks(w) if config.remat == "full" else w, config)
 
     def flat(x_BTX, *axes):
         return reshape(x_BTX, (B * T, *x_BTX.shape[2:]), "batch", *axes) if own.flat else x_BTX
@@ -199,9 +199,9 @@ def block(x_BTD, layer: Mapping[str, Array], window, turns: tuple[Turns, Turns],
         return reshape(x_NX, (B, T, *x_NX.shape[1:]), "batch", *axes) if own.flat else x_NX
 
     x_BTD, cos_BTH, sin_BTH = map(flat, (x_BTD, cos_BTH, sin_BTH))
-    qkv = (rows(x, None, "kv_heads") for x in heads(x_BTD, w, cos_BTH, sin_BTH, config))
+    qkv = (rows(x, None, "kv_heads") for x in project_heads(x_BTD, w, cos_BTH, sin_BTH, config))
     y_BTKGH = own.attend(*qkv, plan, config, window)
-    return rows(mixed(x_BTD, flat(y_BTKGH, "kv_heads"), w, config))
+    return rows(add_attention_and_mlp(x_BTD, flat(y_BTKGH, "kv_heads"), w, config))
 
 
 REMAT = {
@@ -221,7 +221,7 @@ class Layers(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(self, x_BTD, window_L, turns: tuple[Turns, Turns], plan):
+    def __call__(self, x_BTD, window_L, rotations: tuple[Rotation, Rotation], plan):
         c, L = self.config, self.layers
         one = 0.0 if c.design == "gemma" else 1.0  # of a norm that only divides
         D, K, G, H, F = c.width, c.kv_heads, c.group, c.head_dim, c.mlp_width
@@ -256,7 +256,7 @@ class Layers(nn.Module):
             # What depends on the plan alone would be moved out of the loop by scan's partial evaluation, which keeps
             # masks: of every block and of every size that `paths` could choose. The barrier ties it to the layer.
             x_BTD, here = jax.lax.optimization_barrier((x_BTD, plan))
-            return block(x_BTD, *layer, turns, here, c), None
+            return block(x_BTD, *layer, rotations, here, c), None
 
         if c.remat != "nothing":
             body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
@@ -273,12 +273,12 @@ class Decoder(nn.Module):
         """Also returns the embedding table, for a head that is tied to it."""
         c = self.config
         embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
-        x_BTD = embedded(tokens_BT, embed_VD, c)
-        turns, window_L = (rotary(position_BT, c), rotary(position_BT, c, local=True)), windows(c)
+        x_BTD = embed(tokens_BT, embed_VD, c)
+        rotations, window_L = (rotary(position_BT, c), rotary(position_BT, c, local=True)), windows(c)
         plan, first = attention.plan(until_BT, position_BT, c), 0
         for i, layers in enumerate(c.layer_groups):
             part_L = None if window_L is None else jnp.asarray(window_L[first : first + layers])
-            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, part_L, turns, plan)
+            x_BTD = Layers(c, layers, name=f"layers_{i}")(x_BTD, part_L, rotations, plan)
             first += layers
         scale_D = _param(self, "final_norm", (c.width,), value=0.0 if c.design == "gemma" else 1.0)
         return rms_norm(x_BTD, norm_scale(scale_D, c), c.norm_eps), embed_VD

@@ -37,7 +37,7 @@ SCATTER = "all-reduce-scatter"
 """How the name of a fused reduce-scatter begins; it is an all-reduce of a padded operand, and a slice, in a fusion."""
 
 SHARES = "shard_map/psum"
-"""How the name of a gradient's sum over `data` ends, in `jprm.model.mesh.whole`: of shares, scattered before."""
+"""How the name of a gradient's sum over `data` ends (`jprm.model.collectives.gathered_weight`)."""
 
 RINGS = {"_ag": "all-gather", "_rs": "reduce-scatter"}
 """A product whose operand travels around a ring while it is computed: XLA calls the loop windowed_dot_general_body_ag

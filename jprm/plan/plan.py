@@ -30,9 +30,8 @@ def plan(
 ) -> dict[str, Any]:
     """Compiles the experiment's training step, or with `scoring` its scoring step, and measures the program.
 
-    Returns plain values, as JSON has them; bytes and FLOPs are of one device and one step. `program`, `bounds` and
-    `epoch` are None where the program does not fit, as is `epoch` where its tokens are not given. `say` is told what is
-    being done.
+    Returns plain JSON values; bytes and FLOPs are of one device and one step. `program`, `bounds` and `epoch` are None
+    where the program does not fit, and `epoch` where `epoch_tokens` is None. `say` receives progress messages.
 
     Raises ValueError where the mesh does not divide the model or the rows, or attention is for GPUs, and
     FileNotFoundError without libtpu.
@@ -41,11 +40,11 @@ def plan(
     model.check_attention(backend="tpu")
     mesh = make_mesh(experiment.mesh, devices(topology))
     rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
-    check_mesh(model, mesh, rows if scoring else data.micro_rows, data.tokens)
+    micro_rows = rows if scoring else data.micro_rows
+    check_mesh(model, mesh, micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
     function, args = (compile.scoring if scoring else compile.training)(experiment, mesh)
-    params = args[0] if scoring else args[0].params
-    trained = () if scoring else tuple(args[0].trained)
+    params, trained = (args[0], ()) if scoring else (args[0].params, tuple(args[0].trained))
     say("compiling; a large model takes minutes")
     memory, text = compile.compiled(function, args, mesh, topology.chip.allotted)
     slots = data.tokens // 2 if scoring else data.slots
@@ -60,7 +59,7 @@ def plan(
         "mesh": dict(mesh.shape),
         "parameters": sum(x.size for x in jax.tree.leaves(params)),
         "rows": rows,
-        "micro_rows": rows if scoring else data.micro_rows,
+        "micro_rows": micro_rows,
         "tokens": data.tokens,
         "remat": model.remat,
         "attention": model.attention,
@@ -72,34 +71,46 @@ def plan(
     }
     if text is not None:
         say("reading the compiled program")
-        at_once = result["micro_rows"] // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
+        at_once = micro_rows // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
         kernels = find(model.attention).flops(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels)
-        bound = roofline.bounds(program, topology.chip)
-        per_second = rows * data.tokens / bound.step
-        result["program"] = {
+        result |= _measured(program, topology, needed, rows * data.tokens, epoch_tokens, epoch_labels)
+    return result | {"seconds_to_plan": time.monotonic() - start}
+
+
+def _measured(
+    program: counts.Program, topology: Topology, needed: float, tokens: int, epoch_tokens: float | None,
+    epoch_labels: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the program does, its bounds and an epoch's; `needed` are the model's FLOPs for a step of `tokens`."""
+    bound = roofline.bounds(program, topology.chip)
+    per_second = tokens / bound.step
+    hours = (epoch_tokens or 0) / per_second / 3600
+    return {
+        "program": {
             "flops": program.flops,
             "flops_over_model": program.flops * topology.devices / needed,
             "hbm_bytes": program.bytes,
             "collectives": collectives.totals(program.collectives),
             "others_in_layers": sorted({c.name for c in program.collectives if c.in_layers and c.moves == "other"}),
             "uncounted_kernels": list(program.uncounted),
-        }
-        result["bounds"] = dataclasses.asdict(bound) | {
+        },
+        "bounds": dataclasses.asdict(bound)
+        | {
             "step": bound.step,
             "by": bound.by,
             "tokens_per_second": per_second,
             "mfu": needed / topology.chips / topology.chip.flops / bound.step,
+        },
+        "epoch": {
+            "tokens": epoch_tokens,
+            "labels_per_second": epoch_labels and per_second * epoch_labels / epoch_tokens,
+            "hours": hours,
+            "chip_hours": hours * topology.chips,
         }
-        if epoch_tokens:
-            hours = epoch_tokens / per_second / 3600
-            result["epoch"] = {
-                "tokens": epoch_tokens,
-                "labels_per_second": epoch_labels and per_second * epoch_labels / epoch_tokens,
-                "hours": hours,
-                "chip_hours": hours * topology.chips,
-            }
-    return result | {"seconds_to_plan": time.monotonic() - start}
+        if epoch_tokens
+        else None,
+    }
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jprm.model.mesh import AXES
+from jprm.model.mesh import MESH_AXES
 from jprm.plan.topologies import GIB
 
 
@@ -72,7 +72,9 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
 
 def show_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, console: Console) -> None:
     """A line a candidate, within 80 columns."""
-    table = Table("", " x ".join(AXES), "remat", "rows", "GiB", "tokens/s", "MFU", "bound by", box=None, padding=(0, 1))
+    table = Table(
+        "", " x ".join(MESH_AXES), "remat", "rows", "GiB", "tokens/s", "MFU", "bound by", box=None, padding=(0, 1)
+    )
     for plan in plans:
         memory, bounds = plan["memory"], plan["bounds"]
         cells = ["best" if plan is best else "", " x ".join(str(size) for size in plan["mesh"].values())]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jprm.experiment import Experiment
-from jprm.model.mesh import AXES, MeshConfig
+from jprm.model.mesh import MESH_AXES, MeshConfig
 from jprm.model.transformer import REMAT
 from jprm.plan.plan import plan
 from jprm.plan.topologies import Topology
@@ -41,7 +41,7 @@ def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[
 def _planned(candidate: Experiment, topology: Topology, options: dict[str, Any]) -> dict:
     say: Callable[[str], None] = options.get("say", lambda line: None)
     mesh, data = candidate.mesh, candidate.data
-    sizes = " x ".join(str(getattr(mesh, axis)) for axis in AXES)
+    sizes = " x ".join(str(getattr(mesh, axis)) for axis in MESH_AXES)
     name = f"mesh {sizes}, remat {candidate.model.remat}, {data.micro_rows} rows"
     return plan(candidate, topology, **{**options, "say": lambda line: say(f"{name}: {line}")})
 

@@ -162,28 +162,16 @@ def _gradients(config: AttentionConfig, blocks: Blocks, heads: dict):
     return dq_BKGTH, *dkv
 
 
-def _walk(kernel, blocks: Blocks, config: AttentionConfig, major: str, inputs: dict, outputs: dict, scratch: list):
-    """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
+def _pair(K: int, P: int, major: str, table, i, p):
+    """The table's entry of a step, for its flags, and its blocks of queries and of keys."""
+    entry = table[jax.lax.div(i, K) * P + p]
+    of = entry >> 17, (entry >> 3) & MINOR
+    return entry, *(of if major == "query" else of[::-1])
 
-    inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
-    of queries; `keys` (B, K, S, H), of the block of keys; `rows` (B, K, G, 1, T), of that of queries. A kernel takes
-    them in this order. The queries are those of the row, or one device's part of them.
-    """
-    B, K, G, T, H = inputs["queries"][0].shape
-    S, bq, bk = blocks.until.shape[1], blocks.sizes.query, blocks.sizes.key
-    table_BP = blocks.by_query if major == "query" else blocks.by_key
-    P = table_BP.shape[1]
-    if 4 * B * P > SMEM:
-        raise ValueError(
-            f"attention='kernel': the tables of {B} rows of {S:,} tokens take {4 * B * P:,} bytes of a TPU core's "
-            f"scalar memory, and {SMEM:,} are for them; give a device fewer rows at a time"
-        )
 
-    def pair(table, i, p):
-        """The entry of a step, for its flags, and its blocks of queries and of keys."""
-        entry = table[jax.lax.div(i, K) * P + p]
-        of = entry >> 17, (entry >> 3) & MINOR
-        return entry, *(of if major == "query" else of[::-1])
+def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec], list[pl.BlockSpec]]:
+    """What a step sees of arrays, by their kind (`_walk`), and of the marks of queries and of keys."""
+    K, G, H = shape
 
     def place(*index):
         def of_step(i, p, table, _):
@@ -194,13 +182,32 @@ def _walk(kernel, blocks: Blocks, config: AttentionConfig, major: str, inputs: d
         return of_step
 
     kinds = dict(
-        queries=pl.BlockSpec((None, None, G, bq, H), place("b", "k", 0, "query", 0)),
-        keys=pl.BlockSpec((None, None, bk, H), place("b", "k", "key", 0)),
-        rows=pl.BlockSpec((None, None, G, 1, bq), place("b", "k", 0, 0, "query")),
+        queries=pl.BlockSpec((None, None, G, sizes.query, H), place("b", "k", 0, "query", 0)),
+        keys=pl.BlockSpec((None, None, sizes.key, H), place("b", "k", "key", 0)),
+        rows=pl.BlockSpec((None, None, G, 1, sizes.query), place("b", "k", 0, 0, "query")),
     )
+    marks = [pl.BlockSpec((None, 2, n), place("b", 0, x)) for n, x in ((sizes.query, "query"), (sizes.key, "key"))]
+    return kinds, marks
+
+
+def _walk(kernel, blocks: Blocks, config: AttentionConfig, major: str, inputs: dict, outputs: dict, scratch: list):
+    """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
+
+    inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
+    of queries; `keys` (B, K, S, H), of the block of keys; `rows` (B, K, G, 1, T), of the block of queries. A kernel
+    takes them in this order. The queries are all of the row's, or one device's part of them.
+    """
+    B, K, G, T, H = inputs["queries"][0].shape
+    S, table_BP = blocks.until.shape[1], blocks.by_query if major == "query" else blocks.by_key
+    P = table_BP.shape[1]
+    if 4 * B * P > SMEM:
+        raise ValueError(
+            f"attention='kernel': the tables of {B} rows of {S:,} tokens take {4 * B * P:,} bytes of a TPU core's "
+            f"scalar memory, and {SMEM:,} are for them; give a device fewer rows at a time"
+        )
+    pair = functools.partial(_pair, K, P, major)
+    kinds, marks = _specs(pair, (K, G, H), blocks.sizes)
     taken = [(kinds[kind], x) for kind in kinds for x in inputs.get(kind, ())]
-    of_query, of_key = (pl.BlockSpec((None, 2, n), place("b", 0, x)) for n, x in ((bq, "query"), (bk, "key")))
-    in_specs = [of_query, of_key, *(place for place, _ in taken)]
     results = [(kinds[kind], x) for kind, arrays in outputs.items() for x in arrays]
 
     def run(interpret: bool, steps, *operands):
@@ -209,7 +216,7 @@ def _walk(kernel, blocks: Blocks, config: AttentionConfig, major: str, inputs: d
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
                 grid=(B * K, steps),  # rows and heads in one axis, so that a chip's two cores can share it
-                in_specs=in_specs,
+                in_specs=[*marks, *(place for place, _ in taken)],
                 out_specs=[place for place, _ in results],
                 scratch_shapes=scratch,
             ),
@@ -226,7 +233,7 @@ def _walk(kernel, blocks: Blocks, config: AttentionConfig, major: str, inputs: d
     marks_B2S = jnp.stack([blocks.until, blocks.position], axis=1)
     marks_B2T = jax.lax.dynamic_slice_in_dim(marks_B2S, first, T, axis=2)
     operands = (table_BP.reshape(-1), numbers, marks_B2T, marks_B2S, *(x for _, x in taken))
-    # Of the platform that the program is for, which need not be that of the machine that compiles it.
+    # The program's platform need not be the platform of the machine that compiles it.
     platforms = dict(tpu=functools.partial(run, False), cpu=functools.partial(run, True))
     return jax.lax.platform_dependent(jnp.max(blocks.count), *operands, **platforms)
 
