@@ -82,7 +82,7 @@ def test_the_command(tmp_path, capsys):
         (results(9, 0), results(9, 1, "q", n=4, seed=1), r"search.n: is 4 in .*new.jsonl and 8 in .*known.jsonl"),
         (results(9, 0), results(9, 1), "record 1: problem: is in the calibration too"),
         (results(9, 0) + results(1, 1), results(9, 1, "q"), "record 10: problem: occurs twice"),
-        (results(9, 0) + results(9, 0, "r", n=4), results(9, 1, "q"), "record 10: was searched in another way"),
+        (results(9, 0) + results(9, 0, "r", n=4), results(9, 1, "q"), "record 10: was searched differently"),
         ([{"problem": "p", "steps": ["s"]}], results(9, 1, "q"), "record 1: search: is absent"),
     ],
 )

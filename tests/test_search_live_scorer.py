@@ -47,7 +47,7 @@ def test_a_beam_has_the_scores_of_its_tree(prm, name):
 def test_rescoring_counts_every_token_that_it_computes():
     """Every path once more for every new step: what the cached scorer saves."""
     layout = types.SimpleNamespace(problem=lambda text: [1] * 5, step=lambda text, number: [ord(text[0])] * 3)
-    scorer = Rescorer(types.SimpleNamespace(layout=layout, score_many=Many().score_many))
+    scorer = Rescorer(types.SimpleNamespace(layout=layout, score_trees=depths))
     one, two = scorer.open(["p", "q"])
     (a, b), scores = scorer.extend([one, two], ["a", "b"])
     assert scores.tolist() == [1, 1] and scorer.tokens == 16
@@ -56,11 +56,10 @@ def test_rescoring_counts_every_token_that_it_computes():
     assert scorer.tokens == 16 + 17 + 11
 
 
-class Many:
-    def score_many(self, records):
-        """A step's depth as its score."""
-        for record in records:
-            depth = []
-            for node in record["nodes"]:
-                depth.append(1 if node["parent"] < 0 else depth[node["parent"]] + 1)
-            yield record | {"nodes": [n | {"score": d} for n, d in zip(record["nodes"], depth, strict=True)]}
+def depths(trees):
+    """A step's depth as its score."""
+    for tree in trees:
+        depth = []
+        for node in tree.nodes:
+            depth.append(1 if node.parent < 0 else depth[node.parent] + 1)
+        yield np.array(depth, np.float32)

@@ -142,7 +142,7 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
 def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, capsys, semantics):
     monkeypatch.setattr(loading, "load", lambda folder: Teacher(semantics))  # in [0, 1] all the same, as PURE's may be
     run(folder, "teacher", "--model", "teacher", status=2)
-    assert f"semantics {semantics!r}: no probabilities" in capsys.readouterr().err
+    assert f"semantics {semantics!r}, not probabilities" in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
 
 

@@ -1,7 +1,7 @@
-"""Consensus: of chains that two sources labelled, those on whose first error the sources agree.
+"""Consensus: keeps the chains on whose first error two sources of labels agree.
 
-Zhang et al. (arXiv:2501.07301), with Monte Carlo labels and a judge, keep about 40 % of their chains; the F1 of their
-model on ProcessBench rises from 40.2 to 66.5.
+Zhang et al. (arXiv:2501.07301) keep about 40 % of their chains with Monte Carlo labels and a judge, and raise their
+model's F1 on ProcessBench from 40.2 to 66.5.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from jprm.tree import ReasoningTree, chains_of
 
 THRESHOLDS = {"correctness": 0.5, "rating": 0.0, "value": math.ulp(0.0)}
-"""A step is wrong if its label is below this: less likely right than wrong; rated -1; no rollout right at all."""
+"""A step is an error if its label is below this: more likely incorrect than correct; rated -1; no correct rollout."""
 
 
 def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
-    """The index of the first label below the threshold, -1 where there is none.
+    """Returns the index of the first label below the threshold, -1 if there is none.
 
-    None where an unlabelled step leaves it open: labels after the first error are not needed, all before it are.
+    Returns None if an unlabelled step comes before it. Labels after the first error are not needed.
     """
     for i, label in enumerate(labels):
         if label is None:
@@ -39,18 +39,19 @@ def consensus(
     thresholds: tuple[float | None, float | None] = (None, None),
     counts: collections.Counter | None = None,
 ) -> Iterator[ReasoningTree]:
-    """The chains of `one` on whose first error `other` agrees, each once, as a tree of one branch with `one`'s labels.
+    """Yields the chains of `one` on whose first error `other` agrees, each once, as one branch with `one`'s labels.
 
-    Chains are the same if their problems and steps are. The kept chain's `consensus` names the first error (-1: none).
+    Two chains are the same if their problems and steps are equal. A kept chain's `consensus` is the first error's
+    index, or -1.
 
     Args:
-      one, other: the two sources; a chain, every sample of a pool and every path of a tree is a chain.
-      thresholds: below which a label of each source is an error; None for the usual one of its semantics.
-      counts: takes the number of chains by what became of them: kept, disagree, unlabelled (the first error is open in
-        either), repeated, not in the other.
+      one, other: the two sources. Every sample of a pool and every path of a tree is a chain.
+      thresholds: for each source, the value below which a label is an error; None for the default of its semantics.
+      counts: receives the number of chains by outcome: kept, disagree, unlabelled (the first error is unknown in
+        either source), repeated, not in the other.
 
     Raises:
-      ValueError: semantics that have no usual threshold.
+      ValueError: semantics without a default threshold.
     """
     counts = collections.Counter() if counts is None else counts
     errors: dict[bytes, int | None] = {}
@@ -79,7 +80,7 @@ def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[byte
     if threshold is None:
         threshold = THRESHOLDS.get(tree.semantics)
     if threshold is None:
-        raise ValueError(f"labels of semantics {tree.semantics!r} need a threshold: below it a step is wrong")
+        raise ValueError(f"labels of semantics {tree.semantics!r} need a threshold below which a step is an error")
     for path in chains_of(tree):
         nodes = [tree.nodes[i] for i in path]
         text = json.dumps([tree.problem, *(node.text for node in nodes)])
@@ -90,8 +91,11 @@ def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[byte
 
 
 def implied(values: Sequence[float | None]) -> list[float | None]:
-    """Values of a chain with every gap before a positive one filled by it: a right completion of a prefix is one of
-    every shorter prefix, so where a later value is above 0 an earlier one is too. (A search values few prefixes.)"""
+    """Fills every gap in a chain's values with the next positive value.
+
+    A correct completion of a prefix completes every shorter prefix too, so those values are also above 0. A tree search
+    values few prefixes.
+    """
     filled, later = list(values), None
     for i, value in reversed([*enumerate(values)]):
         if value is None:

@@ -1,7 +1,7 @@
-"""Monte Carlo values: the share of k completions of a prefix that reach the right answer.
+"""Monte Carlo values: the fraction of k completions of a prefix that reach the true answer.
 
-Math-Shepherd (arXiv:2312.08935) calls the share the soft estimate and "any of them does" the hard one. The adaptive
-mode spends further rollouts where the confidence interval still holds the threshold that divides right from wrong.
+Math-Shepherd (arXiv:2312.08935) calls the fraction the soft estimate and "any of them does" the hard one. The adaptive
+mode samples further rollouts while the confidence interval holds the threshold between correct and incorrect.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ ORIGIN = "monte_carlo"
 
 
 def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """SE: the share of rollouts that are right; NaN where there are none."""
+    """Returns the soft estimate, the fraction of correct rollouts; NaN if there are none."""
     right, total = np.asarray(right, float), np.asarray(total, float)
     return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
 def hard(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """HE: 1 where any rollout is right, else 0; NaN where there are none."""
+    """Returns the hard estimate, 1 if any rollout is correct, else 0; NaN if there are none."""
     return np.where(np.asarray(total) > 0, (np.asarray(right) > 0).astype(float), np.nan)
 
 
 def wilson(
     right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
 ) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
-    """Wilson's score interval of a share (E. B. Wilson, JASA 22, 1927): low and high; 0 and 1 where total is 0.
+    """Returns (low, high) of Wilson's score interval of a fraction (E. B. Wilson, JASA 22, 1927); (0, 1) for total 0.
 
-    The shares p at which |right / total - p| = z sqrt(p (1 - p) / total).
+    These are the fractions p at which |right / total - p| = z sqrt(p (1 - p) / total).
     """
     right, total = np.asarray(right, float), np.asarray(total, float)
     scale = total + z * z
@@ -52,7 +52,7 @@ def wilson(
 def straddles(
     right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], threshold: float, z: float = 1.96
 ) -> Bool[np.ndarray, "*S"]:
-    """Whether the interval leaves open on which side of the threshold the value lies."""
+    """Returns whether the threshold is inside the confidence interval."""
     low, high = wilson(right, total, z)
     return (low < threshold) & (threshold < high)
 
@@ -67,9 +67,11 @@ def allocate(
     budget: int,
     z: float = 1.96,
 ) -> Int[np.ndarray, " S"]:
-    """How many further rollouts each prefix gets in the next round: at most k, `most` in all its rounds, and together
-    no more than the budget. The prefixes come first that are the least decided: whose interval reaches furthest on the
-    side of the threshold where it reaches least."""
+    """Returns how many rollouts each of S prefixes gets in the next round.
+
+    A prefix gets at most k, at most `most` in all its rounds, and all together at most the budget. The least decided
+    prefixes come first: those whose interval reaches furthest on the side of the threshold where it reaches least.
+    """
     right, total = np.asarray(right), np.asarray(total)
     low, high = wilson(right, total, z)
     wanted = np.where(straddles(right, total, threshold, z), np.clip(most - total, 0, k), 0)
@@ -83,11 +85,10 @@ def allocate(
 def label_trees(
     trees: Iterable[ReasoningTree], rollouts: Rollouts, config: MonteCarloConfig, grader: Grader = reaches_answer
 ) -> Iterator[ReasoningTree]:
-    """The trees with a value on every node, in order.
+    """Yields the trees with a value on every node, in order.
 
-    A node's `extra` says how many `rollouts` it had, how many were `right`, and the interval from `low` to `high`. A
-    leaf whose outcome is known has it as its value and needs no rollout. A node all of whose rollouts failed is
-    unlabelled.
+    A node's `extra` has the number of `rollouts` and of `right` ones, and the interval from `low` to `high`. A leaf of
+    known outcome has it as its value and needs no rollout. A node whose rollouts all failed is unlabelled.
 
     Raises:
       ValueError: a tree without an answer.
@@ -97,14 +98,12 @@ def label_trees(
     while chunk := list(itertools.islice(trees, config.trees_at_once)):
         for tree in chunk:
             if tree.answer is None:
-                raise ValueError(
-                    f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be right or wrong"
-                )
+                raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be judged")
         yield from _label_chunk(chunk, rollouts, config, grader)
 
 
 def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
-    """The prefix that ends with each node."""
+    """Returns the prefix that ends with each node."""
     prefixes: list[Prefix] = []
     for node in tree.nodes:
         before = prefixes[node.parent].steps if node.parent >= 0 else ()

@@ -1,12 +1,11 @@
 """OmegaPRM (Luo et al., arXiv:2406.06592): Monte Carlo values from a tree search for first errors.
 
-A state is a prefix with the share MC of its k rollouts that are right. Each search takes the wrong rollout that looks
-most informative, finds its first error by binary search, which costs O(k log M) rollouts for M steps where valuing
-every step costs k M, and adds the prefixes that it visits as states.
+A state is a prefix with MC, the fraction of its k rollouts that are correct. Each search takes the incorrect rollout
+that looks most informative, finds its first error by binary search and adds the prefixes on the way as states. That
+costs O(k log M) rollouts for M steps; valuing every step costs k M.
 
-Rollouts are divided into steps before they are searched, so a search ends at a single step, where the paper, which
-divides by tokens, ends at a sixteenth of the mean length. Only wrong rollouts are candidates: a right one has no first
-error for a binary search to find.
+Rollouts are split into steps first, so a search ends at a single step; the paper splits by tokens and ends at a
+sixteenth of the mean length. Only incorrect rollouts are candidates: a correct one has no first error.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from jprm.label.config import OmegaConfig
 from jprm.label.monte_carlo import ORIGIN, wilson
 from jprm.label.rollouts import Grader, Rollouts, reaches_answer
 from jprm.policy.protocol import Prefix, Sample
-from jprm.tree import Node, ReasoningTree
+from jprm.tree import Node, ReasoningTree, without_chain
 
 
 def quality(mc: Float[np.ndarray, "*S"], tokens: Int[np.ndarray, "*S"], config: OmegaConfig) -> Float[np.ndarray, "*S"]:
-    """Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L): short wrong rollouts from states that are mostly right."""
+    """Returns Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L), high for short errors from mostly correct states."""
     return config.alpha ** (1 - np.asarray(mc)) * config.beta ** (np.asarray(tokens) / config.length)
 
 
 def exploration(visits: Int[np.ndarray, "*S"], total: int, config: OmegaConfig) -> Float[np.ndarray, "*S"]:
-    """U(s) = c_puct sqrt(sum_i N(s_i)) / (1 + N(s)), the sum over all states of the tree."""
+    """Returns U(s) = c_puct sqrt(sum_i N(s_i)) / (1 + N(s)), summed over all states of the tree."""
     return config.c_puct * math.sqrt(total) / (1 + np.asarray(visits))
 
 
 @dataclasses.dataclass
 class State:
-    """A valued prefix: `right` of `total` rollouts reach the answer; `visits` is N(s)."""
+    """A valued prefix: `right` of `total` rollouts reach the answer, and `visits` is N(s)."""
 
     right: int
     total: int
@@ -51,8 +50,14 @@ class State:
 
 @dataclasses.dataclass
 class Search:
-    """What is known about a problem. `states` by the steps of their prefix, () for the problem; `wrong` are the
-    candidates (prefix, rollout); `errors` the chains that end at a first error; `spent` the rollouts of all states."""
+    """The search of one problem.
+
+    Attributes:
+      states: by the steps of their prefix, () for the problem.
+      wrong: the candidates, as (prefix, rollout).
+      errors: the chains that end at a first error.
+      spent: rollouts of all states.
+    """
 
     problem: str
     answer: str | float
@@ -71,14 +76,14 @@ def label_problems(
     *,
     left_out: collections.Counter | None = None,
 ) -> Iterator[ReasoningTree]:
-    """A tree of values for every problem; the nodes of the given trees are not used.
+    """Yields a tree of values for every problem; the nodes of the given trees are not used.
 
-    Problems of which all of the first k rollouts are right, or none, have no error to find: they are left out, and
+    Problems whose first k rollouts are all correct or all incorrect have no error to find. They are left out and
     counted in `left_out` as "too easy" and "too hard" (or "no rollouts").
     """
     for tree in trees:
         if tree.answer is None:
-            raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be right or wrong")
+            raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be judged")
         search = run_search(tree.problem, tree.answer, rollouts, config, grader)
         root = search.states.get(())
         if root is None or not 0 < root.mc < 1 or len(search.states) + len(search.errors) < 2:
@@ -92,7 +97,7 @@ def label_problems(
 def run_search(
     problem: str, answer: str | float, rollouts: Rollouts, config: OmegaConfig, grader: Grader = reaches_answer
 ) -> Search:
-    """Searches until no candidate is left, or `config.searches` or `config.budget` is reached."""
+    """Searches until no candidate is left or `config.searches` or `config.budget` is reached."""
     search = Search(problem, answer)
     _value(search, (), rollouts, config, grader)
     while search.wrong and search.searches < config.searches:
@@ -107,7 +112,7 @@ def run_search(
 
 
 def select(search: Search, config: OmegaConfig) -> int:
-    """The index of the candidate with the largest Q + U; the first of equals."""
+    """Returns the index of the candidate with the largest Q + U, the first of equals."""
     states = [search.states[prefix] for prefix, _ in search.wrong]
     tokens = np.array([rollout.tokens for _, rollout in search.wrong])
     mc, visits = np.array([state.mc for state in states]), np.array([state.visits for state in states])
@@ -123,11 +128,10 @@ def first_error(
     config: OmegaConfig,
     grader: Grader = reaches_answer,
 ) -> int | None:
-    """The index in `steps`, a wrong rollout from a state of MC > 0, of the first step after which no rollout is right.
+    """Returns the index of the first step after which no rollout is correct; None if the budget ends first.
 
-    Invariant: a rollout after steps[:low] is right, none after steps[:high] is; so at most ceil(log2(len(steps)))
-    states are valued, and none that is known. The last step is wrong because the rollout is. None when the budget of
-    rollouts ends first.
+    `steps` is an incorrect rollout from a state of MC > 0. Invariant: some rollout after steps[:low] is correct, none
+    after steps[:high] is. So at most ceil(log2(len(steps))) new states are valued.
     """
     low, high = 0, len(steps)
     while high - low > 1:
@@ -140,7 +144,7 @@ def first_error(
 
 
 def _value(search: Search, steps: tuple[str, ...], rollouts: Rollouts, config: OmegaConfig, grader: Grader):
-    """The state of a prefix, valued by k rollouts if it is new; the wrong ones become candidates if some are right."""
+    """Returns a prefix's state, valued by k rollouts if new. Incorrect ones become candidates if others are correct."""
     if steps in search.states:
         return search.states[steps]
     if config.budget is not None and search.spent + config.k > config.budget:
@@ -153,18 +157,17 @@ def _value(search: Search, steps: tuple[str, ...], rollouts: Rollouts, config: O
     right = [grader(prefix, sample, search.answer) for sample in samples]
     state = search.states[steps] = State(sum(right), len(samples))
     if 0 < state.right < state.total:
-        # A rollout that was cut off is wrong for the value, but what it would have come to is not known.
+        # A rollout that was cut off counts as incorrect, but may have no error.
         wrong = [sample for sample, good in zip(samples, right, strict=True) if not good]
         search.wrong += [(steps, sample) for sample in wrong if sample.steps and sample.finish_reason == "stop"]
     return state
 
 
 def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
-    """The states and first errors as a tree with semantics `value`; problem, answer and other keys are the source's.
+    """Returns the states and first errors as a tree of values, with the source's problem, answer and other keys.
 
-    A node is a step. Valued prefixes carry their MC, with `rollouts`, `right`, the Wilson interval and `visits`; a step
-    that ends a wrong rollout, and is its first error because every earlier prefix is not, has value 0 and
-    `correct` false. Steps between states are unlabelled.
+    A node is a step. Valued prefixes have their MC, `rollouts`, `right`, the Wilson interval and `visits`. A first
+    error that ends a rollout has value 0 and `correct` false. Steps between states are unlabelled.
     """
     index: dict[tuple[str, ...], int] = {(): -1}
     nodes: list[Node] = []
@@ -183,8 +186,5 @@ def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
         elif steps in errors:
             nodes[i] = dataclasses.replace(nodes[i], label=0.0, origin=ORIGIN, correct=False)
     root = search.states[()]
-    extra = {
-        key: value for key, value in source.extra.items() if key not in ("steps", "samples", "labels", "semantics")
-    }
-    extra |= {"value": root.mc, "searches": search.searches, "rollouts": search.spent}
+    extra = without_chain(source.extra) | {"value": root.mc, "searches": search.searches, "rollouts": search.spent}
     return ReasoningTree(search.problem, tuple(nodes), search.answer, "value", "tree", extra)

@@ -1,4 +1,4 @@
-"""Rollouts: completions of prefixes to their end, sampled in batches and cached (`jprm.policy.sample_cache`)."""
+"""Rollouts: prefixes completed to the end, sampled in batches and cached (`jprm.policy.sample_cache`)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.policy.sample_cache import KeptPolicy, PolicyError, prefix_key
 
 Grader = Callable[[Prefix, Sample, Any], bool]
-"""Whether a sample that completes a prefix reaches the true answer, the third argument."""
+"""Returns whether a sample that completes a prefix reaches the true answer, the third argument."""
 
 
 def reaches_answer(prefix: Prefix, sample: Sample, truth: str | float) -> bool:
-    """The grader for final answers. A chain that was cut off has none, whatever its text says so far."""
+    """Grades final answers. A chain that was cut off has none."""
     if sample.finish_reason != "stop":
         return False
     return equivalent(truth, extract_answer("\n".join(prefix.steps + sample.steps)))
 
 
 class Rollouts:
-    """Completions of prefixes: `draw` takes from the file what it holds and asks the policy for the rest.
+    """Completions of prefixes: `draw` takes rollouts from the file and samples the missing ones.
 
     A context manager that opens the file as `KeptPolicy` does, with its errors.
 
     Attributes:
-      failed: rollouts that the policy marked as errors; they are not kept, so a later run asks again.
-      last_error: what the last of them said.
+      failed: rollouts that the policy marked as errors. They are not kept, so that a later run samples them again.
+      last_error: the message of the last one.
     """
 
     def __init__(self, policy: Policy, path: str | os.PathLike, *, batch: int = 256):
@@ -38,7 +38,7 @@ class Rollouts:
 
     @property
     def sampled(self) -> int:
-        """Rollouts that the policy gave since this object was made."""
+        """Rollouts that the policy has sampled for this object."""
         return self._policy.sampled
 
     def __enter__(self) -> Self:
@@ -49,12 +49,12 @@ class Rollouts:
         self._policy.__exit__(*error)
 
     def draw(self, requests: Sequence[tuple[Prefix, int, int]]) -> list[list[Sample]]:
-        """For every (prefix, start, count), the rollouts numbered start .. start + count - 1; errors are left out.
+        """Returns, for every (prefix, start, count), rollouts start .. start + count - 1 without the failed ones.
 
         A batch is on disk before any of it is used.
 
         Raises:
-          PolicyError: the policy failed at every rollout of a batch; what it gave before is kept.
+          PolicyError: the policy failed at every rollout of a batch. Earlier batches are kept.
         """
         missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
         for prefix, start, count in requests:
@@ -76,5 +76,5 @@ class Rollouts:
         if len(errors) == len(drawn):
             raise PolicyError(
                 f"policy {self._policy.name} failed at all {len(drawn)} rollouts of a batch: {self.last_error}. "
-                f"Rollouts drawn before are in {self._policy.path}; the same command continues from them"
+                f"Earlier rollouts are in {self._policy.path}; the same command continues from them"
             )

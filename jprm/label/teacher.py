@@ -1,4 +1,4 @@
-"""Soft labels: the scores of a teacher, a PRM that is there already."""
+"""Soft labels: the scores of a teacher, an existing PRM."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from jprm.tree import ReasoningTree, without_chain
 
 
 def label_trees(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """The trees with the teacher's score as the label of every node, and its name and training step in `origin`.
+    """Returns the trees with the teacher's score as every node's label, and its name and training step in `origin`.
 
-    Labels have the semantics of the teacher: `value` where it was trained on outcomes, else `correctness`, since a
-    teacher that was trained on ratings gives the probability that a step is right, not a rating.
+    Labels are `value`s if the teacher was trained on outcomes, else `correctness`: a teacher trained on ratings gives
+    the probability that a step is correct, not a rating.
 
-    Raises ValueError for a teacher whose scores are no probabilities: advantages, or implicit rewards.
+    Raises:
+      ValueError: a teacher whose scores are no probabilities: advantages or implicit rewards.
     """
     if prm.semantics in ("advantage", "implicit"):
-        raise ValueError(f"{prm.name}: its scores are of semantics {prm.semantics!r}: no probabilities, so no labels")
+        raise ValueError(
+            f"{prm.name}: its scores are of semantics {prm.semantics!r}, not probabilities, and cannot be labels"
+        )
     semantics = "value" if prm.semantics == "value" else "correctness"
     origin = f"model:{pathlib.Path(prm.name).name}@{prm.step}"
     labelled = []

@@ -1,8 +1,8 @@
-"""The filter behind a search: it accepts a result or abstains, with a bound on the error rate of what it accepts.
+"""Accepts the result of a search or abstains, with a bound on the error rate of accepted results.
 
-The threshold comes from results on other problems whose answers are known: the lowest at which, with a stated
-confidence over such calibration sets, at most a stated share of the accepted answers is wrong
-(`jprm.evaluate.conformal.accept_threshold`). The bound holds for problems like those, searched in the same way.
+The threshold comes from results on other problems with known answers. It is the lowest at which, with the requested
+confidence over such calibration sets, at most the requested fraction of accepted answers is incorrect
+(`jprm.evaluate.conformal.accept_threshold`). The bound holds for problems like those, searched the same way.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Path = str | os.PathLike
 
 _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "over_budget_tokens", "reason", "failed",
           "error", "unscored_steps", "empty", "accepted", "threshold", "confidence", "error_rate", "seed"}  # fmt: skip
-"""Keys of `search` that are results, or may differ; the others say how the problems were searched."""
+"""Keys of `search` that are results, or may differ. The others describe how the problems were searched."""
 
 
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:
-    """The threshold on the chosen chain's score. A search that chose nothing accepts nothing: it is left out.
+    """Returns the threshold on the chosen chain's score. Searches that chose nothing are left out.
 
     Raises:
-      ValueError: a record that is no result of a search, has a problem that another one has, or a choice whose
-        correctness is not known or whose score is no probability.
+      ValueError: a record that is no search result, repeats a problem, or has a choice of unknown correctness or
+        whose score is no probability.
     """
     scores, right, seen = [], [], set()
     for i, record in enumerate(records, start=1):
         found = _found(record, i)
         if record["problem"] in seen:
-            raise ValueError(f"record {i}: problem: occurs twice; chains of one problem say less than they count for")
+            raise ValueError(f"record {i}: problem: occurs twice; the bound needs one result per problem")
         seen.add(record["problem"])
         if (score := _score(found, i)) is None:
             continue
@@ -49,7 +49,7 @@ def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidenc
 
 
 def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
-    """The record with `search.accepted`, and the threshold and its promise beside it."""
+    """Returns the record with `search.accepted`, the threshold, its error rate and its confidence."""
     score = _score(_found(record, 1), 1)
     verdict = {
         "accepted": score is not None and score >= threshold.threshold,
@@ -64,7 +64,7 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
     """Writes the results in `input` with `search.accepted`; returns counts and the threshold.
 
     Raises:
-      ValueError: as `calibrate`; results that were searched in another way than the calibration's, or share a problem.
+      ValueError: as `calibrate`; results that were searched differently from the calibration's, or share a problem.
     """
     if len({os.path.realpath(path) for path in (input, calibration, output)}) < 3:
         raise ValueError("input, calibration and output are three files: one of them is named twice")
@@ -75,11 +75,11 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
         if how.get(key) != other.get(key):
             raise ValueError(
                 f"search.{key}: is {other.get(key)!r} in {os.fspath(input)} and {how.get(key)!r} in"
-                f" {os.fspath(calibration)}: a threshold holds for results that were searched in the same way"
+                f" {os.fspath(calibration)}: a threshold holds for results that were searched the same way"
             )
     for i, record in enumerate(records, start=1):
         if record["problem"] in problems:
-            raise ValueError(f"{os.fspath(input)}: record {i}: problem: is in the calibration too. Take it out of one")
+            raise ValueError(f"{os.fspath(input)}: record {i}: problem: is in the calibration too. Remove it from one")
     threshold = calibrate(known, error_rate, confidence)
     accepted = [accept(record, threshold) for record in records]
     pathlib.Path(output).parent.mkdir(parents=True, exist_ok=True)
@@ -97,25 +97,25 @@ def _counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _one_way(records: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """How the records were searched, which is one way for all."""
+    """Returns how the records were searched, which must be the same for all."""
     if not records:
         raise ValueError(f"{os.fspath(path)}: holds no record")
     ways = [{k: v for k, v in _found(record, i).items() if k not in _COSTS} for i, record in enumerate(records, 1)]
     for i, way in enumerate(ways, start=1):
         if way != ways[0]:
-            raise ValueError(f"{os.fspath(path)}: record {i}: was searched in another way than the first")
+            raise ValueError(f"{os.fspath(path)}: record {i}: was searched differently from the first")
     return ways[0]
 
 
 def _found(record: Mapping[str, Any], i: int) -> Mapping[str, Any]:
     found = record.get("search")
     if not isinstance(found, Mapping) or "chosen" not in found:
-        raise ValueError(f"record {i}: search: is absent; the filter takes what `jprm search` writes")
+        raise ValueError(f"record {i}: search: is absent; the input must be of `jprm search`")
     return found
 
 
 def _score(found: Mapping[str, Any], i: int) -> float | None:
-    """The chosen chain's score; None where nothing was chosen, or by a vote that needs no score."""
+    """Returns the chosen chain's score; None if nothing was chosen, or by a vote that needs no score."""
     score = found.get("score")
     if found["chosen"] is None or score is None:
         return None

@@ -1,4 +1,4 @@
-"""Scorers of live trees: what a search asks for the scores of new steps."""
+"""Scorers of trees that grow during a search."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.pack import token_tree
-from jprm.tree import Node, ReasoningTree, record_of
+from jprm.tree import Node, ReasoningTree
 
 
 class LiveScorer(Protocol):
-    """Scores trees while they grow. A handle stands for a prefix: a problem, or a step below another handle.
+    """Scores trees while they grow. A handle is a prefix: a problem, or a step after another handle.
 
-    `tokens` counts what the model has computed so far, padding left out.
+    `tokens` counts the tokens computed so far, without padding.
     """
 
     tokens: int
 
     def open(self, problems: Sequence[str]) -> list[int]:
-        """A handle for each problem's root."""
+        """Returns a handle for every problem."""
         ...
 
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
-        """Appends steps[i] below parents[i]; the new handles and their scores, float32.
+        """Appends steps[i] after parents[i]; returns the new handles and their scores, float32.
 
-        The parents may be of many trees, and one may occur many times.
+        Parents may be of several trees, and one may occur several times.
         """
         ...
 
     def release(self, handles: Sequence[int]) -> None:
-        """These are never extended again; what no live descendant needs is freed."""
+        """Frees handles that are never extended again, as far as no live descendant needs them."""
         ...
 
 
 def live_scorer(prm: Any) -> LiveScorer:
-    """The scorer that computes every token once; `Rescorer`, with the same scores, for what has no such cache."""
+    """Returns the scorer that computes every token once, or `Rescorer` for models that it refuses."""
     from jprm.score.live import LiveTrees
 
     try:
@@ -48,10 +48,9 @@ def live_scorer(prm: Any) -> LiveScorer:
 
 
 class Rescorer:
-    """A `LiveScorer` over anything that scores whole trees: the path to every new step is computed again.
+    """A `LiveScorer` over anything with `score_trees`, as `jprm.PRM`: computes the path to every new step again.
 
-    `prm` has `score_trees`, as `jprm.PRM`, or `score_many`. Tokens are counted where it has a `layout`, else `tokens`
-    stays 0. `jprm.score.live` has a scorer that computes every token once.
+    `tokens` stays 0 if `prm` has no `layout`. `jprm.score.live` computes every token once.
     """
 
     def __init__(self, prm: Any):
@@ -82,15 +81,12 @@ class Rescorer:
         return handles, np.array([scores[root][i] for root, i in place], np.float32)
 
     def release(self, handles: Sequence[int]) -> None:
-        """Nothing to free but text."""
+        """Frees nothing: there is only text."""
 
     def _score(self, trees: list[ReasoningTree]) -> list[np.ndarray]:
         if (layout := getattr(self.prm, "layout", None)) is not None:
             self.tokens += sum(len(token_tree(tree, layout).tokens_N) for tree in trees)
-        if hasattr(self.prm, "score_trees"):
-            return self.prm.score_trees(trees)
-        scored = self.prm.score_many(record_of(tree) for tree in trees)
-        return [np.array([node["score"] for node in record["nodes"]], np.float32) for record in scored]
+        return self.prm.score_trees(trees)
 
     def _new(self, parent: int, text: str) -> int:
         self._parent.append(parent)

@@ -1,4 +1,4 @@
-"""From a searched tree to a result: chain scores, the best chain, votes, and the record that keeps all of it."""
+"""The result of a search: the best chain or the vote, and the record that keeps everything sampled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from jprm.search.growing_tree import Draw, GrowingTree
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
-    """The highest key, the first of equals; one without an answer only where none has an answer. None where all are
-    NaN."""
+    """Returns the index of the highest key, the first of equals; None if all are NaN.
+
+    A chain without an answer is chosen only if no chain has one.
+    """
     key_N = np.asarray(key_N, float)
     valid_N = ~np.isnan(key_N)
     if (valid_N & answered_N).any():
@@ -27,7 +29,7 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 
 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
-    """The class with the largest sum of weights, the first to appear of equals; -1 has no vote."""
+    """Returns the class with the largest sum of weights, the first of equals. Class -1 has no vote."""
     class_N = np.asarray(class_N)
     if not (class_N >= 0).any():
         return None
@@ -38,7 +40,7 @@ def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> i
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a search returns: the draw that its chain ends with, None where there is none, and why."""
+    """The chosen chain: the index of its last draw, None if there is none, and then the reason."""
 
     draw: int | None
     answer: str | None = None
@@ -48,9 +50,9 @@ class Result:
 
 
 def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | None]) -> Result:
-    """The result among the finished draws within the budget; `answer_of` their last nodes.
+    """Returns the result among the finished draws within the budget; `answer_of` maps last nodes to answers.
 
-    Votes count answers as the same where `jprm.answers.canonical_answer` does, as the evaluation of votes does.
+    As in the evaluation of votes, answers are equal if `jprm.answers.canonical_answer` makes them so.
     """
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:
@@ -59,7 +61,7 @@ def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | No
     value_N, key_N = tree.chain_scores(nodes, rule)
     class_N = answer_classes([answer_of[node] for node in nodes])
     if how != "best":
-        if how == "majority":  # which asks for no score
+        if how == "majority":  # needs no score
             weight_N, key_N = np.ones(len(nodes)), np.where(np.isnan(key_N), -np.inf, key_N)
         else:
             weight_N = np.nan_to_num(np.maximum(value_N, 0.0))
@@ -78,7 +80,7 @@ def is_candidate(tree: GrowingTree, draw: Draw) -> bool:
 
 
 def correct(tree: GrowingTree, answer: str | None) -> bool | None:
-    """Whether the answer is the problem's; None where that is not known."""
+    """Returns whether the answer is the problem's; None if the problem's is unknown."""
     return None if tree.problem.answer is None else equivalent(tree.problem.answer, answer)
 
 
@@ -93,16 +95,16 @@ def _why_none(tree: GrowingTree) -> str:
 
 
 def answers(tree: GrowingTree) -> dict[int, str | None]:
-    """The final answer of every chain that a draw finished, by its last node, those over the budget included."""
+    """Returns the final answer of every finished chain, by its last node, also of those over the budget."""
     ends = {draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0}
     return {node: extract_answer("\n".join(tree.steps(node))) for node in sorted(ends)}
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a finished search, a pool or a tree; None where no step was drawn at all.
+    """Returns the record of a finished search, a pool or a tree; None if no step was sampled.
 
-    Every draw is in it: as a sample of a pool, or under `draws` of the node that it ends at, with the node it went on
-    from, so that a step drawn twice is one node with two draws. `search` says what was chosen and what it cost.
+    It has every draw: as a sample of a pool, or under `draws` of the node where it ends, with the node from which it
+    continued; a step sampled twice is one node with two draws. `search` has the choice and the cost.
     """
     if not tree.text:
         return None
@@ -131,7 +133,7 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
 
 
 def _sample(tree, draw, scores, answer_of, correct_of) -> dict[str, Any]:
-    """A draw as a sample of a pool. A chain that was cut off has no answer, so nothing takes it for finished."""
+    """Returns a draw as a sample of a pool. A chain that was cut off has no answer and is not taken for finished."""
     path = tree.path(draw.end)
     whole = draw.sample.finish_reason == "stop"
     sample = {"steps": [tree.text[i] for i in path], "answer": answer_of[draw.end] if whole else None}
