@@ -1,8 +1,7 @@
-"""Ranking metrics and bootstrap intervals.
+"""Ranking metrics and bootstrap intervals, in numpy's float64: sums over millions of pairs lose digits in float32.
 
-Host code in numpy's float64: the sums run over up to millions of pairs, where float32 loses the last digits, and the
-metrics are no part of a jitted step. Every metric takes weights with leading axes, so that a bootstrap over problems is
-the same metric under R rows of integer weights: the scores are sorted once, nothing is copied.
+Every metric takes weights with leading axes. A bootstrap over problems is the metric under R rows of integer weights,
+so that scores are sorted once and nothing is copied.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 DRAWS = 1000
-_CHUNK = 2_000_000  # weights held at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
+_CHUNK = 2_000_000  # weights in memory at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
 
 
 def auroc(
@@ -23,7 +22,7 @@ def auroc(
     positive_N: Bool[np.ndarray, " N"],
     weight_RN: Float[np.ndarray, "*R N"] | None = None,
 ) -> Float[np.ndarray, "*R"]:
-    """The probability that a positive scores above a negative, ties counting half (Mann-Whitney U over its maximum).
+    """Returns the probability that a positive scores above a negative; ties count half (Mann-Whitney U / its maximum).
 
     NaN where either class has no weight.
     """
@@ -37,9 +36,9 @@ def average_precision(
     positive_N: Bool[np.ndarray, " N"],
     weight_RN: Float[np.ndarray, "*R N"] | None = None,
 ) -> Float[np.ndarray, "*R"]:
-    """Precision averaged over recall, sum_k (R_k - R_{k-1}) P_k over the distinct scores from the highest down.
+    """Returns sum_k (R_k - R_{k-1}) P_k over the distinct scores, highest first, with recall R and precision P.
 
-    No interpolation, as in scikit-learn's `average_precision_score`. NaN where the positives have no weight.
+    Does not interpolate, as scikit-learn's `average_precision_score`. NaN where the positives have no weight.
     """
     positive_RU, negative_RU = (x_RU[..., ::-1] for x_RU in _class_weights(score_N, positive_N, weight_RN))
     hit_RU = np.cumsum(positive_RU, -1)
@@ -50,14 +49,14 @@ def average_precision(
 def weighted_mean(
     value_N: Float[np.ndarray, " N *C"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R *C"]:
-    """Mean over N under each row of weights; NaN where a row has no weight."""
+    """Returns the mean over N under each row of weights; NaN where a row has no weight."""
     value_N = np.asarray(value_N, float)
     total_R = weight_RN.sum(-1)
     return _ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
 
 
 def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarray, " N"]:
-    """The bin of each score, rising from 0 without a gap: `bins` of equal size, fewer where scores tie."""
+    """Returns the bin of each score, from 0 without gaps. Ties share a bin, so there may be fewer than `bins`."""
     score_N = np.asarray(score_N, float)
     _, value_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
     middle_U = np.cumsum(count_U) - count_U / 2  # the middle rank of those that tie
@@ -66,20 +65,19 @@ def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarr
 
 
 class Interval(NamedTuple):
-    """A statistic and its percentile interval. Scalars, or arrays of one shape for a statistic that is a curve."""
+    """A statistic and its percentile interval: scalars, or arrays of one shape for a curve."""
 
     value: Any
     low: Any
     high: Any
 
     def json(self) -> dict[str, Any]:
-        """`{"value", "low", "high"}` as numbers or lists, None where undefined."""
+        """Returns `{"value", "low", "high"}` as numbers or lists, None where undefined."""
         return {key: jsonable(x) for key, x in self._asdict().items()}
 
 
 class Difference(NamedTuple):
-    """How much better A is than B: the difference, its percentile interval, and `better`, the share of draws in which A
-    is ahead, ties half (close to 1 or 0 where the data decide, about a half where they do not)."""
+    """A less B with its percentile interval. `better` is the fraction of draws in which A is ahead, ties half."""
 
     value: Any
     low: Any
@@ -87,7 +85,7 @@ class Difference(NamedTuple):
     better: Any
 
     def json(self) -> dict[str, Any]:
-        """As `Interval.json`, with `better`."""
+        """Returns `Interval.json` with `better`."""
         return {key: jsonable(x) for key, x in self._asdict().items()}
 
 
@@ -98,11 +96,11 @@ def draws(
     *,
     seed: int,
 ) -> tuple[Float[np.ndarray, "*C"], Float[np.ndarray, " R *C"]]:
-    """The statistic, and its value on each of `n` resamples of whole groups, with replacement (a cluster bootstrap).
+    """Returns the statistic and its values on `n` resamples of whole groups with replacement (a cluster bootstrap).
 
-    `groups` names the group of each of the N items: steps of one problem stand or fall together, so problems are drawn,
-    not steps. `statistic` takes R rows of item weights, here how often the item's group was drawn. The same seed and
-    groups draw the same resamples: the draws of two calls can be subtracted.
+    `groups` names the group of each of N items, such as the problem of each step: steps of one problem depend on each
+    other. `statistic` takes R rows of item weights, the number of times that each item's group was drawn. Calls with
+    the same seed and groups draw the same resamples, so that their draws can be subtracted.
     """
     group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     size = len(group_N)
@@ -129,7 +127,7 @@ def bootstrap(
     seed: int,
     level: float = 0.95,
 ) -> Interval:
-    """Percentile interval of `statistic` over `draws`. Those for which it is undefined (NaN) are left out."""
+    """Returns the percentile interval of `statistic` over `draws`, without draws where it is undefined (NaN)."""
     value, drawn_R = draws(statistic, groups, n, seed=seed)
     return Interval(value, *percentiles(drawn_R, level))
 
@@ -137,7 +135,7 @@ def bootstrap(
 def difference(
     a: tuple[Any, Float[np.ndarray, " R *C"]], b: tuple[Any, Float[np.ndarray, " R *C"]], level: float = 0.95
 ) -> Difference:
-    """A less B, from two results of `draws` with one seed and the same groups: a paired bootstrap."""
+    """Returns A less B from two results of `draws` with the same seed and groups: a paired bootstrap."""
     drawn_R = a[1] - b[1]
     defined_R = ~np.isnan(drawn_R)
     ahead_R = np.where(defined_R, (drawn_R > 0) + 0.5 * (drawn_R == 0), 0.0)
@@ -145,7 +143,7 @@ def difference(
 
 
 def percentiles(drawn_R: Float[np.ndarray, " R *C"], level: float = 0.95) -> Any:
-    """(2, *C): the ends of the percentile interval, without the draws that are NaN; NaN where all are."""
+    """Returns (2, *C), the ends of the percentile interval. Leaves out draws that are NaN; NaN where all are."""
     ends = [(1 - level) / 2, (1 + level) / 2]
     if not np.isnan(drawn_R).any():
         return np.quantile(drawn_R, ends, axis=0)  # nanquantile walks over columns in Python
@@ -155,14 +153,14 @@ def percentiles(drawn_R: Float[np.ndarray, " R *C"], level: float = 0.95) -> Any
 
 
 def jsonable(x: Any) -> Any:
-    """A number or array as JSON has it: lists of floats, None for what is not finite."""
+    """Returns a number or array as JSON stores it: lists of floats, None for what is not finite."""
     if isinstance(x, np.ndarray) and x.ndim:
         return [jsonable(item) for item in x]
     return float(x) if np.isfinite(x) else None
 
 
 def _class_weights(score_N, positive_N, weight_RN):
-    """Weight of positives and of negatives at each of the U distinct scores, in rising order of score."""
+    """Returns the weights of positives and of negatives at each of the U distinct scores, in rising order."""
     score_N, positive_N = np.asarray(score_N), np.asarray(positive_N, bool)
     if np.isnan(score_N).any():
         raise ValueError(f"{np.isnan(score_N).sum()} of {score_N.size} scores are NaN")

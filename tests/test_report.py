@@ -125,6 +125,27 @@ def test_it_is_one_page_without_requests_whose_data_cannot_break_out(written):
     assert "Qwen2.5-Math-PRM-72B" in text and "file absent.json" in text
 
 
+def test_every_text_of_results_is_escaped(folders, tmp_path):
+    """Markup in every string that is free text, and in every name that a figure, a table or a heading shows."""
+    shutil.copytree(folders[0], tmp_path / "good")
+    path = tmp_path / "good" / "results.json"
+    results = json.loads(path.read_text())
+    results["model"] |= {"name": NASTY, "folder": NASTY, "semantics": NASTY}
+    results |= {"jprm": NASTY, "absent": [NASTY], "best_of_n": {NASTY: results["best_of_n"]["pool"]}}
+    results["processbench"]["files"] = {NASTY: results["processbench"]["files"]["gsm8k"]}
+    results["processbench"]["calibrate"] = NASTY
+    results["steps"] |= {"neutral": NASTY, "baselines": {NASTY: results["steps"]["baselines"]["position"]}}
+    results["diagnostics"][NASTY] = {"not_computed": NASTY}
+    results["calibration"]["by"]["subset"][0]["group"] = NASTY
+    write_json(path, results)
+    page.report([tmp_path / "good"], tmp_path / "report.html", tmp_path / "figures")
+    text = (tmp_path / "report.html").read_text()
+    assert "<img" not in text and "<script>document" not in text
+    assert text.count("&lt;img src=x") >= 14
+    for file in (tmp_path / "figures").iterdir():
+        assert "<img" not in file.read_text()
+
+
 def test_figures_are_whole_files_that_parse(written):
     import xml.etree.ElementTree as ElementTree
 

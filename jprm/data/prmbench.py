@@ -24,7 +24,7 @@ class PrmbenchOptions:
 
 
 def parse(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
-    """One chain: 0 at the error steps (1-based in the file), 1 elsewhere. All other keys are kept."""
+    """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere, with all other keys."""
     steps = take(item, f"{options.process}_process", list, where)
     problem = take(item, f"{options.process}_question", str, where)
     wrong = take(item, "error_steps", list, where) if options.process == "modified" else []

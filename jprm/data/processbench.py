@@ -12,9 +12,10 @@ _URL = "https://huggingface.co/datasets/Qwen/ProcessBench/resolve/main/"
 
 
 def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """One chain: 1 before the first wrong step, 0 at it, null after it; `first_error` is its index, -1 if none.
+    """Yields one chain, labelled 1 before the first wrong step, 0 at it and null after it.
 
-    `correct` is whether the final answer is right, which a chain with a wrong step may well have.
+    `first_error` is the index of that step, -1 if there is none. `correct` tells whether the final answer is correct,
+    which may be so with a wrong step.
     """
     first, steps = take(item, "label", int, where), take(item, "steps", list, where)
     if not -1 <= first < len(steps):

@@ -1,7 +1,7 @@
-"""Best-of-n over pools of sampled chains: the expected accuracy of choosing by score, for every n at once.
+"""Best of n over pools of samples: the expected accuracy of choosing by score, for every n at once.
 
-Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`), so no
-trial is simulated. As in the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
+Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`), so
+nothing is simulated. As in the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
 takes one of the n places and cannot be chosen.
 """
 
@@ -24,14 +24,13 @@ from jprm.statistics import bootstrap, jsonable, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of
 
 DRAWN_SAMPLES = 2**23
-"""Votes are sampled over as many orders of the pools as make this many samples drawn, from 8 to 128: 128 for 1,319
-pools of 19 and 9 for 500 of 1,860, where the stated standard error is 0.0075 at most and the choice of the problems
-alone has 0.02."""
+"""Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
+500 pools of 1,860, with a standard error of at most 0.0075 where the choice of problems alone has 0.02."""
 
 
 @functools.lru_cache(maxsize=4)  # of pools of one size, every rule asks for the same
 def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
-    """The probability that the best of n drawn from `size` ranked samples is the one of rank r, for n = 1 .. n_max.
+    """Returns the probability that the best of n of `size` ranked samples is the one of rank r, for n = 1 .. n_max.
 
     C(N - r - 1, n - 1) / C(N, n), as n / (N - r) times prod_{i<n} (N - r - i) / (N - i): factors at most 1, so nothing
     overflows at any size.
@@ -48,18 +47,18 @@ def best_of_n(
     size_P: Int[np.ndarray, " P"],
     n_max: int,
 ) -> Float[np.ndarray, "P n"]:
-    """Exact expected correctness of the highest key among n of the first `size_P[p]` samples, n = 1 .. n_max.
+    """Returns the exact expected correctness of the highest key among n of the first `size_P[p]` samples.
 
-    Samples that tie are chosen with equal probability, so each counts as the mean correctness of its tie group; then
-    the expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to
-    [C(N - r, n) - C(N - r - t, n)] / C(N, n) for t samples tied behind r better ones. A sample that is not valid ranks
-    last and is wrong: a draw of nothing else has no answer. `n_max` <= min(size_P).
+    Samples that tie are chosen with equal probability, so each counts as the mean correctness of its tie group. The
+    expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to
+    [C(N - r, n) - C(N - r - t, n)] / C(N, n) for t samples tied after r better ones. A sample that is not valid ranks
+    last and is incorrect. `n_max` <= min(size_P).
     """
     value_Pn = np.zeros((len(key_PN), n_max))
     for size in np.unique(size_P):
         of_size = size_P == size
         key_BN, correct_BN, valid_BN = (x[of_size, :size] for x in (key_PN, correct_PN, valid_PN))
-        order_BN = np.argsort(np.where(valid_BN, -key_BN, np.nan), axis=-1)  # NaN goes last, behind a valid -inf
+        order_BN = np.argsort(np.where(valid_BN, -key_BN, np.nan), axis=-1)  # NaN goes last, after a valid -inf
         key_BN, correct_BN, valid_BN = (
             np.take_along_axis(x, order_BN, -1) for x in (key_BN, np.where(valid_BN, correct_BN, 0.0), valid_BN)
         )
@@ -73,7 +72,7 @@ def best_of_n(
 
 
 class Pools(NamedTuple):
-    """P problems of up to N samples. Slots past `size_P` are not samples."""
+    """P problems of up to N samples. Slots from `size_P` on are not samples."""
 
     problem: list[str]
     size_P: Int[np.ndarray, " P"]
@@ -132,7 +131,7 @@ def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
-    """Each problem's expected accuracy at n = 1 .. smallest pool, of choosing by each rule of `RULES`."""
+    """Returns each problem's expected accuracy by each rule of `RULES`, for n = 1 .. the smallest pool's size."""
     return {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
 
 
@@ -141,15 +140,15 @@ def _chosen_by(pools: Pools, key_PN: Float[np.ndarray, "P N"]) -> Float[np.ndarr
 
 
 def best_of_n_report(trees: Iterable[ReasoningTree], seed: int, trials: int | None = None) -> dict[str, Any]:
-    """Curves over n = 1 .. `n_max`, the smallest pool's size; larger pools are drawn from as a whole.
+    """Returns curves over n = 1 .. `n_max`, the smallest pool's size; larger pools are drawn from as a whole.
 
-    Every curve is `{"value", "low", "high"}`, lists over `n`, with 95 % intervals over problems. Beside `rules`, by
-    rule `best_of_n`, `weighted_vote` and `minus_majority` (the same problems' best-of-n less majority vote, at the
-    largest n): `majority`, `pass_at_n` (the oracle), and under `baselines` `random` (all scores equal), `fewest_steps`
-    and `shortest` (in characters). Votes are sampled over `trials` orders (by default what `DRAWN_SAMPLES` allows) and
-    carry `standard_error`, 0 where exact. Votes are None if the file has no answers. `paired` compares all rules with
-    each other and with majority vote (`jprm.evaluate.paired.compare_curves`). `none_right` and `all_right` count
-    problems that no chooser can change.
+    A curve is `{"value", "low", "high"}`, lists over `n` with 95 % intervals over problems. `rules` has by rule
+    `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n less majority vote on the same problems, at the largest
+    n). Beside it are `majority`, `pass_at_n` (the oracle), and in `baselines` `random` (all scores equal),
+    `fewest_steps` and `shortest` (in characters). Votes are sampled over `trials` orders, by default as many as
+    `DRAWN_SAMPLES` allows, and carry `standard_error`, 0 where exact; they are None if the file has no answers.
+    `paired` compares all rules with each other and with majority vote (`jprm.evaluate.paired.compare_curves`).
+    `none_right` and `all_right` count problems that no chooser can change.
     """
     pools = pools_of(trees)
     n_max = int(pools.size_P.min())

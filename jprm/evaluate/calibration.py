@@ -1,11 +1,10 @@
-"""Calibration: does a step that scores 0.8 turn out right 80 % of the time?
+"""Calibration: is a step that scores 0.8 right 80 % of the time?
 
-Bins hold equal numbers of steps (equal mass): with bins of equal width most steps of a PRM share the top bin, and the
-error of the others is noise. Steps of one score share a bin, so that no figure hangs on the order of the records.
+Bins have equal mass: with bins of equal width most steps of a PRM share the top bin, and the error of the others is
+noise. Steps of one score share a bin, so that no figure depends on the order of the records.
 
-ECE is never 0 on a finite sample, even for a perfect scorer. So it stands beside what noise alone would show
-(`ece_if_calibrated`), and only an ECE beyond the 95 % quantile of that is a finding (which a perfect scorer meets in
-5 to 9 % of samples: the quantile is estimated).
+ECE is never 0 on a finite sample, even for a perfect scorer. Only an ECE beyond the 95 % quantile of what noise alone
+would show (`ece_if_calibrated`) is a finding. A perfect scorer exceeds it in 5 to 9 % of samples: it is estimated.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ BINS = 15
 """As in Guo et al. 2017 (arXiv 1706.04599)."""
 
 PROBLEMS_PER_BIN = 10
-"""Fewer problems than this for each of `BINS` bins make fewer bins: with a handful of steps in a bin the noise of ECE
-cannot be estimated, and a perfect scorer would often be called miscalibrated."""
+"""Problems that a bin needs; fewer problems make fewer bins. From a handful of steps in a bin the noise
+of ECE cannot be estimated, and a perfect scorer would often be called miscalibrated."""
 
 NULL_DRAWS = 500
 DEPTHS = 8
-"""Step indices that have a group of their own; all later steps share one."""
+"""Step indices with a group of their own; later steps share one."""
 
 ALPHAS = (0.05, 0.1, 0.2)
 CONFIDENCE = 0.9
-"""Of the conformal thresholds of the report."""
+"""Confidence of the report's conformal thresholds."""
 
 
 class Brier(NamedTuple):
@@ -55,7 +54,7 @@ def ece(
     bins: int = BINS,
     weight_RN: Float[np.ndarray, "*R N"] | None = None,
 ) -> Float[np.ndarray, "*R"]:
-    """Expected calibration error: the mean over steps of |share right - mean score| of the step's bin.
+    """Returns the expected calibration error: the mean over steps of their bin's |fraction right - mean score|.
 
     Guo et al. 2017, equation 3, with equal-mass bins. NaN where nothing has weight.
     """
@@ -75,11 +74,11 @@ def ece_if_calibrated(
     *,
     seed: int,
 ) -> Float[np.ndarray, " R"]:
-    """`NULL_DRAWS` draws of the ECE that noise alone would show, were each bin's share right equal to its mean score.
+    """Returns `NULL_DRAWS` draws of the ECE of noise alone, if each bin's fraction right were its mean score.
 
     Wild cluster bootstrap (Cameron, Gelbach & Miller 2008, Review of Economics and Statistics 90, 414): each label's
-    distance from its score, less that distance's mean over the bin, keeps its size and gets a random sign, one a group
-    (a problem), since steps of one problem go right or wrong together. Too small where there are few groups.
+    distance from its score, centred over the bin, keeps its size and gets a random sign, the same for all steps of a
+    group (a problem). Too small where there are few groups.
     """
     gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
     one_hot_NB = _one_hot(equal_mass_bins(score_N, bins))
@@ -94,9 +93,9 @@ def ece_if_calibrated(
 
 
 def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> Brier:
-    """The mean squared distance of score and label, and Murphy's decomposition over equal-mass bins.
+    """Returns the mean squared distance of score and label, and Murphy's decomposition over equal-mass bins.
 
-    With n_b steps in bin b, of mean score p_b and share right o_b, and o the share of all:
+    With n_b steps in bin b, of mean score p_b and fraction right o_b, and o the fraction right of all:
     reliability = sum n_b (p_b - o_b)^2 / N, resolution = sum n_b (o_b - o)^2 / N, uncertainty = o (1 - o).
     Scores that differ within a bin add `within_bin`, their variance less twice their covariance with the labels,
     without which the identity is not exact (Stephenson, Coelho & Jolliffe 2008, Weather and Forecasting 23, 752).
@@ -125,8 +124,11 @@ def reliability_curve(
     seed: int,
     bins: int = BINS,
 ) -> dict[str, list[float | None]]:
-    """The reliability diagram as lists over bins: `n` steps, their mean `score`, and the share right as `value`,
-    `low`, `high`, a 95 % interval over groups (problems)."""
+    """Returns the reliability diagram as lists over bins.
+
+    `n` counts steps, `score` is their mean score, `value` the fraction right; `low` and `high` are a 95 % interval over
+    groups (problems).
+    """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
     if not len(score_N):
         return {"n": [], "score": [], "value": [], "low": [], "high": []}
@@ -144,15 +146,14 @@ def reliability_curve(
 def calibration_report(
     files: Mapping[str, Sequence[ReasoningTree]], calibrate: Sequence[ReasoningTree], neutral: str, seed: int
 ) -> dict[str, Any]:
-    """How far scores are probabilities on scored trees by file, before and after maps fitted on `calibrate`.
+    """Returns how far scores are probabilities on scored trees by file, before and after maps fitted on `calibrate`.
 
-    Top level: `n_steps`, `n_problems`, `neutral`; the figures of `_figures` on all files, `raw`; `by` with groups of
-    `step`, `length` (quartiles of characters) and `subset` (the files), each a list of the same figures with `group`;
-    and `recalibrated`, by kind of map, its figures, its `map` and its `calibration_steps`. Steps of problems that occur
+    `raw` has the figures on all files. `by` has them by group of `step`, `length` (quartiles of characters) and
+    `subset` (the files). `recalibrated` has them by kind of map, with `map` and `calibration_steps`. Steps of problems
     in `calibrate` are left out of everything but the fit, and counted in `left_out`.
 
-    `conformal` lists thresholds from the chains of `calibrate`, one a problem, a chain scoring its lowest step: the
-    JSON of `Threshold`, and `held_out` with what it does on the files' chains, `n` and the `rate` that `alpha` bounds.
+    `conformal` lists thresholds from the chains of `calibrate`, one a problem, by their lowest score: the JSON of
+    `Threshold`, and `held_out`, the `n` chains of the files and the `rate` among them that `alpha` bounds.
     """
     trees = {name: labelled(scored, neutral) for name, scored in files.items()}
     fit_trees = labelled(calibrate, neutral)
@@ -224,8 +225,10 @@ def _held_out(threshold: Threshold, lowest_N, right_N) -> dict[str, Any]:
 
 
 def _lowest(trees: Sequence[Labelled]) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """The lowest score of the first judged chain of each problem, and whether it has no wrong step. Trees that branch
-    are passed over: their chains share steps."""
+    """Returns the lowest score of the first judged chain of each problem, and whether it has no wrong step.
+
+    Skips trees that branch, whose chains share steps.
+    """
     found: dict[str, tuple[float, bool]] = {}
     for tree in trees:
         chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()

@@ -1,8 +1,7 @@
-"""Thresholds with a guarantee for finite samples, whatever the model and the distribution of its scores.
+"""Thresholds with a guarantee for finite samples, for any model and any distribution of its scores.
 
-The guarantees hold for new chains that are exchangeable with the calibration chains, from the same policy on the same
-kind of problems, and for one chain a problem: chains of one problem are not independent of each other. They say nothing
-about other policies or harder problems.
+The guarantees hold for new chains that are exchangeable with the calibration chains: from the same policy on the same
+kind of problems, one chain a problem. They do not extend to other policies or harder problems.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from jaxtyping import Bool, Float
 from scipy.stats import beta
 
 GRID = np.linspace(1, 0, 101)
-"""Thresholds that `accept_threshold` tries: fixed before any score is seen, as the guarantee wants it."""
+"""Thresholds that `accept_threshold` tries; the guarantee needs them fixed before any score is seen."""
 
 STARTS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Threshold:
-    """A threshold and what it promises.
+    """A threshold and its guarantee.
 
-    `false_alarm`: a chain is flagged where its smallest step score is below `threshold`; at most a share `alpha` of
-    the chains without an error is. `accept`: a chain is accepted where its score is at least `threshold`; at most a
-    share `alpha` of the accepted chains is wrong. With `confidence` the promise is about this threshold, and holds for
-    that share of calibration sets; without, it is about the average over calibration sets and the next chain.
+    `false_alarm`: a chain is flagged if its smallest step score is below `threshold`; at most a fraction `alpha` of the
+    chains without an error is flagged. `accept`: a chain is accepted if its score is at least `threshold`; at most a
+    fraction `alpha` of the accepted chains is wrong. With `confidence` the guarantee is about this threshold, and holds
+    for that fraction of calibration sets; without, it is an average over calibration sets.
     """
 
     kind: str
@@ -40,12 +39,12 @@ class Threshold:
     bound: float | None  # accept: upper confidence bound on the error rate at this threshold alone
 
     def to_json(self) -> dict[str, Any]:
-        """The threshold is None where it is infinite: nothing is flagged, or nothing accepted."""
+        """Returns the fields; an infinite threshold, which flags or accepts nothing, is None."""
         return dataclasses.asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Threshold:
-        """The threshold that `to_json` wrote. Raises ValueError for anything else."""
+        """Returns the threshold that `to_json` wrote. Raises ValueError for anything else."""
         none = {"false_alarm": -math.inf, "accept": math.inf}
         if set(record) != {field.name for field in dataclasses.fields(Threshold)} or record["kind"] not in none:
             raise ValueError(f"no conformal threshold: {sorted(record)}")
@@ -56,17 +55,16 @@ class Threshold:
 def false_alarm_threshold(
     lowest_N: Float[np.ndarray, " N"], alpha: float, *, confidence: float | None = None
 ) -> Threshold:
-    """The highest threshold that flags at most a share `alpha` of chains without an error; `lowest_N` are the smallest
-    step scores of N such chains.
+    """Returns the highest threshold that flags at most a fraction `alpha` of chains without an error.
 
-    Split conformal prediction (Vovk, Gammerman & Shafer 2005; Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1):
-    the threshold is the k-th smallest of `lowest_N`. A new chain without an error is flagged where it is below; it then
-    is among the k lowest of N + 1 exchangeable values, which has probability at most k / (N + 1), and exactly that
-    where scores do not tie. So k = floor(alpha (N + 1)); for k = 0 nothing is flagged.
+    `lowest_N` are the smallest step scores of N such chains. Split conformal prediction (Vovk, Gammerman & Shafer 2005;
+    Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1): the threshold is the k-th smallest of `lowest_N`. A new
+    chain without an error that is flagged is among the k lowest of N + 1 exchangeable values, which has probability
+    k / (N + 1), less where scores tie. So k = floor(alpha (N + 1)); for k = 0 nothing is flagged.
 
-    That is an average over calibration sets. Given one, the rate is Beta(k, N + 1 - k) distributed where scores do not
-    tie, and below that where they do (Vovk 2012, arXiv 1209.2673, proposition 2a); with `confidence`, k is the largest
-    for which it stays below `alpha` with that probability.
+    That is an average over calibration sets. Given one set, the rate is Beta(k, N + 1 - k) distributed, lower where
+    scores tie (Vovk 2012, arXiv 1209.2673, proposition 2a). With `confidence`, k is the largest for which the rate
+    stays below `alpha` with that probability.
     """
     lowest_N = _checked(lowest_N, alpha, confidence)
     n = len(lowest_N)
@@ -88,16 +86,18 @@ def accept_threshold(
     grid: Sequence[float] = GRID,
     starts: int = STARTS,
 ) -> Threshold:
-    """The lowest threshold of `grid` at which at most a share `alpha` of the accepted chains is wrong, with
-    probability `confidence` over the calibration chains. Infinite, so that nothing is accepted, where there is none.
+    """Returns the lowest threshold of `grid` at which at most a fraction `alpha` of the accepted chains is wrong.
 
-    Learn then test (Angelopoulos, Bates, Candes, Jordan & Lei 2021, arXiv 2110.01052). Given how many of N independent
-    chains score at least t, the number of wrong ones among them is binomial with the error rate at t. So the test
-    "the Clopper-Pearson upper bound at level d is at most alpha" falsely passes a threshold whose error rate is above
-    alpha with probability at most d. From `starts` evenly spaced thresholds of the grid, each walks down while the test
-    at d = (1 - confidence) / starts passes (their fixed sequence testing with several starts); a walk passes a false
-    threshold only if it does so at its own first one, hence all walks together with probability at most 1 - confidence.
-    The error rate need not fall with the score. `grid` must not be chosen on these chains.
+    It is so with probability `confidence` over the calibration chains. Infinite where no threshold is: nothing is
+    accepted. `grid` must not be chosen on these chains. The error rate need not fall with the score.
+
+    Learn then test (Angelopoulos, Bates, Candes, Jordan & Lei 2021, arXiv 2110.01052). Given the number of N
+    independent chains that score at least t, the number of wrong ones among them is binomial with the error rate at t.
+    So the test "the Clopper-Pearson upper bound at level d is at most alpha" passes a threshold with an error rate
+    above alpha with probability at most d. `starts` walks begin at evenly spaced thresholds and go down while the test
+    at d = (1 - confidence) / starts passes (fixed sequence testing with several starts). A walk passes a false
+    threshold only if it passes its own first false one, so that all walks together do with probability at most
+    1 - confidence.
     """
     score_N = _checked(score_N, alpha, confidence)
     right_N = np.asarray(right_N, bool)
@@ -121,10 +121,9 @@ def accept_threshold(
 
 
 def clopper_pearson(wrong: Any, n: Any, confidence: float) -> Any:
-    """The exact one-sided upper bound on a binomial probability, after `wrong` of `n`; 1 where n is 0 or all are wrong.
+    """Returns the exact one-sided upper bound on a binomial probability after `wrong` of `n`; 1 if n is 0 or all wrong.
 
-    Clopper & Pearson 1934: the probability p at which P(Bin(n, p) <= wrong) = 1 - confidence, a quantile of
-    Beta(wrong + 1, n - wrong).
+    Clopper & Pearson 1934: p with P(Bin(n, p) <= wrong) = 1 - confidence, a quantile of Beta(wrong + 1, n - wrong).
     """
     wrong, n = np.asarray(wrong), np.asarray(n)
     return np.where(wrong >= n, 1.0, beta.ppf(confidence, wrong + 1, np.maximum(n - wrong, 1)))
@@ -133,7 +132,7 @@ def clopper_pearson(wrong: Any, n: Any, confidence: float) -> Any:
 def _checked(score_N, alpha: float, confidence: float | None) -> np.ndarray:
     score_N = np.asarray(score_N, float)
     if not 0 < alpha < 1 or (confidence is not None and not 0 < confidence < 1):
-        raise ValueError(f"alpha {alpha} and confidence {confidence} must lie between 0 and 1")
+        raise ValueError(f"alpha {alpha} and confidence {confidence} must be between 0 and 1")
     if score_N.ndim != 1 or not np.isfinite(score_N).all():
         raise ValueError("a conformal threshold needs one finite score a chain")
     return score_N

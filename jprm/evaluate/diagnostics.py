@@ -1,7 +1,7 @@
-"""The known ways in which a PRM fails without its accuracy showing it. Each diagnostic gives a size, its interval over
-problems, and `finding`: the interval is clear of a margin below which a flaw is too small to matter.
+"""Diagnostics: known failures of a PRM that its accuracy does not show.
 
-A margin, not only a test: with enough data every scorer differs from a perfect one.
+Each diagnostic reports a size, its interval over problems, and `finding`: whether the interval is clear of a margin
+below which a flaw is too small to matter. With enough data every scorer differs from a perfect one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jprm.tree import ReasoningTree
 
 
 def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.05) -> dict[str, Any]:
-    """How often the lowest score of a chain is that of its final step, beyond what its length explains.
+    """Returns how often the final step of a chain has its lowest score, beyond what the length explains.
 
     A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
-    section 4.3). Only chains of two steps or more whose labels are all positive count, since errors do come late.
-    `share` splits ties evenly; `expected` is the mean of 1 / length, what a scorer that ignores position has; `excess`
-    is the difference, with an interval. A finding is an excess above `margin`.
+    section 4.3). Only chains of two steps or more with positive labels count, since errors do come late. `share` splits
+    ties evenly; `expected` is the mean of 1 / length, that of a scorer that ignores position; `excess` is the
+    difference, with an interval. A finding is an excess above `margin`.
     """
     chains = [
         tree for tree in trees
@@ -49,19 +49,19 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
 
 
 def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dict[str, Any]]:
-    """How chain scores by each rule change with the number of steps among the right chains of one problem.
+    """Returns how chain scores by each rule change with the number of steps among the correct samples of one problem.
 
-    Problems differ in length and difficulty, and wrong chains may be longer with reason; so only chains with a right
-    answer count, and their lengths and scores as distances from the mean of the problem's. By rule: `slope` per step,
-    and `correlation` with an interval, whose distance from 0 beyond `margin` is a finding.
+    Problems differ in length and difficulty, and incorrect samples may be longer with reason. So only correct samples
+    count, with lengths and scores as distances from the problem's mean. By rule: `slope` per step, and `correlation`
+    with an interval, whose distance from 0 beyond `margin` is a finding.
 
-    A product falls with length by construction (even if every step scores 0.9), and a minimum of more steps is lower:
-    a finding for `prod` or `min` alone speaks about the rule, for `mean` or `last` about the scorer.
+    A product falls with length by construction, and a minimum over more steps is lower: a finding for `prod` or `min`
+    alone is about the rule, for `mean` or `last` about the scorer.
     """
     problem_P1 = np.arange(len(pools.problem))[:, None]
     some_PN = pools.correct_PN >= 0.5
     if not some_PN.any():
-        raise ScoreError("no right chain in any pool: nothing to compare lengths among")
+        raise ScoreError("no correct sample in any pool: nothing to compare lengths among")
     problem_M = np.broadcast_to(problem_P1, some_PN.shape)[some_PN]
     length_M = _centred(pools.steps_PN[some_PN].astype(float), problem_M)
     report = {}
@@ -87,14 +87,14 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
 
 
 def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, margin: float = 0.1) -> dict[str, Any]:
-    """Whether wrong steps are noticed in chains whose final answer is right all the same.
+    """Returns whether wrong steps are noticed in ProcessBench chains whose final answer is correct all the same.
 
-    On ProcessBench chains: `detected` is the share of chains with a right answer and a
-    wrong step that have a step below `threshold`; `detected_wrong_answer` the same where the answer is wrong too;
-    `false_alarms` among chains with neither. `auroc` ranks right-answer chains with an error below those without, by
-    their lowest score; `auroc_wrong_answer` does so for wrong-answer ones. Their difference is `gap`, with an interval.
+    `detected` is the fraction of chains with a correct answer and a wrong step that have a step below `threshold`;
+    `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for chains with neither. `auroc`
+    ranks correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so
+    for incorrect answers. `gap` is their difference, with an interval.
 
-    A finding: `auroc` is not above a half, or the gap is above `margin`: the scorer sees the answer, not the process.
+    A finding: `auroc` is not above a half, or the gap is above `margin`. The scorer sees the answer, not the process.
     """
     low_N = np.array([score_P.min() for score_P in scores_of(trees)])
     error_N = np.array([tree.extra["first_error"] >= 0 for tree in trees], bool)
@@ -102,7 +102,9 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
     problems = [tree.problem for tree in trees]
     clean_N, hidden_N, open_N = right_N & ~error_N, right_N & error_N, ~right_N & error_N
     if not (clean_N.any() and hidden_N.any()):
-        counts = f"{hidden_N.sum()} chains with a right answer and a wrong step, {clean_N.sum()} with a right answer"
+        counts = (
+            f"{hidden_N.sum()} chains with a correct answer and a wrong step, {clean_N.sum()} with a correct answer"
+        )
         raise ScoreError(f"{counts} and none: both are needed")
 
     def flagged(of_N):
@@ -128,12 +130,11 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
 
 
 def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str, dict[str, Any]]:
-    """Whether choosing among more samples makes best-of-n worse, by rule (Gao et al. 2022, arXiv 2210.10760).
+    """Returns whether choosing among more samples makes best-of-n worse, by rule (Gao et al. 2022, arXiv 2210.10760).
 
-    `value` is the exact expected accuracy for `n` = 1, 2, ..; `peak` the n where it is highest. `drop` is what is lost
-    from the peak to the largest n, with an interval over problems. Since the highest of many values is high by luck as
-    well, the drop of one half of the problems is taken from the peak of the other half. A finding is a drop above
-    `margin`.
+    `value` is the exact expected accuracy for `n` = 1, 2, ..., and `peak` the n where it is highest. `drop` is the loss
+    from the peak to the largest n, with an interval over problems. Since a maximum is also high by luck, each half of
+    the problems takes the peak of the other half. A finding is a drop above `margin`.
     """
     n_max = int(pools.size_P.min())
     number = {problem: i for i, problem in enumerate(dict.fromkeys(pools.problem))}  # whose pools stay together
@@ -164,10 +165,9 @@ def diagnostics_report(
     threshold: float,
     seed: int,
 ) -> dict[str, Any]:
-    """All diagnostics of scored ProcessBench chains and of scored pools, the latter by file.
+    """Returns all diagnostics of scored ProcessBench chains, and of scored pools by file.
 
-    A diagnostic that finds nothing to look at is `{"not_computed": reason}`; diagnostics of chains are left out where
-    `chains` is None.
+    A diagnostic without anything to look at is `{"not_computed": reason}`. `chains` may be None.
     """
     found: dict[str, Any] = {}
     if chains is not None:

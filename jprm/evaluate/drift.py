@@ -24,17 +24,16 @@ def drift(
     auroc_margin: float = 0.05,
     level: float = 0.01,
 ) -> dict[str, Any]:
-    """Whether the step scores of two files come from one distribution.
+    """Returns whether the step scores of two files come from one distribution.
 
     `ks` is the largest distance of their cumulative distributions (Kolmogorov-Smirnov). `p` comes from a permutation
-    test that moves whole problems, since steps of one problem resemble each other: a problem in both files swaps its
-    sides or does not, the others are dealt out anew. `mean_before`, `mean_after` are the mean scores.
+    test over whole problems, since steps of one problem depend on each other: a problem in both files may swap its
+    sides, the others are dealt out anew.
 
-    `verdict`: `same` where p >= `level` or ks <= `margin`; `shifted` otherwise, and then thresholds and recalibration
-    maps no longer hold. Where both files have step labels, `auroc_before` and `auroc_after` say more: `retrain` where
-    the latter is below the former by `auroc_margin` and their intervals are apart (the ranking broke), otherwise
-    `recalibrate` in place of `shifted` (only the scale moved). Samples of two policies seldom have step labels: where
-    both files say which chains are correct, the areas are of chains by their lowest score. `auroc_of` tells which.
+    `verdict` is `same` if p >= `level` or ks <= `margin`. Otherwise it is `shifted`: thresholds and recalibration maps
+    no longer hold. Step labels in both files, or else outcomes of chains (ranked by their lowest score; `auroc_of`
+    names which), decide more: `retrain` if AUROC fell by `auroc_margin` and the intervals are apart (the ranking
+    broke), `recalibrate` in place of `shifted` if not (only the scale moved).
     """
     sides = [_steps("before", before), _steps("after", after)]
     ks_R = _distances(sides, seed)
@@ -90,7 +89,7 @@ def _chains(trees: Sequence[ReasoningTree]) -> _Scores:
 
 
 def _distances(sides: Sequence[_Scores], seed: int) -> Float[np.ndarray, " R"]:
-    """The KS distance of two files, and then of `PERMUTATIONS` permutations of their problems."""
+    """Returns the KS distance of two files, then those of `PERMUTATIONS` permutations of their problems."""
     problems = sorted({problem for side in sides for problem in side.problem})
     grid_K = np.unique(np.concatenate([side.score_N for side in sides]))
     if len(grid_K) > 512:
@@ -118,7 +117,7 @@ def _distances(sides: Sequence[_Scores], seed: int) -> Float[np.ndarray, " R"]:
 
 
 def _area(side: _Scores, seed: int) -> Interval | None:
-    """The area under the ROC curve; None where nothing tells right from wrong."""
+    """Returns the area under the ROC curve; None without both right and wrong labels."""
     some = [i for i, label in enumerate(side.label) if label is not None]
     right_N = np.array([side.label[i] > 0 for i in some], bool)
     if right_N.all() or not right_N.any():

@@ -1,7 +1,7 @@
-"""Edits of right chains: some that keep the meaning, whose scores should stay, and fluent nonsense, whose should not.
+"""Edits of correct chains: some keep the meaning, and scores should stay; some are nonsense, and scores should not.
 
-An edit makes a new record with `edit` (its name), `of` (the index of the chain it was made from) and, where the meaning
-is kept, `pairs`: (step before, step after) that end at the same place of the argument and should score the same.
+An edit makes a new record with `edit` (its name), `of` (the index of the chain it was made from) and, if the meaning is
+kept, `pairs`: (step before, step after) that end at the same place of the argument and should score the same.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SENTENCE = re.compile(r"(?<=[.;!?])\s+(?=[A-Z$\\])")
 NEW_NAMES = "uvwqrs"
 
 EDITED = 100
-"""Right chains that are edited: ten edits each is a thousand chains to score."""
+"""Correct chains that are edited: about ten edits each make a thousand chains to score."""
 
 
 def whitespace(chain: Record) -> Record | None:
-    """Two spaces for one, and a line end behind each step."""
+    """Doubles every space, and ends each step with a newline."""
     return _same_steps(chain, [step.replace(" ", "  ") + "\n" for step in chain["steps"]])
 
 
@@ -43,7 +43,7 @@ def latex(chain: Record) -> Record | None:
 
 
 def rename(chain: Record) -> Record | None:
-    """One of the variables x, y, z, n, k gets a new letter, in the problem and everywhere; None where there is none."""
+    """Gives one of the variables x, y, z, n, k a new letter, also in the problem; None if there is none."""
     texts = [chain["problem"], *chain["steps"]]
     used = {letter for text in texts for letter in re.findall(r"(?<![A-Za-z])([A-Za-z])(?![A-Za-z])", text)}
     found = [letter for text in texts for letter in _VARIABLE.findall(text)]
@@ -56,7 +56,7 @@ def rename(chain: Record) -> Record | None:
 
 
 def merge(chain: Record) -> Record | None:
-    """Every two steps as one; None for a single step."""
+    """Joins every two steps; None for a single step."""
     steps = chain["steps"]
     if len(steps) < 2:
         return None
@@ -66,7 +66,7 @@ def merge(chain: Record) -> Record | None:
 
 
 def split(chain: Record) -> Record | None:
-    """Every step of several sentences as two; None where no step has several."""
+    """Splits every step of several sentences into two; None if there is none."""
     steps, pairs = [], []
     for i, step in enumerate(chain["steps"]):
         parts = _SENTENCE.split(step)
@@ -86,8 +86,8 @@ MEANING_KEPT: dict[str, Callable[[Record], Record | None]] = {
 
 
 def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
-    """For every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and over;
-    `bare_answer`, the last step alone. Left out where that is the chain itself."""
+    """Returns for every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and
+    over; `bare_answer`, the last step alone. Leaves out what equals the chain."""
     rng, made = np.random.default_rng(seed), []
     for i, chain in enumerate(chains):
         steps = chain["steps"]
@@ -119,7 +119,7 @@ def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
 
 
 def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTree]:
-    """The first `most` chains of ProcessBench that have no error and a right answer."""
+    """Returns the first `most` chains of ProcessBench that have no error and a correct answer."""
     return [tree for tree in trees if tree.extra.get("first_error") == -1 and tree.nodes[-1].correct][:most]
 
 
@@ -186,7 +186,7 @@ def edits_report(
 
 
 def _same_steps(chain: Record, steps: Sequence[str], problem: str | None = None) -> Record | None:
-    """The chain with other texts for the same steps; None where nothing has changed."""
+    """Returns the chain with other texts for the same steps; None if nothing changes."""
     if list(steps) == chain["steps"]:
         return None
     return {

@@ -1,8 +1,8 @@
-"""Reward models against majority vote and against each other at equal cost: samples and scores are both paid for.
+"""Reward models against majority vote and each other at equal cost: samples and scores are both paid for.
 
 "Best of 64 beats a majority of 64" compares 64 samples and their scores with 64 samples alone. Here every chooser has
 the same budget and takes as many samples as it can pay for. A token costs 2 FLOPs a parameter (Kaplan et al. 2020,
-arXiv 2001.08361, section 2.1; attention's own products are left out), or the seconds that were measured.
+arXiv 2001.08361, section 2.1; without attention's own products), or measured seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMED = 20
 
 @dataclasses.dataclass(frozen=True)
 class Chooser:
-    """One way of choosing: each problem's expected accuracy at n = 1 .. n_max, and what one more sample costs."""
+    """A way to choose: each problem's expected accuracy at n = 1 .. n_max, and the cost of a sample."""
 
     name: str
     accuracy_Pn: Float[np.ndarray, "P n"]
@@ -39,11 +39,10 @@ class Chooser:
 
 
 def at_equal_cost(choosers: Sequence[Chooser], budgets: Sequence[float], problems: Sequence[str], seed: int) -> dict:
-    """Accuracy of each chooser at each budget, and how the others differ from the first, which scores nothing.
+    """Returns each chooser's accuracy at each budget, and its difference from the first chooser, which scores nothing.
 
-    With a budget b a chooser takes floor(b / cost) samples, at most n_max; where that is none it takes one sample as it
-    comes. A budget below one sample is an error. Intervals are 95 % over problems, `less` is paired: a chooser's
-    accuracy less the first's.
+    With a budget b a chooser takes floor(b / cost) samples, at least one and at most n_max. Intervals are 95 % over
+    problems; `less` is paired, a chooser's accuracy less the first's. Raises ValueError for a budget below one sample.
     """
     if cheap := [b for b in budgets if b < choosers[0].cost]:
         raise ValueError(f"a budget of {cheap[0]:g} does not pay for one sample")
@@ -67,12 +66,12 @@ def equal_cost_report(
     policy_tokens_per_second: float | None,
     seed: int,
 ) -> dict[str, Any]:
-    """Majority vote, and best-of-n and weighted vote by each model, at equal FLOPs and, if requested, equal seconds.
+    """Returns majority vote, and best-of-n and weighted vote by each model, at equal FLOPs and, if requested, seconds.
 
     `scored` holds the same pools, scored by each of `models`. A sample costs the policy its tokens (its own key
-    `tokens`, else as the model's tokenizer counts) and the scorer the tokens that its row gains by it: what samples
-    share is scored once, while the policy's own reading of the problem is left out. Budgets are those of a majority of
-    1, 2, 4, .. samples. Seconds of scoring are measured here, on the first `TIMED` pools.
+    `tokens`, else as the model's tokenizer counts), without reading the problem. It costs the scorer the tokens that it
+    adds to its row: what samples share is scored once. Budgets are those of a majority of 1, 2, 4, .. samples. Seconds
+    of scoring are measured here, on the first `TIMED` pools.
     """
     for what, count in (("parameters", policy_parameters), ("tokens_per_second", policy_tokens_per_second)):
         if count is not None and not 0 < count < math.inf:
@@ -128,13 +127,13 @@ def _accuracies(
 
 
 def parameters(prm: PRM) -> int:
-    """Those that a token is multiplied with: all but the embedding table, which is looked up."""
+    """Returns the number of parameters that a token is multiplied with: all but the embedding table."""
     decoder = {name: part for name, part in prm.params["decoder"].items() if name != "embed"}
     return sum(x.size for x in jax.tree.leaves([decoder, prm.params.get("head", {})]))
 
 
 def _tokens(trees: Sequence[ReasoningTree], prm: PRM) -> tuple[float, float]:
-    """Mean tokens of a sample that the policy writes, and that the scorer computes for it, the problem included."""
+    """Returns the mean tokens of a sample that the policy writes, and that the scorer computes with the problem."""
     written, computed, samples = 0.0, 0, 0
     for tree in trees:
         tokens, chains = token_tree(tree, prm.layout), chains_of(tree)

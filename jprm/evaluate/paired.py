@@ -1,7 +1,7 @@
-"""Is A better than B, and how sure? The difference of two choosers on the same problems, by a paired bootstrap.
+"""Differences of two choosers on the same problems, by a paired bootstrap.
 
-Two intervals that overlap say little: most of their width is which problems were drawn, and both choosers met the same.
-So the problems are drawn once, and the difference is taken within each draw.
+Most of the width of two intervals is the choice of problems, which both choosers share. So problems are drawn once and
+the difference is taken within each draw.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from jprm.statistics import DRAWS, Difference
 def mean_differences(
     difference_PC: Float[np.ndarray, "P C"], problems: Sequence[str], seed: int, draws: int = DRAWS
 ) -> Difference:
-    """The mean over problems of C columns of differences "A less B", each with its 95 % interval and `better`.
+    """Returns the mean over problems of C columns of differences "A less B", with 95 % intervals and `better`.
 
-    Items of one problem are drawn together. The value is float64; the draws are jitted and float32, which moves an end
-    of an interval by 1e-6 at most for differences in [-1, 1].
+    Items of one problem are drawn together. Values are float64. The jitted draws are float32, which moves an end of an
+    interval by at most 1e-6 for differences in [-1, 1].
     """
     difference_PC = np.asarray(difference_PC, float)
     group_P = np.unique(np.asarray(problems), return_inverse=True)[1].reshape(-1)
@@ -51,7 +51,7 @@ def _drawn(
 
 
 def shown_n(n_max: int) -> list[int]:
-    """The powers of two up to `n_max`, and `n_max`: where curves are compared."""
+    """Returns the n at which curves are compared: the powers of two up to `n_max`, and `n_max`."""
     return sorted({2**k for k in range(n_max.bit_length())} | {n_max})
 
 
@@ -62,9 +62,9 @@ def compare_curves(
     problems: Sequence[str],
     seed: int,
 ) -> list[dict[str, Any]]:
-    """For each pair (name in `a`, name in `b`): `n`, and `value`, `low`, `high`, `better` as lists over it.
+    """Returns for each pair (name in `a`, name in `b`): `n` (`shown_n`), and `value`, `low`, `high`, `better` over it.
 
-    The curves hold the problems' expected accuracies at n = 1, 2, ..; they are compared at `shown_n`.
+    The curves hold the problems' expected accuracies at n = 1, 2, ...
     """
     if not pairs:
         return []

@@ -1,13 +1,13 @@
 """PRMBench (Song et al. 2025, arXiv 2501.03124): find the wrong steps of chains with one class of error written in.
 
 As published (mr_eval/tasks/prmtest_classified/task.py and mr_visualize/.../form_latex_strs.ipynb of ssmisya/PRMBench):
-a step is called right if its score is above 0.5, strictly. F1 is of the right steps as positives, negative F1 of the
-wrong ones, and PRMScore the mean of the two, from the counts of all steps of a class; overall from those of all classes
-together. `multi_solutions` has no wrong step: its PRMScore is its F1. A group is the plain mean of its classes. The
-first record of an (`idx`, `classification`) counts; a few occur twice.
+a step is called right if its score is strictly above 0.5. F1 has the right steps as positives, negative F1 the wrong
+ones. PRMScore is the mean of the two, from the counts of all steps of a class, or of all classes together.
+`multi_solutions` has no wrong step: its PRMScore is its F1. A group is the plain mean of its classes. A few
+(`idx`, `classification`) occur twice; the first record counts.
 
-Two differences: the published script writes -1 for a ratio 0 / 0, so that its F1 is -1, not 0, for a scorer that calls
-wrong steps right and no right one; and the one step of the release without text is left out.
+Two differences: the published script writes -1 for 0 / 0, so that a scorer that calls wrong steps right and no right
+step has an F1 of -1, not 0; and the one step of the release without text is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Counts(NamedTuple):
 
 
 def f1s(counts: Counts) -> tuple[Any, Any]:
-    """F1 and negative F1; NaN where there is neither such a step nor a verdict that says so."""
+    """Returns F1 and negative F1; NaN without such a step or verdict."""
     tp, fp, tn, fn = counts
     return _ratio(2 * tp, 2 * tp + fp + fn), _ratio(2 * tn, 2 * tn + fp + fn)
 
@@ -56,10 +56,7 @@ def prm_score(counts: Counts) -> Any:
 
 
 def prm_scores(count_RC4: Float[np.ndarray, "*R 9 4"]) -> Float[np.ndarray, "*R 13"]:
-    """PRMScore overall, of the nine classes in the order of `CLASSES`, and of the groups in the order of `GROUPS`.
-
-    A class without a step is NaN, and so is its group.
-    """
+    """Returns PRMScore overall, of each of `CLASSES` and of each of `GROUPS`; NaN where a class has no step."""
     overall_R = prm_score(Counts(*np.moveaxis(count_RC4.sum(-2), -1, 0)))
     counts = Counts(*np.moveaxis(count_RC4, -1, 0))
     class_RC = prm_score(counts)
@@ -69,7 +66,7 @@ def prm_scores(count_RC4: Float[np.ndarray, "*R 9 4"]) -> Float[np.ndarray, "*R 
 
 
 def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, " N"]) -> tuple[float, float]:
-    """The threshold with the highest PRMScore over all steps, and that PRMScore. In sample: an upper bound."""
+    """Returns the threshold with the highest PRMScore over all steps, and that PRMScore: in sample, an upper bound."""
     value_U, index_N = np.unique(score_N, return_inverse=True)
     right_U, wrong_U = (np.bincount(index_N.reshape(-1), x_N, len(value_U)) for x_N in (right_N, 1 - right_N))
     # called wrong: everything up to and with the threshold, which is nothing or one of the values
@@ -82,13 +79,13 @@ def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, 
 
 
 def prmbench_report(trees: Sequence[ReasoningTree], seed: int, threshold: float = 0.5) -> dict[str, Any]:
-    """The report of scored, labelled chains with `classification` and `idx` in their `extra`.
+    """Returns the figures of scored, labelled chains with `classification` and `idx` in their `extra`.
 
     `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
     problems. Top and classes have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` of all steps,
     `right_accuracy`, `wrong_accuracy`, `first_error_accuracy`. `repeated` counts the records left out. `upper_bound` is
     the best threshold of these very chains. `baselines` are PRMScores of verdicts that look at nothing: all right, all
-    wrong, and those of a coin, from the counts expected of it. A group is None unless all of its classes are there.
+    wrong, and a coin's expected counts. A group is None unless all of its classes are there.
     """
     chains = _chains(trees)
     score_N = np.concatenate([chain.score_P for chain in chains])
@@ -126,7 +123,7 @@ def prmbench_report(trees: Sequence[ReasoningTree], seed: int, threshold: float 
 
 
 def _counted(chains: Sequence[_Chain], threshold: float) -> tuple[Float[np.ndarray, "B 9 4"], Float[np.ndarray, " B"]]:
-    """Each chain's `Counts` by class, and whether its first error is called wrong (NaN where it has none)."""
+    """Returns each chain's `Counts` by class, and whether its first error is called wrong (NaN without an error)."""
     count_BC4 = np.zeros((len(chains), len(CLASSES), 4))
     first_B = np.full(len(chains), np.nan)
     for i, chain in enumerate(chains):

@@ -1,12 +1,12 @@
 """ProcessBench (Zheng et al. 2024, arXiv 2412.06559): find the first wrong step of a chain, or say that there is none.
 
-The prediction is the first step whose score is below the threshold, -1 if none is. `error_accuracy` is the share of
-chains with an error whose prediction is exactly the first error; `correct_accuracy` the share of chains without one
-that get -1; F1 is the harmonic mean of the two (not an F1 of precision and recall).
+The prediction is the first step whose score is below the threshold, -1 if none is. `error_accuracy` is the fraction of
+chains with an error whose prediction is exactly the first error. `correct_accuracy` is the fraction of chains without
+one that get -1. F1 is the harmonic mean of the two (not an F1 of precision and recall).
 
-Everything here follows from one remark. A chain is predicted right for the thresholds of one interval (low, high]:
-with first error e, low is the score of step e and high the smallest score before it (infinite for e = 0); without an
-error, low is -inf and high the smallest score of the chain. So F1 at every threshold is two sorts.
+A chain is predicted right for the thresholds of one interval (low, high]. With first error e, low is the score of step
+e and high the smallest score before it (infinite for e = 0). Without an error, low is -inf and high the smallest score
+of the chain. So F1 at every threshold takes two sorts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Scored = Mapping[str, Sequence[ReasoningTree]]
 """Scored chains by file, with `first_error` in their `extra`."""
 
 FOLDS = 5
-"""Of the cross-fitted threshold: each is tuned on four fifths of the problems."""
+"""Folds of the cross-fitted threshold: each is judged by a threshold tuned on the others."""
 
 
 class F1(NamedTuple):
@@ -48,7 +48,7 @@ def harmonic_mean(a: Any, b: Any) -> Any:
 def right_interval(
     first_error_N: Int[np.ndarray, " N"], scores: Scores
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """The thresholds (low, high] for which each chain is predicted right; high <= low where there are none."""
+    """Returns the thresholds (low, high] for which each chain is predicted right; high <= low where there are none."""
     low_N, high_N = np.full(len(scores), -np.inf), np.full(len(scores), np.inf)
     for i, (error, score_P) in enumerate(zip(first_error_N, scores, strict=True)):
         if not -1 <= error < len(score_P):
@@ -60,7 +60,7 @@ def right_interval(
 
 
 def right_at(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> Bool[np.ndarray, " N"]:
-    """Whether each chain is predicted right at a threshold, which may be infinite."""
+    """Returns whether each chain is predicted right at a threshold, which may be infinite."""
     low_N, high_N = right_interval(first_error_N, scores)
     return ((low_N < threshold) | (np.asarray(first_error_N) < 0)) & (threshold <= high_N)
 
@@ -73,7 +73,7 @@ def f1(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -
 def weighted_f1(
     right_N: Bool[np.ndarray, " N"], first_error_N: Int[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> F1:
-    """F1 of given predictions under each row of chain weights: what a bootstrap draws."""
+    """Returns the F1 of predictions under each row of chain weights, as a bootstrap draws them."""
     error_N = np.asarray(first_error_N) >= 0
     error = weighted_mean(right_N, weight_RN * error_N)
     correct = weighted_mean(right_N, weight_RN * ~error_N)
@@ -81,10 +81,10 @@ def weighted_f1(
 
 
 def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Float[np.ndarray, " K"], F1]:
-    """Every threshold at which F1 can differ, rising, and F1 there: no grid, no threshold missed.
+    """Returns, in rising order, one threshold for every value that F1 takes, and F1 there.
 
-    Predictions are right or wrong in the same way between two neighbouring ends of the chains' intervals, so there is
-    one threshold in the middle of each such gap, one that is below all ends and one above.
+    Predictions do not change between two neighbouring ends of the chains' intervals, so the thresholds are the middle
+    of each gap, one below all ends and one above.
     """
     first_error_N = np.asarray(first_error_N)
     low_N, high_N = right_interval(first_error_N, scores)
@@ -107,7 +107,7 @@ def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Floa
 
 
 def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> float:
-    """The threshold with the highest F1, the lowest such one; for tuning on a calibration split."""
+    """Returns the lowest threshold with the highest F1, for tuning on a calibration split."""
     threshold_K, curve = f1_curve(first_error_N, scores)
     if np.isnan(curve.f1).all():
         raise ScoreError("a threshold needs chains with an error and chains without one to be tuned on")
@@ -117,10 +117,10 @@ def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> floa
 def cross_fit(
     first_error_N: Int[np.ndarray, " N"], scores: Scores, problems: Sequence[str], seed: int, folds: int = FOLDS
 ) -> tuple[Bool[np.ndarray, " N"], list[float]]:
-    """Whether each chain is predicted right at the best threshold of the other folds, and the threshold of each fold.
+    """Returns whether each chain is predicted right at the best threshold of other folds, and the folds' thresholds.
 
-    Problems, not chains, are dealt to the folds, so that no chain is judged by a threshold that saw another chain of
-    its problem. Raises ScoreError where the chains of all other folds are all wrong or all without an error.
+    Problems are dealt to the folds, so that no threshold judges a chain whose problem it saw. Raises ScoreError where
+    the other folds lack chains with an error or chains without.
     """
     first_error_N = np.asarray(first_error_N)
     problem_N = np.unique(np.asarray(problems), return_inverse=True)[1].reshape(-1)
@@ -137,12 +137,12 @@ def cross_fit(
 
 
 def processbench_report(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str, Any]]:
-    """F1 of scored chains, a key a file; `_file_report` makes the entries.
+    """Returns F1 at 0.5, tuned, cross-fitted and at best, with baselines, by file.
 
-    `calibration` names the file whose best threshold is the tuned one of all files, here and for the baselines; on that
-    file itself the tuned numbers are in sample, and say so. `cross_fit` tunes on the file itself but judges each chain
-    by a threshold that has not seen it; None where the file is too small. `upper_bound` is the per-split oracle, in
-    sample. Intervals resample problems, with thresholds held fixed.
+    `calibration` names the file whose best threshold is the tuned one of all files, also for the baselines; that file's
+    own `tuned` has `in_sample` true. `cross_fit` tunes on the file itself but judges each chain by a threshold that has
+    not seen its problem; None where the file is too small. `upper_bound` is the oracle of each file, in sample.
+    Intervals resample problems and keep thresholds fixed.
     """
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
@@ -157,9 +157,9 @@ def processbench_report(scored: Scored, calibration: str, seed: int) -> dict[str
 
 
 def average_f1(scored: Scored, calibration: str, seed: int, files: Sequence[str]) -> dict[str, Any]:
-    """The published headline, the unweighted mean of the F1 of `files`: at 0.5, `tuned` on `calibration`, `cross_fit`.
+    """Returns the published headline, the mean F1 of `files`: at 0.5 (`half`), `tuned` on `calibration`, `cross_fit`.
 
-    Each is `{"value", "low", "high"}`; problems are resampled within each file. None where a file has no such figure.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file; None where a file has no such figure.
     """
     drawn = f1_draws(scored, calibration, seed)
     return {
@@ -170,16 +170,16 @@ def average_f1(scored: Scored, calibration: str, seed: int, files: Sequence[str]
 
 
 def average_draws(by_file: Mapping[str, Any], files: Sequence[str]) -> tuple[Any, Any]:
-    """The mean over `files` of one kind of `f1_draws`, and its draws; None where a file has none."""
+    """Returns the mean over `files` of one kind of `f1_draws`, and its draws; (None, None) where a file has none."""
     if any(by_file[name] is None for name in files):
         return None, None
     return np.mean([by_file[name][0] for name in files]), np.mean([by_file[name][1] for name in files], 0)
 
 
 def f1_draws(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str, Any]]:
-    """F1 and its bootstrap draws as `jprm.statistics.draws` gives them, by kind of threshold and file.
+    """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) by kind of threshold and file.
 
-    The resamples depend on the files' problems and the seed alone: those of two models can be subtracted.
+    The resamples depend only on the files' problems and the seed: draws of two models can be subtracted.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = best_threshold(chains[calibration]["first_error"], chains[calibration]["scores"])

@@ -1,4 +1,4 @@
-"""How well step scores agree with step labels: ranking, first errors and alternatives, beside trivial baselines.
+"""Agreement of step scores with step labels: ranking, first errors and alternatives, beside trivial baselines.
 
 A label becomes a class: a rating is its sign, with an explicit policy for neutral; a correctness or value is positive
 from 0.5 on.
@@ -34,7 +34,7 @@ class Labelled(NamedTuple):
 
 
 def label_class(label: float | None, semantics: str, neutral: str, where: str = "label") -> int:
-    """The class of a label: 1, 0, or `UNLABELLED` for None and, under `drop`, for neutral."""
+    """Returns the class of a label: 1, 0, or `UNLABELLED` for None and, under `drop`, for neutral."""
     if neutral not in NEUTRAL:
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")
     if label is None:
@@ -49,12 +49,10 @@ def label_class(label: float | None, semantics: str, neutral: str, where: str = 
 def judged_chains(
     parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
-    """The distinct chains of a tree that its labels judge: (the node each ends at, whether that is its first error).
+    """Returns the distinct chains of a tree that its labels judge: (the node each ends at, whether that is an error).
 
-    Every root-to-leaf path is followed as far as its first wrong step, or to its leaf where it has none. It counts if
-    every step so far is labelled. Paths that part only after the first error are one chain: what follows an error
-    cannot change whether the first error was found. A path that meets an unlabelled step before its first error counts
-    for nothing.
+    Every root-to-leaf path ends at its first wrong step, or at its leaf. It counts if every step up to there is
+    labelled. Paths that part only after the first error are one chain.
     """
     leaf_N = np.ones(len(parent_N), bool)
     leaf_N[parent_N[parent_N >= 0]] = False
@@ -74,7 +72,7 @@ def judged_right(
     wrong_M: Bool[np.ndarray, " M"],
     threshold: float,
 ) -> Bool[np.ndarray, " M"]:
-    """Whether the first step of each judged chain that scores below the threshold is its first error, or none is."""
+    """Returns whether the first step of each judged chain below the threshold is its first error, or neither exists."""
     before_N = np.full(len(parent_N), np.inf)  # the lowest score before each step
     for i, parent in enumerate(parent_N):
         if parent >= 0:
@@ -83,7 +81,7 @@ def judged_right(
 
 
 def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Int[np.ndarray, "Q 2"]:
-    """All pairs (right, wrong) of steps with the same parent."""
+    """Returns all pairs (right, wrong) of steps with the same parent."""
     siblings: dict[int, tuple[list[int], list[int]]] = {}
     for i in np.flatnonzero(class_N != UNLABELLED):
         siblings.setdefault(int(parent_N[i]), ([], []))[1 - class_N[i]].append(i)
@@ -92,12 +90,12 @@ def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
 
 
 def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> dict[str, Any]:
-    """The report of scored trees: the scores' figures at the top, the baselines' under `baselines`.
+    """Returns the figures of scored trees, and those of trivial scorers under `baselines`.
 
     Each figure is `{"value", "low", "high"}` with a 95 % interval over problems: `auroc`;
-    `average_precision_of_errors` and `_of_correct` (the positives being wrong, or right, steps); `accuracy` at 0.5;
-    `alternatives`, the share of pairs of siblings, one right and one wrong, that the scores rank rightly, ties a half;
-    and `first_error` over `judged_chains` at 0.5, with `f1` of the error and correct accuracies as in ProcessBench.
+    `average_precision_of_errors` and `_of_correct`, whose positives are wrong and right steps; `accuracy` at 0.5;
+    `alternatives`, the fraction of pairs of a right and a wrong sibling that the scores rank rightly, ties a half; and
+    `first_error` over `judged_chains` at 0.5, with `f1` as in ProcessBench.
     """
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
@@ -117,7 +115,7 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> di
         "n_wrong": int((class_N == 0).sum()),
         **_figures(trees, lambda tree: tree.score_N, seed, threshold=0.5),
         "baselines": {
-            # Only the constant is a probability, of right steps: depth and length have no place for a threshold.
+            # Only the constant is a probability: depth and length have no threshold.
             name: _figures(trees, score, seed, threshold=0.5 if name == "constant" else None)
             for name, score in baselines.items()
         },
@@ -125,8 +123,7 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> di
 
 
 def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> tuple[Any, np.ndarray]:
-    """The AUROC of all labelled steps and its draws over problems: those of two models on the same records can be
-    subtracted (`jprm.statistics.difference`)."""
+    """Returns the AUROC of all labelled steps and its draws over problems, for `jprm.statistics.difference`."""
     trees = labelled(scored, neutral)
     score_N, right_N, problem_N = _labelled_steps(trees, [tree.score_N for tree in trees])
     return draws(lambda weight_RN: auroc(score_N, right_N, weight_RN), problem_N, seed=seed)

@@ -1,4 +1,4 @@
-"""A suite: every benchmark that one file names, scored once, computed in one go, and written as one `results.json`.
+"""A suite: every benchmark that one file names, scored once and written as one `results.json`.
 
     {"neutral": "positive",
      "processbench": {"data": ["gsm8k.json", "math.json", "olympiadbench.json"], "calibrate": "gsm8k.json"},
@@ -7,12 +7,12 @@
      "best_of_n":    {"data": ["pool.jsonl"]},
      "calibration":  {"data": ["math.json"], "calibrate": ["gsm8k.json"]}}
 
-Every section may be left out. Paths are relative to the suite's file. A file of `data` that is not there is left out
-and listed under `absent`, so that one suite serves machines that hold some of the splits; a section that has lost all
-of its files is an error, and so is a missing file of `calibrate`.
+Sections may be left out. Paths are relative to the suite's file. A missing file of `data` is left out and listed under
+`absent`, so that one suite serves machines that have some of the splits. A section without any file is an error, and so
+is a missing file of `calibrate`.
 
-The folder: `results.json`, and `scores/NAME.jsonl` for each file, from which a stopped run continues and which the page
-of `jprm report` shows chain by chain.
+The output folder has `results.json` and `scores/NAME.jsonl` for each file. A stopped run continues from the scores, and
+`jprm report` shows them chain by chain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PathLike = str | os.PathLike
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """What a suite's file says, with paths that can be opened."""
+    """A suite's file, with paths that can be opened."""
 
     neutral: str
     data: Mapping[str, tuple[pathlib.Path, ...]]  # section -> the files that are there
@@ -50,7 +50,7 @@ class Suite:
 
 
 def read_suite(path: PathLike) -> Suite:
-    """Raises ValueError, naming file and field, for what is not a suite; FileNotFoundError for a missing file."""
+    """Reads a suite's file. Raises ValueError that names file and field, FileNotFoundError for a missing file."""
     path = pathlib.Path(path)
     where = os.fspath(path)
     found = parse(path.read_bytes(), where)

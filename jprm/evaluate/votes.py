@@ -1,8 +1,8 @@
 """Majority and weighted votes over sampled answers: their expected accuracy at every number of samples.
 
-A vote of n samples goes to the answer with the largest sum of weights (of ones, for a majority); answers that tie share
-it, so the result is the mean correctness of the tied answers, whatever the order of the samples. Unlike best-of-n this
-has no closed form: small pools are enumerated, larger ones sampled.
+A vote of n samples goes to the answer with the largest sum of weights (ones, for a majority). Its result is the mean
+correctness of the answers that tie. Unlike best-of-n this has no closed form: small pools are enumerated, larger ones
+sampled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH_BYTES = 32 * 2**20
 
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
-    """An id for each answer's equivalence class, in order of appearance; -1 where there is no answer."""
+    """Returns the id of each answer's equivalence class, in order of appearance; -1 where there is no answer."""
     seen: dict[Hashable, int] = {}
     canonical = [canonical_answer(answer) for answer in answers]
     return np.array([-1 if x is None else seen.setdefault(x, len(seen)) for x in canonical], int)
@@ -48,17 +48,17 @@ def vote_accuracy(
     trials: int,
     seed: int,
 ) -> Votes:
-    """Votes of n of the first `size_P[p]` samples of each problem, n up to `n_max` <= min(size_P).
+    """Returns votes of n of the first `size_P[p]` samples of each problem, n up to `n_max` <= min(size_P).
 
-    A sample of class -1 has no answer: it takes one of the n places and votes for nothing; a vote without any answer is
-    wrong. Weights are at least 0. A class is as correct as its samples are on average. Exact where all pools are of at
-    most `ENUMERATE` samples; else the mean over `trials` random orders of each pool, of which every n takes the first
-    n, all weightings the same (so n = size is exact, and differences between weightings are less noisy than each).
+    A sample of class -1 has no answer: it takes one of the n places and votes for nothing. A vote without any answer is
+    incorrect. Weights are at least 0. A class is as correct as its samples are on average. Exact where all pools have
+    at most `ENUMERATE` samples; else the mean over `trials` random orders of each pool. Every n takes the first n of an
+    order, with all weightings (so n = size is exact, and differences between weightings are less noisy than each).
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)
-    # A vote asks for shares of the weight alone. Products of many steps' scores are below float32's range: each pool's
-    # weights are brought to one half or more of 1, by a power of two, so that what ties still does.
+    # Only ratios of weights matter. Products of many steps' scores are below float32's range, so each pool's largest
+    # weight is scaled into [1/2, 1) by a power of two, which keeps ties.
     top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
     weight_PNK = np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])
     correct_PC = _class_correct(class_PN, correct_PN)
@@ -79,7 +79,7 @@ def vote_accuracy(
 
 
 def _class_correct(class_PN, correct_PN):
-    """Mean correctness of the samples of each class, (P, C); 0 for a class that a problem has not."""
+    """Returns the mean correctness of the samples of each class, (P, C); 0 for a class that a problem lacks."""
     problem_PN = np.arange(len(class_PN))[:, None] + np.zeros_like(class_PN)
     count_PC = np.zeros((len(class_PN), max(1, class_PN.max(initial=0) + 1)))
     right_PC = np.zeros_like(count_PC)
@@ -90,7 +90,7 @@ def _class_correct(class_PN, correct_PN):
 
 
 def _enumerated(class_N, correct_C, weight_NK, n_max):
-    """The exact expectation for one problem, (n_max, K), over all subsets of its samples."""
+    """Returns the exact expectation for one problem, (n_max, K), over all subsets of its samples."""
     member_NC = class_N[:, None] == np.arange(len(correct_C))
     chosen_MN = (np.arange(1, 2 ** len(class_N))[:, None] >> np.arange(len(class_N))) & 1
     total_MCK = np.einsum("mn,nc,nk->mck", chosen_MN, member_NC, weight_NK)
@@ -116,7 +116,7 @@ def _sampled(
     n_max: int,
     trials: int,
 ) -> tuple[Float[Array, "P n K"], Float[Array, "P n K"]]:
-    """Mean and variance over random orders. One sample changes one class, so the leaders need no pass over classes."""
+    """Returns mean and variance over random orders. A sample changes one class: leaders need no pass over classes."""
     trial_T = jnp.arange(trials)
 
     def problem(inputs):

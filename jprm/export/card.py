@@ -1,4 +1,4 @@
-"""The model card of an exported folder, and `adapter.json`, which tells jprm how its chains are written and scored."""
+"""The model card of an exported folder, and `adapter.json`, which describes its layout and score function."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> d
 
 
 def write(folder: pathlib.Path, prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> None:
-    """README.md, and the run's calibration.json where it has one."""
+    """Writes README.md, and copies the run's calibration.json if it has one."""
     if (pathlib.Path(prm.name) / CALIBRATION).is_file():
         shutil.copyfile(pathlib.Path(prm.name) / CALIBRATION, folder / CALIBRATION)
     (folder / "README.md").write_text(_card(prm, experiment, labels, format), encoding="utf-8")
@@ -164,7 +164,7 @@ def _evaluations(run: pathlib.Path) -> str:
 
 
 def _figures(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Every figure of a report that has an interval, by its place in the report."""
+    """Yields every figure of a report that has an interval, by its place in the report."""
     if not isinstance(report, dict):
         return
     value, low, high = (report.get(key) for key in ("value", "low", "high"))
