@@ -1,14 +1,29 @@
 """jprm: train, evaluate and use process reward models in JAX."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jprm.loading import load
+    from jprm.score.aggregate import aggregate
+    from jprm.score.scorer import PRM
+
 __version__ = "0.1.0"
+
+__all__ = ["PRM", "aggregate", "load"]
 
 _LAZY = {"load": "jprm.loading", "PRM": "jprm.score.scorer", "aggregate": "jprm.score.aggregate"}
 
 
-def __getattr__(name: str):
-    """`jprm.load`, `jprm.PRM` and `jprm.aggregate`, imported when first used: the command line's help needs no jax."""
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used: the command line's help needs no jax."""
     if name not in _LAZY:
         raise AttributeError(f"module 'jprm' has no attribute {name!r}")
     import importlib
 
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,4 +1,4 @@
-"""`load`: the model in a folder, ready to score."""
+"""`load`: a run or a published PRM, ready to score."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 from jprm.adapters.load import load as load_published
 from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
+from jprm.compile_cache import enable_compile_cache
 from jprm.experiment import read
 from jprm.layout import NativeLayout
 from jprm.model.attention.registry import suited
@@ -29,22 +30,29 @@ def load(
     adapter: str | None = None,
     attention: str | None = None,
 ) -> PRM:
-    """The model in a folder, ready to score: the newest checkpoint of a run, or a published PRM.
+    """Loads the model in a folder, ready to score: a run's newest checkpoint, or a published PRM.
 
-    A published one is recognised from its files, or read as `adapter` says: a name in `jprm.adapters.published`, or a
-    JSON file as in `jprm.adapters.record`.
+    >>> prm = jprm.load(folder)
+    >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So the answer is 4."]).shape
+    (2,)
 
-    `dtype` is what its parameters are held in: None, as they were trained, and float32 of a published one. bfloat16
-    (and float32) is then the type of the computation too; int8 takes a quarter of the memory, with an error that
-    `tests/test_int8.py` measures.
+    Args:
+      folder: of a run or a published PRM; a PRM that is loaded is returned as it is.
+      mesh: how the devices are used; all are given copies of the parameters by default.
+      dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32.
+        bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of float32's memory, with
+        an error that `tests/test_int8.py` measures.
+      adapter: how to read a published model, a name in `jprm.adapters.published` or a JSON file (`jprm.adapters`); by
+        default it is recognised from the files.
+      attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
+        here, and `blocked` for a published model.
 
-    `attention` is the way of `jprm.model.attention`: None, as the model was trained, `blocked` of a published one, and
-    of one that was trained with a kernel of other machines `paths` on a CPU and `blocked` elsewhere.
-
-    Raises FileNotFoundError or ValueError, naming what is missing or damaged, and for the run of a policy.
+    Raises:
+      FileNotFoundError, ValueError: names what is missing or damaged, or is a policy's and scores nothing.
     """
     if isinstance(folder, PRM):  # loaded already
         return folder
+    enable_compile_cache()
     folder = pathlib.Path(folder)
     if (kind := kind_of(folder)) == "gguf":
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
@@ -56,7 +64,7 @@ def load(
             f"{folder}: its head is {experiment.model.head!r}: it writes steps (--policy takes it) and scores none."
             " Name the run of a reward model"
         )
-    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # of several processes each scores by itself
+    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # every process scores by itself
     with jax.set_mesh(grid):
         params, step = store.load_params(folder, experiment, grid)
         params, model = merge(params, experiment.lora), experiment.model

@@ -26,6 +26,7 @@ from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.search import search
+from jprm.compile_cache import enable_compile_cache
 from jprm.export import FileDtype, Format
 from jprm.model import Dtype
 from jprm.search.methods import METHODS
@@ -219,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     That is 0, 2 for a refusal of the library, 130 for Ctrl-C, or 141 if the reader of standard output has gone.
     """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    enable_compile_cache()
     try:
         try:
             if args == ["--version"]:

@@ -1,8 +1,8 @@
-"""From one score a step to one score a chain: every rule in one pass.
+"""Aggregates one score a step into one score a chain, by every rule at once.
 
-Which rule fits depends on what a score means. A probability that the step is right wants all steps right, so `prod`
-(Lightman et al. 2023, appendix F.2) or `min` (Math-Shepherd); a value, the chance that the chain ends right from here,
-has the whole chain in its `last` step already (Zhang et al. 2025, arXiv 2501.07301).
+Which rule fits depends on what a score means. Where it is the probability that the step is correct, a chain needs all
+steps correct: `prod` (Lightman et al. 2023, appendix F.2) or `min` (Math-Shepherd). A value, the probability that the
+chain will end correct, covers the whole chain in its `last` step (Zhang et al. 2025, arXiv 2501.07301).
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ LOG_ODDS_CLIP = 1e-6
 
 @jax.jit
 def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Chain scores of B chains of up to P steps (P >= 1) by each of `RULES`, in float32. Unmasked slots are ignored.
+    """Returns the score of each of B chains of up to P >= 1 steps by every rule of `RULES`, in float32.
 
-    With p_i the scores of a chain of k steps:
-    `min`, `max`, `mean`, `last` as named; `prod` is exp(sum log p_i); `mean_log` is exp(sum log p_i / k), the
-    length-normalised product; `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped as `LOG_ODDS_CLIP` says.
-    The last three want probabilities; a probability of exactly 0 or 1 keeps its step and gives no NaN.
+    With p_i the scores of a chain's k steps, those where the mask is true: `min`, `max`, `mean` and `last` as named;
+    `prod` is exp(sum log p_i); `mean_log` is exp(sum log p_i / k), the length-normalised product; `sum_log_odds` is
+    sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. The last three take probabilities; a probability of exactly 0
+    or 1 counts as such and gives no NaN. A chain without a step has -inf by every rule, so no argmax chooses it.
 
-    A chain without a step has -inf by every rule: no rule has a value for it, and an argmax never chooses it.
+    >>> import numpy as np
+    >>> chains = jprm.aggregate(np.array([[0.5, 0.5], [0.25, 0.0]]), np.array([[True, True], [True, False]]))
+    >>> chains["prod"].tolist(), chains["last"].tolist()
+    ([0.25, 0.25], [0.5, 0.25])
     """
     value = rank_keys(score_BP, mask_BP)
     # exp(-inf) is 0, a real product of a step at 0: the empty chain needs its -inf back.
@@ -50,9 +53,9 @@ def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
 
 @jax.jit
 def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """As `aggregate`, but `prod` and `mean_log` stay logarithms: the same order, for sorting and argmax.
+    """Returns what `aggregate` does, with `prod` and `mean_log` as logarithms: the same order, for sorting and argmax.
 
-    A product of a few hundred steps underflows float32, and chains that are not tied would then look tied.
+    A product of a few hundred steps underflows float32: chains that are not tied would look tied.
     """
     return _rank_keys(jnp, score_BP, mask_BP)
 
@@ -60,7 +63,7 @@ def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
 def host_rank_keys(
     score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"]
 ) -> dict[str, Float[np.ndarray, " B"]]:
-    """`rank_keys` in numpy, for few chains at a time and shapes that change: nothing is compiled."""
+    """Computes `rank_keys` in numpy, for few chains and changing shapes: nothing is compiled."""
     with np.errstate(divide="ignore", invalid="ignore"):  # the logarithm of 0 is -inf here as well
         return _rank_keys(np, score_BP, mask_BP)
 

@@ -54,6 +54,9 @@ def _logits(logit_BSC: jax.Array) -> dict[str, jax.Array]:
 class PRM:
     """A process reward model, ready to score. `jprm.load` makes it.
 
+    >>> prm.semantics, prm.rule, prm.output_names
+    ('rating', 'prod', ('score',))
+
     The score of jprm's own models is the probability that a step is not wrong; the adapter of a published model
     (`jprm.adapters`) says what its score is.
     """
