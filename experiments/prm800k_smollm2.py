@@ -57,7 +57,7 @@ def experiment() -> Experiment:
             train=(DATA,), supervise="step", too_long="truncate", tokens=4096, slots=512, rows=2, window=128
         ),
         target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
-        loss="cross_entropy",
+        objective="cross_entropy",
         optimizer=OptimizerConfig(
             learning_rate=3e-5,
             warmup_steps=10,

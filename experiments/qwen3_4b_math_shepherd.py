@@ -57,7 +57,7 @@ def experiment() -> Experiment:
             window=1024,
         ),
         target=TargetConfig(labels="value", neutral="none", after_error="keep"),
-        loss="cross_entropy",
+        objective="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=1e-5, warmup_steps=10, decay="cosine", weight_decay=0.01),
         mesh=MeshConfig(),  # fsdp: weights and rows split over all chips
         steps=100,

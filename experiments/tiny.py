@@ -35,7 +35,7 @@ def experiment() -> Experiment:
             train=(str(EXAMPLES),), supervise="step", too_long="error", tokens=256, slots=32, rows=1, window=2
         ),
         target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
-        loss="cross_entropy",
+        objective="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
         steps=40,
         checkpoint_every=40,

@@ -8,12 +8,18 @@ if TYPE_CHECKING:
     from jprm.loading import load
     from jprm.score.aggregate import aggregate
     from jprm.score.scorer import PRM
+    from jprm.train.trainer import Trainer
 
 __version__ = "0.1.0"
 
-__all__ = ["PRM", "aggregate", "load"]
+__all__ = ["PRM", "Trainer", "aggregate", "load"]
 
-_LAZY = {"load": "jprm.loading", "PRM": "jprm.score.scorer", "aggregate": "jprm.score.aggregate"}
+_LAZY = {
+    "load": "jprm.loading",
+    "PRM": "jprm.score.scorer",
+    "aggregate": "jprm.score.aggregate",
+    "Trainer": "jprm.train.trainer",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,9 @@ from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
 from jprm.token_tree import Supervise
 
+VERSION = 2
+"""Of a run's experiment.json. Version 1 had `loss` in place of `objective`, and no version."""
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +70,12 @@ class DataConfig:
 class Experiment:
     """What `jprm train` runs.
 
-    `base` is a GGUF file, a Hugging Face folder or that of another run, or empty: random parameters. `tokenizer` is a
-    file or a folder.
+    objective: a name in `jprm.objectives.OBJECTIVES`, `module:function`, or `FILE.py:function`; in an experiment file
+        that defines its own, `objective=f"{__file__}:function"`. The run keeps a copy of the file.
+    base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
+    reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
+        not saved with the run.
+    tokenizer: a file or a folder.
     """
 
     name: str
@@ -76,10 +83,11 @@ class Experiment:
     tokenizer: str
     data: DataConfig
     target: TargetConfig
-    loss: str
+    objective: str
     optimizer: OptimizerConfig
     steps: int
     base: str = ""
+    reference: str = ""
     lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
     probe_rows: int = 0  # rows on which the head is fitted before training, the decoder as it is; 0: it starts at zero
     mesh: MeshConfig = MeshConfig()
@@ -107,6 +115,21 @@ class Experiment:
             )
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
+
+    @property
+    def task(self) -> ObjectiveConfig:
+        return ObjectiveConfig(self.model, self.target, self.lora, bool(self.reference))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig:
+    """What an objective sees of an experiment: nothing that differs between the runs of a sweep over rates."""
+
+    model: ModelConfig
+    target: TargetConfig
+    lora: LoraConfig = LoraConfig()
+    reference: bool = False
 
 
 def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Experiment:
@@ -149,13 +172,27 @@ def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Exper
 
 
 def read(path: str | os.PathLike) -> Experiment:
-    """The experiment that a run wrote into its folder. Raises ValueError, naming the file, where it is damaged."""
+    """Returns the experiment that a run wrote into its folder. The run's objective is not imported.
+
+    Raises ValueError, naming the file, where it is damaged or of a newer version.
+    """
     try:
-        return from_json(Experiment, json.loads(pathlib.Path(path).read_text()))
+        values = json.loads(pathlib.Path(path).read_text())
+        version = values.pop("version", 1) if isinstance(values, dict) else 1
+        if version == 1 and "loss" in values:
+            values["objective"] = values.pop("loss")
+        if version not in (1, VERSION):
+            raise ValueError(f"version {version}, and this jprm reads versions up to {VERSION}")
+        return from_json(Experiment, values)
     except ValueError as error:  # broken JSON and broken UTF-8 are ValueErrors too
         raise ValueError(
             f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
         ) from error
+
+
+def written(experiment: Experiment) -> str:
+    """Returns the text of a run's experiment.json, which `read` reads."""
+    return json.dumps({"version": VERSION, **to_json(experiment)}, indent=2) + "\n"
 
 
 def to_json(config: Any) -> Any:

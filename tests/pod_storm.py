@@ -25,12 +25,12 @@ from jprm.experiment import to_json
 
 CHILD = """
 import sys, time
-from jprm.train import loop
-put_rows = loop.put_rows
+from jprm.train import loop, trainer
+put_rows = trainer.put_rows
 def slowly(*args, **kwargs):
     time.sleep({pace})
     return put_rows(*args, **kwargs)
-loop.put_rows = slowly
+trainer.put_rows = slowly
 from jprm.cli import main
 sys.exit(main(sys.argv[1:]))
 """

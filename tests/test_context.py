@@ -9,7 +9,7 @@ import pytest
 from test_kernel import KERNEL, close, long_rows, made
 from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET, moments
-from tiny import GEMMA, TINY, filled, init, optimised, packed_trees, params, random_tree
+from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, random_tree
 
 from jprm.experiment import TargetConfig
 from jprm.model.attention.registry import attend, plan
@@ -21,7 +21,7 @@ from jprm.model.transformer import AXES, step_logits
 from jprm.objectives.targets import targets
 from jprm.score.implicit import log_probs
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State, make_step
+from jprm.train.step import State
 
 B, T = 2, 512
 
@@ -154,10 +154,10 @@ def test_nothing_is_gathered_but_weights_keys_values_and_what_is_told_of_rows():
     rows = filled(packed_trees([random_tree(seed) for seed in range(4)], T, S).rows, 4)
     with jax.set_mesh(mesh):
         trained, frozen = split(jax.jit(init, static_argnums=0)(config, jax.random.key(0)), "")
-        state = State(jnp.int32(0), trained, frozen, jax.jit(make_optimizer(OPTIMIZER, STEPS).init)(trained))
+        state = State(jnp.int32(0), trained, frozen, jax.jit(make_optimizer(OPTIMIZER).init)(trained))
         rows = put_rows(jax.tree.map(lambda x: x[None], rows), mesh, lead=1)
         with optimised():
-            text = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS).lower(state, rows).compile().as_text()
+            text = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, STEPS).lower(state, rows).compile().as_text()
     rows_here, D, F, H = 2, config.width, config.mlp_width, config.head_dim
     gathered = {size for _, size in all_gathers(text)}
     activations = {b * t * w for b in (1, 2, 4) for t in (T, T // 2) for w in (D, D // 2, F, F // 2)}

@@ -6,7 +6,18 @@ import json
 import pytest
 from tiny import TINY
 
-from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, from_json, load, override, to_json
+from jprm.experiment import (
+    DataConfig,
+    Experiment,
+    OptimizerConfig,
+    TargetConfig,
+    from_json,
+    load,
+    override,
+    read,
+    to_json,
+    written,
+)
 from jprm.model.mesh import MeshConfig
 
 EXPERIMENT = Experiment(
@@ -15,7 +26,7 @@ EXPERIMENT = Experiment(
     tokenizer="tokenizer.json",
     data=DataConfig(train=("a.jsonl", "b"), supervise="step", too_long="error", rows=8, micro_rows=2),
     target=TargetConfig("rating", "drop", "mask"),
-    loss="cross_entropy",
+    objective="cross_entropy",
     optimizer=OptimizerConfig(1e-3, rate_factors=(("head", 10.0), ("embed", 0.5))),
     steps=10,
     mesh=MeshConfig(tensor=2),
@@ -79,7 +90,6 @@ def test_one_group_of_layers_follows_their_number():
         ("optimizer.warmup_steps=-1", "optimizer.warmup_steps=-1 must be"),
         ("optimizer.freeze=(", "optimizer.freeze='\\(' is no regular expression: missing \\)"),
         ("optimizer.rate_factors=[[\"*\", 1]]", "optimizer.rate_factors='\\*' is no regular"),
-        ("loss=hinge", "loss='hinge' is not one of cross_entropy"),
         ("target.neutral=none", "labels='rating' with neutral='none'"),
     ],
 )  # fmt: skip
@@ -130,3 +140,18 @@ def test_what_is_no_experiment_is_refused_by_its_file(tmp_path, name, text, mess
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         load(tmp_path / name)
+
+
+def test_a_run_of_the_first_version_is_read(tmp_path):
+    file, now = tmp_path / "experiment.json", json.loads(written(EXPERIMENT))
+    first = {"loss": EXPERIMENT.objective, **{k: v for k, v in now.items() if k not in ("objective", "version")}}
+    for values in (now, first):
+        file.write_text(json.dumps(values))
+        assert read(file) == EXPERIMENT
+    for changes, message in [
+        ({"version": 9}, "version 9, and this jprm reads"),
+        ({"losses": 1}, "unknown fields losses"),
+    ]:
+        file.write_text(json.dumps(now | changes))
+        with pytest.raises(ValueError, match=message):
+            read(file)

@@ -1,4 +1,4 @@
-"""Every experiment file builds, steps once at tiny size, and type-checks at full size.
+"""Every experiment file: it can be made, one step of it runs in the small, and its whole step type-checks in the large.
 
 A new file in experiments/ is tested without a change here.
 """
@@ -93,7 +93,7 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     write_records(folder / "train.jsonl", records_for(small))
     result = loop.train(small, tmp_path / "run")
     assert result["step"] == 1 and result["labels"] > 0
-    if whole.loss == "cross_entropy":  # a head of zeros knows nothing, one that was fitted does
+    if whole.objective == "cross_entropy":  # a head of zeros knows nothing, one that was fitted does
         zero = math.isclose(result["loss"], math.log(2), rel_tol=1e-5)
         assert result["loss"] < math.log(2) if whole.probe_rows else zero
     assert result["gradient_norm"] > 0 and result["learning_rate"] > 0
@@ -120,9 +120,10 @@ def test_its_step_type_checks_in_the_large(whole, name):
         whole = override(whole, ["model.attention=blocked"])
     mesh = AbstractMesh(shape, MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
     check_mesh(whole.model, mesh, micro, whole.data.tokens)
-    step, (state, rows) = training(whole, mesh)
+    step, arguments = training(whole, mesh)
     with jax.sharding.use_abstract_mesh(mesh):
-        after, metrics = jax.eval_shape(step, state, rows)
+        after, metrics = jax.eval_shape(step, *arguments)
+    state = arguments[0]
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     place = lambda tree: jax.tree.map(lambda x: x.sharding.spec, tree)  # noqa: E731
     assert form(after) == form(state)

@@ -37,7 +37,7 @@ def quantile_run(tmp_path_factory):
     """A run of two steps with a head of this file, as an experiment outside the library names it."""
     folder = tmp_path_factory.mktemp("quantiles")
     model = dataclasses.replace(MODEL, head="test_heads:QUANTILES")
-    run = experiment(make_data(folder / "data"), model=model, loss="likelihood", steps=2, valid=())
+    run = experiment(make_data(folder / "data"), model=model, objective="likelihood", steps=2, valid=())
     with one_device():
         loop.train(run, folder / "run")
     return folder / "run"

@@ -17,7 +17,7 @@ from jprm.checkpoints import base
 from jprm.checkpoints.huggingface import FAMILIES, load_decoder, model_config
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
-from jprm.train import loop
+from jprm.train.initial import initial_state
 
 REASON = "the extra 'parity' is not installed"
 SIZES = dict(
@@ -335,12 +335,12 @@ def test_a_policy_starts_with_the_bases_own_head(tmp_path):
     torch = pytest.importorskip("torch", reason=REASON)
     model = make(tmp_path / "base")
     config = model_config(tmp_path / "base", head="language", attention="reference", remat="nothing")
-    begun = tiny_run.experiment(tmp_path, model=config, base=str(tmp_path / "base"), loss="next_token")
+    begun = tiny_run.experiment(tmp_path, model=config, base=str(tmp_path / "base"), objective="next_token")
     with tiny_run.one_device(), jax.set_mesh(make_mesh(begun.mesh)):
-        params = jax.tree.map(np.asarray, loop.initial_state(begun).params)
+        params = jax.tree.map(np.asarray, initial_state(begun).params)
         other = dataclasses.replace(begun, model=dataclasses.replace(config, tied_embeddings=True))
         with pytest.raises(ValueError, match="tied_embeddings is False, the config says True"):
-            loop.initial_state(other)
+            initial_state(other)
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
     np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)

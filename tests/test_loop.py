@@ -13,13 +13,14 @@ import time
 import jax
 import numpy as np
 import pytest
-from tiny_run import chains, equal, experiment, lines, loop, make_data, one_device, params, trees, untimed
+from tiny_run import chains, equal, experiment, lines, loop, make_data, one_device, params, trainer, trees, untimed
 
 import jprm
 from jprm.evaluate.steps import steps_report
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.jsonl import read_records, write_records
 from jprm.model.mesh import MeshConfig
+from jprm.train.initial import initial_state
 from jprm.train.log import Diverged, Log
 from jprm.tree import tree_of
 
@@ -77,11 +78,11 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 sys.path.insert(0, sys.argv[1])
 import tiny_run as tiny
-put_rows = tiny.loop.put_rows
+put_rows = tiny.trainer.put_rows
 def slowly(*args, **kwargs):
     time.sleep(0.05)
     return put_rows(*args, **kwargs)
-tiny.loop.put_rows = slowly
+tiny.trainer.put_rows = slowly
 data = pathlib.Path(sys.argv[2])
 with tiny.one_device():
     tiny.loop.train(tiny.experiment(data, **eval(sys.argv[3])), sys.argv[4])
@@ -116,13 +117,13 @@ def test_a_killed_run_continues_exactly(tmp_path, request):
 
 def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_step(tiny_run, tmp_path, monkeypatch):
     """So the device has its next step before the host waits for this one; a checkpoint waits for its own."""
-    events, compiled, make, add = [], [], loop.make_step, Log.add
+    events, compiled, make, add = [], [], trainer.make_step, Log.add
 
     def making(*args):
         step = make(*args)
 
-        def counted(state, rows):
-            done = step(state, rows)
+        def counted(state, rows, rate):
+            done = step(state, rows, rate)
             events.append(("step", int(done[0].step)))
             compiled.append(step._cache_size())
             return done
@@ -134,7 +135,7 @@ def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_
         return add(log, step, *args, **options)
 
     with one_device():
-        monkeypatch.setattr(loop, "make_step", making)
+        monkeypatch.setattr(trainer, "make_step", making)
         monkeypatch.setattr(Log, "add", adding)
         loop.train(dataclasses.replace(tiny_run.experiment, steps=5, checkpoint_every=4, seed=3), tmp_path / "run")
     late = [("step", 1), ("step", 2), ("read", 1), ("step", 3), ("read", 2), ("step", 4), ("read", 3), ("read", 4)]
@@ -185,16 +186,16 @@ def test_a_run_can_start_from_another_runs_decoder(tiny_run, one_device):
     """A policy's decoder goes on in a reward model: the decoder is the checkpoint's, the head is new."""
     begun = dataclasses.replace(tiny_run.experiment, base=str(tiny_run.folder))
     trained = params(tiny_run.folder)
-    with jax.set_mesh(loop.make_mesh(begun.mesh)):
-        begins = loop.initial_state(begun).params
+    with jax.set_mesh(trainer.make_mesh(begun.mesh)):
+        begins = initial_state(begun).params
     assert equal(begins["decoder"], trained["decoder"])
     assert not np.any(begins["head"]["kernel"]) and np.any(trained["head"]["kernel"])
     other = dataclasses.replace(begun, model=dataclasses.replace(begun.model, rope_theta=5.0))
     with (
-        jax.set_mesh(loop.make_mesh(begun.mesh)),
+        jax.set_mesh(trainer.make_mesh(begun.mesh)),
         pytest.raises(ValueError, match=r"model.rope_theta=100.0, and 5.0 is asked for"),
     ):
-        loop.initial_state(other)
+        initial_state(other)
 
 
 def test_the_folder_of_another_experiment_is_refused(tiny_run, tmp_path, one_device):
@@ -280,26 +281,26 @@ def test_a_rate_that_is_too_high_stops_before_anything_is_saved(tiny_run, tmp_pa
 
 
 def test_not_a_number_stops_the_run_at_its_step(tiny_run, tmp_path, one_device, monkeypatch):
-    whole = loop.make_step
+    whole = trainer.make_step
 
     def broken(*args):
         step = whole(*args)
 
-        def after(state, rows):
+        def after(state, rows, rate):
             spoil = float("nan") if int(state.step) == 4 else 1.0
             trained = jax.tree.map(lambda x: x * spoil, state.trained)
-            return step(dataclasses.replace(state, trained=trained), rows)
+            return step(dataclasses.replace(state, trained=trained), rows, rate)
 
         return after
 
-    monkeypatch.setattr(loop, "make_step", broken)
+    monkeypatch.setattr(trainer, "make_step", broken)
     spoilt = dataclasses.replace(tiny_run.experiment, checkpoint_every=2)
     with pytest.raises(Diverged, match="step 5: loss nan.*last good checkpoint: step 4"):
         loop.train(spoilt, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [2, 4]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params(tmp_path / "run")))
 
-    monkeypatch.setattr(loop, "make_step", whole)  # the same run without the fault goes on from step 4
+    monkeypatch.setattr(trainer, "make_step", whole)  # the same run without the fault goes on from step 4
     loop.train(spoilt, tmp_path / "run")
     assert equal(params(tmp_path / "run"), params(tiny_run.folder))
 
@@ -326,8 +327,8 @@ CORRECTNESS = TargetConfig("correctness", "none", "keep")
     ("changes", "message"),
     [
         (dict(target=CORRECTNESS), "semantics 'rating', but target.labels is 'correctness'"),
-        (dict(target=TargetConfig("rating", "third", "keep")), "'third' and 'ternary' go together"),
-        (dict(loss="ternary_cross_entropy"), "does not fit head 'binary'"),
+        (dict(target=TargetConfig("rating", "third", "keep")), "target.neutral='third' does not fit head 'binary'"),
+        (dict(objective="ternary_cross_entropy"), "does not fit head 'binary'"),
         (dict(tokens=16), "Use longer rows"),
     ],
 )

@@ -7,9 +7,10 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, AxisType
 from tiny import TINY, params
-from tiny_run import equal, experiment, lines, loop, make_data, one_device, untimed
+from tiny_run import equal, experiment, lines, loop, make_data, one_device, trainer, untimed
 from tiny_run import params as loaded
 
 import jprm
@@ -18,6 +19,10 @@ from jprm.experiment import from_json, override, to_json
 from jprm.model import lora, transformer
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MESH_AXES, make_mesh
+from jprm.model.parameters import join
+from jprm.objectives import find
+from jprm.tokenizer import load_tokenizer
+from jprm.train.initial import initial_state
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 GROUPS = dataclasses.replace(TINY, layers=3, layer_groups=(1, 2))
@@ -28,7 +33,7 @@ def adapted(model, config, freeze="", seed=0):
     rng = np.random.default_rng(seed)
     adapters = jax.eval_shape(lambda: lora.init(config, model, freeze, jax.random.key(0)))
     flat = {path: rng.normal(size=x.shape).astype(np.float32) for path, x in adapters.items()}
-    return loop.join(loop.flatten_dict(params(model), sep="/"), flat), flat
+    return join(flatten_dict(params(model), sep="/"), flat), flat
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -99,13 +104,13 @@ def stored(folder, trained):
     mesh = make_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         found, step = store.load_params(folder, trained, mesh)
-    return loop.flatten_dict(jax.tree.map(np.asarray, found), sep="/"), step
+    return flatten_dict(jax.tree.map(np.asarray, found), sep="/"), step
 
 
 def test_only_adapters_and_the_head_are_trained_and_have_optimizer_state(run):
     folder, trained = run
     with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
-        start = loop.initial_state(trained)
+        start = initial_state(trained)
     assert len(start.trained) == 2 * 3 * 2 + 2
     assert all(path.startswith("head/") or lora.A in path or lora.B in path for path in start.trained)
     # Two moments a trained number, and two counts.
@@ -116,7 +121,7 @@ def test_only_adapters_and_the_head_are_trained_and_have_optimizer_state(run):
         np.testing.assert_array_equal(after[path], value)
     assert all(np.any(after[path] != np.asarray(value)) for path, value in start.trained.items())
     # It starts as the base is: B is zero, A is not.
-    plain = loop.flatten_dict(lora.merge(start.params, trained.lora), sep="/")
+    plain = flatten_dict(lora.merge(start.params, trained.lora), sep="/")
     assert plain.keys() == start.frozen.keys() | {"head/kernel", "head/bias"}
     for path, value in start.frozen.items():
         np.testing.assert_array_equal(plain[path], value)
@@ -136,9 +141,10 @@ def test_scores_are_the_merged_models(run):
         np.testing.assert_allclose(prm.params["decoder"]["layers_1"]["down"][0], wanted, atol=1e-6)
         # The loop judged the merged model too, with rows of another length.
         result = json.loads((folder / "result.json").read_text())
-        tokenizer = loop.load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         with jax.set_mesh(prm.mesh):
-            assert loop.validate(trained, prm.params, tokenizer)["valid_auroc"] == result["valid_auroc"]
+            values = trainer.evaluated(trained, find("cross_entropy"), {"model": prm.params}, tokenizer)
+            assert values["valid_auroc"] == result["valid_auroc"]
 
 
 def test_a_stopped_run_continues_exactly(run, tmp_path):
@@ -159,7 +165,7 @@ def test_adapters_lie_on_the_mesh_as_their_matrix_does():
     with jax.sharding.use_abstract_mesh(AbstractMesh((2, 2, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)):
         plain = jax.eval_shape(lambda: transformer.init(GROUPS, jax.random.key(0)))
         born = jax.eval_shape(lambda: lora.init(LORA, GROUPS, "", jax.random.key(0)))
-        whole = loop.join(loop.flatten_dict(plain, sep="/"), born)
+        whole = join(flatten_dict(plain, sep="/"), born)
         merged = jax.eval_shape(lambda params: lora.merge(params, LORA), whole)
     assert jax.tree.map(lambda x: x.sharding.spec, merged) == jax.tree.map(lambda x: x.sharding.spec, plain)
     query_a, query_b, out_a, down_b = (

@@ -9,8 +9,10 @@ import pytest
 
 from jprm.evaluate.steps import label_class
 from jprm.model.heads import HEADS, Weighted
-from jprm.objectives.losses import LOSSES, fitting, likelihood, squared_error
+from jprm.objectives import OBJECTIVES
+from jprm.objectives.pointwise import likelihood
 
+squared_error = OBJECTIVES["squared_error"].loss
 rng = np.random.default_rng(0)
 LOGITS = {classes: rng.normal(scale=3, size=(2, 5, classes)).astype(np.float32) for classes in (1, 2, 3)}
 TARGET, WEIGHT = rng.uniform(size=(2, 5)), rng.integers(0, 2, (2, 5)) * 0.5
@@ -86,11 +88,11 @@ def test_one_logit_is_the_difference_of_two():
         close(loss(OF[1], log_odds, TARGET, WEIGHT), loss(OF[2], logit_BSC, TARGET, WEIGHT))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("size", [0.0, 100.0, 1e30])
 def test_losses_and_gradients_are_finite_where_the_model_is_certain(name, size):
-    for head in [head for head in HEADS if LOSSES[name][1] in (None, HEADS[head].target)]:
-        loss = functools.partial(fitting(name, head), HEADS[head])
+    for head in [head for head in HEADS if OBJECTIVES[name].target in (None, HEADS[head].target)]:
+        loss = functools.partial(OBJECTIVES[name].loss, HEADS[head])
         logit_BSC = size * jnp.sign(LOGITS[HEADS[head].size(3)])
         for target in (0.0, 1.0):
             value, gradient = jax.value_and_grad(loss)(logit_BSC, jnp.full((2, 5), target), jnp.ones((2, 5)))

@@ -30,7 +30,7 @@ from jprm.data.prm800k import READER
 from jprm.layout import NativeLayout
 from jprm.model.heads import HEADS
 from jprm.model.transformer import step_logits
-from jprm.objectives.losses import likelihood
+from jprm.objectives.pointwise import likelihood
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, tree_of

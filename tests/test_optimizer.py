@@ -20,9 +20,9 @@ FLAT = split(PARAMS, "")[0]
 CONSTANT = OptimizerConfig(learning_rate=0.1, decay="constant", clip_norm=0)
 
 
-def update(config, gradients, params=FLAT, steps=10):
-    tx = make_optimizer(config, steps)
-    updates, _ = tx.update(gradients, tx.init(params), params)
+def update(config, gradients, params=FLAT):
+    tx = make_optimizer(config)
+    updates, _ = tx.update(gradients, tx.init(params), params, rate=config.learning_rate)
     return updates
 
 
@@ -81,7 +81,7 @@ def test_frozen_parameters_are_set_apart():
     trained, frozen = split(PARAMS, r"embed|layers_0/query")
     assert set(frozen) == {"decoder/embed", "decoder/layers_0/query"} and not set(trained) & set(frozen)
     jax.tree.map(np.testing.assert_array_equal, join(trained, frozen), PARAMS)
-    state = make_optimizer(CONSTANT, 10).init(trained)
+    state = make_optimizer(CONSTANT).init(trained)
     assert sum(x.size for x in jax.tree.leaves(state)) == 2 * sum(x.size for x in trained.values()) + 2  # two counts
     assert split(PARAMS, "")[1] == {}
     with pytest.raises(ValueError, match="freeze='hed' matches no parameter; paths are decoder/embed, "):

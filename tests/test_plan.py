@@ -229,7 +229,7 @@ import dataclasses, sys
 sys.path.insert(0, {tests!r})
 from tiny import TINY
 from jprm.experiment import DataConfig, Experiment
-from jprm.train.optimizer import OptimizerConfig
+from jprm.experiment import OptimizerConfig
 from jprm.objectives.targets import TargetConfig
 
 def experiment():
@@ -242,7 +242,7 @@ def experiment():
         data=DataConfig(
             train=("/not/there",), supervise="step", too_long="error", tokens=256, slots=16, rows=8, micro_rows=8
         ),
-        target=TargetConfig("rating", neutral="positive", after_error="keep"), loss="cross_entropy",
+        target=TargetConfig("rating", neutral="positive", after_error="keep"), objective="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=1e-4), steps=10,
     )
 """

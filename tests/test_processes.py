@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from pod import Pod
-from tiny_run import STEP, chains, lines, loop, make_data, of_two_processes, untimed
+from tiny_run import chains, lines, loop, make_data, of_two_processes, untimed
 
 import jprm
 from jprm import multihost
@@ -35,13 +35,13 @@ try:
 except (KeyError, ValueError) as error:
     print("first raised", type(error).__name__, error)
 
-put_rows, calls = tiny.loop.put_rows, []
+put_rows, calls = tiny.trainer.put_rows, []
 def put(*args, lead=0):
     calls.append(lead)
     if own == 1 and calls.count(1) == 2:
         os.kill(os.getpid(), signal.SIGTERM)
     return put_rows(*args, lead=lead)
-tiny.loop.put_rows, tiny.loop.make_step = put, tiny.STEP
+tiny.trainer.put_rows = put
 try:
     tiny.loop.train(tiny.of_two_processes(folder), folder / "many")
     print("not stopped")
@@ -85,9 +85,8 @@ def test_what_the_first_says_or_refuses_all_hear(both):
     assert "first raised ValueError process 0 refused: KeyError: 'of process 0 alone'" in both[1][1]
 
 
-def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both, monkeypatch):
+def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
     folder, logs = both
-    monkeypatch.setattr(loop, "make_step", STEP)
     said = [line for log in logs for line in log.splitlines() if "stopped" in line]
     assert len(said) == 2 and said[0] == said[1] and "SIGTERM: saved at step" in said[0]
     step = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())

@@ -20,7 +20,7 @@ from jprm.policy.load import load_policy
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout, progress_table
 from jprm.tokenizer import load_tokenizer
-from jprm.train import loop
+from jprm.train.initial import initial_state
 
 MODEL = dataclasses.replace(TINY, head="language")
 PREFIXES = (Prefix("abc"), Prefix("the problem", ("one step", "two")))
@@ -242,13 +242,13 @@ def test_a_policy_is_no_reward_model(language_run):
 
 def test_a_policy_goes_on_with_the_head_of_the_policy_that_it_starts_from(language_run, tiny_run):
     folder, model = language_run
-    begun = dataclasses.replace(experiment(folder / "data", model=model, base=str(folder)), loss="next_token")
+    begun = dataclasses.replace(experiment(folder / "data", model=model, base=str(folder)), objective="next_token")
     reward = dataclasses.replace(tiny_run.experiment.model, head="language", tied_embeddings=False)
     with one_device(), jax.set_mesh(make_mesh(begun.mesh)):
-        head = loop.initial_state(begun).params["head"]
+        head = initial_state(begun).params["head"]
         np.testing.assert_array_equal(head["kernel"], params(model)["head"]["kernel"])
         with pytest.raises(ValueError, match="tied_embeddings is True, the config says False"):
-            loop.initial_state(dataclasses.replace(begun, model=reward, base=str(tiny_run.folder)))
+            initial_state(dataclasses.replace(begun, model=reward, base=str(tiny_run.folder)))
 
 
 def test_a_run_is_a_policy(language_run, tmp_path, monkeypatch):

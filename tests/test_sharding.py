@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
-from tiny import GEMMA, TINY, filled, init, packed_trees, params, random_tree
+from tiny import GEMMA, TINY, Stepper, filled, init, packed_trees, params, random_tree
 
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.collectives import embedding_lookup, gathered_weight
@@ -22,7 +22,7 @@ from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
 from jprm.plan.compile import abstract_rows
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State, make_step
+from jprm.train.step import State
 
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)
@@ -39,14 +39,14 @@ def train(mesh, lead, config=CONFIG, steps=STEPS):
         for part in split(params(config), "embed")
     )
     count = jnp.int32(0) if mesh is None else jax.device_put(jnp.int32(0), jax.NamedSharding(mesh, P()))
-    state = State(count, trained, frozen, jax.jit(make_optimizer(OPTIMIZER, STEPS).init)(trained))
-    step = make_step(config, TARGET, "cross_entropy", OPTIMIZER, STEPS)
+    state = State(count, trained, frozen, jax.jit(make_optimizer(OPTIMIZER).init)(trained))
+    step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, STEPS)
     rows = rows if mesh is None else put_rows(rows, mesh, lead=1)
     losses = []
     for _ in range(steps):
         state, metrics = step(state, rows)
-        losses.append(float(metrics.loss / metrics.weight))
-    assert step._cache_size() == 1  # one compilation, whatever was put where
+        losses.append(float(metrics.loss / metrics.count))
+    assert step.cache_size() == 1  # one compilation, whatever was put where
     return np.array(losses), state, jax.tree.map(np.asarray, metrics)
 
 
@@ -290,7 +290,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
         state = jax.eval_shape(lambda: start(jax.random.key(0)))
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
         rows = abstract_rows(mesh, 4, 32, tokens=2048, slots=128)
-        step = make_step(config, TARGET, "cross_entropy", OPTIMIZER, 100)
+        step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, 100)
         after, metrics = jax.eval_shape(step, state, rows)
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert form(after) == form(state)

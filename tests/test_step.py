@@ -9,23 +9,25 @@ import numpy as np
 import optax
 import pytest
 from sklearn.metrics import roc_auc_score
-from tiny import TINY, filled, packed_trees, params, random_tree
+from tiny import TINY, Stepper, filled, packed_trees, params, random_tree
 
-from jprm.experiment import OptimizerConfig, TargetConfig
+from jprm import objectives
+from jprm.experiment import ObjectiveConfig, OptimizerConfig, TargetConfig
 from jprm.model.heads import HEADS
 from jprm.model.parameters import join, split
 from jprm.model.transformer import step_logits
-from jprm.objectives.losses import likelihood
+from jprm.objectives.metrics import BINS
+from jprm.objectives.pointwise import likelihood
 from jprm.pack import empty_rows
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import BINS, State, make_step
+from jprm.train.step import State
 from jprm.tree import Node
 
 CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))
 TARGET = TargetConfig("rating", neutral="negative", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, decay="constant", freeze="embed|layers_0")
-STEP = make_step(CONFIG, TARGET, "cross_entropy", OPTIMIZER, 100)
-START = jax.jit(make_optimizer(OPTIMIZER, 100).init)  # else each zero of each shape is a program
+STEP = Stepper(CONFIG, TARGET, "cross_entropy", OPTIMIZER, 100)
+START = jax.jit(make_optimizer(OPTIMIZER).init)  # else each zero of each shape is a program
 
 
 def fresh():
@@ -66,17 +68,18 @@ def test_metrics_are_sums_over_labelled_steps():
     gradient, logit = gradient_of_the_mean(fresh().trained)
     score = np.asarray(HEADS["binary"].readout.score(logit))
     _, metrics = STEP(fresh(), ROWS)
-    assert metrics.weight == weight.sum() == 48
-    assert metrics.right == (weight * ((score > 0.5) == positive)).sum()
+    sums = metrics.objective["scores"]
+    assert metrics.count == weight.sum() == 48
+    assert sums.right == (weight * ((score > 0.5) == positive)).sum()
     expected = -np.where(positive, np.log(score), np.log1p(-score))
     np.testing.assert_allclose(metrics.loss, (weight * expected).sum(), rtol=1e-4)  # log(1 - p) of a float32 p
     np.testing.assert_allclose(metrics.gradient_norm, optax.tree.norm(gradient), rtol=1e-4)  # sums of micro-batches
     real = packed_trees([learnable(seed) for seed in range(6)], 64, 16).report.tokens
     assert metrics.tokens == real
-    np.testing.assert_array_equal(metrics.histogram_CN.sum(1), [(weight * ~positive).sum(), (weight * positive).sum()])
+    np.testing.assert_array_equal(sums.histogram_CN.sum(1), [(weight * ~positive).sum(), (weight * positive).sum()])
 
     # AUROC from the histogram is exact where no bin holds both classes.
-    wrong_N, right_N = np.asarray(metrics.histogram_CN)
+    wrong_N, right_N = np.asarray(sums.histogram_CN)
     below_N = np.cumsum(wrong_N) - wrong_N
     auroc = (right_N * (below_N + wrong_N / 2)).sum() / (right_N.sum() * wrong_N.sum())
     bins = np.minimum((score * BINS).astype(int), BINS - 1)[weight > 0]
@@ -84,19 +87,19 @@ def test_metrics_are_sums_over_labelled_steps():
 
 
 def test_it_learns_what_can_be_learned_and_leaves_the_frozen_alone():
-    compiled = STEP._cache_size()
+    compiled = STEP.cache_size()
     state, losses = fresh(), []
     before = {path: np.asarray(value) for path, value in state.frozen.items()}
     for _ in range(60):
         state, metrics = STEP(state, ROWS)
-        losses.append(float(metrics.loss / metrics.weight))
-    assert losses[-1] < 0.3 * losses[0] and metrics.right > 0.9 * metrics.weight
+        losses.append(float(metrics.loss / metrics.count))
+    assert losses[-1] < 0.3 * losses[0] and metrics.objective["scores"].right > 0.9 * metrics.count
     assert state.step == 60 and metrics.learning_rate == np.float32(0.01)
     assert {path.split("/")[1] for path in before} == {"embed", "layers_0"}
     for path, value in state.frozen.items():
         np.testing.assert_array_equal(value, before[path])
     assert jax.tree.structure(state.params) == jax.tree.structure(params(CONFIG))
-    assert STEP._cache_size() <= compiled + 1  # 60 calls, one compilation
+    assert STEP.cache_size() <= compiled + 1  # 60 calls, one compilation
 
 
 def test_padding_rows_weigh_nothing():
@@ -112,7 +115,7 @@ def test_a_batch_without_labels_changes_nothing_that_is_not_decayed():
     empty = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), empty_rows(6, 64, 16))
     before = jax.tree.map(np.asarray, fresh().params)
     state, metrics = STEP(fresh(), empty)
-    assert metrics.loss == metrics.weight == metrics.tokens == metrics.gradient_norm == 0
+    assert metrics.loss == metrics.count == metrics.tokens == metrics.gradient_norm == 0
     jax.tree.map(np.testing.assert_array_equal, state.params, before)
 
 
@@ -120,11 +123,11 @@ def test_combinations_that_do_not_fit_are_refused():
     third = dataclasses.replace(TARGET, neutral="third")
     ternary = dataclasses.replace(CONFIG, head="ternary")
     for model, target, loss, message in [
-        (ternary, third, "cross_entropy", "'cross_entropy' does not fit head 'ternary'; it takes binary or scalar"),
+        (ternary, third, "cross_entropy", "the objective does not fit head 'ternary'; it takes binary or scalar"),
         (CONFIG, TARGET, "ternary_cross_entropy", "takes ternary"),
         (CONFIG, third, "cross_entropy", "neutral='third' does not fit head 'binary', which takes positive"),
         (ternary, TARGET, "ternary_cross_entropy", "does not fit head 'ternary', which takes third"),
     ]:
         with pytest.raises(ValueError, match=message):
-            make_step(model, target, loss, OPTIMIZER, 100)
-    make_step(ternary, third, "ternary_cross_entropy", OPTIMIZER, 100)
+            objectives.check(objectives.find(loss), ObjectiveConfig(model, target))
+    objectives.check(objectives.find("ternary_cross_entropy"), ObjectiveConfig(ternary, third))

@@ -10,17 +10,19 @@ from jprm.jsonl import write_records
 
 VALUE = TargetConfig("value", "none", "keep")
 RATING = TargetConfig("rating", "positive", "keep")
-POLICY = dict(model=dataclasses.replace(MODEL, head="language"), loss="next_token", supervise="token", target=VALUE)
+POLICY = dict(
+    model=dataclasses.replace(MODEL, head="language"), objective="next_token", supervise="token", target=VALUE
+)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         # As a rating the outcome 0 would be neutral, so right, and every token's id would be 1.
-        (dict(supervise="outcome", target=RATING), "supervise='outcome' gives no ratings"),
-        (POLICY | dict(target=RATING), "supervise='token' gives no ratings"),
-        (POLICY | dict(target=TargetConfig("value", "none", "keep", "hard")), "gives ids of tokens"),
-        (POLICY | dict(target=TargetConfig("value", "none", "mask")), "gives ids of tokens"),
+        (dict(supervise="outcome", target=RATING), "supervise='outcome' gives outcomes"),
+        (POLICY | dict(target=RATING), "supervise='token' gives outcomes or tokens"),
+        (POLICY | dict(target=TargetConfig("value", "none", "keep", "hard")), "gives token ids"),
+        (POLICY | dict(target=TargetConfig("value", "none", "mask")), "gives token ids"),
         (dict(supervise="token", target=VALUE), "'token' does not fit head 'binary', which takes step or outcome"),
         (POLICY | dict(supervise="step"), "'step' does not fit head 'language', which takes token"),
     ],

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import equal, lines, loop, params, untimed
+from tiny_run import equal, lines, loop, params, trainer, untimed
 
 import jprm
 from jprm.experiment import OptimizerConfig
 from jprm.train import preemption
 from jprm.train.log import SKIPS, Diverged
-from jprm.train.optimizer import MEMORY, make_optimizer, skipped
+from jprm.train.optimizer import MEMORY, make_optimizer, schedule, skipped
 from jprm.train.preemption import Goodput, Stopped, Watchdog, held_up
 
 PLAIN = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.1)
@@ -28,17 +28,18 @@ GUARDED = dataclasses.replace(PLAIN, bad_steps="skip", spike=4.0)
 
 @functools.cache
 def made(config):
-    tx = make_optimizer(config, 1000)
-    return tx.init, jax.jit(tx.update)
+    tx = make_optimizer(config)
+    return tx.init, jax.jit(tx.update), jax.jit(schedule(config, 1000))
 
 
 def walk(config, gradients, losses):
     """The parameters after each update of a made-up problem of two numbers, and the optimizer's last state."""
-    init, update = made(config)
+    init, update, rate = made(config)
     x = {"w": jnp.array([1.0, -2.0])}
     state, path = init(x), []
     for gradient, loss in zip(gradients, losses, strict=True):
-        updates, state = update({"w": jnp.asarray(gradient)}, state, x, loss=jnp.float32(loss))
+        now = rate(len(path) - skipped(state))
+        updates, state = update({"w": jnp.asarray(gradient)}, state, x, loss=jnp.float32(loss), rate=now)
         x = optax.apply_updates(x, updates)
         path.append(np.asarray(x["w"]))
     return path, state
@@ -77,19 +78,19 @@ def test_a_spike_is_measured_against_what_was_usual():
 
 def spoil(monkeypatch, *steps):
     """The weights in these steps are not a number, so the loss and its gradient are not."""
-    whole = loop.make_step
+    whole = trainer.make_step
 
     def broken(*args):
         step = whole(*args)
 
-        def after(state, rows):
+        def after(state, rows, rate):
             if int(state.step) + 1 in steps:
                 rows = dataclasses.replace(rows, weight=rows.weight * float("nan"))
-            return step(state, rows)
+            return step(state, rows, rate)
 
         return after
 
-    monkeypatch.setattr(loop, "make_step", broken)
+    monkeypatch.setattr(trainer, "make_step", broken)
 
 
 def guarded(run, **changes):
@@ -128,7 +129,7 @@ def test_bad_steps_in_a_row_end_the_run(tiny_run, tmp_path, one_device, monkeypa
 
 
 def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_device, monkeypatch):
-    put_rows, calls = loop.put_rows, []
+    put_rows, calls = trainer.put_rows, []
 
     def put(*args, **kwargs):
         calls.append(1)
@@ -136,7 +137,7 @@ def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_devic
             os.kill(os.getpid(), signal.SIGTERM)
         return put_rows(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "put_rows", put)
+    monkeypatch.setattr(trainer, "put_rows", put)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped, match="SIGTERM: saved at step 2 of 6; the same command continues"):
         loop.train(tiny_run.experiment, tmp_path / "run")

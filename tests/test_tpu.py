@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from tiny import optimised
+from tiny import Stepper, optimised
 
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model import transformer
@@ -18,7 +18,7 @@ from jprm.plan import counts, hlo
 from jprm.plan.compile import abstract_rows
 from jprm.train.compiler_options import OPTIONS
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State, make_step
+from jprm.train.step import State
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
 
@@ -37,7 +37,7 @@ def compiled_step(mesh, config, A, B, T, S):
 
     def start(key):
         trained, frozen = split(transformer.init(config, key), "")
-        return State(jnp.int32(0), trained, frozen, make_optimizer(OPTIMIZER, 10).init(trained))
+        return State(jnp.int32(0), trained, frozen, make_optimizer(OPTIMIZER).init(trained))
 
     key = jax.random.key(0)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -50,7 +50,7 @@ def compiled_step(mesh, config, A, B, T, S):
 
     state = jax.tree.map(put, state, specs)
     target = TargetConfig("rating", neutral="positive", after_error="keep")
-    step = make_step(config, target, "cross_entropy", OPTIMIZER, 10, backend="tpu")
+    step = Stepper(config, target, "cross_entropy", OPTIMIZER, 10, backend="tpu")
     with jax.set_mesh(mesh), optimised():
         return step.lower(state, rows).compile(), state
 

@@ -8,10 +8,15 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
+from jprm import objectives
+from jprm.experiment import ObjectiveConfig
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
+from jprm.model.lora import NO_LORA
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
+from jprm.train.optimizer import make_optimizer, schedule, skipped
+from jprm.train.step import make_step
 from jprm.tree import Node, ReasoningTree
 
 TINY = ModelConfig(
@@ -67,6 +72,24 @@ def optimised():
         yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
+
+
+class Stepper:
+    """The step of an experiment as a function of (state, rows): it computes the rates of `steps` updates itself."""
+
+    def __init__(self, model, target, objective, optimizer, steps, lora=NO_LORA, backend=None):
+        config = ObjectiveConfig(model, target, lora)
+        self.step = make_step(objectives.find(objective), make_optimizer(optimizer), config, backend)
+        self.rate = jax.jit(schedule(optimizer, steps))
+
+    def __call__(self, state, rows):
+        return self.step(state, rows, self.rate(state.step - skipped(state.optimizer)))
+
+    def lower(self, state, rows):
+        return self.step.lower(state, rows, jax.ShapeDtypeStruct((), "float32", sharding=state.step.sharding))
+
+    def cache_size(self):
+        return self.step._cache_size()
 
 
 @st.composite

@@ -5,7 +5,6 @@ Everything that a run needs comes from a folder's path, so that a process starte
 
 import contextlib
 import dataclasses
-import functools
 import json
 import pathlib
 from typing import Any
@@ -22,10 +21,8 @@ from jprm.adapters import load as published
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.jsonl import write_records
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.train import loop
-from jprm.train.step import make_step
+from jprm.train import loop, trainer  # noqa: F401  (for the tests)
 
-STEP = functools.cache(make_step)  # compiled once for equal configurations, whichever test asks
 MODEL = dataclasses.replace(TINY, vocab_size=256, attention="reference", remat="nothing")  # the quickest way so small
 WORDS = ("add", "bad", "cut", "dot", "end", "far")
 
@@ -101,7 +98,7 @@ def experiment(folder, **changes) -> Experiment:
     data = DataConfig(**(base | {name: value for name, value in changes.items() if name in names}))
     values = dict(
         name="tiny", model=MODEL, tokenizer=str(folder / "tokenizer.json"), data=data,
-        target=TargetConfig(labels="rating", neutral="positive", after_error="keep"), loss="cross_entropy",
+        target=TargetConfig(labels="rating", neutral="positive", after_error="keep"), objective="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1),
         steps=6, log_every=2, checkpoint_every=3,
     )  # fmt: skip
@@ -128,9 +125,8 @@ def make_data(folder):
 def one_device():
     """Training and scoring on the first device alone."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (loop, loading, published):
+        for module in (trainer, loading, published):
             patch.setattr(module, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
-        patch.setattr(loop, "make_step", STEP)
         yield
 
 

@@ -26,6 +26,7 @@ import tempfile
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import yardsticks
 
@@ -34,11 +35,11 @@ from jprm.data.readers import READERS
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.jsonl import write_records
 from jprm.layout import NativeLayout
-from jprm.model.mesh import make_mesh, put_rows
+from jprm.model.mesh import put_rows
 from jprm.model.transformer import REMAT
 from jprm.tokenizer import load_tokenizer
-from jprm.train import loop
-from jprm.train.step import make_step
+from jprm.train.batches import batches_of
+from jprm.train.trainer import Trainer
 
 
 def experiment(train: pathlib.Path, tokens: int) -> Experiment:
@@ -47,7 +48,7 @@ def experiment(train: pathlib.Path, tokens: int) -> Experiment:
     return Experiment(
         name="train_speed", base=smollm2, tokenizer=smollm2, model=model,
         data=DataConfig((str(train),), "step", "error", tokens=tokens, slots=1024, rows=1),
-        target=TargetConfig(labels="rating", neutral="positive", after_error="keep"), loss="cross_entropy",
+        target=TargetConfig(labels="rating", neutral="positive", after_error="keep"), objective="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=1e-5, weight_decay=0.01), steps=1000,
     )  # fmt: skip
 
@@ -57,7 +58,7 @@ def epoch(config: Experiment, layout: NativeLayout) -> dict[str, float]:
     start = time.perf_counter()
     counts = [
         (1, int(np.sum(rows.weight > 0)), int(yardsticks.real_tokens(rows).sum()), yardsticks.visible_pairs(rows))
-        for rows in loop.batches_of(config, config.data.train, layout, once=True)
+        for rows in batches_of(config, config.data.train, layout, once=True)
     ]
     seconds = time.perf_counter() - start
     rows, labels, tokens, pairs = (sum(column) for column in zip(*counts, strict=True))
@@ -70,32 +71,27 @@ class Ours:
 
     def __init__(self, config: Experiment, completions: float):
         """completions: rated ones of a row, on average over the file."""
-        tokenizer = load_tokenizer(config.tokenizer)
-        self.config, self.mesh, self.completions = config, make_mesh(config.mesh), completions
-        self.batches = loop.training_batches(config, self.mesh, tokenizer)
-        self.step = make_step(config.model, config.target, config.loss, config.optimizer, config.steps)
-        with jax.set_mesh(self.mesh):
-            self.state = loop.initial_state(config)
-            rows = put_rows(next(self.batches), self.mesh, lead=1)
-            compiled = self.step.lower(self.state, rows).compile()
+        self.config, self.completions, self.trainer = config, completions, Trainer(config)
+        self.batches, self.step, mesh = self.trainer.batches, self.trainer._step, self.trainer.mesh
+        with jax.set_mesh(mesh):
+            rows = put_rows(next(self.batches), mesh, lead=1)
+            compiled = self.step.lower(self.trainer.state, rows, jnp.float32(0)).compile()
         self.temporary_bytes = compiled.memory_analysis().temp_size_in_bytes
         self.run(1)  # warm
 
     def run(self, steps: int) -> dict[str, float]:
         waited, tokens, pairs, metrics = 0.0, 0, 0, None
         start, busy = time.perf_counter(), time.process_time()
-        with jax.set_mesh(self.mesh):
-            for _ in range(steps):
-                before = time.perf_counter()
-                host = next(self.batches)
-                rows = put_rows(host, self.mesh, lead=1)
-                waited += time.perf_counter() - before
-                self.state, new = self.step(self.state, rows)
-                jax.block_until_ready(metrics)  # of the step before, as the loop reads them
-                metrics = new
-                tokens += int(yardsticks.real_tokens(host).sum())
-                pairs += yardsticks.visible_pairs(host)
-            jax.block_until_ready((self.state, metrics))
+        for _ in range(steps):
+            before = time.perf_counter()
+            host = next(self.batches)
+            waited += time.perf_counter() - before
+            new = self.trainer.step(host)
+            jax.block_until_ready(metrics)  # of the step before, as the loop reads them
+            metrics = new
+            tokens += int(yardsticks.real_tokens(host).sum())
+            pairs += yardsticks.visible_pairs(host)
+        jax.block_until_ready((self.trainer.state, metrics))
         seconds, cpu = time.perf_counter() - start, time.process_time() - busy
         assert np.isfinite(metrics.loss), "the loss is not finite"
         assert self.step._cache_size() <= 1, "the step was compiled again"

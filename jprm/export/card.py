@@ -60,7 +60,7 @@ A process reward model: it scores every step of a chain of reasoning. Trained wi
 - Data: {", ".join(pathlib.Path(file).name for file in data.train)}; supervision: {data.supervise}
 - Labels: {target.labels} ({prm.semantics}); neutral: {target.neutral}; probabilities as targets: {target.soft}
 - Steps after the first error: {target.after_error}
-- Loss: {experiment.loss}; chains longer than {data.tokens} tokens: {data.too_long}
+- Objective: {experiment.objective}; chains longer than {data.tokens} tokens: {data.too_long}
 - Classes: {classes}. The score of a step is 1 - P({labels[0]}), by the softmax.
 
 ## Layout of the input

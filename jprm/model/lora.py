@@ -106,12 +106,22 @@ def merge(params: Mapping, config: LoraConfig) -> dict:
     if not config.rank:
         return dict(params)
 
-    def merged(stack: Mapping[str, Array]) -> dict[str, Array]:
-        plain = {role: w for role, w in stack.items() if not role.endswith((A, B))}
+    def merged(stack: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, Array]:
         return {role: add(role, w, stack, config.scale) if role + A in stack else w for role, w in plain.items()}
 
-    decoder = {name: merged(part) if isinstance(part, Mapping) else part for name, part in params["decoder"].items()}
+    decoder = {
+        name: merged(params["decoder"][name], part) if isinstance(part, Mapping) else part
+        for name, part in without_adapters(params["decoder"]).items()
+    }
     return {**params, "decoder": decoder}
+
+
+def without_adapters(decoder: Mapping) -> dict:
+    """Returns the decoder's parameters as they are without A and B."""
+    return {
+        name: {role: w for role, w in part.items() if not role.endswith((A, B))} if isinstance(part, Mapping) else part
+        for name, part in decoder.items()
+    }
 
 
 def add(role: str, w: Array, stack: Mapping[str, Array], scale: float) -> Array:

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jprm import objectives
 from jprm.experiment import Experiment
 from jprm.model.heads import find
 from jprm.model.lora import merge
@@ -18,7 +19,8 @@ from jprm.model.mesh import row_places
 from jprm.plan.topologies import GIB
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
-from jprm.train import loop
+from jprm.train.initial import initial_state, reference_params
+from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State, make_step
 
 
@@ -35,22 +37,26 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
     """Shapes, types and places of the state that training starts from. The base model's files are not read."""
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     with jax.sharding.use_abstract_mesh(abstract):
-        state = jax.eval_shape(lambda: loop.initial_state(experiment, load_base=False))
+        state = jax.eval_shape(lambda: initial_state(experiment, load_base=False))
+        reference = jax.eval_shape(lambda: reference_params(experiment, load=False))
 
     def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec if x.ndim else P()))
 
-    return jax.tree.map(placed, state)
+    return jax.tree.map(placed, dataclasses.replace(state, reference=reference))
 
 
-def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[State, Rows]]:
+def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[State, Rows, Any]]:
     """The step that `jprm train` runs, and what it is called with."""
     e = experiment
-    step = make_step(e.model, e.target, e.loss, e.optimizer, e.steps, e.lora, backend="tpu")
+    objective = objectives.find(e.objective)
+    objectives.check(objective, e.task)
+    step = make_step(objective, make_optimizer(e.optimizer), e.task, "tpu")
     data = experiment.data
     lead = data.rows // data.micro_rows, data.micro_rows
     rows = abstract_rows(mesh, *lead, tokens=data.tokens, slots=data.slots, extras=data.extras)
-    return step, (abstract_state(experiment, mesh), rows)
+    state = abstract_state(experiment, mesh)
+    return step, (state, rows, jax.ShapeDtypeStruct((), "float32", sharding=state.step.sharding))
 
 
 def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple]:

@@ -1,4 +1,4 @@
-"""What a run says of itself: `metrics.jsonl`, the progress bar, TensorBoard; and the end of one that diverges."""
+"""A run's log: `metrics.jsonl`, the progress bar, TensorBoard and callbacks. Ends a run that diverges."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,9 @@ from jprm.train.preemption import Goodput
 from jprm.train.step import Metrics
 
 SKIPS = 10
-"""Bad steps in a row after which a run that leaves them out ends all the same: what follows would be one too."""
+"""Bad steps in a row after which a run that leaves them out ends: the next would be bad too."""
+
+Callback = Callable[[dict[str, Any]], None]
 
 
 class Diverged(FloatingPointError):
@@ -28,12 +31,16 @@ class Diverged(FloatingPointError):
 
 
 class Log:
-    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, TensorBoard if there.
+    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, TensorBoard if installed.
 
-    Every process sums, since every one must see a step that has diverged; the first one writes.
+    Every process sums, since every process must see a step that has diverged. Process 0 writes.
     """
 
-    def __init__(self, workdir: pathlib.Path, experiment: Experiment, start: int, goodput: Goodput):
+    def __init__(
+        self, workdir: pathlib.Path, experiment: Experiment, start: int, goodput: Goodput,
+        callbacks: Sequence[Callback] = (),
+    ):  # fmt: skip
+        self.callbacks = callbacks
         self.path, self.every, self.goodput = workdir / "metrics.jsonl", experiment.log_every, goodput
         self.skips, self.skipped, self.in_a_row = experiment.optimizer.bad_steps == "skip", 0, 0
         self.last: dict[str, Any] = {}
@@ -46,7 +53,7 @@ class Log:
         columns = TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), disable=not self.writes)
         self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
-        if self.writes and self.path.exists():  # what was logged after the checkpoint will be logged again
+        if self.writes and self.path.exists():  # what follows the checkpoint will be logged again
             lines = self.path.read_bytes().splitlines(keepends=True)
             whole = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
             with atomic_file(self.path) as file:
@@ -58,8 +65,7 @@ class Log:
     def add(self, step: int, metrics: Metrics, checkpoints, *, close: bool = False) -> None:
         """Adds a step's sums, which become a line at every `log_every`-th step, and at this one with `close`.
 
-        A checkpoint closes: the sums are not saved with it, and a run that continues must log what one does that was
-        never stopped.
+        Every checkpoint closes a line, because sums are not saved: a run that was stopped logs the same lines.
         """
         metrics = jax.tree.map(np.asarray, metrics)
         left_out = bool(metrics.skipped)
@@ -79,7 +85,7 @@ class Log:
         if left_out:
             self.skipped += 1
         else:
-            self.labels += float(metrics.weight)
+            self.labels += float(metrics.count)
             self.sum = metrics if self.sum is None else jax.tree.map(np.add, self.sum, metrics)
             self.steps += 1
         if close or step % self.every == 0:
@@ -99,6 +105,8 @@ class Log:
 
     def write(self, values: dict[str, Any]) -> None:
         self.last |= values
+        for callback in self.callbacks:
+            callback(values)
         if not self.writes:
             return
         with self.path.open("a") as file:
@@ -116,19 +124,13 @@ class Log:
             print(json.dumps(values), flush=True)
 
     def _means(self, newest: Metrics, seconds: float) -> dict[str, float]:
-        total, weight = self.sum, max(float(self.sum.weight), 1.0)
-        wrong_N, right_N = total.histogram_CN.astype(np.float64)
-        below_N = np.cumsum(wrong_N) - wrong_N
-        pairs = wrong_N.sum() * right_N.sum()
-        area = float(np.sum(right_N * (below_N + 0.5 * wrong_N)) / pairs) if pairs else None
+        total = self.sum
         return {
-            "loss": float(total.loss) / weight,
-            "step_accuracy": float(total.right) / weight,
-            "auroc": area,
+            **total.means(),
             "learning_rate": float(newest.learning_rate),
             "gradient_norm": float(total.gradient_norm) / self.steps,
-            "labels": float(total.weight),
-            "labels_per_second": float(total.weight) / seconds,
+            "labels": float(total.count),
+            "labels_per_second": float(total.count) / seconds,
             "tokens_per_second": float(total.tokens) / seconds,
             "seconds": seconds,
             "goodput": self.goodput.fraction,

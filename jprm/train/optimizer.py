@@ -1,12 +1,14 @@
-"""AdamW with schedules, clipping, weight-decay masks, and freezing and learning-rate factors by regular expression.
+"""AdamW with clipping, weight-decay masks, and freezing and learning-rate factors by regular expression.
 
-A step whose loss or gradient is not finite, or is a spike, can be left out by a guard around it all.
+The learning rate is an argument of every update, so that one compiled step serves every schedule. A guard can leave out
+steps whose loss or gradient is not finite, or is a spike.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,33 +19,33 @@ from jaxtyping import Scalar
 from jprm.experiment import OptimizerConfig
 
 MEMORY = 100
-"""Steps of the running means that a spike is measured against, and before which nothing is one."""
+"""Steps of the running means that a spike is measured against. Before as many good steps there are no spikes."""
 
 
 class Guarded(NamedTuple):
-    """The optimizer's state behind a guard, and what the guard has seen of good steps."""
+    """The state of an optimizer inside a guard, and running means of the good steps."""
 
     inner: optax.OptState
     good: Scalar
     skipped: Scalar
-    loss: Scalar  # running means
+    loss: Scalar
     norm: Scalar
 
 
 def guard(inner: optax.OptState) -> Guarded:
-    """`inner` behind a guard that has seen nothing yet."""
+    """Returns `inner` in a guard that has seen no step."""
     return Guarded(inner, *jax.jit(lambda: (jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.float32(0)))())
 
 
 def skipped(state: optax.OptState) -> Scalar | int:
-    """Steps that were left out so far."""
+    """Returns the number of steps left out so far."""
     return state.skipped if isinstance(state, Guarded) else 0
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The rate of update i, from 0: (i + 1) / warmup_steps of the full rate, then the named decay.
+    """Returns the rate of update i, from 0: (i + 1) / warmup_steps of the full rate, then the named decay.
 
-    The decay would reach 0 one update behind the last, so that neither the first update nor the last is wasted.
+    The decay reaches 0 one update after the last, so that neither the first update nor the last is wasted.
     """
     warmup = max(config.warmup_steps, 1)
     rest = max(steps - warmup + 1, 1)
@@ -56,9 +58,17 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return lambda count: joined(count + 1)
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformationExtraArgs:
-    """For the flat dict {path: array} of trained parameters; `update` takes the step's mean loss as `loss`."""
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer of a flat dict {path: array} of trained parameters.
 
+    `update` takes the step's mean loss as `loss` and the learning rate as `rate`. Configurations that differ in their
+    schedule alone give the same object.
+    """
+    return _optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0, decay="constant"))
+
+
+@functools.lru_cache(maxsize=32)
+def _optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     def decayed(flat):
         return {path: not re.search(config.no_decay, path) for path in flat}
 
@@ -70,21 +80,31 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         optax.scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
         optax.stateless(lambda updates, params: {path: factor(path) * u for path, u in updates.items()}),
-        optax.scale_by_learning_rate(schedule(config, steps)),
+        _scale_by_rate(),
     )
     return _guarded(plain, config.spike) if config.guarded else optax.with_extra_args_support(plain)
 
 
-def _guarded(plain: optax.GradientTransformation, spike: float) -> optax.GradientTransformationExtraArgs:
-    """`plain`, of which a bad step changes nothing: neither parameters nor moments nor the schedule's count."""
+def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
+    """Steps downhill by `rate`, an argument of `update`. The state counts updates, as optax's own schedules do."""
 
-    def update(updates, state: Guarded, params=None, *, loss: Scalar, **_: Any):
+    def update(updates, state, params=None, *, rate: Scalar, **_: Any):
+        updates = jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, updates)
+        return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+    return optax.GradientTransformationExtraArgs(lambda _: optax.ScaleByScheduleState(jnp.zeros([], jnp.int32)), update)
+
+
+def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> optax.GradientTransformationExtraArgs:
+    """Returns `plain` in a guard: a bad step changes neither parameters nor moments nor the count of updates."""
+
+    def update(updates, state: Guarded, params=None, *, loss: Scalar, rate: Scalar, **_: Any):
         norm = optax.tree.norm(updates)
         good = jnp.isfinite(loss) & jnp.isfinite(norm)
         if spike:
             above = (loss > spike * state.loss) | (norm > spike * state.norm)
             good &= ~(above & (state.good >= MEMORY))
-        updates, inner = plain.update(updates, state.inner, params)
+        updates, inner = plain.update(updates, state.inner, params, rate=rate)
         part = 1 / jnp.minimum(state.good + 1, MEMORY)  # a plain mean at first, then one that forgets
         after = Guarded(
             inner, state.good + 1, state.skipped,
@@ -95,6 +115,3 @@ def _guarded(plain: optax.GradientTransformation, spike: float) -> optax.Gradien
         return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), after, before)
 
     return optax.GradientTransformationExtraArgs(lambda params: guard(plain.init(params)), update)
-
-
-Schedule = Callable[[int], float]

@@ -102,7 +102,7 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         if self.seconds and jax.process_count() > 1:
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._beat()
             self._thread.start()
         return self

@@ -1,41 +1,41 @@
-"""The training step: one pure, jitted, donated function of (state, rows), the same on one device and on many."""
+"""The training step: one pure, jitted, donated function of (state, rows, rate), the same on one device and on many."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Scalar
+from jaxtyping import Array, Scalar
 
-from jprm.experiment import OptimizerConfig, TargetConfig
-from jprm.model.config import ModelConfig
-from jprm.model.heads import find
-from jprm.model.lora import NO_LORA, LoraConfig, merge
+from jprm.experiment import ObjectiveConfig
+from jprm.model.lora import merge, without_adapters
 from jprm.model.parameters import join
-from jprm.model.transformer import step_logits
-from jprm.objectives.losses import fitting
-from jprm.objectives.targets import targets
+from jprm.objectives import Objective
+from jprm.objectives.metrics import means, summed
 from jprm.rows import Rows
 from jprm.train.compiler_options import OPTIONS
-from jprm.train.optimizer import make_optimizer, schedule, skipped
-
-BINS = 512
-"""Score bins of the training AUROC: two classes' histograms add up over steps, devices and micro-batches."""
+from jprm.train.optimizer import skipped
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Parameters are flat dicts {path: array}, in two parts: only the trained one has optimizer state."""
+    """Parameters are flat dicts {path: array}, in two parts: only the trained one has optimizer state.
+
+    `reference` are the nested parameters of the objective's second model. They may lack the decoder: it is then that of
+    `frozen`, without adapters.
+    """
 
     step: Scalar
     trained: dict[str, Array]
     frozen: dict[str, Array]
     optimizer: optax.OptState
+    reference: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def params(self) -> dict:
@@ -45,87 +45,76 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Sums over labelled steps: they add up, and are divided on the host."""
+    """What one step reports. `loss`, `count`, `tokens` and `objective` are sums, divided on the host."""
 
     loss: Scalar
-    weight: Scalar
-    right: Scalar  # weight of steps on the right side of one half
+    count: Scalar
     tokens: Scalar  # real tokens, padding left out
-    histogram_CN: Float[Array, "2 N"]  # weight by class (wrong, right) and bin of the score
+    objective: dict[str, Any]  # as in `jprm.objectives.metrics`, summed
     gradient_norm: Scalar
     parameter_norm: Scalar  # of the trained parameters after the update; infinite where a square overflows
     learning_rate: Scalar
     skipped: Scalar  # 1 for a bad step that was left out
 
-    @staticmethod
-    def zero() -> Metrics:
-        zero = jnp.float32(0)
-        return Metrics(zero, zero, zero, zero, jnp.zeros((2, BINS)), zero, zero, zero, zero)
+    def means(self) -> dict[str, float | None]:
+        """Returns the mean loss and the objective's metrics, by the names in metrics.jsonl."""
+        count = max(float(self.count), 1.0)
+        return {"loss": float(self.loss) / count, **means(self.objective, count)}
 
 
+def models(params: dict[str, Any], reference: dict[str, Any], config: ObjectiveConfig) -> dict[str, Any]:
+    """Returns what an objective takes as `params`: the model with its adapters merged, and the reference if any."""
+    made = {"model": merge(params, config.lora)}
+    if config.reference:
+        decoder = {} if "decoder" in reference else {"decoder": without_adapters(params["decoder"])}
+        made["reference"] = reference | decoder
+    return made
+
+
+@functools.lru_cache(maxsize=32)
 def make_step(
-    model: ModelConfig,
-    target: TargetConfig,
-    loss: str,
-    optimizer: OptimizerConfig,
-    steps: int,
-    lora: LoraConfig = NO_LORA,
+    objective: Objective,
+    tx: optax.GradientTransformationExtraArgs,
+    config: ObjectiveConfig,
     backend: str | None = None,
-) -> Callable[[State, Rows], tuple[State, Metrics]]:
-    """The step for rows of shape (A, B, ...): A micro-batches of B rows, whose gradients are summed before the update.
+) -> Callable[[State, Rows, Scalar], tuple[State, Metrics]]:
+    """Returns the step for rows of shape (A, B, ...) and a learning rate; the same function for the same arguments.
 
-    The loss is the mean over all labelled steps of the A x B rows: each step counts alike, wherever it lies.
-    `backend` is what it is compiled for: jax's own, unless it is compiled for another machine.
+    The gradients of A micro-batches of B rows are summed, divided by the objective's count, and given to `tx`.
+    `backend` is what the step is compiled for, by default jax's own.
     """
-    loss_sum, head = fitting(loss, model.head), find(model.head)
-    if target.neutral not in head.target.neutral:
-        takes = " or ".join(head.target.neutral)
-        raise ValueError(f"target.neutral={target.neutral!r} does not fit head {model.head!r}, which takes {takes}")
-    tx, rate = make_optimizer(optimizer, steps), schedule(optimizer, steps)
 
-    def objective(trained, frozen, rows):
-        logit_BSC = step_logits(merge(join(trained, frozen), lora), model, rows)
-        target_BS, weight_BS = targets(rows, target)
-        total = loss_sum(head, logit_BSC, target_BS, weight_BS)
-        return total, _metrics(*head.judge(logit_BSC, target_BS), weight_BS, rows, total)
+    def sums(trained, frozen, reference, rows: Rows):
+        loss, count, metrics = objective(models(join(trained, frozen), reference, config), rows, config)
+        real_BT = (rows.position > 0) | (rows.until > jnp.arange(rows.until.shape[1]) + 1)
+        tokens = jnp.sum(real_BT.astype(jnp.float32))
+        return loss, {"loss": loss, "count": count, "tokens": tokens, "objective": summed(metrics)}
 
     add = functools.partial(jax.tree.map, jnp.add)
 
-    def step(state: State, rows: Rows) -> tuple[State, Metrics]:
+    def step(state: State, rows: Rows, rate: Scalar) -> tuple[State, Metrics]:
         def micro(rows):
-            return jax.grad(objective, has_aux=True)(state.trained, state.frozen, rows)
+            return jax.grad(sums, has_aux=True)(state.trained, state.frozen, state.reference, rows)
 
-        if rows.tokens.shape[0] == 1:  # of a loop of one turn, XLA's compiler for TPU makes two copies of the model
-            gradients, metrics = micro(jax.tree.map(lambda x: x[0], rows))
+        first = jax.tree.map(lambda x: x[0], rows)
+        if rows.tokens.shape[0] == 1:  # for a loop of one turn, XLA's compiler for TPU makes two copies of the model
+            gradients, found = micro(first)
         else:
-            zero = (jax.tree.map(jnp.zeros_like, state.trained), Metrics.zero())
-            (gradients, metrics), _ = jax.lax.scan(lambda sum, rows: (add(sum, micro(rows)), None), zero, rows)
-        gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.weight, 1.0), gradients)
-        loss = metrics.loss / jnp.maximum(metrics.weight, 1.0)
-        updates, opt = tx.update(gradients, state.optimizer, state.trained, loss=loss)
+            shapes = jax.eval_shape(sums, state.trained, state.frozen, state.reference, first)[1]
+            zero = jax.tree.map(jnp.zeros_like, state.trained), jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
+            (gradients, found), _ = jax.lax.scan(lambda sum, rows: (add(sum, micro(rows)), None), zero, rows)
+        # Written out for every gradient: with one quotient XLA merges it with the clipping's, and last digits change.
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(found["count"], 1.0), gradients)
+        loss = found["loss"] / jnp.maximum(found["count"], 1.0)
+        updates, opt = tx.update(gradients, state.optimizer, state.trained, loss=loss, rate=rate)
         trained = optax.apply_updates(state.trained, updates)
-        metrics = dataclasses.replace(
-            metrics,
+        metrics = Metrics(
+            **found,
             gradient_norm=optax.tree.norm(gradients),
             parameter_norm=optax.tree.norm(trained),
-            learning_rate=jnp.float32(rate(state.step - skipped(state.optimizer))),
+            learning_rate=rate,
             skipped=jnp.float32(skipped(opt) - skipped(state.optimizer)),
         )
-        return State(state.step + 1, trained, state.frozen, opt), metrics
+        return State(state.step + 1, trained, state.frozen, opt, state.reference), metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=OPTIONS.get(backend or jax.default_backend()))
-
-
-def _metrics(score_BS, positive_BS, weight_BS, rows: Rows, loss) -> Metrics:
-    bin_BSN = jax.nn.one_hot(jnp.clip((score_BS * BINS).astype(jnp.int32), 0, BINS - 1), BINS)
-    class_CBS = weight_BS * jnp.stack([~positive_BS, positive_BS])
-    real_BT = (rows.position > 0) | (rows.until > jnp.arange(rows.until.shape[1]) + 1)
-    zero = Metrics.zero()
-    return dataclasses.replace(
-        zero,
-        loss=loss,
-        weight=jnp.sum(weight_BS),
-        right=jnp.sum(weight_BS * ((score_BS > 0.5) == positive_BS)),
-        tokens=jnp.sum(real_BT.astype(jnp.float32)),
-        histogram_CN=jnp.sum(class_CBS[..., None] * bin_BSN, axis=(1, 2)),
-    )

@@ -1,0 +1,66 @@
+"""Metrics of an objective: sums that add up over micro-batches, devices and steps, and are divided on the host.
+
+An objective returns a dict. A scalar is a sum, logged divided by the objective's count. `Judged` scores are logged as
+`step_accuracy` and `auroc`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Scalar
+
+BINS = 512
+"""Score bins of the training AUROC: two classes' histograms add up over steps, devices and micro-batches."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ScoreSums:
+    """What training keeps of scores."""
+
+    right: Scalar  # weight of steps on the correct side of one half
+    histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
+
+    def means(self, count: float) -> dict[str, float | None]:
+        """Returns accuracy and AUROC, which is None where all steps are of one class."""
+        wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
+        below_N = np.cumsum(wrong_N) - wrong_N
+        pairs = wrong_N.sum() * right_N.sum()
+        area = float(np.sum(right_N * (below_N + 0.5 * wrong_N)) / pairs) if pairs else None
+        return {"step_accuracy": float(self.right) / count, "auroc": area}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """Scores, which steps count as correct, and weights. Training sums them; validation sorts them, exactly."""
+
+    score_BS: Float[Array, "B S"]
+    positive_BS: Bool[Array, "B S"]
+    weight_BS: Float[Array, "B S"]
+
+    def sums(self) -> ScoreSums:
+        bin_BSN = jax.nn.one_hot(jnp.clip((self.score_BS * BINS).astype(jnp.int32), 0, BINS - 1), BINS)
+        class_CBS = self.weight_BS * jnp.stack([~self.positive_BS, self.positive_BS])
+        return ScoreSums(
+            right=jnp.sum(self.weight_BS * ((self.score_BS > 0.5) == self.positive_BS)),
+            histogram_CN=jnp.sum(class_CBS[..., None] * bin_BSN, axis=(1, 2)),
+        )
+
+
+def summed(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metrics with `Judged` scores summed, so that all of them add up."""
+    return {name: value.sums() if isinstance(value, Judged) else value for name, value in metrics.items()}
+
+
+def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
+    """Returns the values to log of metrics summed over `count` labels."""
+    values: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        values |= value.means(count) if isinstance(value, ScoreSums) else {name: float(value) / count}
+    return values

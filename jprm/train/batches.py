@@ -1,0 +1,87 @@
+"""The batches of an experiment: its files' records as trees, checked against the target, packed into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import grain
+import jax
+import numpy as np
+
+from jprm import data
+from jprm.data.pipeline import PipelineConfig, packed_batches
+from jprm.data.streams import Streams, own_streams
+from jprm.experiment import Experiment
+from jprm.layout import NativeLayout
+from jprm.model.heads import find
+from jprm.rows import Rows
+from jprm.tokenizer import Tokenizer
+from jprm.tree import ReasoningTree, tree_of
+
+
+def check_supervision(experiment: Experiment) -> None:
+    """Raises ValueError where the head or the target does not take the labels that `data.supervise` gives."""
+    supervise, target, head = experiment.data.supervise, experiment.target, experiment.model.head
+    if supervise not in (takes := find(head).target.supervise):
+        raise ValueError(f"data.supervise={supervise!r} does not fit head {head!r}, which takes {' or '.join(takes)}")
+    if supervise != "step" and target.labels == "rating":
+        raise ValueError(
+            f"data.supervise={supervise!r} gives outcomes or tokens, not ratings: set target.labels to value or"
+            " correctness, and target.neutral=none"
+        )
+    if supervise == "token" and (target.after_error, target.soft) != ("keep", "soft"):
+        raise ValueError("data.supervise='token' gives token ids: set target.after_error=keep and target.soft=soft")
+
+
+def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer: Tokenizer) -> Streams:
+    """Returns endless batches of shape (A, B, ...). This process packs the rows that its devices compute."""
+    config, layout = experiment.data, NativeLayout(tokenizer)
+    streams = {
+        k: batches_of(experiment, config.train, layout, stream=(k, config.streams))
+        for k in own_streams(mesh, config.micro_rows, config.streams)
+    }
+    return Streams(streams, config.streams, config.micro_rows)
+
+
+def batches_of(
+    experiment: Experiment, files: Sequence[str], layout: NativeLayout, *, once: bool = False,
+    stream: tuple[int, int] = (0, 1),
+) -> grain.IterDataset[Rows]:  # fmt: skip
+    """Returns one stream's part of batches of `data.rows` rows: shuffled and endless, or with `once` in file order."""
+    config = experiment.data
+    sources = [grain.MapDataset.source(data.load(file)) for file in files]
+    pipeline = PipelineConfig(
+        rows=config.rows // stream[1], tokens=config.tokens, slots=config.slots, too_long=config.too_long,
+        supervise=config.supervise, extras=config.extras, window=config.window, seed=config.seed, shuffle=not once,
+        epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows,
+    )  # fmt: skip
+    source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
+    return packed_batches(source, layout, pipeline, lambda record: _checked(tree_of(record), experiment))
+
+
+def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
+    """Returns the tree. Raises ValueError where the target does not fit its labels."""
+    step, target = experiment.data.supervise == "step", experiment.target
+    if step and tree.semantics != target.labels:
+        raise ValueError(
+            f"problem {tree.problem[:60]!r}: its labels are of semantics {tree.semantics!r}, but target.labels is"
+            f" {target.labels!r}; set it to what the labels are"
+        )
+    # A value of 0 is a count: no completion was correct. A probability of being correct is hardly ever 0.
+    zero_alone = step and target.labels == "correctness" and (target.after_error, target.soft) != ("keep", "soft")
+    if zero_alone and any(node.label is not None and 0 < node.label < 1 for node in tree.nodes):
+        raise ValueError(
+            f"problem {tree.problem[:60]!r}: its labels are probabilities between 0 and 1, but target.after_error=mask"
+            " and target.soft=hard take only 0 as incorrect: set keep and soft, or make the labels 0 and 1"
+        )
+    return tree
+
+
+def micro_batches(rows: Rows, size: int) -> Rows:
+    """Reshapes (A x B, ...) to (A, B, ...) on the host: A micro-batches of `size` rows."""
+    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, size, *x.shape[1:]), rows)
+
+
+def unstacked(rows: Rows) -> Iterator[Rows]:
+    """Yields the micro-batches of (A, B, ...)."""
+    return (jax.tree.map(lambda x, i=i: x[i], rows) for i in range(len(rows.tokens)))

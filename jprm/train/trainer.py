@@ -1,0 +1,212 @@
+"""`Trainer`: one experiment as an object. Builds the model, steps on rows, evaluates and saves.
+
+    with jprm.Trainer(experiment, "runs/mine") as trainer:
+        for rows in itertools.islice(trainer.batches, 100):
+            metrics = trainer.step(rows)
+        print(metrics.means(), trainer.evaluate())
+        trainer.save()
+
+`jprm.train.loop.train` is this with logging, signals and a watchdog. Every process of a run makes the same calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jprm import multihost, objectives
+from jprm.checkpoints import store
+from jprm.data.streams import Streams
+from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, to_json
+from jprm.layout import NativeLayout
+from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
+from jprm.model.parameters import join, split
+from jprm.objectives import Objective
+from jprm.objectives.metrics import Judged
+from jprm.rows import Rows
+from jprm.statistics import auroc, jsonable
+from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.train.batches import batches_of, check_supervision, micro_batches, training_batches, unstacked
+from jprm.train.initial import initial_state, reference_params, with_fitted_head
+from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
+from jprm.train.preemption import Goodput, versions
+from jprm.train.run_folder import EXPERIMENT, claim
+from jprm.train.step import Metrics, State, make_step, models
+
+
+class Trainer:
+    """Trains one experiment.
+
+    Args:
+        workdir: the run's folder. Training continues from its newest checkpoint. None: nothing is saved, and the
+            experiment's data are not read before `batches` is.
+        objective: a function in place of the one that `experiment.objective` names.
+
+    Raises:
+        ValueError: parts of the experiment that do not fit each other, or a folder of another experiment's run.
+    """
+
+    def __init__(
+        self, experiment: Experiment, workdir: str | os.PathLike | None = None, *, objective: Objective | None = None
+    ):
+        self.experiment, self.workdir = experiment, pathlib.Path(workdir) if workdir is not None else None
+        check_supervision(experiment)
+        self.mesh = make_mesh(experiment.mesh)
+        check_mesh(experiment.model, self.mesh, experiment.data.micro_rows, experiment.data.tokens)
+        self.tokenizer = load_tokenizer(experiment.tokenizer)
+        if (size := self.tokenizer.vocab_size) > experiment.model.vocab_size:
+            raise ValueError(f"the tokenizer has {size} tokens, the model {experiment.model.vocab_size}")
+        self.objective = objective or objectives.find(experiment.objective, self.workdir)
+        objectives.check(self.objective, experiment.task)
+        self._step = make_step(self.objective, make_optimizer(experiment.optimizer), experiment.task)
+        self._compiled = False
+        rates = schedule(experiment.optimizer, experiment.steps)
+        self._rate = jax.jit(lambda step, skips: jnp.float32(rates(step - skips)))
+        self.goodput, self.checkpoints = Goodput(), None
+        if self.workdir is not None:
+            self.batches  # noqa: B018  (made first: where its files are missing, nothing is written)
+            multihost.first(lambda: claim(self.workdir, experiment, self.tokenizer))
+            if not multihost.everywhere((self.workdir / EXPERIMENT).is_file()):
+                raise ValueError(
+                    f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
+                )
+            self.checkpoints = store.open_checkpoints(self.workdir, experiment.keep, experiment.keep_every)
+        try:
+            with jax.set_mesh(self.mesh):
+                self.state = self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+
+    @functools.cached_property
+    def batches(self) -> Streams:
+        """The endless batches of the experiment's data, (A, B, ...), from where the run stopped."""
+        return training_batches(self.experiment, self.mesh, self.tokenizer)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The model's parameters, adapters merged."""
+        return self._models()["model"]
+
+    def step(self, rows: Rows) -> Metrics:
+        """Updates the parameters on rows of shape (A, B, ...), or (A x data.micro_rows, ...).
+
+        Returns what the step reports, before it is computed: reading a number waits for it.
+        """
+        if rows.tokens.ndim == 2:
+            rows = micro_batches(rows, self.experiment.data.micro_rows)
+        with jax.set_mesh(self.mesh):
+            rate = self._rate(self.state.step, skipped(self.state.optimizer))
+            arguments = self.state, put_rows(rows, self.mesh, lead=1), rate
+            if not self._compiled:
+                multihost.compile_together(self._step, *arguments)
+                self._compiled = True
+            self.state, metrics = self._step(*arguments)
+            return metrics
+
+    def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
+        """Returns `evaluated` over these files, by default the experiment's validation files."""
+        with jax.set_mesh(self.mesh):
+            return evaluated(self.experiment, self.objective, self._models(), self.tokenizer, files)
+
+    def save(self) -> None:
+        """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
+        if self.checkpoints is None:
+            raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
+        state, data, experiment = self.state, self.batches.get_state(), to_json(self.experiment)
+        run = {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
+        parts = {"params": join(state.trained, state.frozen), "optimizer": state.optimizer, "run": run}
+        with jax.set_mesh(self.mesh):
+            self.checkpoints.save_checkpointables_async(int(state.step), parts, overwrite=True)
+
+    def _models(self) -> dict[str, Any]:
+        with jax.set_mesh(self.mesh):
+            return models(self.state.params, self.state.reference, self.experiment.task)
+
+    def _start(self) -> State:
+        """Returns the state of the newest checkpoint, or the initial one."""
+        latest = self.checkpoints.latest if self.checkpoints is not None else None
+        state = initial_state(self.experiment, load_base=latest is None)
+        if latest is not None:
+            state = self._resumed(state)
+            if multihost.is_first():
+                print(f"continuing from step {int(state.step)} in {self.workdir}")
+        elif self.experiment.probe_rows:
+            state = with_fitted_head(self.experiment, state, self.tokenizer)
+        return State(state.step, state.trained, state.frozen, state.optimizer, reference_params(self.experiment))
+
+    def _resumed(self, state: State) -> State:
+        """Returns the newest checkpoint's state, its arrays placed like those of `state`."""
+        run = store.restore(self.checkpoints, {"run": None})["run"]
+        now = state.optimizer
+        bare = now.inner if isinstance(now, Guarded) else now
+        then = guard(bare) if from_json(OptimizerConfig, run["experiment"]["optimizer"]).guarded else bare
+        wanted = {"params": store.abstract(state.params), "optimizer": store.abstract(then)}
+        loaded = store.restore(self.checkpoints, wanted)
+        optimizer = loaded["optimizer"]
+        if isinstance(now, Guarded) and not isinstance(then, Guarded):
+            optimizer = guard(optimizer)
+        elif isinstance(then, Guarded) and not isinstance(now, Guarded):
+            optimizer = optimizer.inner
+        trained, frozen = {}, {}
+        for path, value in split(loaded["params"], "")[0].items():
+            (trained if path in state.trained else frozen)[path] = value
+        self.batches.set_state(run["data"])
+        self.goodput = Goodput(**run["goodput"])
+        return State(jnp.int32(self.checkpoints.latest.step), trained, frozen, optimizer)
+
+
+def evaluated(
+    experiment: Experiment, objective: Objective, params: dict[str, Any], tokenizer: Tokenizer,
+    files: Sequence[str] = (),
+) -> dict[str, float | None]:  # fmt: skip
+    """Returns the loss and the metrics over files, by default the validation files, on the mesh that is set.
+
+    Scores that the objective judges give `valid_step_accuracy` and the exact `valid_auroc`, which is None where the
+    labels are all correct or all incorrect. `params` are as an objective takes them.
+    """
+    config, mesh, found = experiment.data, jax.sharding.get_mesh(), []
+    for rows in batches_of(experiment, files or config.valid, NativeLayout(tokenizer), once=True):
+        for micro in unstacked(micro_batches(rows, config.micro_rows)):
+            arguments = objective, params, put_rows(micro, mesh), experiment.task
+            if not found:
+                multihost.compile_together(_evaluate, *arguments)
+            found.append(gathered(_evaluate(*arguments)))
+    losses, counts, metrics = zip(*found, strict=True)
+    count = float(np.sum(counts, dtype=np.float64))
+    values: dict[str, float | None] = {"loss": float(np.sum(losses, dtype=np.float64)) / max(count, 1)}
+    for name in metrics[0]:
+        parts = [part[name] for part in metrics]
+        if isinstance(parts[0], Judged):
+            values |= _judgement(jax.tree.map(lambda *xs: np.concatenate([x.ravel() for x in xs]), *parts))
+        else:
+            values[name] = float(np.sum(parts, dtype=np.float64)) / max(count, 1)
+    return {f"valid_{name}": value for name, value in {**values, "labels": count}.items()}
+
+
+def _judgement(judged: Judged) -> dict[str, float | None]:
+    score_N, positive_N, weight_N = judged.score_BS, judged.positive_BS, judged.weight_BS.astype(np.float64)
+    right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
+    return {
+        "step_accuracy": float(right / max(weight_N.sum(), 1)),
+        "auroc": jsonable(auroc(score_N, positive_N, weight_N)),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _evaluate(objective: Objective, params: dict[str, Any], rows: Rows, config: ObjectiveConfig):
+    return objective(params, rows, config)

@@ -1,0 +1,220 @@
+"""What any objective must hold: the registered ones, one of a file outside the library, and one with a reference.
+
+To try an objective of your own, add a `Case`.
+"""
+
+import dataclasses
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import filled, init, random_tree
+from tiny_run import MODEL, equal, experiment, lines, loop, make_data, one_device, params, untimed
+
+import jprm
+from jprm import objectives
+from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.model.heads import HEADS
+from jprm.model.mesh import MeshConfig, make_mesh, put_rows
+from jprm.model.transformer import step_logits
+from jprm.objectives.metrics import summed
+from jprm.pack import pack, token_tree
+from jprm.rows import empty_rows
+from jprm.tree import Node, ReasoningTree
+
+FILE = pathlib.Path(__file__).with_name("pairwise.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    objective: str
+    head: str
+    target: TargetConfig = TargetConfig("rating", "positive", "keep")
+    supervise: str = "step"
+    reference: bool = False
+    alone: bool = True  # the loss of trees packed together is the sum of each alone
+
+
+def pull(params, rows, config):
+    """The squared distance from the reference's logits: the least that looks at a second model."""
+    far_BSC = step_logits(params["model"], config.model, rows) - step_logits(params["reference"], config.model, rows)
+    return jnp.sum(rows.weight * jnp.sum(far_BSC**2, axis=-1)), jnp.sum(rows.weight), {}
+
+
+THIRD, TOKEN = TargetConfig("rating", "third", "keep"), TargetConfig("correctness", "none", "keep")
+CASES = {
+    "cross_entropy": Case("cross_entropy", "scalar"),
+    "squared_error": Case("squared_error", "binary"),
+    "ternary_cross_entropy": Case("ternary_cross_entropy", "ternary", THIRD),
+    "next_token": Case("next_token", "language", TOKEN, "token"),
+    "likelihood": Case("likelihood", "binary"),
+    "pairwise": Case(f"{FILE}:bradley_terry", "binary"),
+    "pull": Case(f"{__name__}:pull", "binary", reference=True),
+}
+
+
+def test_every_registered_objective_is_tried():
+    assert set(objectives.OBJECTIVES) <= set(CASES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """One token a letter, below the vocabulary's 256; 1 ends a chain."""
+
+    end: int = 1
+
+    def problem(self, text):
+        return [ord(c) for c in text]
+
+    def step(self, text, number):
+        return [ord(c) for c in text]
+
+
+def model(case, seed=0):
+    """The case's model, with parameters of which none is zero."""
+    config = dataclasses.replace(MODEL, head=case.head, layers=1, layer_groups=(1,))
+    rng = np.random.default_rng(seed)
+    like = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+    return config, jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) * 0.3 + 0.1, like)
+
+
+def packed(trees, case, slots=128):
+    made = [token_tree(tree, Bytes(), case.supervise) for tree in trees]
+    return pack(made, 128, slots, too_long="error").rows
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def value_of(case):
+    """A function of rows: the loss, the count, the summed metrics and the gradient, compiled once a shape."""
+    config, inner = model(case)
+    task = ObjectiveConfig(config, case.target, reference=case.reference)
+    both = {"model": inner} | ({"reference": model(case, 1)[1]} if case.reference else {})
+    objective = objectives.find(case.objective)
+    objectives.check(objective, task)
+
+    @jax.jit
+    def evaluate(both, rows):
+        def loss(inner):
+            total, count, metrics = objective({**both, "model": inner}, rows, task)
+            return total, (count, summed(metrics))
+
+        (total, (count, metrics)), gradient = jax.value_and_grad(loss, has_aux=True)(both["model"])
+        return total, count, metrics, gradient
+
+    return evaluate, both
+
+
+def close(found, wanted):
+    """Float32 sums of a hundred terms, in another order."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), found, wanted)
+
+
+TREES = [
+    ReasoningTree("p", (Node(-1, "good", 1.0), Node(-1, "worse", -1.0), Node(0, "so", 0.0), Node(0, "and", -1.0))),
+    random_tree(1, 6),
+    random_tree(2, 5),
+]
+
+
+def test_packed_is_alone_padding_is_inert_and_gradients_are_finite(case):
+    evaluate, both = value_of(case)
+    together = evaluate(both, filled(packed(TREES, case), 4))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(together))
+    assert float(together[1]) > 0 and any(np.any(x) for x in jax.tree.leaves(together[3]))
+    if case.alone:
+        alone = [evaluate(both, filled(packed([tree], case), 4)) for tree in TREES]
+        close(together, jax.tree.map(lambda *parts: sum(parts), *alone))
+    nothing = evaluate(both, empty_rows(4, 128, 128))
+    assert not any(np.any(x) for x in jax.tree.leaves((nothing[0], nothing[1], nothing[3])))
+    # What unused slots and padding tokens hold does not matter.
+    rows = filled(packed(TREES, case), 4)
+    unused, padding = rows.tree < 0, (rows.until == np.arange(128) + 1) & (rows.position == 0)
+    other = dataclasses.replace(
+        rows, label=np.where(unused, 0.0, rows.label).astype(np.float32), tokens=np.where(padding, 7, rows.tokens)
+    )
+    close(evaluate(both, other), together)
+
+
+def test_sharded_is_one_device(case):
+    evaluate, both = value_of(case)
+    rows = filled(packed(TREES, case), 4)
+    wanted = evaluate(both, rows)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    config = model(case)[0]
+    with jax.set_mesh(mesh):
+        like = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+        place = lambda x, y: jax.device_put(x, jax.NamedSharding(mesh, y.sharding.spec))  # noqa: E731
+        split = {name: jax.tree.map(place, tree, like) for name, tree in both.items()}
+        close(jax.tree.map(np.asarray, evaluate(split, put_rows(rows, mesh))), wanted)
+
+
+def run_of(case, folder, **changes):
+    data = folder.parent / "data"
+    data = data if data.exists() else make_data(data)
+    small = dataclasses.replace(MODEL, head=case.head)
+    reference = str(folder.with_name("base")) if case.reference else ""
+    values = dict(model=small, target=case.target, objective=case.objective, supervise=case.supervise, steps=4,
+                  log_every=1, checkpoint_every=2, reference=reference)  # fmt: skip
+    if case.supervise == "token":
+        values |= dict(slots=128)
+    return experiment(data, **(values | changes))
+
+
+@pytest.mark.parametrize("name", ["squared_error", "pairwise", "pull"])
+def test_resumed_is_undisturbed(name, tmp_path):
+    """In the loop, with its log and its validation; a file's objective from the copy in the run's folder."""
+    case, whole, cut = CASES[name], tmp_path / "whole", tmp_path / "cut"
+    with one_device():
+        if case.reference:
+            loop.train(run_of(CASES["likelihood"], whole, steps=1, checkpoint_every=1), tmp_path / "base")
+        if name == "pairwise":  # a file that is gone when the run continues
+            case = dataclasses.replace(case, objective=f"{shutil.copy(FILE, tmp_path / 'mine.py')}:bradley_terry")
+        result = loop.train(run_of(case, whole), whole)
+        shutil.copytree(whole, cut)
+        shutil.rmtree(cut / "checkpoints" / "4")
+        (tmp_path / "mine.py").unlink(missing_ok=True)
+        loop.train(run_of(case, whole), cut)
+    assert equal(params(cut), params(whole))
+    assert untimed(lines(cut)) == untimed(lines(whole))
+    assert np.isfinite(result["valid_loss"]) and result["valid_labels"] > 0
+    if name == "pairwise":
+        assert {"pair_accuracy", "auroc", "valid_pair_accuracy", "valid_auroc"} <= set(result)
+        assert jprm.load(whole).score("p", ["add 1"]).shape == (1,)  # scoring needs no objective
+        (tmp_path / "mine.py").write_text(FILE.read_text() + "\n")
+        with one_device(), pytest.raises(ValueError, match="mine.py: differs from .*objective.py, which the run start"):
+            loop.train(run_of(case, whole), whole)
+
+
+def test_adapters_share_the_reference_they_train_on(tmp_path):
+    """With the base as reference the objective starts at 0, and no second decoder is there."""
+    case = CASES["pull"]
+    with one_device():
+        loop.train(run_of(CASES["likelihood"], tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        lora = dataclasses.replace(experiment(tmp_path).lora, rank=2)
+        run = run_of(case, tmp_path / "x", base=str(tmp_path / "base"), lora=lora)
+        trainer, apart = jprm.Trainer(run), jprm.Trainer(dataclasses.replace(run, base=f"{tmp_path / 'base'}/"))
+        assert set(trainer.state.reference) == {"head"} and set(apart.state.reference) == {"decoder", "head"}
+        rows = next(trainer.batches)
+        metrics, others = trainer.step(rows), apart.step(rows)
+        assert metrics.loss == others.loss
+        assert equal(trainer.params, apart.params)
+
+
+def test_unknown_objectives_are_refused(tmp_path):
+    for name, message in [
+        ("hinge", "objective='hinge' is not one of cross_entropy, ternary"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        (f"{tmp_path}/none.py:f", "there is no file"),
+        (f"{FILE}:hinge", "pairwise.py defines no function hinge"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            objectives.find(name)
+    assert len(FILE.read_text().splitlines()) <= 60
+    assert {case.head for case in CASES.values()} == set(HEADS)
