@@ -28,13 +28,24 @@ def read_records(
     Raises:
       RecordError: for `stop`: FILE:LINE, field, reason and remedy. Two records with one `id` are an error too.
     """
-    reject = reject_with(on_error, rejects)
+    return (record for record, _ in _read(path, reject_with(on_error, rejects)))
+
+
+def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """Yields the records of a JSON Lines file as trees. Raises RecordError as `read_records` does."""
+    return (tree for _, tree in _read(path, reject_with("stop", None)))
+
+
+def _read(
+    path: str | os.PathLike, reject: Callable[[bytes, RecordError], None]
+) -> Iterator[tuple[dict[str, Any], ReasoningTree]]:
+    """Yields every valid record and its tree."""
     first_of: dict[str, int] = {}
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
             record = parse(line, where)
-            tree_of(record, where)
+            tree = tree_of(record, where)
             if isinstance(record.get("id"), str | int):
                 first = first_of.setdefault(json.dumps(record["id"]), number)
                 if first != number:
@@ -43,12 +54,7 @@ def read_records(
         except RecordError as error:
             reject(line, error)
         else:
-            yield record
-
-
-def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """The records of a JSON Lines file as trees, with the errors of `read_records`."""
-    return map(tree_of, read_records(path))
+            yield record, tree
 
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:

@@ -11,8 +11,9 @@ from tiny_run import chains
 from jprm import cli
 from jprm.cli.evaluate import evaluation
 from jprm.data.reader import Reader, take
-from jprm.evaluate.benchmark import Benchmark, Figure, Files, ModelOptions, Note, Table
+from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.blocks import Figure, Note, Table
 from jprm.evaluate.wording import interval
 from jprm.jsonl import write_records
 from jprm.statistics import bootstrap, difference, draws, weighted_mean

@@ -15,8 +15,9 @@ import pytest
 
 from jprm import cli
 from jprm.evaluate import plots
-from jprm.evaluate.benchmark import Figure, Model, Request
+from jprm.evaluate.benchmark import Request
 from jprm.evaluate.benchmarks import processbench
+from jprm.evaluate.blocks import Figure, Model
 from jprm.evaluate.published import SPLITS
 from jprm.evaluate.suite import Suite, results_of
 from jprm.evaluate.wording import interval

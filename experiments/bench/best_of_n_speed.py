@@ -15,12 +15,13 @@ import time
 import numpy as np
 
 from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.tree import ReasoningTree, tree_of
 
 
-def pools(problems: int, samples: int) -> list[dict]:
+def pools(problems: int, samples: int) -> list[ReasoningTree]:
     rng = np.random.default_rng(0)
     steps = {length: ["a step"] * length for length in range(3, 9)}  # shared: the texts are no part of the work
-    records = []
+    trees = []
     for p in range(problems):
         skill = rng.beta(1, 1)
         made = []
@@ -29,8 +30,8 @@ def pools(problems: int, samples: int) -> list[dict]:
             answer = 0 if correct else int(rng.integers(1, 10))
             made.append({"steps": steps[int(length)], "scores": scores.tolist(), "answer": str(answer),
                          "correct": bool(correct)})  # fmt: skip
-        records.append({"problem": f"problem {p}", "answer": "0", "samples": made})
-    return records
+        trees.append(tree_of({"problem": f"problem {p}", "answer": "0", "samples": made}))
+    return trees
 
 
 def peak() -> int:
@@ -42,9 +43,9 @@ def main() -> None:
     args.add_argument("--problems", type=int, default=500)
     args.add_argument("--samples", type=int, default=1860, help="of every problem (default 1860)")
     args = args.parse_args()
-    records = pools(args.problems, args.samples)
+    trees = pools(args.problems, args.samples)
     before, start, busy = peak(), time.perf_counter(), time.process_time()
-    report = best_of_n_report(records, seed=0)
+    report = best_of_n_report(trees, seed=0)
     seconds, cpu = time.perf_counter() - start, time.process_time() - busy
     assert report["n_max"] == args.samples
     print(json.dumps({"bench": "best_of_n_speed", "seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak(),

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 
 import jprm
-from jprm.evaluate.benchmark import Table
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
+from jprm.evaluate.blocks import Table
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.evaluate.terminal import show as show_tables
 from jprm.evaluate.wording import interval, percent

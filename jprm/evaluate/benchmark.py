@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from jprm.evaluate.blocks import Block, Model, Results, Table
 from jprm.tree import ReasoningTree
 
 File = Annotated[Path, arg(metavar="FILE")]
@@ -22,8 +23,6 @@ Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Adapter = Annotated[str | None, arg(metavar="NAME")]
 Neutral = Literal["positive", "negative", "drop"]
 Report = dict[str, Any]
-Results = Mapping[str, Any]
-"""A suite's `results.json`: a key a benchmark, and `model`, `seed`, `neutral`, `sections`, `data`, `absent`."""
 Scores = Mapping[str, Sequence[ReasoningTree]]
 """Scored trees by the name of their file."""
 
@@ -54,57 +53,6 @@ class Request:
     calibrate: Scores = dataclasses.field(default_factory=dict)
     neutral: str = "drop"
     seed: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A table of the terminal or the page. The first column names the rows; a row that is None draws a line."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str] | None]
-    caption: str = ""
-    strong: Collection[int] = ()  # rows that stand out
-    text: int | None = None  # the column that holds sentences
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A plot of the page, and a file of `jprm report --figures`.
-
-    `draw` takes an empty `matplotlib.figure.Figure`. `title` and `description` are read to those who do not see the
-    plot. `note` tells how to read it.
-    """
-
-    name: str
-    title: str
-    description: str
-    caption: str
-    note: str
-    draw: Callable[[Any], None]
-    size: tuple[float, float] = (5.6, 3.6)  # inches
-
-
-class Heading(NamedTuple):
-    """A heading within a section of the page."""
-
-    text: str
-
-
-class Note(NamedTuple):
-    """How to read the tables before it; folded on the page."""
-
-    text: str
-
-
-Block = Table | Figure | Heading | Note
-
-
-class Model(NamedTuple):
-    """A model on the page: its name there, and the results of its suite."""
-
-    name: str
-    results: Results
 
 
 Scorer = Callable[[Sequence[Mapping[str, Any]], str], Sequence[ReasoningTree]]

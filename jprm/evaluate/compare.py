@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jprm.evaluate.benchmark import Results, Scores
+from jprm.evaluate.benchmark import Scores
 from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.blocks import Results
 from jprm.tree import ReasoningTree
 
 

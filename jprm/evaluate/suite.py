@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jprm
-from jprm.evaluate.benchmark import Benchmark, Report, Request, Results, Scorer, Scores, Table
+from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores
 from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.blocks import Results, Table
 from jprm.evaluate.run import Source, by_name, scored_trees, scorer, source_of
 from jprm.evaluate.steps import NEUTRAL
 from jprm.jsonl import parse, read_trees

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from jprm.evaluate.benchmark import Table
+from jprm.evaluate.blocks import Table
 
 FILE, NAME = 120, 14
 """Columns of text: the width of a table in a file, and the least width of the names of rows."""

@@ -8,7 +8,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jprm.evaluate.benchmark import Model, Scores
+from jprm.evaluate.benchmark import Scores
+from jprm.evaluate.blocks import Model
 from jprm.evaluate.compare import compare
 from jprm.evaluate.suite import read_results, read_scores
 from jprm.tree import ReasoningTree, chains_of

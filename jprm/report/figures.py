@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 from matplotlib.figure import Figure as Canvas
 
-from jprm.evaluate.benchmark import Figure
+from jprm.evaluate.blocks import Figure
 from jprm.evaluate.plots import COLOURS, GRID, INK, NOTE
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"

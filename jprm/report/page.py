@@ -15,8 +15,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from jprm.evaluate.benchmark import Block, Figure, Model, Note, Table
 from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import heat_maps, slug
 from jprm.evaluate.wording import decided, percent, points
 from jprm.outputs import atomic_file

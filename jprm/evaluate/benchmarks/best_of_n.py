@@ -10,18 +10,8 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from jprm.evaluate.benchmark import (
-    Adapter,
-    Benchmark,
-    Block,
-    CommandOptions,
-    Figure,
-    Heading,
-    Model,
-    Report,
-    Request,
-    Table,
-)
+from jprm.evaluate.benchmark import Adapter, Benchmark, CommandOptions, Report, Request
+from jprm.evaluate.blocks import Block, Figure, Heading, Model, Table
 from jprm.evaluate.plots import Series, curves, slug
 from jprm.evaluate.wording import decided, interval, last, percent, points, words
 

@@ -7,19 +7,8 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from jprm.evaluate.benchmark import (
-    Benchmark,
-    Block,
-    Figure,
-    Files,
-    Model,
-    ModelOptions,
-    Neutral,
-    Note,
-    Report,
-    Request,
-    Table,
-)
+from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Neutral, Report, Request
+from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import reliability, slug
 from jprm.evaluate.wording import interval, percent, words
 

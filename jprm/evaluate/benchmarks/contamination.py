@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from jprm.evaluate.benchmark import Benchmark, CommandOptions, Files, Report, Table
+from jprm.evaluate.benchmark import Benchmark, CommandOptions, Files, Report
+from jprm.evaluate.blocks import Table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.evaluate.benchmark import (
-    Benchmark,
-    Block,
-    Files,
-    Model,
-    ModelOptions,
-    Note,
-    Report,
-    Request,
-    Scorer,
-    Table,
-)
+from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Report, Request, Scorer
+from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.wording import interval, percent, words
 
 MAIN = {

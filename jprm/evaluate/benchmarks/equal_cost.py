@@ -9,7 +9,8 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from jprm.evaluate.benchmark import Benchmark, CommandOptions, Report, Table
+from jprm.evaluate.benchmark import Benchmark, CommandOptions, Report
+from jprm.evaluate.blocks import Table
 from jprm.evaluate.wording import interval, last, percent
 
 

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.evaluate.benchmark import Benchmark, Block, Files, Model, ModelOptions, Note, Report, Request, Table
+from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Report, Request
+from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.wording import against, interval, percent, words
 
 

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.evaluate.benchmark import Benchmark, Block, Files, Model, ModelOptions, Neutral, Note, Report, Request, Table
+from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Neutral, Report, Request
+from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.wording import interval, words
 
 
