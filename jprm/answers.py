@@ -1,16 +1,15 @@
-"""Final answers: found in the text of a chain, and compared.
+"""Finds final answers in the text of chains and compares them.
 
-`math-verify` parses and compares; it runs in one worker process that is killed when an answer takes too long. Its own
-time limit is a SIGALRM: it raises outside the main thread, cancels an alarm that the caller has set, and cannot
-interrupt one long operation on integers (9**9**9**9), which holds the interpreter. So it is switched off and the limit
-is held from outside; the worker's memory is limited too. After a time-out or a failure to parse, numbers are compared
-by value and other answers by their text without LaTeX's ornaments. Words are compared as text, without case:
-math-verify takes them for a product of symbols, in which "red and blue" is "blue and red".
+`math-verify` parses and compares, in a worker process that is killed when an answer takes too long. Its own time limit
+is a SIGALRM, which raises outside the main thread, cancels the caller's alarm and cannot interrupt one long operation
+on integers (9**9**9**9). So it is off, and the worker's time and memory are limited from outside. After a time-out or a
+failure to parse, numbers are compared by value and other answers by their text without LaTeX. Words are compared as
+text, ignoring case: math-verify takes them for a product of symbols, in which "red and blue" is "blue and red".
 
 Limits of math-verify 0.9: a percentage equals both its fraction and its number (18% = 0.18 and 18% = 18); units are
 dropped (10 cm = 10); a list without brackets is a set (1,2 = 2,1); numbers are equal to 6 decimals (0.333333 = 1/3);
-`x=5` equals 5, and 1<x<2 equals (1,2) where it is the truth but not the other way round, so the truth comes first; a
-column vector is no tuple; times (12:30) are text.
+`x=5` equals 5; 1<x<2 equals (1,2) only if it is the true answer, so the true answer comes first; a column vector is no
+tuple; times (12:30) are text.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from jprm.worker import Worker, serve
 LIMIT_S = 5.0
 """Seconds that a comparison may take."""
 
-_LONGEST = 2000  # characters of an answer that the parser is asked to read
+_LONGEST = 2000  # characters of an answer that the parser reads
 
 _NUMBER = re.compile(r"[+-]?(?=\.?\d)(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
 _PHRASE = re.compile(r"(?:answer\s+is|answer\s*[:=])\s*:?\s*(.+?)\s*(?:\.(?=\s|$)|$)", re.IGNORECASE | re.MULTILINE)
@@ -37,7 +36,7 @@ _ORNAMENTS = re.compile(r"\\(?:left|right|displaystyle|[!,;: ])|\\(?:text|mathrm
 
 
 def canonical_answer(answer: Any) -> str | float | None:
-    """The form under which answers are counted as the same; None where there is no answer.
+    """Returns a form that is equal for equal answers; None if there is no answer.
 
     Numbers, and strings that are plainly numbers ("1,000", " 18.0 "), are equal by value; other strings by their text
     without outer space. None, a blank string and NaN are no answer.
@@ -58,13 +57,12 @@ def canonical_answer(answer: Any) -> str | float | None:
 
 
 def extract_answer(text: str, *, limit_s: float = LIMIT_S) -> str | None:
-    r"""The final answer that a text states, None where it states none.
+    r"""Returns the final answer that a text states, None if it states none.
 
-    In this order: the last whole `\boxed{}`; what follows the last `####`; what follows the last "answer is" or
-    "answer:"; and what math-verify reads as the last number or formula. Behind a heading "# Answer", with which
-    PRM800K's chains end, this is asked of what follows it alone, and in place of math-verify's reading is its first
-    line. An unclosed box, or a heading without more, as a truncated chain leaves them, is no answer, and nothing before
-    it is taken for one.
+    The first of these counts: the last whole `\boxed{}`; the text after the last `####`; the text after the last
+    "answer is" or "answer:"; the last number or formula that math-verify finds. After a heading "# Answer", which ends
+    PRM800K's chains, only the text after it counts, with its first line in place of math-verify's finding. A truncated
+    chain, with an unclosed box or nothing after the heading, has no answer.
     """
     heading = _HEADING.split(text)
     text = heading[-1]
@@ -86,9 +84,9 @@ def _plain(text: str) -> str | None:
 
 
 def equivalent(truth: str | float | None, given: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
-    """Whether a given answer is the true one. False where either is absent. May be called from any thread.
+    """Returns whether a given answer equals the true one; False if either is absent. Thread-safe.
 
-    Plain numbers are equal within 1e-9 of their size, without asking math-verify.
+    Plain numbers are equal within 1e-9 of their size, without math-verify.
     """
     one, two = canonical_answer(truth), canonical_answer(given)
     if one is None or two is None:

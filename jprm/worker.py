@@ -1,7 +1,6 @@
 """A process that answers questions and is killed when an answer takes too long.
 
-No signal interrupts one long operation on integers (9**9**9**9), which holds the interpreter, so a time limit can only
-be held from outside.
+No signal interrupts one long operation on integers (9**9**9**9), so a time limit needs another process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _START_S = 120.0  # importing SymPy takes seconds on a busy machine
 
 
 class Worker:
-    """Asks a module that ends in `serve(reply)`. One question at a time, from any thread; started when first asked."""
+    """Runs a module that ends in `serve(prepare)` from the first question on. Thread-safe; one question at a time."""
 
     def __init__(self, module: str):
         self.module = module
@@ -30,7 +29,7 @@ class Worker:
         self._process: _Process | None = None
 
     def ask(self, question: Any, limit_s: float) -> Any:
-        """The reply; None when time ran out or the process died: the next question starts another.
+        """Returns the reply; None if time ran out or the process died. The next question starts another process.
 
         Raises:
           OSError: the process does not start.
@@ -46,7 +45,7 @@ class Worker:
             except (TimeoutError, BrokenPipeError):
                 self._end()
                 return None
-            except BaseException:  # Ctrl-C: its reply, still to come, must not be taken for the next question's
+            except BaseException:  # Ctrl-C: the reply to come must not answer the next question
                 self._end()
                 raise
 
@@ -58,7 +57,7 @@ class Worker:
 
 
 class _Process:
-    """Answers one JSON line with one JSON line."""
+    """A process that answers one JSON line with one JSON line."""
 
     def __init__(self, module: str):
         self.owner = os.getpid()
@@ -101,12 +100,12 @@ class _Process:
 
 
 def serve(prepare: Callable[[], Callable[[Any], Any]]) -> None:
-    """The worker's side: reads questions until its input ends. `prepare` imports what the replies need."""
+    """Answers questions in the worker until its input ends. `prepare` imports and returns the reply function."""
     import logging
     import resource
 
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not be read as a reply
+    os.dup2(2, 1)  # so that no library prints into the replies
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     logging.disable(logging.CRITICAL)
     reply = prepare()

@@ -100,7 +100,7 @@ def test_a_record_in_two_benchmarks_counts_for_both_and_once(tmp_path, console):
     report = prepare("jsonl", [source], tmp_path / "out", [one, two], console=console)
     assert report.excluded == {str(one): 1, str(two): 1} and report.excluded_records == 1 and report.kept == 1
     nothing = lines(tmp_path / "three.jsonl", {"text": "?"})
-    with pytest.raises(RecordError, match="there is none"):
+    with pytest.raises(RecordError, match="problem: is absent"):
         prepare("jsonl", [source], tmp_path / "new", [nothing], console=console)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 from jprm import jsonl
 
 REPORT = "report.json"
-"""The file that makes a folder a prepared one: it is written last."""
+"""The file that marks a folder as prepared. It is written last."""
 
 
 def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
-    """The records of a prepared folder, read as they are asked for, or of a JSON Lines file, all in memory.
+    """Returns the records of a prepared folder, read when accessed, or of a JSON Lines file, all in memory.
 
     Raises:
-      FileNotFoundError: neither is there, or the folder is not (wholly) prepared.
+      FileNotFoundError: the path does not exist, or is a folder that is not fully prepared.
       RecordError: a line of the file that is no record.
     """
     path = pathlib.Path(path)

@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al., arXiv 2110.14168): worked solutions, a step a line, and model solutions as pools."""
+"""GSM8K (Cobbe et al., arXiv 2110.14168): worked solutions, one step per line, and model solutions as pools."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MARK = re.compile(r"<<[^<>]*>>")
 @dataclasses.dataclass(frozen=True)
 class Gsm8kOptions:
     """Attributes:
-    calculator_marks: `keep` or `strip` the `<<48/2=24>>` that the authors put in for a calculator.
+    calculator_marks: `keep` or `strip` the authors' calculator marks, such as `<<48/2=24>>`.
     """
 
     calculator_marks: Literal["keep", "strip"]
 
 
 def parse(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
-    """One chain of {"question", "answer"}: the lines of the solution without blank ones; the answer after `####`."""
+    """Yields one chain of {"question", "answer"}: its solution's lines, without blank ones, and its answer."""
     solution, mark, answer = take(item, "answer", str, where).rpartition("####")
     if not mark or not answer.strip():
         raise RecordError(where, "answer", "has no '#### ANSWER'", "Is this file GSM8K's train or test?")
@@ -34,7 +34,7 @@ def parse(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
 
 
 def parse_solutions(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
-    """One pool of `example_model_solutions.jsonl`: a sample a model; the answer after `A:` is kept out of the steps."""
+    """Yields one pool of `example_model_solutions.jsonl`: one sample per model, without its answer line."""
     truth = take(item, "ground_truth", str, where).rpartition("A:")[2].strip()
     samples = []
     for model, value in item.items():

@@ -21,19 +21,19 @@ _BREAKS = {
 class MathOptions:
     """Attributes:
     steps: the solution as one step (`none`), cut after blank lines (`paragraphs`), or after the white space that
-      follows a sentence (`sentences`). Nothing is removed: the steps joined are the solution.
+      follows a sentence (`sentences`). The joined steps are the solution.
     """
 
     steps: Literal["none", "paragraphs", "sentences"]
 
 
 def parse(item: Any, where: str, options: MathOptions) -> Iterator[Record]:
-    """One chain of {"problem", "solution", "answer"?}, a right one, without step labels; all other keys are kept."""
+    """Yields one correct chain of {"problem", "solution", "answer"?}, without step labels. Other keys are kept."""
     solution = take(item, "solution", str, where)
     ends = [match.end() for match in _BREAKS[options.steps].finditer(solution)]
     pieces = [solution[start:end] for start, end in zip([0, *ends], [*ends, len(solution)], strict=True)]
     steps = [""]
-    for piece in pieces:  # a piece of nothing but white space stays with the one before it
+    for piece in pieces:  # a piece of white space alone joins the previous one
         if piece.strip() and steps[-1].strip():
             steps.append(piece)
         else:

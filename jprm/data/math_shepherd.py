@@ -18,11 +18,10 @@ _FIRST = re.compile(r"Step 1\s*:")
 
 
 def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """One chain: labels 1 and 0 with semantics `value`.
+    """Yields one chain with labels 1 and 0 of semantics `value`.
 
-    A step is the text between two tags as the file has it, its number ("Step 2: ") included, without the white space
-    around it. `correct` is the label of the last step where that step states the answer, since no completion is left
-    to sample after it. Other keys are kept.
+    A step is the text between two tags, with its number ("Step 2: ") but without surrounding white space. If the last
+    step states the answer, its label is the chain's `correct`, since no completion follows it. Other keys are kept.
     """
     text, labelled = take(item, "input", str, where), take(item, "label", str, where)
     segments = text.split(_TAG)

@@ -1,4 +1,4 @@
-"""Which problems two files share: by text, with what LaTeX and typing vary taken out."""
+"""Finds problems that two files share, by text without variations of LaTeX and typing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SHEPHERD = re.compile(r"\s*Step 1\s*:")
 
 
 def normalise(text: str) -> str:
-    """Lower case, white space collapsed, LaTeX spaces as spaces, without dollar signs and `left` and `right` marks."""
+    """Returns the text in lower case, with single spaces, without dollar signs, `\\left` and `\\right`."""
     return " ".join(_SPACE.sub(" ", _NOTHING.sub("", text.lower())).split())
 
 
 def problems_of(item: Any) -> Iterator[str]:
-    """The problem texts of one item of any source that `jprm.data.readers` lists."""
+    """Yields the problem texts of one item of any source in `jprm.data.readers`."""
     if not isinstance(item, dict):
         return
     question = item.get("question")
@@ -36,25 +36,25 @@ def problems_of(item: Any) -> Iterator[str]:
 
 
 def problems_in(path: str | os.PathLike) -> set[str]:
-    """The normalised problems of a file.
+    """Returns the normalised problems of a file.
 
     Raises:
-      RecordError: an item that is not JSON or holds no problem: a benchmark that is read in part excludes in part.
+      RecordError: an item that is not JSON or has no problem, since a half-read benchmark excludes only half.
     """
     found: set[str] = set()
     for number, raw in read_items(path):
         where = f"{os.fspath(path)}:{number}"
         problems = list(problems_of(jsonl.parse(raw, where)))
         if not problems:
-            raise RecordError(where, "problem", "there is none", "Give a file that a reader of jprm can read.")
+            raise RecordError(where, "problem", "is absent", "Give a file that a reader of jprm can read.")
         found.update(map(normalise, problems))
     return found
 
 
 def contamination(data: Sequence[str | os.PathLike], benchmarks: Sequence[str | os.PathLike]) -> dict[str, Any]:
-    """Which problems of each benchmark occur in the data: `n` problems, `shared` ones, and the texts of up to 20.
+    """Returns, for each benchmark, its number of problems `n`, how many the data share, and the texts of up to 20.
 
-    Only problems that are equal by `normalise` are found: a paraphrase, or the same numbers in another story, is not.
+    Only problems that are equal by `normalise` are found: no paraphrase, nor the same numbers in another story.
     """
     trained = {normal: os.fspath(path) for path in data for normal in problems_in(path)}
     report: dict[str, Any] = {"data": [os.fspath(path) for path in data], "benchmarks": {}}

@@ -1,7 +1,7 @@
 """PRM800K (Lightman et al., arXiv 2305.20050): human ratings of every alternative at every step, as trees.
 
-Reads the raw release of both phases, copies of it that lack some keys or hold `human_completion` as plain text, and
-chains of the form {"problem", "steps", "ratings"}.
+Reads the raw release of both phases, copies that lack some keys or have `human_completion` as plain text, and chains
+of the form {"problem", "steps", "ratings"}.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ _CONTROLS = ("is_quality_control_question", "is_initial_screening_question")
 
 @dataclasses.dataclass(frozen=True)
 class Prm800kOptions:
-    """What the ratings leave open; the first two must be said.
+    """Choices that the ratings leave open. The first two have no default.
 
     Attributes:
-      human_written: a step that the labeler wrote has no rating of its own (in the release its rating is null).
-        `positive` gives it +1, as Lightman et al. and TRL do; `unlabelled` leaves it without a label.
-      control_questions: `keep` or `drop` the records that were served to check labelers (quality control) or to
-        screen them. Lightman et al. dropped them.
+      human_written: the label of a step that the labeler wrote, which has no rating. `positive` gives it +1, as
+        Lightman et al. and TRL do; `unlabelled` gives it none.
+      control_questions: `keep` or `drop` the records that checked or screened labelers. Lightman et al. dropped them.
       outcomes: which nodes carry the outcome of the chain that ends there (`correct`). `solutions`: those that end a
         solution. `chains`: the last step of every chain, finished or not, right if no step of it is rated -1; an
         outcome model can then be trained on the same chains (phase 1 has no finished chain that is wrong).
@@ -38,13 +37,13 @@ class Prm800kOptions:
 
 
 def parse(item: Any, where: str, options: Prm800kOptions) -> Iterator[Record]:
-    """One tree of a labelling record; one chain of {"problem", "steps", "ratings"}.
+    """Yields one tree of a labelling record, or one chain of {"problem", "steps", "ratings"}.
 
-    A node is a completion, in the order of the file; `label` is its rating, `origin` is `human` where it is rated and
-    `human_written` where the labeler wrote the step, `chosen` marks the completion that the path went on from. The
-    step that the labeler wrote goes on where no completion was chosen. `correct` of a completion that ends a solution
-    (it holds "# Answer", or it ends the path of a record whose `finish_reason` is `solution`) is false if a step on
-    its path is rated -1, else unknown if one is unrated, else true. All other keys are kept.
+    A node is a completion, in the order of the file. `label` is its rating. `origin` is `human` if it is rated and
+    `human_written` if the labeler wrote the step. `chosen` marks the completion from which the path continues; without
+    one, the labeler's step continues it. A completion ends a solution if it has "# Answer", or ends the path of a
+    record whose `finish_reason` is `solution`. Its `correct` is then false if a step on its path is rated -1, else
+    unknown if one is unrated, else true. Other keys are kept.
     """
     if isinstance(item, dict) and "ratings" in item:
         yield _chain(item, where)
@@ -113,7 +112,7 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
 
 
 def _written(step: dict, where: str, field: str) -> list[tuple[dict, bool]]:
-    """The step that the labeler wrote, if any: an object in the release, plain text in some copies."""
+    """Returns the labeler's own step, if any: an object in the release, plain text in some copies."""
     written = step.get("human_completion")
     if written is None:
         return []

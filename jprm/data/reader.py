@@ -1,4 +1,4 @@
-"""What every reader shares: a source file is a list of items, and a reader turns one item into records.
+"""The base of all readers: a source file is a list of items, and a reader turns one item into records.
 
 A new source is one small file: a frozen dataclass of options, a pure generator function `parse(item, where, options)`,
 and a `Reader` that joins them, listed in `jprm.data.readers`.
@@ -21,12 +21,12 @@ Record = dict[str, Any]
 
 
 class Dropped(Exception):
-    """Raised by `parse`: the options say that this item is not wanted. Its text is the reason, to be counted."""
+    """Raised by `parse` for an item that the options exclude. Its text is the reason, under which it is counted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """A reader with nothing to choose."""
+    """The options of a reader without any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Reader:
 
     Attributes:
       parse: (item, where, options) -> records. Raises `RecordError` for an item of another form, `Dropped` for one
-        that the options do not want.
-      options: frozen dataclass; a field without a default must be given.
-      releases: URL of each public file -> its SHA-256, None where it is not known.
+        that the options exclude.
+      options: frozen dataclass; a field without a default is required.
+      releases: URL of each public file -> its SHA-256, None if unknown.
     """
 
     parse: Callable[[Any, str, Any], Iterator[Record]]
@@ -54,13 +54,13 @@ class Reader:
         on_bytes: Callable[[int], None] = lambda count: None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
-        """(key, valid record) of every item of a JSON Lines file or a JSON list, in order; keys are unique in a file.
+        """Yields (key, valid record) for every item of a JSON Lines file or a JSON list, in order, with unique keys.
 
         Args:
-          path: the file; a list (`[`) or lines are told apart by the first byte.
+          path: the file. A first byte `[` makes it a list.
           on_error: `stop` raises at the first bad item; `skip` gives its bytes to `rejects`.
           rejects: required for `skip`.
-          on_drop: called with the reason for every item that the options drop.
+          on_drop: called with the reason for every item that the options exclude.
           on_bytes: called with the size of every item, for progress.
           options: fields of `self.options`.
 
@@ -90,19 +90,19 @@ class Reader:
 
 
 def choose(kind: type, options: Mapping[str, Any]) -> Any:
-    """The options as an instance of the dataclass `kind`, whose fields are of `Literal` types.
+    """Returns the options as an instance of the dataclass `kind`, whose fields are of `Literal` types.
 
     Raises:
-      ValueError: names the options that are unknown or missing, or the value that is not allowed, and what is.
+      ValueError: an option is unknown, missing or has a value that is not allowed; the message lists what is.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in options]
     unknown = [name for name in options if name not in fields]
     allowed = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(kind).items()}
     if missing or unknown:
-        said = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
+        wrong = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
         there = ", ".join(f"{name}={'|'.join(allowed[name])}" for name in fields) or "none"
-        raise ValueError(f"reader options (--set KEY=VALUE): {'; '.join(said)}. This reader has: {there}")
+        raise ValueError(f"reader options (--set KEY=VALUE): {'; '.join(wrong)}. This reader has: {there}")
     for name, value in options.items():
         if value not in allowed[name]:
             choices = ", ".join(map(repr, allowed[name]))
@@ -111,9 +111,9 @@ def choose(kind: type, options: Mapping[str, Any]) -> Any:
 
 
 def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:
-    """The value at a dotted path of an item, checked for its type (a boolean is no integer).
+    """Returns the value at a dotted path of an item, checked for its type (a boolean is no integer).
 
-    `within` says in the error where the item itself stands, such as `steps[3].`.
+    `within` is the place of the item itself, for the error, such as `steps[3].`.
 
     Raises:
       RecordError: the value is absent or of another type.
@@ -125,16 +125,14 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
         shown = "absent or null" if value is None else type(value).__name__
-        raise RecordError(
-            where, within + path, f"is {shown}, not {wanted}", "Is this file of the source that was named?"
-        )
+        raise RecordError(where, within + path, f"is {shown}, not {wanted}", "Is this file of the named source?")
     return value
 
 
 def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """(line from 1, bytes) of every line of a JSON Lines file, or of every element of a JSON list.
+    """Yields (line number from 1, bytes) for every line of a JSON Lines file, or every element of a JSON list.
 
-    What cannot be told apart in a broken list comes as one last item, for `jprm.jsonl.parse` to refuse.
+    The unreadable rest of a broken list is one last item, which `jprm.jsonl.parse` refuses.
     """
     with open(path, "rb") as file:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:

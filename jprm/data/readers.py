@@ -1,4 +1,4 @@
-"""The sources that jprm reads, by name."""
+"""The readers by the name of their source."""
 
 from jprm.data import gsm8k, math, math_shepherd, prm800k, prmbench, processbench, records
 from jprm.data.reader import Reader

@@ -1,4 +1,4 @@
-"""jprm's own records, from JSON Lines: any of them (`jsonl`), pools (`pools`), and TRL's stepwise records (`trl`)."""
+"""jprm's own records (`jsonl`), pools among them (`pools`), and TRL's stepwise records (`trl`)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from jprm.tree import record_of, tree_of
 @dataclasses.dataclass(frozen=True)
 class PoolOptions:
     """Attributes:
-    empty_samples: a sample of no steps has nothing to score: `error`, or `drop` it from its pool, which then is
-      smaller, with the number in the key `empty_samples`.
+    empty_samples: samples without steps: `error`, or `drop` them and count them in the key `empty_samples`.
     """
 
     empty_samples: Literal["error", "drop"] = "error"
 
 
 def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """The record itself; a stepwise record becomes the chain that it is read as."""
+    """Yields the record, a stepwise one as a chain."""
     yield record_of(tree_of(item, where))
 
 
 def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
-    """A pool record, with or without its samples of no steps."""
+    """Yields a pool, with or without samples that have no steps."""
     samples = take(item, "samples", list, where)
     if options.empty_samples == "drop":
         kept = [sample for sample in samples if not (isinstance(sample, dict) and sample.get("steps") == [])]
@@ -36,7 +35,7 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
 
 
 def parse_stepwise(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """{"prompt", "completions", "labels"} as a chain: true is 1, false is 0."""
+    """Yields {"prompt", "completions", "labels"} as a chain, true as 1 and false as 0."""
     take(item, "completions", list, where)
     yield from parse(item, where, options)
 

@@ -18,10 +18,10 @@ from jprm.data.reader import Record
 
 
 class Records(tfds.core.GeneratorBasedBuilder):
-    """The one TFDS builder of jprm: whatever a reader yields, in its order, as the split `train`.
+    """The TFDS builder of jprm: a reader's records, in order, as the split `train`.
 
-    A record is one JSON line in a `Text` feature: trees differ in their keys and depth, which a fixed feature spec
-    could only hold by padding and renaming, and the exact record, unknown keys included, is what must come back.
+    A record is one JSON line in a `Text` feature, so that it comes back exactly, with unknown keys. Trees differ in
+    keys and depth, which a fixed feature spec could only hold by padding and renaming.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -46,7 +46,7 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
     """Writes (unique key, record) pairs into a new folder, in order; returns how many.
 
     Raises:
-      Whatever the iterable raises, as it was raised.
+      Exception: an error of the iterable, unchanged.
     """
     count, failure = 0, None
 
@@ -64,7 +64,7 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
     work = folder / "tfds"
     builder = Records(watched(), data_dir=work)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it announces a download that there is not
+        with contextlib.redirect_stdout(io.StringIO()):  # it announces a download
             builder.download_and_prepare()
     except Exception:
         if failure is None and count > 0:
@@ -80,7 +80,7 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
 
 
 class PreparedRecords(Sequence):
-    """The records of a prepared folder, each read when it is asked for; picklable."""
+    """The records of a prepared folder, each read when accessed; picklable."""
 
     def __init__(self, folder: str | os.PathLike):
         self._source = tfds.builder_from_directory(folder).as_data_source(split="train")

@@ -1,1 +1,1 @@
-"""Policies: what writes steps. `protocol` says what one is; `server` asks an OpenAI-compatible HTTP server."""
+"""Policies write steps. `protocol` defines them, `sampler` is one on this machine, `server` one over HTTP."""

@@ -1,4 +1,4 @@
-"""A policy by its path: a model, or the description of one in a file."""
+"""Loads a policy by its path: a model, or a JSON file that describes one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jprm.tree import RecordError
 
 
 def load_policy(path: str | os.PathLike) -> Policy:
-    """The policy that a path names.
+    """Returns the policy of a path.
 
-    A run's folder, a Hugging Face folder or a GGUF file is sampled in this process, with `SamplerConfig`'s defaults. A
-    JSON file says more: {"url": ..., "model": ...} and any other field of `ServerConfig` is a server; {"model": PATH}
-    and any other field of `SamplerConfig` is a model.
+    A run's folder, a Hugging Face folder or a GGUF file is sampled in this process with `SamplerConfig`'s defaults. A
+    JSON file is a server, {"url": ..., "model": ...} with further fields of `ServerConfig`, or a model, {"model": PATH}
+    with further fields of `SamplerConfig`.
 
     Raises:
       RecordError: a file that is no JSON object, or has a field that is unknown, missing or of the wrong type.
-      FileNotFoundError, ValueError, NotImplementedError: a model that is not there, damaged or not supported.
+      FileNotFoundError, ValueError, NotImplementedError: a model that is absent, damaged or not supported.
     """
     path = pathlib.Path(path)
     if path.is_dir() or path.suffix == ".gguf":

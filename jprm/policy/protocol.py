@@ -1,4 +1,4 @@
-"""What a policy is: given prefixes of chains, it samples next steps or whole completions."""
+"""Policies: given prefixes of chains, they sample next steps or whole completions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 FINISH_REASONS = ("step", "stop", "length", "error")
-"""`step`: at the end of a step, the chain may go on. `stop`: the policy ended the chain. `length`: cut off by a token
-limit, so neither the last step nor the chain is whole. `error`: nothing was sampled, `Sample.error` says why."""
+"""`step`: at the end of a step; the chain may continue. `stop`: the policy ended the chain. `length`: a token limit cut
+it off, so neither the last step nor the chain is whole. `error`: nothing was sampled, for the reason `Sample.error`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,14 +21,14 @@ class Prefix:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """What a policy wrote after a prefix.
+    """A policy's text after a prefix.
 
     Attributes:
-      steps: the new steps, none of them blank; none at all where the policy held the chain for finished.
-      tokens: generated tokens, the end of text included where the policy counts it.
+      steps: the new steps, none of them blank. There are none if the policy takes the chain for finished.
+      tokens: generated tokens, with the end of text if the policy counts it.
       finish_reason: one of FINISH_REASONS.
-      logprob: natural logarithm of the probability of the generated tokens, under the sampling temperature or not as
-        the policy documents; None where it is not known.
+      logprob: natural logarithm of the probability of the generated tokens, with or without the sampling temperature
+        as the policy documents; None if unknown.
       error: the reason, for `error` alone.
     """
 
@@ -44,14 +44,14 @@ class Sample:
         if (self.finish_reason == "error") != (self.error is not None):
             raise ValueError("an error has finish_reason='error' and a message, anything else has neither")
         if any(not step.strip() for step in self.steps):
-            raise ValueError("a step is blank: leave it out")
+            raise ValueError("a step is blank: remove it")
 
 
 class Policy(Protocol):
     """A generator of steps.
 
-    `name` identifies the distribution that is sampled: weights, prompt, temperature and all else that changes what is
-    drawn. Samples are cached under it.
+    `name` identifies the sampled distribution: weights, prompt, temperature and everything else that changes it.
+    Samples are cached under it.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Policy(Protocol):
     def sample(
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
     ) -> list[list[Sample]]:
-        """n samples for each prefix, in order: one step each (`until="step"`) or the rest of the chain (`"end"`).
+        """Returns n samples per prefix, in order: one step each (`until="step"`) or the rest of the chain (`"end"`).
 
-        Sample j of a prefix is draw number `seed + j` of that prefix: the same number asked for again gives an equally
-        distributed sample, and the same one where the policy can; different numbers are independent.
+        Sample j of a prefix has number `seed + j`. The same number gives an equally distributed sample, and the same
+        one if the policy can; different numbers are independent.
 
-        A sample that fails is marked `error` and the others are returned: a policy raises only for what no further
-        attempt could mend.
+        A sample that fails is marked `error` and the others are returned. A policy raises only for what no further
+        attempt could fix.
         """
         ...

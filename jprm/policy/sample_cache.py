@@ -1,4 +1,4 @@
-"""A policy whose samples are kept on disk, so that work that is killed pays for none of them twice."""
+"""A policy whose samples are kept on disk, so that a killed run pays for none of them twice."""
 
 from __future__ import annotations
 
@@ -23,28 +23,26 @@ Place = tuple[Until, str, int]
 
 
 class PolicyError(ValueError):
-    """A policy that gave nothing at all."""
+    """A policy that gave no sample."""
 
 
 def prefix_key(prefix: Prefix) -> str:
-    """Identifies a prefix by its problem and its steps, as they are divided."""
+    """Returns the hash of a prefix's problem and steps."""
     return hashlib.sha256(json.dumps([prefix.problem, *prefix.steps]).encode()).hexdigest()
 
 
 class KeptPolicy:
-    """A `Policy` that asks another one, and answers from a JSON Lines file what that one has answered before.
+    """A `Policy` that keeps another policy's samples in a JSON Lines file and samples only missing ones.
 
-    A call's samples are on disk before it returns; those that failed are not kept, so they are asked for again. What
-    follows from a sample, such as whether its answer is right, is not stored. A context manager, which holds a lock on
-    the file.
+    A call's samples are on disk before it returns. Failed ones are not kept, so they are sampled again. Nothing derived
+    from a sample is stored, such as whether its answer is correct. A context manager that locks the file.
 
     Attributes:
-      sampled: samples that the other policy gave since this object was made.
+      sampled: samples that the other policy has given to this object.
 
     Raises:
-      RecordError: FILE:LINE of a line that is no sample. A last line without its end is what a kill leaves: it is cut
-        off.
-      ValueError: a file that another run is writing.
+      RecordError: FILE:LINE of a line that is no sample. An unfinished last line, which a kill leaves, is cut off.
+      ValueError: another run is writing the file.
     """
 
     def __init__(self, policy: Policy, path: str | os.PathLike):
@@ -65,11 +63,11 @@ class KeptPolicy:
         self._held.__exit__(*error)
 
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
-        """(first, count) of the runs of draws seed .. seed + n - 1, of the prefix with this key, that are not kept."""
+        """Returns (first, count) of the runs of sample numbers seed .. seed + n - 1 of a prefix that are not kept."""
         return runs([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
-        """Those of draws seed .. seed + n - 1 of a prefix that are kept."""
+        """Returns the kept ones of a prefix's samples seed .. seed + n - 1."""
         places: list[Place] = [(until, prefix_key(prefix), number) for number in range(seed, seed + n)]
         return [self._kept[place] for place in places if place in self._kept]
 
@@ -126,7 +124,7 @@ class KeptPolicy:
 
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, count) of the runs of consecutive numbers in an increasing list."""
+    """Returns (first, count) of the runs of consecutive numbers in an increasing list."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and sum(runs[-1]) == number:

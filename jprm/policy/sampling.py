@@ -1,4 +1,4 @@
-"""One token from logits: greedy, or from the nucleus of the softmax, without sorting the vocabulary."""
+"""Samples a token from logits, greedily or from the nucleus of the softmax, without sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _BLOCK = 128
 
 
 def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: float, top_p: float) -> Int[Array, " B"]:
-    """A token a row from softmax(logit / temperature), restricted to the fewest tokens of mass `top_p` or more.
+    """Samples a token per row from softmax(logit / temperature), restricted to the fewest tokens of mass >= `top_p`.
 
-    Temperature 0 takes the most probable. Tokens as probable as the last one of the nucleus belong to it.
+    Temperature 0 takes the most probable token. Tokens as probable as the nucleus' last one belong to it.
 
-    The nucleus is {v: mass of the tokens more probable than v < top_p}. A token is drawn from all; one outside the
-    nucleus shows that all that are not more probable lie outside too, so the next is drawn from the rest. Given that it
-    is accepted, a draw follows the nucleus' distribution in every round (FlashInfer's sampling, Ye et al. 2025).
+    The nucleus is {v: mass of the tokens more probable than v < top_p}. Every round samples from all remaining tokens.
+    A token outside the nucleus shows that no token of its probability or less is inside, so the next round samples from
+    the more probable ones. An accepted token follows the nucleus' distribution (FlashInfer's sampling, Ye et al. 2025).
     """
     if temperature == 0:
         return jnp.argmax(logit_BV, axis=-1).astype(jnp.int32)
@@ -44,7 +44,7 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
 
 
 def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Array:
-    """(B, *W): of every row, the element with its index."""
+    """Returns every row's element with its index, of shape (B, *W)."""
     return jax.vmap(lambda x, i: x[i])(x_BN, index_B)
 
 
@@ -53,7 +53,7 @@ def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
 
 
 def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """Inverts the distribution function in two levels, with a number for each: a block of tokens, then one of them."""
+    """Inverts the distribution function in two levels, with a uniform number each: a block of tokens, then a token."""
     B, V = weight_BV.shape
     padded_BV = jnp.pad(weight_BV, ((0, 0), (0, -V % _BLOCK)))
     weight_BNW = reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
@@ -63,9 +63,9 @@ def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"
 
 
 def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
-    """The first index of some weight at which the running sum passes uniform x total.
+    """Returns the first index of positive weight at which the running sum passes uniform x total.
 
-    Where rounding leaves none, the heaviest: one without weight is never taken.
+    If rounding leaves none, returns the heaviest. An index without weight is never returned.
     """
     sum_BN = jnp.cumsum(weight_BN, axis=-1)
     passed_BN = (sum_BN > (uniform_B * sum_BN[:, -1])[:, None]) & (weight_BN > 0)

@@ -1,11 +1,10 @@
-"""A policy behind an OpenAI-compatible HTTP server: vLLM, SGLang, llama.cpp and others.
+"""A policy on an OpenAI-compatible HTTP server: vLLM, SGLang, llama.cpp and others.
 
-Every sample is a request of its own with its own seed: token counts are exact, one failure costs one sample, and
-servers that cache prefixes pay for a shared prompt once. `finish_reason` decides whether a completion is whole; what
-ended it, a step's delimiter or the end of the text, is told by the first of these that the server gives: the delimiter
-in the text (vLLM's `include_stop_str_in_output`, SGLang's `no_stop_trim`, both asked for), `stop_reason` (vLLM),
-`matched_stop` (SGLang). A server that gives none gets the benefit of the doubt: text is a step that ended, and an empty
-text, which is what it answers when asked to go on after the end, is the end.
+Every sample is its own request with its own seed: token counts are exact, one failure costs one sample, and servers
+that cache prefixes compute a shared prompt once. `finish_reason` tells whether a completion is whole. What ended it, a
+step's delimiter or the end of the text, is read from the first of these in the reply: the delimiter in the text (vLLM's
+`include_stop_str_in_output` and SGLang's `no_stop_trim` are requested), `stop_reason` (vLLM), `matched_stop` (SGLang).
+Without any of them, text counts as a finished step, and an empty text as the end of the chain.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ _RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
-    """Where the server is and how it is asked.
+    """The server and the sampling settings.
 
     Attributes:
-      url: the base, with its version: http://localhost:8000/v1.
-      model: the name under which the server serves the model.
-      key_variable: name of the environment variable that holds the key; its value is never printed or stored.
-      endpoint: `completions` sends one text, `chat` sends messages, of which the last is the assistant's unfinished one
-        (`continue_final_message`, as vLLM and SGLang read it).
-      prompt: what `completions` writes before the steps, and `chat` as the user's turn; `{problem}` is replaced.
+      url: the base address with its version: http://localhost:8000/v1.
+      model: the server's name of the model.
+      key_variable: environment variable that holds the key, whose value is never printed or stored.
+      endpoint: `completions` sends one text. `chat` sends messages, the last being the assistant's unfinished one
+        (`continue_final_message` of vLLM and SGLang).
+      prompt: the text before the steps, for `chat` the user's message; `{problem}` is replaced.
       delimiter: ends every step. A step never contains it.
-      max_tokens: of one sample; a sample that reaches it is marked `length`.
-      logprobs: whether to ask for the log-probabilities of the sampled tokens, and sum them.
+      max_tokens: per sample. A sample that reaches it is marked `length`.
+      logprobs: whether to request and sum the log-probabilities of the sampled tokens.
       extra: further keys of the request's body.
       concurrency: requests in flight at once.
-      request_timeout_s, total_timeout_s: of one attempt, and of one sample with all its retries and waits.
+      request_timeout_s, total_timeout_s: seconds for one attempt, and for one sample with all retries and waits.
       retries: attempts after the first, on time-outs, lost connections, unreadable replies and statuses such as 429
         and 503.
-      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s], every next one from twice that, up to 60 s; a
-        `Retry-After` that is longer is honoured.
+      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; every next range is doubled, up to 60 s. A
+        longer `Retry-After` is honoured.
     """
 
     url: str
@@ -74,18 +73,18 @@ class ServerConfig:
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(f"url is {self.url!r}: write the base address, such as http://localhost:8000/v1")
         if url.userinfo:
-            raise ValueError("url holds a password: put it in an environment variable and name that in key_variable")
+            raise ValueError("url holds a password: put it in an environment variable and set key_variable to its name")
         if "{problem}" not in self.prompt:
             raise ValueError("prompt has no {problem}")
         if not self.delimiter:
-            raise ValueError("delimiter is empty: steps could not be told apart")
+            raise ValueError("delimiter is empty: steps need one to end them")
         for field in ("concurrency", "max_tokens", "request_timeout_s", "total_timeout_s", "backoff_s"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
 
 
 class _Retry(Exception):
-    """An attempt that failed and may succeed later. `after_s`: the wait that the server asks for."""
+    """An attempt that failed and may succeed later. `after_s`: the wait that the server requests."""
 
     def __init__(self, reason: str, after_s: float = 0.0):
         super().__init__(reason)
@@ -97,10 +96,10 @@ class _Refused(Exception):
 
 
 class ServerPolicy:
-    """A `Policy` that asks a server.
+    """A `Policy` that samples from a server.
 
     Raises:
-      ValueError: the environment variable for the key is named, and not set or no key.
+      ValueError: the environment variable for the key is not set or holds no key.
     """
 
     def __init__(self, config: ServerConfig):
@@ -146,7 +145,7 @@ class ServerPolicy:
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _key(self) -> str:
-        """The key, read when it is needed and kept nowhere; "" where none is configured."""
+        """Returns the key, read when needed and stored nowhere; "" if none is configured."""
         variable = self.config.key_variable
         if variable is None:
             return ""
@@ -158,14 +157,14 @@ class ServerPolicy:
         return key
 
     def _short(self, text: str) -> str:
-        """What a server said, in a line, without the key, which some servers repeat."""
+        """Returns a server's text as one line, without the key, which some servers repeat."""
         if key := self._key():
             text = text.replace(key, "***")
         text = " ".join(text.split())
         return repr(text if len(text) <= 200 else text[:200] + "…")
 
     async def _persist(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
-        """Attempts until one succeeds, is refused, or attempts or time run out."""
+        """Makes attempts until one succeeds or is refused, or attempts or time run out."""
         config = self.config
         loop = asyncio.get_running_loop()
         deadline = loop.time() + config.total_timeout_s
@@ -173,12 +172,12 @@ class ServerPolicy:
         for attempt in range(config.retries + 1):
             limit = min(config.request_timeout_s, deadline - loop.time())
             try:
-                async with asyncio.timeout(limit):  # of the whole attempt: a server that drips bytes is slow too
+                async with asyncio.timeout(limit):  # of the whole attempt, also from a server that drips bytes
                     return await self._attempt(client, prefix, until, seed)
             except _Retry as error:
                 reason, after_s = str(error), error.after_s
             except (TimeoutError, httpx2.TimeoutException):
-                # Where an earlier failure left less time than a reply may take, that failure is the reason.
+                # If an earlier failure left less time than a reply may take, that failure is the reason.
                 if not reason or limit == config.request_timeout_s:
                     reason = f"no reply in {limit:.3g} s"
                 after_s = 0.0
@@ -210,7 +209,7 @@ class ServerPolicy:
 
 
 def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) -> dict[str, Any]:
-    """The JSON of one request, for one sample."""
+    """Returns the JSON of one request, for one sample."""
     prompt = config.prompt.replace("{problem}", prefix.problem)
     written = "".join(step + config.delimiter for step in prefix.steps)
     body: dict[str, Any] = {
@@ -238,7 +237,7 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) ->
 
 
 def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> Sample:
-    """The sample in a reply.
+    """Returns the sample in a reply.
 
     Raises:
       ValueError: a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
@@ -246,7 +245,7 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
         found = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
-        raise ValueError(f"one choice was asked for, the reply has {found}")
+        raise ValueError(f"the reply has {found}, not the one choice requested")
     choice = choices[0]
     message = choice.get("message") if isinstance(choice.get("message"), Mapping) else {}
     text = choice.get("text") if config.endpoint == "completions" else message.get("content")
@@ -268,7 +267,7 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
         if config.delimiter in text or matched == config.delimiter:
             finish = "step"
         elif "stop_reason" not in choice and "matched_stop" not in choice and steps:
-            finish = "step"  # the server does not say what ended it
+            finish = "step"  # the server does not tell what ended it
         steps = steps[:1]
         if finish == "step" and not steps:
             raise ValueError("the step is blank")
@@ -289,13 +288,13 @@ def _logprob(config: ServerConfig, choice: Mapping[str, Any]) -> float | None:
         values = given.get("token_logprobs")
     if not isinstance(values, list) or any(type(value) not in (int, float) for value in values):
         return None
-    if not all(-1e300 < value < 1e300 for value in values):  # JSON, in which samples are kept, has no NaN
+    if not all(-1e300 < value < 1e300 for value in values):  # samples are kept as JSON, which has no NaN
         return None
     return float(sum(values))
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a `Retry-After` asks for, given as seconds or as a date; 0 where there is none that can be read."""
+    """Returns the seconds of a `Retry-After`, given as seconds or as a date; 0 if there is no readable one."""
     value = headers.get("retry-after", "").strip()
     try:
         if value.isdecimal():

@@ -1,18 +1,17 @@
-"""Arithmetic and algebra in a step: every equation and inequality that can be read is checked exactly.
+"""Checks the arithmetic and algebra of a step: every readable equation and inequality, exactly.
 
-A step is right (1) if at least one of its equations can be checked and all that can be hold, wrong (0) if an equation
-of plain numbers is false under every way to read it, and unlabelled otherwise: where nothing can be checked, or where
-what is false may be meant otherwise. Right says that the working holds, not that it is the working that the problem
-asks for.
+A step is correct (1) if at least one of its equations can be checked and all of those hold. It is incorrect (0) if an
+equation of plain numbers is false in every reading. It is unlabelled otherwise: nothing can be checked, or a false
+equation may mean something else. Correct means that the working holds, not that it is what the problem requires.
 
-Rational numbers are compared as fractions, roots and pi by SymPy to 30 digits, expressions with symbols by SymPy as
-rational functions (an identity holds; an equation that is none may be a condition and decides nothing), and an equation
-in one unknown by its roots beside those of the equation from which the step derives it.
+Rational numbers are compared as fractions; roots and pi by SymPy to 30 digits; expressions with symbols by SymPy as
+rational functions, where a non-identity may be a condition and decides nothing; and an equation in one unknown by its
+roots, against those of the equation from which the step derives it.
 
-What is read with care: a printed decimal stands for what rounds or truncates to it (10/3 = 3.33), and one that may
-itself be rounded for its interval (3.33 * 3 = 10 decides nothing); a percentage is a fraction or a unit (2/50 * 100 =
-4%); currency signs, thousands separators and units are dropped, but where minutes meet hours a false equation decides
-nothing; GSM8K's `<<48/2=24>>` is an equation of its own.
+A printed decimal stands for everything that rounds or truncates to it (10/3 = 3.33); one that may itself be rounded
+stands for its interval (3.33 * 3 = 10 decides nothing). A percentage is a fraction or a unit (2/50 * 100 = 4%).
+Currency signs, thousands separators and units are dropped, but a false equation between minutes and hours decides
+nothing. GSM8K's `<<48/2=24>>` is a separate equation.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from jprm.verify.verdict import Verdict
 from jprm.worker import Worker, serve
 
 LIMIT_S = 5.0
-"""Seconds that a step may take."""
+"""Seconds per step, at most."""
 
-_NODES = 150  # of an expression that SymPy is given
+_NODES = 150  # of an expression for SymPy
 
 
 def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
-    """The verdict on one step. May be called from any thread; what takes too long is not checkable."""
+    """Returns the verdict on one step; a step that takes too long is not checkable. Thread-safe."""
     if not any(c.isdigit() for c in text) or not re.search(r"[=<>≈≤≥≠]|\\[a-z]+", text):
         return Verdict(None)
     reply = _worker.ask(text, limit_s)
@@ -52,7 +51,7 @@ _HEDGES = re.compile(
     r"\?|\bwrong|\binvalid",
     re.IGNORECASE,
 )
-"""Words beside which a false equation is not the step's claim, or one about whole numbers."""
+"""Words that show that a false equation is not the step's claim, or is about whole numbers."""
 _FAMILIES = [set(family.split()) for family in (
     "s sec secs second seconds min mins minute minutes h hr hrs hour hours day days week weeks month months year years "
     "decade decades century a.m p.m am pm o'clock",
@@ -133,13 +132,13 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _rounds(left: Fraction, right: Fraction, unit: Fraction) -> bool:
-    """Whether one is the other rounded or truncated to `unit`."""
+    """Returns whether one is the other rounded or truncated to `unit`."""
     gap = abs(left - right)
     return gap <= unit / 2 or gap < unit and min(abs(left), abs(right)) % unit == 0
 
 
 def _printed(side: tuple) -> Fraction | None:
-    """The last decimal place of a number that stands alone, 0 for an integer, None for anything else."""
+    """Returns the last decimal place of a number that stands alone, 0 for an integer, None for anything else."""
     if side[0] == "neg":
         return _printed(side[1])
     if side[0] == "percent" and side[1][0] == "num":
@@ -163,7 +162,7 @@ def _mixed_units(units: frozenset[str]) -> bool:
 
 
 def _run_on(equation: Equation) -> bool:
-    """5 + 3 = 8 + 2 = 10: the right side goes on from the result."""
+    """Returns whether the right side continues from the result, as in 5 + 3 = 8 + 2 = 10."""
     node = equation.right
     while node[0] in ("+", "-", "*", "/"):
         node = node[1]
@@ -191,7 +190,7 @@ def _compare_roots(equation: Equation, reading: Mapping[str, Any]) -> bool | Non
 
 
 def _identical(left: tuple, right: tuple) -> bool:
-    """Whether two expressions are the same rational function."""
+    """Returns whether two expressions are the same rational function."""
     import sympy
 
     if sum(1 for side in (left, right) for _ in nodes_of(side)) > _NODES:
@@ -222,9 +221,9 @@ _FRESH = re.compile(
 
 
 def _derivations(found: Sequence[Equation], tokens: Sequence[Token]) -> list[tuple[bool | None, str]]:
-    """4x = 100, then x = 25: an equation in one unknown beside the one in the same unknown before it in the step.
+    """Checks equations in one unknown against the step's previous one in it, as in 4x = 100, then x = 25.
 
-    It holds if its roots are among the other's, and is false if both are linear and their roots differ.
+    An equation holds if its roots are among the previous one's, and is false if both are linear with other roots.
     """
     results = []
     for one, two in itertools.pairwise(found):

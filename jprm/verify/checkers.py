@@ -1,4 +1,4 @@
-"""Formal labels: steps checked by computation, with no human and no model."""
+"""Formal labels: steps checked by computation, without a human or a model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ORIGIN = "formal"
 
 
 def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
-    """What gives a verdict for every node of a tree.
+    """Returns a function from a tree to a verdict per node.
 
     Raises:
-      OSError: what the kind needs is not installed: a sandbox, unless `in_sandbox` is False, or coqtop.
+      OSError: coqtop is not installed, or there is no sandbox and `in_sandbox` is True.
     """
     if kind == "arithmetic":
         return lambda tree: [check_arithmetic(node.text) for node in tree.nodes]
@@ -34,7 +34,7 @@ def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree],
 
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
-    """The tree with its verdicts as labels (`correctness`); a wrong step says in `false` what does not hold."""
+    """Returns the tree with its verdicts as labels of `correctness`; `false` tells what does not hold in a step."""
     nodes = []
     for node, verdict in zip(tree.nodes, verdicts, strict=True):
         extra = {key: value for key, value in node.extra.items() if key not in ("label", "origin", "false")}

@@ -1,7 +1,7 @@
-"""Equations and inequalities in the text of a step.
+"""Finds equations and inequalities in the text of a step.
 
-No text is ever evaluated by Python or SymPy. A text becomes tokens; each relation sign takes the longest run of tokens
-on either side that the grammar reads as an expression. What it cannot read is left alone.
+Neither Python nor SymPy ever evaluates the text. It becomes tokens; every relation sign takes the longest run of tokens
+on either side that the grammar reads as an expression. Unreadable text is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CLOSES = {")": "(", "]": "[", "}": "{"}
 
 
 class Equation(NamedTuple):
-    """`left relation right`. `doubtful`: words around it may change what it says, so it is never held to be wrong."""
+    """`left relation right`. `doubtful`: words around it may change its meaning, so it never counts as false."""
 
     left: tuple
     relation: str
@@ -27,16 +27,16 @@ class Equation(NamedTuple):
     units: frozenset[str]
     doubtful: bool
     shared: bool  # the left side is the right side of the equation before: a chain of equalities
-    start: int  # tokens between equations say how one follows from the other
+    start: int  # the tokens between equations tell how one follows from the other
     end: int
 
 
 def equations(text: str) -> tuple[list[Equation], list[Token]]:
-    """The equations and inequalities of a step whose sides are both readable, in order; and the tokens."""
+    """Returns the equations and inequalities with two readable sides, in order, and the tokens."""
     tokens = _brackets(tokens_of(text[:LONGEST]))
     found: list[Equation] = []
     relations = [i for i, token in enumerate(tokens) if token.kind == "R"]
-    whole = None  # the side between the relation before and this one, where it is one expression
+    whole = None  # the side since the previous relation, if it is one expression
     for n, at in enumerate(relations):
         shared = whole is not None
         left = whole or _suffix(tokens, relations[n - 1] + 1 if n else 0, at)
@@ -46,7 +46,7 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
         if left and right:
             words = " ".join(token.text for token in tokens[left[1] : right[2]])
             units = frozenset(t.text.lower() for t in tokens[left[1] : right[2] + 1] if t.kind in ("W", "$"))
-            alone = not shared and left[0][0] == "num"  # in 48 hours = 2400 + 600: words that are not read matter
+            alone = not shared and left[0][0] == "num"  # in 48 hours = 2400 + 600: unread words matter
             doubtful = alone or left[3] or (right[3] and whole is None)
             found.append(
                 Equation(left[0], tokens[at].text, right[0], words, units, doubtful, shared, left[1], right[2])
@@ -55,7 +55,7 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
 
 
 def _brackets(tokens: Sequence[Token]) -> list[Token]:
-    """Brackets around prose become breaks, those around a remark one token A, those around a list one token P."""
+    """Turns brackets around prose into breaks, around a remark into one token A, around a list into one token P."""
     out: list[Token] = []
     opened: list[int] = []
     for token in tokens:
@@ -97,7 +97,7 @@ _GIVES = set(
 
 
 def _suffix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, int, bool] | None:
-    """The longest expression that ends at `end`: (expression, start, end, doubtful)."""
+    """Returns the longest expression that ends at `end`, as (expression, start, end, doubtful)."""
     first = max((i + 1 for i in range(start, end) if tokens[i].kind in "BP"), default=start)
     for i in range(max(first, end - _FURTHEST), end):
         before = tokens[i - 1] if i > start else Token("B", "")
@@ -122,7 +122,7 @@ def _suffix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
 
 
 def _prefix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, int, bool] | None:
-    """The longest expression that begins at `start`."""
+    """Returns the longest expression that begins at `start`."""
     last = min((i for i in range(start, end) if tokens[i].kind in "BP"), default=end)
     unreadable = last < end and tokens[last].kind == "P"
     for i in range(min(last, start + _FURTHEST), start, -1):

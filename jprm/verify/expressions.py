@@ -1,7 +1,7 @@
-"""Expressions: a grammar over tokens, which computes nothing.
+"""Parses tokens into expressions, without computing anything.
 
 An expression is nested tuples: ("num", Fraction, decimals, suspect), ("sym", name), ("pi",), (op, left, right) for
-`+ - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and three that can be read in more than one way:
+`+ - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and three that have several readings:
 ("note", left, right), `5 (3 + 4)`, a product or a remark in brackets; ("mixed", left, right), `2\\frac12`; and
 ("either", left, right), `- 5 + 3` with a minus sign or a bullet.
 """
@@ -17,7 +17,7 @@ _DEEPEST = 40  # nested brackets
 
 
 class _No(Exception):
-    """The tokens are no expression."""
+    """Raised if the tokens are no expression."""
 
 
 def parse(tokens: Sequence[Token]) -> tuple | None:
@@ -89,7 +89,7 @@ class _Parser:
         return node
 
     def units(self) -> None:
-        """Words behind a number are its unit where an operator, a relation or the end follows them."""
+        """Skips words after a number: its unit, if an operator, a relation or the end follows."""
         ahead = 0
         if self.peek().text == "/" and not self.peek().spaced and self.peek(1).kind == "W":
             ahead = 1  # $135/person
@@ -147,7 +147,7 @@ def _is_function(name: Token, bracket: Token) -> bool:
 
 
 def _number(token: Token) -> tuple:
-    """("num", value, decimals, suspect): a decimal that ends in neither 0 nor 5 may be rounded, unless it is money."""
+    """Returns ("num", value, decimals, suspect). A decimal not ending in 0 or 5 may be rounded, unless it is money."""
     text = token.text.removeprefix("$").replace(",", "")
     decimals = len(text.partition(".")[2])
     digits = len(text.replace(".", "").lstrip("0"))

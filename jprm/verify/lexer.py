@@ -1,4 +1,4 @@
-"""The text of a step, plain or LaTeX, as tokens of mathematics and of prose. Nothing is computed."""
+"""Splits the text of a step, plain or LaTeX, into tokens of mathematics and prose, without computing anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The tokens of a text."""
+    """Returns the tokens of a text."""
     return _soft(_tokens(text))
 
 
@@ -22,7 +22,7 @@ _SHORT = set(
     "of is in at to by on or an as if so we he it my up us no do am pm be me mm cm km ft yd mi in mg kg lb oz ml kl cc "
     "gb mb kb tb kw hr st nd rd th hz mp".split()
 )
-"""Words of two letters; any other is taken for a product of symbols."""
+"""Words of two letters. Any other pair of letters is a product of symbols."""
 
 _MARKS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "√": "\\sqrt ", "“": '"', "−": "-", "–": "-"}
 _REWRITE = [(re.compile(pattern), new) for pattern, new in (
@@ -90,7 +90,7 @@ def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
     if kind == "word":
         if len(text.rstrip("'")) == 1 or text[1] == "_":
             return "S", text
-        # ab beside a number is a product, not its unit
+        # ab next to a number is a product, not its unit
         return ("W" if len(text) > 2 and text not in ("abc", "xyz") or text.lower() in _SHORT else "P"), text
     if kind == "command":
         name = text[1:]
@@ -119,7 +119,7 @@ def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
 
 
 def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Words that are operators between numbers (`5 times 3`, `20% of 60`), the letter x that is one, articles."""
+    """Resolves words and the letter x that are operators between numbers (`5 times 3`, `20% of 60`), and articles."""
     skip = False
     for i, token in enumerate(tokens):
         if skip:
@@ -150,7 +150,7 @@ def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def _is_share(tokens: Sequence[Token]) -> bool:
-    """Whether 20%, 1/2 or 0.2 is the end of the tokens."""
+    """Returns whether the tokens end in a fraction such as 20%, 1/2 or 0.2."""
     last = tokens[-1] if tokens else Token("B", "")
     return (
         last.kind == "%"
@@ -160,7 +160,7 @@ def _is_share(tokens: Sequence[Token]) -> bool:
 
 
 def _soft(tokens: Sequence[Token]) -> list[Token]:
-    """Currency signs, formula delimiters and line ends: dropped inside an equation, a break elsewhere."""
+    """Drops currency signs, formula delimiters and line ends inside an equation, and makes them breaks elsewhere."""
     kept: list[Token] = []
     money = False
     for i, token in enumerate(tokens):

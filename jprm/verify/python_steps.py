@@ -1,15 +1,15 @@
-"""Steps that are Python code: each appends to the program of the steps before it, and the program is run with tests.
+"""Checks steps that are Python code: each step extends the program of the earlier steps, which then runs with tests.
 
-A record gives its tests as `"tests": [str]`, each a statement such as `assert area(2) == 4`. After a step the program
-so far runs in the sandbox, then every test. The step is
+A record has `"tests": [str]`, each a statement such as `assert area(2) == 4`. After a step, the program so far runs in
+the sandbox, then every test. The step is
 
-- wrong (0) if the program does not compile, raises, exits or takes too long, or a test fails;
-- right (1) if it runs, no test fails and at least one passes;
-- unlabelled if no test can be run yet: a test that meets a name which is not defined is passed over, but after the last
-  step it fails; or if the step's block is not complete: the next step begins indented, or an end is missing.
+- incorrect (0) if the program does not compile, raises, exits or takes too long, or a test fails;
+- correct (1) if it runs, no test fails and at least one passes;
+- unlabelled if no test can run yet or its block is incomplete: the next step begins indented, or an end is missing. A
+  test that needs an undefined name is skipped, but fails after the last step.
 
-What follows a wrong step is unlabelled. Where any step of a record has a fenced block, code is what its fences hold and
-the other steps, being prose, are unlabelled; else all of a step's text is code. Only the standard library is there.
+Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
+the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jprm.verify.sandbox import Limits, Outcome, python, run
 from jprm.verify.verdict import Verdict
 
 LIMITS = Limits(seconds=10.0, memory=1 << 30)
-"""Of one step's program with its tests."""
+"""Limits of one step's program with its tests."""
 
 _FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 
@@ -60,11 +60,11 @@ report(tests=results)
 
 
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
-    """A verdict for every node.
+    """Returns a verdict per node.
 
     Raises:
-      RecordError: by `tests_of`.
-      OSError: there is no sandbox, and `sandbox` asks for one.
+      RecordError: as `tests_of`.
+      OSError: `sandbox` is True and there is none.
     """
     tests = tests_of(tree)
     fenced = any(_FENCE.search(node.text) for node in tree.nodes)
@@ -76,7 +76,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
             children[node.parent].append(i)
         before = programs[node.parent] if node.parent >= 0 else ""
         programs.append(before + _code(node.text, fenced))
-    over = [False] * len(tree.nodes)  # at or behind a wrong step
+    over = [False] * len(tree.nodes)  # at or after an incorrect step
     for i, node in enumerate(tree.nodes):
         if node.parent >= 0 and over[node.parent]:
             over[i] = True
@@ -94,7 +94,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
 
 
 def tests_of(tree: ReasoningTree, where: str = "record") -> list[str]:
-    """The record's tests.
+    """Returns the record's tests.
 
     Raises:
       RecordError: there are none.
@@ -120,7 +120,7 @@ def _incomplete(code: str) -> bool:
 
 
 def _run(code: str, tests: Sequence[str], last: bool, sandbox: bool, limits: Limits) -> Verdict:
-    nonce = secrets.token_hex(16)  # without it a program could print its own report
+    nonce = secrets.token_hex(16)  # so that a program cannot print its own report
     question = json.dumps({"nonce": nonce, "code": code, "tests": list(tests)})
     outcome = run([python(), "-I", "-S", "-c", _HARNESS], question, limits, sandbox=sandbox)
     reported = outcome.output.rpartition("\n" + nonce)[2] if nonce in outcome.output else None

@@ -1,4 +1,4 @@
-"""The values of expressions: as fractions, as intervals, and as SymPy's."""
+"""Values of expressions: as fractions, as intervals and as SymPy expressions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _DEGREE = 12  # of a power of a sum
 
 
 class Unread(Exception):
-    """Beyond the limits, or not of plain numbers."""
+    """Raised for an expression beyond the limits or not of plain numbers."""
 
 
 class Irrational(Exception):
-    """A root or pi: SymPy's."""
+    """Raised for a root or pi, which SymPy evaluates."""
 
 
 def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
-    """The value of an expression, in one reading, which also holds the values of its symbols.
+    """Returns the value of an expression in one reading, which also has the values of its symbols.
 
     Raises:
       Irrational, Unread, ZeroDivisionError: not rational, too large, no value.
@@ -72,7 +72,7 @@ def _apply(kind: str, values: Sequence[Fraction], reading: Mapping[str, Any]) ->
 
 
 def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
-    """The least and greatest value where every suspect decimal may be anything that rounds to it."""
+    """Returns the least and greatest value if every suspect decimal may be anything that rounds to it."""
     if node[0] == "num":
         half = Fraction(1, 2 * 10 ** node[2]) if node[3] else Fraction(0)
         return node[1] - half, node[1] + half

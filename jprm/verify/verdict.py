@@ -1,4 +1,4 @@
-"""What a check says of a step."""
+"""The result of checking a step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """`label`: 1 right, 0 wrong, None not checkable. `checked`: how many equations, tests or tactics were decided.
-    `false`: for a wrong step, what does not hold."""
+    """What a check found.
+
+    Attributes:
+      label: 1 correct, 0 incorrect, None not checkable.
+      checked: how many equations, tests or tactics were decided.
+      false: what does not hold in an incorrect step.
+    """
 
     label: int | None
     checked: int = 0
