@@ -316,7 +316,7 @@ def test_the_scoring_step_is_the_scorers(file):
     mesh = jax.sharding.AbstractMesh((1, 4, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
     score, args = compile.scoring(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
     with jax.sharding.use_abstract_mesh(mesh):
-        score_BS = score.eval_shape(*args)
+        score_BS = score.eval_shape(*args)["score"]
     assert score_BS.shape == (4, 128) and score_BS.sharding.spec[0] == ("data", "fsdp")
     assert {x.dtype for x in jax.tree.leaves(args[0])} == {jnp.dtype("float32")}
     assert not [path for path in args[0]["decoder"]["layers_0"] if "lora" in path]  # merged, as the scorer does

@@ -1,4 +1,4 @@
-"""Collectives written by hand, where XLA left to itself sends or keeps more than it must."""
+"""Collectives written by hand, where XLA by itself sends or keeps more than necessary."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jprm.model.mesh import parts, spec, stream
 
 
 def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """(B, T, D), the table's rows of these tokens. Every device looks all tokens up in the part of it that it has.
+    """Returns the table's rows of the tokens, (B, T, D). Every device looks all tokens up in its own part of the table.
 
-    What was found is turned from columns to rows over one axis of the mesh and, where tokens are split, to tokens over
-    the other: of both at once XLA makes copies of all of it on all devices. Left to it, with several parts of `data`
-    every device could have the gradient of the whole table.
+    The result is resharded from columns to rows over one mesh axis and, where tokens are split, to tokens over the
+    other. XLA would copy everything to all devices if it did both at once. With several parts of `data`, XLA by itself
+    could give every device the gradient of the full table.
     """
     place, mesh = stream(tokens_BT), jax.typeof(table_VD).sharding.mesh
     if place is None or table_VD.shape[1] == 1 or mesh.size == mesh.shape["data"]:
@@ -41,10 +41,10 @@ def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
 
 
 def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
-    """(B, S, ...), `x_BTX` at these tokens of each row, whole on all devices of a row.
+    """Returns `x_BTX` at the tokens `index_BS` of each row, (B, S, ...), replicated on all devices of a row.
 
-    Where tokens are split, each device gives what it has and zeros for the others, and these are added: no state but
-    those asked for leaves its device.
+    Where tokens are split, each device contributes its own tokens and zeros for the others, and the sum is taken: no
+    other hidden state leaves its device.
     """
     rest = range(2, x_BTX.ndim)
     if parts(x_BTX) == 1:
@@ -64,30 +64,30 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
 
 
 def gathered_weight(w: jax.Array, axis: int) -> jax.Array:
-    """A weight of which the mesh may split `axis`, gathered; its gradient, summed over all tokens, is scattered there.
+    """Gathers a weight along `axis`, which the mesh may split. The gradient, summed over tokens, is scattered there.
 
-    The sum is scattered as an array of its parts, in front of all other axes. Along the weight's own axis XLA's
-    compiler for TPUs, where the devices make more than one ring, would have every device sum it whole and slice it.
+    The sum is scattered along a new first axis, the parts. Along the weight's own axis XLA's compiler for TPUs would
+    have every device compute the full sum and slice it, where the devices make more than one ring.
     """
     place = jax.typeof(w).sharding
     if all(place.mesh.shape[name] == 1 for name in _names(tuple(place.spec)[axis])):
-        return w  # XLA would not see that it is whole, and keep the sums over one device
+        return w  # XLA would keep the sums over a single device
     return _gathered(w, axis, place.spec)
 
 
 def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The axes of the mesh that an array's axis is split over."""
+    """Mesh axes that split an array's axis."""
     return (place,) if isinstance(place, str) else place or ()
 
 
 def _over() -> tuple[str, ...]:
-    """The axes of the mesh that split rows and tokens, and with them the sum that a weight's gradient is."""
+    """Mesh axes that split rows and tokens, over which a weight's gradient is summed."""
     return tuple(name for place in spec("batch", "tokens") for name in _names(place))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gathered(w, axis: int, place: P):
-    # `reduced` is for the gradient's type: each device has its own term of the sum.
+    # `reduced` types the gradient: each device has its own term of the sum.
     return jax.sharding.reshard(w, P(*place[:axis], None, *place[axis + 1 :], reduced=frozenset(_over())))
 
 
@@ -114,10 +114,10 @@ _gathered.defvjp(_gather_forward, _gather_backward)
 
 
 def split_in_chunks(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:
-    """`w` in equal pieces along an axis that one axis of the mesh may split, each split as the whole is.
+    """Splits `w` into equal chunks along `axis`, each sharded as `w` is. The chunks become the first axis.
 
-    The axis becomes two, the parts and what a device has of a piece, and the pieces come first. `count` says how many
-    they are, of the size that a device has.
+    `axis` becomes two: the mesh's parts, and one device's part of a chunk. `count` returns the number of chunks for the
+    size that a device has.
     """
     place = jax.typeof(w).sharding
     before, (name, *after) = tuple(place.spec)[:axis], tuple(place.spec)[axis:]

@@ -1,4 +1,4 @@
-"""What a decoder is: one frozen record, enough for Llama, Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3 by its values."""
+"""The model's configuration: one frozen record for Llama, Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class ModelConfig:
     qkv_bias: bool = False  # Qwen2
     qk_norm: bool = False  # Qwen3, Gemma 3: RMSNorm of every query and key head
     design: Literal["llama", "gemma"] = "llama"
-    """gemma: norms multiply by 1 + w, two more of them follow attention and MLP, the gate is GELU (by tanh) and not
-    SiLU, and the stream starts as the embedding times the root of `width`."""
+    """gemma: norms multiply by 1 + w, two more norms follow attention and MLP, the gate is GELU (by tanh) in place of
+    SiLU, and the embedding is multiplied by the root of `width`."""
     windows: tuple[int, ...] = ()
-    """Sliding windows, layer by layer, repeated where the layers are more: with n, a query sees the keys less than n
-    positions before it; with 0, and everywhere with (), all."""
-    rope_theta_local: float = 0.0  # Gemma 3: of the layers with a window, unscaled; 0: theirs is like the others'
-    query_pre_attn_scalar: int = 0  # Gemma: attention's logits are divided by its root; 0: by that of head_dim
-    attention_softcap: float = 0.0  # Gemma 2: attention's logits x become cap tanh(x / cap); 0: they stay
-    logit_softcap: float = 0.0  # Gemma 2: the same for the language head's
-    rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts that were stretched after training
+    """Sliding windows by layer, repeated if there are more layers. A query sees keys less than n positions before it; 0
+    is no window, and () is none anywhere."""
+    rope_theta_local: float = 0.0  # Gemma 3: of layers with a window, unscaled; 0: rope_theta
+    query_pre_attn_scalar: int = 0  # Gemma: attention's logits are divided by its root; 0: head_dim
+    attention_softcap: float = 0.0  # Gemma 2: attention's logits x become cap tanh(x / cap); 0: no cap
+    logit_softcap: float = 0.0  # Gemma 2: the same for the language head's logits
+    rope_scaling: RopeScaling = RopeScaling()  # Llama 3.1, and contexts stretched after training
     tied_embeddings: bool = True  # matters to the language head only
     head: str = "binary"  # a name in `jprm.model.heads.HEADS`, or module:NAME
-    head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU before the head's own
+    head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU precede the head
     layer_groups: tuple[int, ...] = ()
-    """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group of them all. A group
-    is what a freezing rule can name: groups that are frozen below the first trained one cost no backward pass. A single
-    group follows `layers`, whatever it says."""
+    """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group. A freezing rule can
+    name a group, and frozen groups below the first trained one cost no backward pass. A single group always has all
+    `layers`."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
-    remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass computes again
+    remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass recomputes
     attention: str = "blocked"  # a name in `jprm.model.attention.registry.ATTENTION`, or module:NAME
-    attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` has a rule for its own
+    attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` chooses its own
 
     def __post_init__(self):
         if len(self.layer_groups) < 2:
@@ -78,22 +78,22 @@ class ModelConfig:
 
     @property
     def group(self) -> int:
-        """Query heads a key-value head."""
+        """Query heads per key-value head."""
         return self.heads // self.kv_heads
 
     @property
     def chain_rows(self) -> bool:
-        """Whether attention takes only rows that hold one chain each; the packer then lays out no others."""
+        """Whether attention needs rows of one chain each; the packer then packs no others."""
         return attention.find(self.attention).chain_rows
 
     @property
     def query_scale(self) -> float:
-        """What attention's logits are multiplied by."""
+        """The factor of attention's logits."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
 
 
 def _period(windows: tuple[int, ...]) -> tuple[int, ...]:
-    """The shortest that repeats to the same layers, so that equal models have equal configs; () where none slides."""
+    """Returns the shortest period, so that equal models have equal configs; () without any window."""
     if min(windows, default=0) < 0:
         raise ValueError(f"windows {windows} must be positive, or 0 for a layer that sees all")
     repeats = (n for n in range(len(windows)) if n and windows[n:] == windows[: len(windows) - n])

@@ -1,9 +1,8 @@
-"""Cached decoding: hidden states of new tokens, which see each other and tokens whose keys and values were kept.
+"""Cached decoding: hidden states of new tokens, which see each other and tokens whose keys and values are cached.
 
-The layer's pieces are those of `jprm.model.transformer`; only what a query sees is put together differently. A model
-whose `layer_groups` are all 1 has every layer's weights in arrays of their own: the compiled program reads them where
-they lie, while a scan over stacked layers first copies each out of its stack. Decoding one token at a time is bound by
-reading weights, so a sampler wants them so (`unstacked`); many tokens at a time do not care.
+Layers use the functions of `jprm.model.transformer`; only attention differs. A scan over stacked layers first copies
+each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the program
+reads in place. Decoding one token at a time is bound by reading weights, so samplers use `unstacked` models.
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ from jprm.model.transformer import (
 )
 
 Cache = tuple[tuple[Array, Array], ...]
-"""Keys and values of every group of layers: of rows (B, K, S, H), or of slots (N, K, H), behind an axis of layers where
-the group has many. A group of one has no such axis: XLA then writes the new keys of a decoding loop in place, and else
-copies the whole cache for every token."""
+"""Keys and values of every group of layers: of rows (B, K, S, H), or of slots (N, K, H), with a leading axis of layers
+if the group has several. A group of one has no such axis, so that XLA writes a decoding loop's new keys in place and
+does not copy the cache for every token."""
 
 QUERIES = 256
-"""New tokens of a row whose attention is computed at once."""
+"""New tokens of a row whose attention is computed together."""
 
 _KNOWN = {
     "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "norm_eps", "qkv_bias",
     "qk_norm", "rope_scaling", "tied_embeddings", "head", "head_hidden", "layer_groups", "dtype", "remat", "attention",
     "attention_block",
 }  # fmt: skip
-"""Fields of `ModelConfig` that cached decoding honours, or that cannot matter to it."""
+"""Fields of `ModelConfig` that cached decoding supports, or that do not affect it."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """Tokens computed before: R rows of them, which B new rows share, B a multiple of R; row b sees row b // (B / R).
+    """Cached tokens in R rows, which B new rows share; B is a multiple of R, and row b sees row b // (B / R).
 
-    They all lie before the first new token, so all new tokens of a row see the same of them.
+    All of them come before the first new token, so all new tokens of a row see the same ones.
     """
 
     cache: Cache  # of R rows
     seen_RS: Bool[Array, "R S"]
-    slot_RS: Int[Array, "R S"] | None = None  # the cache is slots, in which keys lie anywhere: here
+    slot_RS: Int[Array, "R S"] | None = None  # where the cache is slots: the slot of every token
 
 
 def check(config: ModelConfig) -> None:
-    """Raises NotImplementedError naming the field of a model that decoding with a cache would compute wrongly."""
+    """Raises NotImplementedError, naming the field, for a model that cached decoding does not support."""
     for field in dataclasses.fields(config):
         if field.name not in _KNOWN and getattr(config, field.name) != field.default:
             raise NotImplementedError(
@@ -69,12 +68,12 @@ def check(config: ModelConfig) -> None:
 
 
 def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
-    """Zeros for `size` tokens in each of the rows, split over the mesh that is set."""
+    """Returns zeros for `size` tokens in each row, split over the mesh that is set."""
     return _zeros(config, (rows, config.kv_heads, size, config.head_dim), ("batch", "kv_heads", None, None))
 
 
 def empty_slots(config: ModelConfig, size: int) -> Cache:
-    """Zeros for `size` tokens, kept whole on every device but for the heads' split."""
+    """Returns zeros for `size` tokens, replicated on every device; only heads are split."""
     return _zeros(config, (size, config.kv_heads, config.head_dim), (None, "kv_heads", None))
 
 
@@ -96,20 +95,20 @@ def forward(
     own: Cache | None = None,
     start: Int[Array, ""] | int = 0,
 ) -> tuple[Float[Array, "B T D"], Cache]:
-    """Hidden states of the new tokens after the final norm, and their rows' keys and values.
+    """Returns the new tokens' hidden states after the final norm, and their rows' keys and values.
 
-    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself: padding goes
-    behind, and means nothing.
+    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself. Padding follows
+    the tokens and affects none of them.
 
     Args:
-      own: keys and values of B rows, which those of the new tokens are written into at `start` and which are returned;
-        None where the rows have nothing but the new tokens, whose keys and values are returned.
+      own: the cache of B rows, into which the new keys and values are written at `start`; None for rows that begin
+        with the new tokens.
     """
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
     cos_BTH, sin_BTH = rotary(position_BT, config)
 
-    # Blocks of queries, so that the logits of few are held at once, each against the keys up to its own end.
+    # Blocks of queries, each against the keys up to its own end, limit the logits in memory.
     T = tokens_BT.shape[1]
     blocks = [(i, min(i + QUERIES, T)) for i in range(0, T, QUERIES)]
 
@@ -138,7 +137,7 @@ def forward(
 
 
 def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
-    """The same model with every layer in a group of its own."""
+    """Returns the same model with every layer in a group of its own."""
     one = dataclasses.replace(config, layer_groups=(1,) * config.layers)
     if one == config:
         return dict(params), config
@@ -153,7 +152,7 @@ def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
 
 
 def _read(past: Past, group: int, index) -> tuple[Array, Array]:
-    """Keys and values (R, K, S, H) of one layer of a group, or of the only one, where `index` is None."""
+    """Returns keys and values (R, K, S, H) of layer `index` of a group, or of its only layer if `index` is None."""
     kv = past.cache[group]
     if past.slot_RS is None:
         return kv if index is None else tuple(x[index] for x in kv)
@@ -162,7 +161,7 @@ def _read(past: Past, group: int, index) -> tuple[Array, Array]:
 
 
 def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
-    """Softmax over two sets of keys, each computed in its own shape and then weighed against the other, in float32."""
+    """Attention over two sets of keys in float32: partial softmaxes of each, then combined."""
     T, G, S = q_BTKGH.shape[1], q_BTKGH.shape[3], k_BKSH.shape[2]
     seen_TS = jnp.arange(S) <= start + jnp.arange(T)[:, None]
     parts = [_part(q_BTKGH, k_BKSH, v_BKSH, jnp.repeat(seen_TS, G, axis=0))]
@@ -176,7 +175,8 @@ def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
 
 
 def _part(q_BTKGH, k_RKSH, v_RKSH, seen):
-    """Of one set of keys: the values weighed by exp(logit - largest logit), these weights' sum, the largest logit."""
+    """Returns, for one set of keys, the sum of exp(logit - largest logit) x value, the sum of these weights, and the
+    largest logit."""
     B, T, K, G, H = q_BTKGH.shape
     R, split = k_RKSH.shape[0], ("batch", "kv_heads")
     q_RXKGH = reshape(q_BTKGH, (R, B // R * T, K, G, H), "batch", None, "kv_heads")

@@ -1,6 +1,6 @@
-"""Heads: what the logits of a step or of a token mean. One `Head` record each, in `HEADS`.
+"""Heads: what the logits of a step or a token mean, one `Head` record each in `HEADS`.
 
-A head is the only place that knows how many logits there are and what they say. Everything else asks the record:
+Only the head knows how many logits there are and what they mean. Everything else asks the record:
 
     head = find(config.head)                     # a name in HEADS, or "module:NAME" of the user's own module
     head.size(config.vocab_size)                 # logits
@@ -34,7 +34,7 @@ Output = Callable[[Float[Array, "*B C"]], Float[Array, "*B"]]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, init=False)
 class Readout:
-    """Named outputs of a step's logits. `score` is among them; the others go along with it, for people and searches."""
+    """Named outputs of a step's logits: `score`, and others that accompany it, such as an uncertainty."""
 
     outputs: tuple[tuple[str, Output], ...]
 
@@ -55,8 +55,8 @@ class Readout:
 class Weighted:
     """An output: the sum of factor x activation over the channels, in float32.
 
-    (0, 1) after a softmax is the probability of the second of two classes, (0, 1, 1) that of not being the first of
-    three, (-1, 1) the difference of two; (1,) after a sigmoid is the probability of one log-odds.
+    After a softmax, (0, 1) is the probability of the second of two classes, (0, 1, 1) one minus the probability of the
+    first of three, and (-1, 1) a difference. After a sigmoid, (1,) is the probability of one log-odds.
     """
 
     activation: Literal["softmax", "sigmoid", "none"]
@@ -69,14 +69,14 @@ class Weighted:
         elif self.activation == "sigmoid":
             logit_BSC = jax.nn.sigmoid(logit_BSC)
         score_BS = jnp.sum(logit_BSC * jnp.array(self.factors, jnp.float32), axis=-1)
-        if self.activation == "softmax":  # a mean of the factors, which rounding may put beyond the largest
+        if self.activation == "softmax":  # rounding may put a mean of the factors beyond the largest
             score_BS = jnp.clip(score_BS, min(self.factors), max(self.factors))
         return score_BS
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a head is trained towards, and the fields of an experiment that give such targets."""
+    """A kind of target, and the fields of an experiment that give it."""
 
     name: str
     supervise: tuple[str, ...]  # values of data.supervise
@@ -104,8 +104,8 @@ class Head:
     log_likelihood: Callable[[Array, Array], Array] | None = None
     """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant; None where there is none."""
     log_odds: tuple[float, ...] = ()
-    """The logits, channel by channel, of log-odds 1, where log-odds decide the score: `jprm.train.head_init` fits them
-    and multiplies. () where they do not: such a head is not fitted before training."""
+    """The channels' logits for log-odds of 1, by which `jprm.train.head_init` multiplies the log-odds that it fits; ()
+    for a head whose score is no function of log-odds, which is not fitted before training."""
     bias: tuple[float, ...] = ()
     """Initial bias of every channel; () is 0. Kernels start at 0."""
 

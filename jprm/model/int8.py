@@ -1,7 +1,7 @@
-"""Parameters held in a smaller type than they are trained in, for scoring: bfloat16, or int8 with a scale a channel.
+"""Parameters stored in a smaller type for scoring: bfloat16, or int8 with one scale per channel.
 
-A matrix in int8 takes a quarter of its memory in float32. It is multiplied out, a layer at a time, where the layer is
-computed; products and sums stay in the computation's dtype.
+A matrix in int8 takes a quarter of its float32 memory. Each layer's weights are dequantised when the layer is computed;
+products and sums stay in the computation's dtype.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SUMMED: dict[str, tuple[int, ...]] = {
     "embed": (-1,), "query": (-4,), "key": (-3,), "value": (-3,), "out": (-4, -3, -2), "gate": (-2,), "up": (-2,),
     "down": (-2,),
 }  # fmt: skip
-"""Roles that int8 holds, and the axes that their products sum over, counted from the last; the others are channels."""
+"""Roles stored as int8, and the axes that their products sum over, counted from the last. Other axes are channels."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8:
-    """values x scale; the scale has size 1 along the axes that share one."""
+    """values x scale; the scale has size 1 along the summed axes."""
 
     values: Int8Values[Array, "*S"]
     scale: Float[Array, "*S1"]
@@ -37,7 +37,7 @@ class Int8:
 
 
 def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
-    """The nearest multiples of a 127th of the largest magnitude along `axes`: off by half of that at most."""
+    """Rounds to multiples of 1/127 of the largest magnitude along `axes`, with an error of at most half of one."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / 127
     values = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
@@ -45,7 +45,7 @@ def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
 
 
 def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
-    """A parameter of the decoder as it is kept in memory. Norms are float32 always, and biases but for bfloat16."""
+    """Returns a decoder parameter as it is stored. Norms are float32, biases float32 unless dtype is bfloat16."""
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
     if dtype == "int8" and role in SUMMED:
@@ -55,5 +55,5 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
 
 @functools.partial(jax.jit, static_argnums=1)
 def held_decoder(decoder: dict, dtype: Dtype) -> dict:
-    """All parameters of a decoder so, each in its place on the mesh."""
+    """Returns all parameters of a decoder as they are stored, each in its place on the mesh."""
     return jax.tree_util.tree_map_with_path(lambda path, x: held(path[-1].key, x, dtype), decoder)

@@ -1,8 +1,8 @@
-"""LoRA: a low-rank change A B beside each chosen matrix (Hu et al. 2022), as parameters of their own.
+"""LoRA: a low-rank change A B of each chosen matrix (Hu et al. 2022), as parameters of their own.
 
-An adapter of `decoder/layers_0/query` is `decoder/layers_0/query_lora_a`, (L, in, r), and `..._lora_b`, (L, r, out),
-stacked by layer and sharded like the matrix. `merge` puts W + scale A B in the matrix's place, before the forward: the
-model knows nothing of adapters. W, A and B may be of a stack that is scanned; the sum is over the rank alone.
+The adapter of `decoder/layers_0/query` is `decoder/layers_0/query_lora_a`, (L, in, r), and `..._lora_b`, (L, r, out),
+stacked by layer and sharded like the matrix. `merge` replaces the matrix by W + scale A B before the forward pass, so
+the model knows nothing of adapters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jprm.model.mesh import sharding
 
 A, B = "_lora_a", "_lora_b"
 TRAINED = rf"({A}|{B})$|^head/"
-"""What is trained where there are adapters: these and the head, which is new."""
+"""Matches what is trained with adapters: the adapters and the head, which is new."""
 
 PRODUCTS = {
     "query": "LDR,LRKGH->LDKGH", "key": "LDR,LRKH->LDKH", "value": "LDR,LRKH->LDKH", "out": "LKGHR,LRD->LKGHD",
@@ -37,8 +37,8 @@ class LoraConfig:
     """rank 0: no adapters, every parameter is trained.
 
     alpha: A B is scaled by alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski 2023).
-    targets: pattern, matched (re.search) against paths such as `decoder/layers_0/query`. Of what `optimizer.freeze`
-        matches no adapter is made. There is no dropout.
+    targets: pattern, matched (re.search) against paths such as `decoder/layers_0/query`. Matrices
+        that `optimizer.freeze` matches get no adapter. There is no dropout.
     """
 
     rank: int = 0
@@ -59,7 +59,7 @@ NO_LORA = LoraConfig()
 
 
 def shapes(model: ModelConfig, role: str, layers: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of A and B, for a stack of `layers` matrices."""
+    """Returns the shapes of A and B for a stack of `layers` matrices."""
     size = {"L": layers, "R": rank, "D": model.width, "K": model.kv_heads, "G": model.group, "H": model.head_dim}
     size["F"] = model.mlp_width
     a, b = PRODUCTS[role].split("->")[0].split(",")
@@ -67,7 +67,7 @@ def shapes(model: ModelConfig, role: str, layers: int, rank: int) -> tuple[tuple
 
 
 def axes(role: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
-    """Logical axes of A and B: those of the matrix, and the rank, which is not split."""
+    """Returns the logical axes of A and B: the matrix's own, and the rank, which is not split."""
     operands, product = PRODUCTS[role].split("->")
     of = dict(zip(product, transformer.AXES[role], strict=True))
     a, b = operands.split(",")
@@ -75,9 +75,9 @@ def axes(role: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
 
 
 def init(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
-    """Adapters as a flat dict {path: array}, each born in its place: A uniform in +-1/sqrt(in), B zero, as in PEFT.
+    """Returns adapters as a flat, sharded dict {path: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
 
-    Raises ValueError where `targets` names no matrix, or `freeze` all that it names.
+    Raises ValueError where `targets` matches no matrix, or `freeze` matches them all.
     """
     if not config.rank:
         return {}
@@ -102,7 +102,7 @@ def init(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dic
 
 
 def merge(params: Mapping, config: LoraConfig) -> dict:
-    """The parameters of the plain model: each matrix W that has an adapter becomes W + scale A B, in float32."""
+    """Returns the plain model's parameters: each matrix W with an adapter becomes W + scale A B, in float32."""
     if not config.rank:
         return dict(params)
 
@@ -125,7 +125,7 @@ def without_adapters(decoder: Mapping) -> dict:
 
 
 def add(role: str, w: Array, stack: Mapping[str, Array], scale: float) -> Array:
-    """W + scale A B; all of float32's digits on a TPU too, where a product of matrices has fewer unless it is told."""
+    """Returns W + scale A B in full float32 precision, which is not the default of a TPU's matrix products."""
     ab = jnp.einsum(
         PRODUCTS[role], stack[role + A], stack[role + B], precision="highest",
         out_sharding=sharding(*transformer.AXES[role]),

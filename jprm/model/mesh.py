@@ -1,8 +1,8 @@
-"""One mesh, and one table from what an array axis is to the mesh axis it lies on.
+"""The device mesh, and the one table from logical array axes to mesh axes.
 
-Axes of the mesh: `data` (replicas of the weights), `fsdp` (rows and weights both split), `tensor` (heads and MLP
-split), `context` (the tokens of a row and weights both split: for rows that are too long for one device). Shardings are
-explicit: they are part of an array's type, and a contraction that JAX cannot place is an error.
+Mesh axes: `data` (replicas of the weights), `fsdp` (splits rows and weights), `tensor` (splits heads and the MLP),
+`context` (splits the tokens of a row, and weights: for rows that are too long for one device). Shardings are explicit:
+they are part of an array's type, and a contraction that JAX cannot place is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
     "replicas": "data",  # of the weights
     "tokens": "context",
-    "embed": ("fsdp", "context"),  # the width of weights; activations keep theirs whole
+    "embed": ("fsdp", "context"),  # the width of weights; the width of activations is not split
     "vocab": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -35,7 +35,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices an axis; -1 (one axis at most) takes what the others leave."""
+    """Devices per axis; -1, for one axis at most, takes the remaining devices."""
 
     data: int = 1
     fsdp: int = -1
@@ -44,7 +44,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
-    """The mesh over all devices, or over those given. Raises ValueError where the sizes do not multiply to them."""
+    """Returns the mesh over all devices or over `devices`. Raises ValueError where the sizes do not fit them."""
     devices = jax.devices() if devices is None else devices
     sizes = [config.data, config.fsdp, config.tensor, config.context]
     free = [i for i, size in enumerate(sizes) if size == -1]
@@ -61,7 +61,7 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
 
 
 def _arranged(sizes: list[int], devices) -> np.ndarray:
-    """The devices in this shape: those of TPUs as their links are, with one or several whole slices to a `data`."""
+    """Returns the devices in this shape. On TPUs neighbours are linked, and `data` alone crosses slices."""
     if devices[0].platform != "tpu":
         return np.array(devices).reshape(sizes)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -77,12 +77,11 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 
 
 def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
-    """PartitionSpec of an array whose axes are so named; None, or a name that the table lacks, is not split.
+    """Returns the PartitionSpec of an array with these logical axes. None and unknown names are not split.
 
-    `context` is left out where the mesh, by default that which is set, has one device along it: what is not split says
-    nothing of it.
+    `context` is omitted where the mesh (by default the one that is set) has one device along it.
 
-    Raises ValueError where two axes of the array would lie on one mesh axis.
+    Raises ValueError where one mesh axis would split two axes of the array.
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     left_out = () if dict(mesh.shape).get("context", 1) > 1 else ("context",)
@@ -98,23 +97,23 @@ def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
 
 
 def sharding(*axes: str | None) -> P | None:
-    """`spec`, or None where no mesh is set, so that the same model code runs without one, or on a device's own part."""
+    """Returns `spec`, or None without an explicit mesh, so that model code also runs without one and in a shard_map."""
     return spec(*axes) if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types else None
 
 
 def parts(x_BT: jax.Array) -> int:
-    """Into how many parts the tokens, the second axis, are split over `context`: the array's type says it."""
+    """Returns the number of parts into which `context` splits the tokens, the second axis, by the array's type."""
     place = jax.typeof(x_BT).sharding
     return place.mesh.shape["context"] if tuple(place.spec)[1:2] == ("context",) else 1
 
 
 def stream(x_BT: jax.Array) -> P | None:
-    """Where hidden states (B, T, D) lie: with the tokens of `x_BT`, which may be one axis with the rows."""
+    """Returns the spec of hidden states (B, T, D), or (B x T, D), whose tokens are split as in `x_BT`."""
     return sharding("batch", *(["tokens"] if parts(x_BT) > 1 else []))
 
 
 def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Array:
-    """`x` in another shape whose axes are so named. Said, not inferred: JAX forgets how an axis of size 1 is split."""
+    """Reshapes `x` to a shape with these logical axes. Without them JAX forgets how an axis of size 1 is split."""
     return jnp.reshape(x, shape, out_sharding=sharding(*axes, *(None,) * (len(shape) - len(axes))))
 
 
@@ -126,22 +125,22 @@ def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):
-    """Host arrays onto the mesh: `Rows` as `row_places` says, others split over their rows, behind `lead` axes."""
+    """Puts host arrays on the mesh: `Rows` by `row_places`, others split over their rows, which follow `lead` axes."""
     if isinstance(rows, Rows):
         return jax.tree.map(lambda place, arrays: put(arrays, place), row_places(mesh, lead), rows)
     return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
 
 
 def put(arrays, place: NamedSharding):
-    """Host arrays, the same in every process, onto the mesh: a process sends its devices their pieces, and no others.
+    """Puts host arrays, equal in every process, on the mesh. A process sends only what its own devices need.
 
-    (`jax.device_put` would have the processes compare their whole arrays first.)
+    (`jax.device_put` would make the processes compare the arrays first.)
     """
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
 
 def gathered(arrays):
-    """Arrays of the mesh as numpy arrays, whole in every process."""
+    """Returns arrays of the mesh as complete numpy arrays in every process."""
     return multihost_utils.process_allgather(arrays, tiled=True)
 
 

@@ -1,4 +1,4 @@
-"""Parameters as flat dicts {path: array}, split into what is trained and what is frozen."""
+"""Parameters as flat dicts {path: array}, split into trained and frozen ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
-    """The trained and the frozen parameters, as flat dicts {path: array}. What `only` does not match is frozen too."""
+    """Returns the trained and the frozen parameters as flat dicts {path: array}.
+
+    `freeze` and `only` are patterns; parameters that `only` does not match are frozen too.
+    """
     flat = flatten_dict(params, sep="/")
     matched = {path for path in flat if freeze and re.search(freeze, path)}
     frozen = {path: value for path, value in flat.items() if path in matched or not re.search(only, path)}
@@ -20,5 +23,5 @@ def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
 
 
 def join(*flat: dict) -> dict:
-    """The nested dict again."""
+    """Returns the nested dict of flat dicts."""
     return unflatten_dict({path: value for part in flat for path, value in part.items()}, sep="/")

@@ -1,4 +1,4 @@
-"""Rotary frequencies and the ways in which checkpoints stretch them to longer contexts."""
+"""Rotary frequencies, and how checkpoints stretch them to longer contexts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How the frequencies differ from theta^(-2i / head_dim); a field that its kind does not use keeps its default.
+    """How the frequencies differ from theta^(-2i / head_dim). Fields that a kind does not use keep their defaults.
 
-    linear: all divided by `factor` (Chen et al. 2023).
-    llama3: long wavelengths divided by `factor`, short ones kept, between them a blend (Llama 3.1's `apply_scaling`).
-    yarn: the same by a ramp over the pairs, and cos and sin multiplied by `attention_factor` (Peng et al. 2023).
+    linear: divides all by `factor` (Chen et al. 2023).
+    llama3: divides long wavelengths by `factor`, keeps short ones, blends between (Llama 3.1's `apply_scaling`).
+    yarn: the same by a ramp over the pairs, and multiplies cos and sin by `attention_factor` (Peng et al. 2023).
     """
 
     kind: Literal["none", "linear", "llama3", "yarn"] = "none"
@@ -39,7 +39,7 @@ class RopeScaling:
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling()) -> np.ndarray:
-    """(head_dim / 2,) float32, radians a position; each step in float32, as in the models' own training code."""
+    """Returns (head_dim / 2,) float32, radians a position, computed in float32 as in the models' own training code."""
     H = head_dim
     power_H = np.float32(theta) ** (np.arange(0, H, 2, dtype=np.float32) / np.float32(H))
     plain_H = np.float32(1) / power_H
@@ -54,7 +54,7 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling(
     else:
 
         def pair(turns: float) -> float:
-            """The pair, as a real number, that turns so often over the old context."""
+            """Returns the pair, as a real number, that turns so often over the old context."""
             return H * math.log(scaling.positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         first, last = pair(scaling.high), pair(scaling.low)

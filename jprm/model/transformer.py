@@ -1,4 +1,4 @@
-"""The decoder: Linen modules own names and initialisers; the mathematics are einsums in free functions.
+"""The decoder: Linen modules own names and initialisers, free functions hold the mathematics as einsums.
 
 Parameters are a plain dict, `{"embed", "layers_0": {...}, ..., "final_norm", "head": {...}}`, with the layers of a
 group stacked on a leading axis and scanned. Letters: B rows, T tokens, S step slots, D width, K key-value heads,
@@ -35,7 +35,7 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "bias": (None,),
     "hidden_kernel": ("embed", None),
     "hidden_bias": (None,),
-    # of a group of layers, the first axis being the layer
+    # of a group of layers: the first axis is the layer
     "attention_norm": (None, None),
     "query": (None, "embed", "kv_heads", None, None),
     "key": (None, "embed", "kv_heads", None),
@@ -53,14 +53,14 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "up": (None, "embed", "mlp"),
     "down": (None, "mlp", "embed"),
 }
-"""The logical axes of every parameter, by its name: what `jprm.model.mesh` places."""
+"""Logical axes of every parameter, by name; `jprm.model.mesh` maps them to mesh axes."""
 
 UNBOUNDED = 2**30
-"""The window of a layer that has none, among layers that have: longer than any path."""
+"""The window of a layer without one among layers with windows: longer than any path."""
 
 
 def _param(module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: Any = 0.0):
-    """A parameter born sharded: normal with standard deviation `scale`, or `value` where that is None."""
+    """Returns a parameter, created sharded: normal with standard deviation `scale`, or `value` if that is None."""
     place = sharding(*AXES[name])
     if scale is None:
         return module.param(name, lambda key: jnp.full(shape, jnp.asarray(value), jnp.float32, out_sharding=place))
@@ -75,20 +75,20 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> 
 
 
 def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L D"]:
-    """What a norm multiplies by, of its parameter."""
+    """Returns the factor of a norm with parameter `w`."""
     return w + 1 if config.design == "gemma" else w
 
 
 def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
-    """The stream before the first layer, in the computation's dtype."""
+    """Returns the embeddings (B, T, D), which enter the first layer, in the computation's dtype."""
     x_BTD = jax.tree.map(lambda table: embedding_lookup(table, tokens_BT), embed_VD).astype(config.dtype)
     return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
 
 
 def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = False) -> tuple[Array, Array]:
-    """cos and sin of position x frequency, each (B, T, head_dim / 2), in float32 (Su et al. 2021).
+    """Returns cos and sin of position x frequency, each (B, T, head_dim / 2), in float32 (Su et al. 2021).
 
-    `local`: those of layers with a window, where they have a theta of their own.
+    `local`: for layers with a window, which may have a theta of their own.
     """
     theta, scaling = config.rope_theta, config.rope_scaling
     if local and config.rope_theta_local:
@@ -98,14 +98,14 @@ def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = Fa
 
 
 def windows(config: ModelConfig) -> np.ndarray | None:
-    """(L,) int32, the window of every layer as data that layers are scanned with; None where no layer has one."""
+    """Returns (L,) int32, the window of every layer as scanned data; None if no layer has one."""
     if not config.windows:
         return None
     return np.array([config.windows[i % len(config.windows)] or UNBOUNDED for i in range(config.layers)], np.int32)
 
 
 def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "*T N H"]:
-    """Rotates the pairs (i, i + H/2), the order of Hugging Face's checkpoints; float32 inside."""
+    """Rotates the pairs (i, i + H/2), the order of Hugging Face's checkpoints, in float32."""
     between = range(cos_BTH.ndim - 1, x.ndim - 1)
     cos, sin = jnp.expand_dims(cos_BTH, between), jnp.expand_dims(sin_BTH, between)
     low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -113,16 +113,16 @@ def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[A
 
 
 def cast_weights(layer: Mapping[str, Array | Int8], config: ModelConfig) -> dict[str, Array]:
-    """A layer's parameters in the computation's dtype; norms stay in float32 and become what they multiply by."""
+    """Returns a layer's parameters in the computation's dtype, norms as factors in float32."""
     return {
         name: norm_scale(w, config) if name.endswith("norm") else w.astype(config.dtype) for name, w in layer.items()
     }
 
 
 def gathered_weights(w: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
-    """A layer's weights on every device, but for pieces, which are gathered one by one.
+    """Gathers a layer's weights on every device, except for chunks, which are gathered one by one.
 
-    Not where nothing is computed again: the gathered weights of all layers would wait for the backward pass.
+    Without rematerialisation nothing is gathered here: all layers' gathered weights would wait for the backward pass.
     """
     if config.remat == "nothing":
         return dict(w)
@@ -131,16 +131,16 @@ def gathered_weights(w: Mapping[str, Array], config: ModelConfig) -> dict[str, A
 
 
 def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
-    """A layer's weights with those of queries, keys and values side by side: CPUs are faster at one larger product.
+    """Adds `qkv`, the weights of queries, keys and values side by side: CPUs are faster at one larger product.
 
-    (Gate and up are as fast apart: 1.60 s of processor time for the MLP of SmolLM2-135M on 8,192 tokens, forward and
-    backward, and 1.65 s as one product.)
+    (Gate and up are not: the MLP of SmolLM2-135M on 8,192 tokens, forward and backward, takes 1.60 s of processor time
+    apart and 1.65 s as one product.)
     """
     return {**w, "qkv": jnp.concatenate([w["query"], w["key"][:, :, None], w["value"][:, :, None]], axis=2)}
 
 
 def project_heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
-    """Queries (B, T, K, G, H), keys and values (B, T, K, H) of the normed stream, rotated; B and T may be one axis."""
+    """Returns rotated queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis."""
     y_BTD = rms_norm(x_BTD, w["attention_norm"], config.norm_eps)
     if "qkv" in w:
         qkv_BTKXH = jnp.einsum("...D,DKXH->...KXH", y_BTD, w["qkv"])
@@ -159,7 +159,7 @@ def project_heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: Model
 
 
 def add_attention_and_mlp(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
-    """The stream after the heads' output and the gated MLP's are added to it; B and T may be one axis."""
+    """Adds the attention's output, then the gated MLP's, to the residual stream. B and T may be one axis."""
     place, gemma = stream(x_BTD), config.design == "gemma"
     # An einsum would contract in the order G, H, K of its letters, and copy the transposed weights for it.
     y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=place)
@@ -174,13 +174,13 @@ def add_attention_and_mlp(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelC
 
 
 Rotation = tuple[Array, Array]
-"""cos and sin, as `rotary` gives them."""
+"""cos and sin, as `rotary` returns them."""
 
 
 def block(x_BTD, layer: Mapping[str, Array], window, rotations: tuple[Rotation, Rotation], plan, config: ModelConfig):
-    """One layer: attention and gated MLP, each after an RMSNorm and added to the stream.
+    """One layer: attention and gated MLP, each after an RMSNorm and added to the residual stream.
 
-    window: the layer's, of `windows`; rotations: of layers without and with a window.
+    window: the layer's entry of `windows`; rotations: for layers without and with a window.
     """
     w = cast_weights(layer, config)
     cos_BTH, sin_BTH = rotations[0]
@@ -215,7 +215,7 @@ REMAT = {
 
 
 class Layers(nn.Module):
-    """A group of layers, their parameters stacked on a leading axis, scanned and rematerialised."""
+    """A group of layers with parameters stacked on a leading axis, scanned and rematerialised."""
 
     config: ModelConfig
     layers: int
@@ -223,7 +223,7 @@ class Layers(nn.Module):
     @nn.compact
     def __call__(self, x_BTD, window_L, rotations: tuple[Rotation, Rotation], plan):
         c, L = self.config, self.layers
-        one = 0.0 if c.design == "gemma" else 1.0  # of a norm that only divides
+        one = 0.0 if c.design == "gemma" else 1.0  # the parameter of a norm with factor 1
         D, K, G, H, F = c.width, c.kv_heads, c.group, c.head_dim, c.mlp_width
         stack = {
             "attention_norm": _param(self, "attention_norm", (L, D), value=one),
@@ -247,14 +247,14 @@ class Layers(nn.Module):
             stack["attention_post_norm"] = _param(self, "attention_post_norm", (L, D), value=one)
             stack["mlp_post_norm"] = _param(self, "mlp_post_norm", (L, D), value=one)
 
-        # Here and not in the loop, so that the gradients of all layers too wait for the update in this dtype.
+        # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
         stack = {
             name: w if name.endswith("norm") or isinstance(w, Int8) else w.astype(c.dtype) for name, w in stack.items()
         }
 
         def body(x_BTD, layer):
-            # What depends on the plan alone would be moved out of the loop by scan's partial evaluation, which keeps
-            # masks: of every block and of every size that `paths` could choose. The barrier ties it to the layer.
+            # Scan's partial evaluation would move what depends on the plan alone out of the loop, and keep the masks of
+            # every block. The barrier ties them to the layer.
             x_BTD, here = jax.lax.optimization_barrier((x_BTD, plan))
             return block(x_BTD, *layer, rotations, here, c), None
 
@@ -264,13 +264,13 @@ class Layers(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to the hidden states after the final norm, in the computation's dtype."""
+    """Tokens to hidden states after the final norm, in the computation's dtype."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, tokens_BT, position_BT, until_BT) -> tuple[Float[Array, "B T D"], Float[Array, "V D"]]:
-        """Also returns the embedding table, for a head that is tied to it."""
+        """Returns hidden states, and the embedding table for a head that is tied to it."""
         c = self.config
         embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
         x_BTD = embed(tokens_BT, embed_VD, c)
@@ -321,7 +321,7 @@ class Model(nn.Module):
 
     @nn.compact
     def __call__(self, rows: Rows) -> Float[Array, "B S C"]:
-        """Hidden states are gathered at the step ends first, so the head costs S, not T."""
+        """Gathers hidden states at step ends before the head, which so costs S, not T."""
         x_BTD, embed_VD = Decoder(self.config, name="decoder")(rows.tokens, rows.position, rows.until)
         return HeadLayer(self.config, name="head")(at_tokens(x_BTD, rows.step_end), embed_VD)
 
@@ -332,21 +332,21 @@ def head_logits(params: Mapping, config: ModelConfig, x_BSD: Float[Array, "*B D"
 
 
 def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:
-    """Hidden states of every token: for probes and parity tests."""
+    """Returns the hidden states of every token."""
     return Decoder(config).apply({"params": params["decoder"]}, rows.tokens, rows.position, rows.until)[0]
 
 
 def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B S C"]:
-    """The model as a pure function of its parameters."""
+    """Returns the model's logits, as a pure function of its parameters."""
     return Model(config).apply({"params": params}, rows)
 
 
 def init(config: ModelConfig, key: Array) -> dict:
-    """Random parameters, each born in its place on the mesh that is set."""
+    """Returns random parameters, each created in its place on the mesh that is set."""
     mesh = jax.sharding.get_abstract_mesh()
     shape = (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"], 1)
     one = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
     real = one.astype(jnp.float32)
     rows = Rows(one, one, one + 1, one, real, real, one, one, one, one > 0)
-    # One token: no attention but the reference's takes rows so short, and parameters do not depend on it.
+    # Only the reference attention takes rows of one token; parameters do not depend on attention.
     return Model(dataclasses.replace(config, attention="reference")).init(key, rows)["params"]

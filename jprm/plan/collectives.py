@@ -1,7 +1,7 @@
-"""What a compiled program's devices send each other: which collectives there are, how often each runs, what it moves.
+"""The collectives of a compiled program: how often each runs, and what it moves.
 
 Between the chips of a slice they are collective instructions. Between slices, over the data centre's network, they are
-a `send` and a `recv`, whose attributes say which collective the hosts make of them.
+a `send` and a `recv`, whose attributes name the collective that the hosts perform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from jprm.plan.hlo import Array, Computation, Instruction, Module
 
 LAYERS = re.compile(r"layers_\d+\)*/while/body/")  # brackets: jvp(layers_0) and its transpose
-"""In the name of what a layer loop's body does, as `jprm.model.transformer` calls its groups of layers."""
+"""Matches the names of operations in a layer loop's body (`jprm.model.transformer`)."""
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
@@ -25,48 +25,48 @@ NETWORK = {
     "ALL_GATHER": "all-gather", "ALL_REDUCE": "all-reduce", "REDUCE_SCATTER": "reduce-scatter",
     "ALL_TO_ALL": "all-to-all", "ONE_TO_ONE": "collective-permute",
 }  # fmt: skip
-"""What a `send` between slices says in that attribute that the hosts make of it."""
+"""Values of the attribute TRANSFER of a `send` between slices."""
 
 PSUM = '_xla_host_transfer_rendezvous="psum'
-"""In the text of sums between slices that the model's code asks for: of gradients. The compiler's are all-reduces."""
+"""In the text of gradients' sums between slices. The compiler's own sums are all-reduces."""
 
 TILE = 1024
-"""Elements by which XLA rounds packed arrays up."""
+"""XLA rounds packed arrays up to a multiple of this many elements."""
 
 SCATTER = "all-reduce-scatter"
-"""How the name of a fused reduce-scatter begins; it is an all-reduce of a padded operand, and a slice, in a fusion."""
+"""How the name of a fused reduce-scatter begins: an all-reduce of a padded operand, and a slice, in a fusion."""
 
 SHARES = "shard_map/psum"
 """How the name of a gradient's sum over `data` ends (`jprm.model.collectives.gathered_weight`)."""
 
 RINGS = {"_ag": "all-gather", "_rs": "reduce-scatter"}
-"""A product whose operand travels around a ring while it is computed: XLA calls the loop windowed_dot_general_body_ag
-where it gathers the operand, and _rs where it scatters the result."""
+"""A product whose operand travels around a ring meanwhile: XLA names the loop windowed_dot_general_body_ag where it
+gathers the operand, and _rs where it scatters the result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective instruction. Bytes are of a device and of one time that it runs.
+    """One collective instruction. Bytes are per device and execution.
 
-    moves: `weights` that are gathered, `gradients` that are summed and scattered, or `other`.
-    network: between slices, and not between the chips of one.
-    in_layers: in a layer loop, or in a turn of it that the compiler took out of the loop.
+    moves: `weights` (gathered), `gradients` (summed and scattered), or `other`.
+    network: between slices, else between the chips of a slice.
+    in_layers: in a layer loop, or in a turn that the compiler moved out of it.
     """
 
     kind: str
     moves: str
     network: bool
-    bytes: float  # of the whole array: what is gathered, summed or exchanged
-    received: float  # at least, by any algorithm
+    bytes: float  # of the full array that is gathered, summed or exchanged
+    received: float  # the least of any algorithm
     times: float
     in_layers: bool
     name: str
 
 
 def collectives(module: Module, parameters: Collection[int]) -> Iterator[Collective]:
-    """Those of the module's entry. parameters: elements of each parameter of a layer, as a device holds them gathered.
+    """Yields the collectives of the module's entry. parameters: sizes of a layer's parameters, as gathered on a device.
 
-    Raises ValueError where it is not known how many devices take part in one, or what slices send each other.
+    Raises ValueError for a collective whose devices, or whose kind between slices, are not recognised.
     """
     for computation, times, by in module.executed():
         seen = {True: set(), False: set()}
@@ -77,12 +77,12 @@ def collectives(module: Module, parameters: Collection[int]) -> Iterator[Collect
                 kind = inner.opcode.removesuffix("-start")
                 if kind not in KINDS and not (kind == "send" and TRANSFER in inner.text):
                     continue
-                # A fused one's start, what runs beside it and its end share a channel; so do all of a shard_map's.
+                # The parts of a fused collective share a channel; so do all collectives of a shard_map.
                 key, fused = (kind, inner.attribute("channel_id") or inner.name), where is not computation
                 if key in seen[True] or (fused and key in seen[False]):
                     continue
                 seen[fused].add(key)
-                # What a SparseCore sends is alone in a computation that is called: then it comes from before the call.
+                # What a SparseCore sends is alone in a called computation: its origin is before the call.
                 called = bool(by) and by[-1][1].opcode != "while"
                 own = inner.op_name or _origin(*(by[-1] if called else (computation, instruction)))
                 summed = _summed(*(by[-1] if called else (where, inner)))
@@ -90,10 +90,10 @@ def collectives(module: Module, parameters: Collection[int]) -> Iterator[Collect
 
 
 def _within(module: Module, loop: Instruction) -> str:
-    """How the names of what a loop's body does begin.
+    """Returns the prefix of operation names in a loop's body.
 
-    A loop that the compiler rewrote, so that one turn sends while the next computes, has no name of its own: then by
-    the layer loop that most of its body was traced in.
+    A loop that the compiler rewrote, to send in one turn while the next computes, has no name of its own. Its prefix is
+    the layer loop in which most of its body was traced.
     """
     if loop.op_name:
         return loop.op_name + "/body/"
@@ -103,19 +103,19 @@ def _within(module: Module, loop: Instruction) -> str:
 
 
 def _origin(computation: Computation, instruction: Instruction) -> str:
-    """The name of the nearest traced operation that an instruction computes from; empty where there is none.
+    """Returns the name of the nearest traced operation that an instruction computes from, or an empty text.
 
-    The compiler's own collectives have no name, and those of a turn that it took out of a loop lie in no loop. Behind a
-    loop it does not look: what a loop gives is not what it was given.
+    The compiler's own collectives have no name, and a turn that it moved out of a loop is in no loop. The search does
+    not pass through loops, whose results are not their operands.
     """
     near, seen = [instruction], {instruction.name}
     while near:
         for i in near:
             if "/" in i.op_name:
                 return i.op_name
-        behind = {name for i in near for name in i.operands if i.opcode != "while"} - seen
-        seen |= behind
-        near = [computation.instructions[name] for name in sorted(behind)]
+        before = {name for i in near for name in i.operands if i.opcode != "while"} - seen
+        seen |= before
+        near = [computation.instructions[name] for name in sorted(before)]
     return ""
 
 
@@ -156,7 +156,7 @@ def _collective(
         moves = "gradients"
     else:
         moves = "other"
-    # One with a name of its own was moved out of a loop that it does not lie in, and is of all layers at once.
+    # A collective with a name of its own that was moved out of a loop is of all layers at once.
     in_layers = any(map(LAYERS.search, names[:-1] if inner.op_name else names))
     return Collective(kind, moves, network, whole, received, times, in_layers, names[-1] or inner.name)
 
@@ -170,7 +170,7 @@ def _between_slices(send: Instruction) -> str:
 
 
 def _packed(where: Computation, operand: Instruction) -> list[Array]:
-    """The arrays that were written one behind another, as the compiler packs small ones; else the operand's own."""
+    """Returns the small arrays that the compiler packed into the operand, or the operand's own."""
     own, packs = operand.arrays[0], operand
     while packs.opcode in ("bitcast", "copy", "custom-call") and len(packs.operands) == 1:  # the call rounds up
         packs = where.instructions[packs.operands[0]]
@@ -180,12 +180,11 @@ def _packed(where: Computation, operand: Instruction) -> list[Array]:
 
 
 MOVED = ("collective-permute", "copy", "slice", "dynamic-slice", "async", "bitcast", "reshape", "get-tuple-element")
-"""Instructions, begun and done apart or not, that give what they were given, or a part of it."""
+"""Instructions, asynchronous or not, that return their operand or a part of it."""
 
 
 def _summed(where: Computation, instruction: Instruction) -> bool:
-    """Whether it sends on a part of what a fused reduce-scatter gave, in padded shares, to the device that owns it; or
-    of what slices summed, each device its share."""
+    """Whether it sends to its owner a padded part of a fused reduce-scatter's result, or of a sum between slices."""
     if not instruction.operands:
         return False
     instruction = where.instructions[instruction.operands[0]]
@@ -196,16 +195,16 @@ def _summed(where: Computation, instruction: Instruction) -> bool:
 
 
 def group_size(collective: Instruction) -> int:
-    """Devices that take part in it together, from the ways in which XLA writes them; of a permute, two.
+    """Returns the number of devices in a group, from XLA's notations of groups; 2 for a permute.
 
-    Raises ValueError where it is written in another.
+    Raises ValueError for an unknown notation.
     """
     if collective.opcode.startswith("collective-permute"):
         return 2
-    # Where a mesh's devices are not in its order, theirs stands between it and its axes: ], device_ids=([2,8]T(1,0)) {.
+    # A mesh's device order may stand between it and its axes: ], device_ids=([2,8]T(1,0)) {.
     axes = r"\{'\w+'(?:, *'\w+')*\}"
     groups = re.search(rf"replica_groups=(mesh\[[^\]]*\][^{{]*{axes}|\[[\d,]*\]<=|\{{\{{[^}}]*\}})", collective.text)
-    # Between slices their numbers, times their chips', or groups of devices, or pairs: "{1,2}x{0:63}".
+    # Between slices: slices x chips, groups of devices, or pairs: "{1,2}x{0:63}".
     slices = re.search(r'_xla_megascale_target=("\{[\d,]+\}x|\{\{\d+(?:(?:,|->)\d+)+\})', collective.text)
     known = groups or slices
     if known is None:
@@ -220,7 +219,7 @@ def group_size(collective: Instruction) -> int:
 
 
 def totals(found: Collection[Collective]) -> list[dict]:
-    """Collectives that are alike, together: kind, what they move, where, how many, bytes."""
+    """Returns totals of collectives of the same kind, what they move and where they are."""
     groups: dict[tuple, list[Collective]] = defaultdict(list)
     for collective in found:
         groups[collective.network, not collective.in_layers, collective.kind, collective.moves].append(collective)

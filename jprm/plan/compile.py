@@ -1,4 +1,4 @@
-"""The step of an experiment, compiled for chips that are not there, from shapes alone: no weights, no data."""
+"""Compiles an experiment's step for absent chips, from shapes alone: without weights or data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jprm.train.step import State, make_step
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Rows of shape (*lead, ...), the last axis of `lead` being the rows, over the devices as `put_rows` puts them."""
+    """Returns abstract rows of shape (*lead, ...), sharded as by `put_rows`; the last axis of `lead` is the rows."""
 
     def abstract(place: Any, arrays: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
@@ -34,7 +34,7 @@ def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int
 
 
 def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
-    """Shapes, types and places of the state that training starts from. The base model's files are not read."""
+    """Returns shapes, types and shardings of the initial training state, without reading the base model's files."""
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     with jax.sharding.use_abstract_mesh(abstract):
         state = jax.eval_shape(lambda: initial_state(experiment, load_base=False))
@@ -47,7 +47,7 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
 
 
 def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[State, Rows, Any]]:
-    """The step that `jprm train` runs, and what it is called with."""
+    """Returns the step that `jprm train` runs, and its arguments."""
     e = experiment
     objective = objectives.find(e.objective)
     objectives.check(objective, e.task)
@@ -60,7 +60,7 @@ def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callabl
 
 
 def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple]:
-    """What `jprm score` runs on a batch, a row a device, and what it is called with."""
+    """Returns what `jprm score` runs on a batch of one row a device, and its arguments."""
     state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
@@ -71,7 +71,7 @@ def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """HBM bytes of one device. Where the program does not fit, only the total and what is available are known."""
+    """HBM bytes of one device. Only `total` and `available` are known where the program does not fit."""
 
     total: float
     available: float
@@ -84,7 +84,7 @@ class Memory:
 
 
 def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> tuple[Memory, str | None]:
-    """What the compiled program takes and its HLO text; None in its place where it does not fit the chip."""
+    """Returns the compiled program's memory and its HLO text; the text is None where it does not fit the chip."""
     with jax.set_mesh(mesh):
         lowered = function.lower(*args)
         try:
@@ -92,7 +92,7 @@ def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> t
         except jax.errors.JaxRuntimeError as error:
             return overflow(str(error)), None
     sizes = program.memory_analysis()
-    fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes  # what is not written in place of the arguments
+    fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes  # not written in place of the arguments
     total = sizes.argument_size_in_bytes + fresh + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
     return Memory(total, available, sizes.argument_size_in_bytes, sizes.temp_size_in_bytes), program.as_text()
 
@@ -101,7 +101,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 def overflow(message: str) -> Memory:
-    """The figures in the compiler's refusal. Raises RuntimeError with the message where it says something else."""
+    """Returns the figures in the compiler's refusal. Raises RuntimeError with the message where it has none."""
     found = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message) or re.search(
         r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message
     )

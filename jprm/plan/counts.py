@@ -1,6 +1,6 @@
-"""What a compiled program does, counted with the turns of its loops: FLOPs, bytes of HBM, collectives.
+"""Counts a compiled program's FLOPs, HBM bytes and collectives, including the trips of its loops.
 
-XLA's own `cost_analysis` counts the body of a loop once, and a model's layers are such a body.
+XLA's own `cost_analysis` counts the body of a loop once, and a model's layers are the body of a loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jprm.plan.hlo import Array, Computation, Instruction, Module
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Of one device and one run. `uncounted` names kernels that do not say what they compute."""
+    """Counts of one device and one run. `uncounted` names kernels of unknown cost."""
 
     flops: float
     bytes: float
@@ -26,15 +26,15 @@ class Program:
     uncounted: tuple[str, ...] = ()
 
     def received(self, *, network: bool) -> float:
-        """Bytes by the data centre's network, between slices, or between the chips of one."""
+        """Returns bytes received between slices over the data centre's network, or between the chips of a slice."""
         return sum(c.received * c.times for c in self.collectives if c.network == network)
 
 
 def count(module: Module, parameters: Collection[int] = (), kernels: Mapping[str, float] | None = None) -> Program:
-    """What the module's entry computes, moves and sends.
+    """Counts what the module's entry computes, moves and sends.
 
-    parameters: elements of each parameter of a layer, as a device holds them gathered; see `Collective.moves`.
-    kernels: FLOPs of a call of each Pallas kernel, by its name; of others, what they say themselves (`cost_estimate`).
+    parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
+    kernels: FLOPs per call of Pallas kernels, by name. Others count by their `cost_estimate`.
     """
     flops, moved, uncounted = 0.0, 0.0, set()
     for computation, times, _ in module.executed():
@@ -51,7 +51,7 @@ def count(module: Module, parameters: Collection[int] = (), kernels: Mapping[str
 
 
 def product_flops(where: Computation, product: Instruction) -> float:
-    """2 a multiplication and addition of a dot or a convolution, none of padding or of the holes of dilation."""
+    """Returns 2 FLOPs per multiply-add of a dot or convolution, without padding and dilation."""
     left, right = (where.instructions[name].arrays[0].shape for name in product.operands[:2])
     result = product.arrays[0].shape
     if product.opcode == "dot":
@@ -77,13 +77,13 @@ def product_flops(where: Computation, product: Instruction) -> float:
 
 
 def _meetings(size: int, window: int, outputs: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
-    """Pairs of an output and a window position, along one axis, that meet an element of the input."""
+    """Returns the pairs of output and window position along one axis that meet an input element."""
     position = np.arange(outputs)[:, None] * stride + np.arange(window) * rhs_dilate - low
     return int(np.sum((position >= 0) & (position <= (size - 1) * lhs_dilate) & (position % lhs_dilate == 0)))
 
 
 def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
-    """By its name, or what it says itself: the `cost_estimate` of its `pallas_call`; 0 where neither is known."""
+    """Returns a kernel's FLOPs by its name, or by the `cost_estimate` of its `pallas_call`; 0 without either."""
     for name, flops in kernels.items():
         if name in call.name or name in call.op_name.rpartition("/")[2]:
             return flops
@@ -95,15 +95,15 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all",
     "partition-id", "replica-id", "optimization-barrier", "async-start", "async-update", "async-done", "call-start",
 }  # fmt: skip
-"""Instructions that move nothing themselves."""
+"""Instructions that move nothing."""
 
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> float:
-    """HBM bytes that an instruction reads and writes, each operand once; of a slice, the slice.
+    """Returns the HBM bytes that an instruction reads and writes: each operand once, and only the slice of a slice.
 
-    A lower bound: a product that does not fit the chip's own memory reads its operands again.
+    This is a lower bound: a product that does not fit the chip's own memory reads its operands again.
     """
     opcode = instruction.opcode
     if opcode in FREE or opcode.endswith("-done") or "AllocateBuffer" in instruction.text:
@@ -116,11 +116,11 @@ def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> f
     if opcode == "dynamic-update-slice":
         return 2 * _hbm(given[1])
     results = instruction.arrays
-    if opcode == "send":  # its result holds the operand too
+    if opcode == "send":  # the result includes the operand
         return _hbm(given[0])
-    if opcode == "slice-start":  # of an array, a slice and what it keeps count with
+    if opcode == "slice-start":  # the result is an array, its slice and a counter
         return (results[-2].bytes if _hbm(given[0]) else 0.0) + results[-2].hbm_bytes
-    if opcode.endswith("-start"):  # its result holds the operands too, and what it keeps count with
+    if opcode.endswith("-start"):  # the result includes operands and counters
         results = results[1:2] if opcode.startswith("collective") else results[:1]
     return sum(map(_hbm, given)) + _hbm(results)
 

@@ -1,4 +1,4 @@
-"""A compiled program's text, read: what its instructions are, which of them run, and how often each loop turns."""
+"""Parses a compiled program's text: its instructions, which of them run, and the trips of its loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "token": 0, "opaque": 0}
-"""Of an element, where the type's name does not end in its bits."""
+"""Bytes of an element, for types whose name does not end in their bits."""
 
 _ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _LINE = re.compile(r"\s*(ROOT )?%?([\w.-]+) = ")
@@ -20,11 +20,11 @@ _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Type and place of one buffer."""
+    """Type, shape and memory of one buffer."""
 
     dtype: str
     shape: tuple[int, ...]
-    hbm: bool  # and not memory on the chip
+    hbm: bool  # else memory on the chip
 
     @property
     def size(self) -> int:
@@ -44,25 +44,25 @@ class Array:
 class Instruction:
     name: str
     opcode: str
-    arrays: tuple[Array, ...]  # of the result, one where it is no tuple
+    arrays: tuple[Array, ...]  # of the result: one, or a tuple's
     operands: tuple[str, ...]
-    inside: str  # the text between the brackets: a constant's value, a parameter's number
-    text: str  # the attributes behind them
+    inside: str  # the text in brackets: a constant's value, a parameter's number
+    text: str  # the attributes
     root: bool
 
     def attribute(self, name: str) -> str:
-        """The value of `name=value` up to the next comma or space outside brackets; empty where there is none."""
+        """Returns the value of `name=value` up to the next comma or space outside brackets, or an empty text."""
         found = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.text)
         return found.group(1) if found else ""
 
     @functools.cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
-        """Computations by how they are called: calls, body, condition, ..."""
+        """Called computations by role: calls, body, condition, ..."""
         return {kind: tuple(re.findall(r"[\w.-]+", names)) for kind, names in _CALLED.findall(self.text)}
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Where in the traced function it comes from: `jit(step)/.../layers_0/while/body/dot_general`."""
+        """Its origin in the traced function: `jit(step)/.../layers_0/while/body/dot_general`."""
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found.group(1) if found else ""
 
@@ -96,10 +96,10 @@ class Module:
     entry: str
 
     def executed(self) -> Iterator[tuple[Computation, float, tuple[tuple[Computation, Instruction], ...]]]:
-        """Computations that control passes through, how often, and by which loops and calls, outermost first.
+        """Yields executed computations, how often each runs, and the loops and calls around it, outermost first.
 
-        Of each of these the computation that it stands in, too. What a fusion or a reduction computes is not among the
-        computations. Of a conditional's branches all are.
+        Each loop or call comes with its own computation. The computations of fusions and reductions are not yielded;
+        all branches of a conditional are.
         """
         stack: list[tuple[str, float, tuple[tuple[Computation, Instruction], ...]]] = [(self.entry, 1.0, ())]
         while stack:
@@ -115,7 +115,7 @@ class Module:
                     stack += [(n, times, path) for n in names]
 
     def fused(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-        """The instruction and everything that it computes inside, each with the computation that it stands in."""
+        """Yields the instructions inside a fusion, each with its computation."""
         for name in instruction.called.get("calls", ()) if instruction.opcode == "fusion" else ():
             for inner in self.computations[name].instructions.values():
                 yield self.computations[name], inner
@@ -141,7 +141,7 @@ def parse(text: str) -> Module:
 
 
 def _closed(text: str, start: int) -> int:
-    """The index behind the bracket that closes the one at `start`."""
+    """Returns the index after the bracket that closes the one at `start`."""
     depth = 0
     for match in re.compile(r"[()]").finditer(text, start):
         depth += 1 if match.group() == "(" else -1
@@ -172,11 +172,11 @@ def _instruction(line: str) -> Instruction | None:
 
 
 class UnknownTrips(ValueError):
-    """A loop whose turns the program's text does not tell."""
+    """A loop whose trips the program's text does not tell."""
 
 
 def trips(module: Module, computation: Computation, loop: Instruction) -> int:
-    """How often a loop's body runs: XLA's own word for it, or a counter that starts, grows and ends at constants."""
+    """Returns how often a loop's body runs: by XLA's annotation, or by a counter with constant bounds and steps."""
     known = re.search(r'"?known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text)
     if known:
         return int(known.group(1))
@@ -206,10 +206,10 @@ def _turns(module: Module, computation: Computation, loop: Instruction) -> int:
 
 
 def _into(module: Module, outer: Computation, fusion: Instruction) -> tuple[Computation, Instruction]:
-    """A fusion's computation with the outer's values in its parameters' place, and its root."""
+    """Returns a fusion's computation with the outer values in place of its parameters, and its root."""
     inner = module.computations[fusion.called["calls"][0]]
     given = {p.name: outer.instructions[name] for p, name in zip(inner.parameters, fusion.operands, strict=True)}
-    # Parameters are named anew, so that names of the outer computation can be looked up in the same table.
+    # One table holds the names of both computations.
     table = dict(outer.instructions) | dict(inner.instructions)
     for name, value in given.items():
         table[name] = Instruction(name, "copy", value.arrays, (value.name,), "", "", False)
@@ -217,9 +217,9 @@ def _into(module: Module, outer: Computation, fusion: Instruction) -> tuple[Comp
 
 
 def _affine(module: Module, where: Computation, name: str) -> tuple[int | None, int]:
-    """The value `name` as an element of the loop's state plus a constant: (index or None, constant).
+    """Returns the value `name` as (index or None, constant): an element of the loop's state plus a constant.
 
-    Raises UnknownTrips where it is something else.
+    Raises UnknownTrips for any other value.
     """
     i = where.instructions[name]
     if i.opcode == "constant":

@@ -114,7 +114,7 @@ def _measured(
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
-    """Elements of each parameter of one layer, and of each piece of the MLP's, as one device holds it gathered."""
+    """Returns the sizes of one layer's parameters, and of the MLP's chunks, as gathered on one device."""
     sizes = set()
     for name, group in params["decoder"].items():
         for role, x in group.items() if name.startswith("layers_") else ():

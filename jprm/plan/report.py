@@ -1,4 +1,4 @@
-"""A plan, and a search's plans, as tables."""
+"""Prints a plan, or a search's plans, as tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jprm.plan.topologies import GIB
 
 
 def show(plan: Mapping[str, Any], console: Console) -> None:
-    """The tables of one plan."""
+    """Prints the tables of one plan."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
     half = "" if plan["devices"] == plan["chips"] else f" ({plan['devices']} devices: figures are of half a chip)"
@@ -71,7 +71,7 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
 
 
 def show_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, console: Console) -> None:
-    """A line a candidate, within 80 columns."""
+    """Prints one line per candidate, within 80 columns."""
     table = Table(
         "", " x ".join(MESH_AXES), "remat", "rows", "GiB", "tokens/s", "MFU", "bound by", box=None, padding=(0, 1)
     )

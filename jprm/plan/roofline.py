@@ -1,8 +1,8 @@
-"""What a step must cost: the model's own FLOPs, and the time below which no program can run it on given chips.
+"""The model's FLOPs, and lower bounds on a step's time on given chips.
 
-The model's FLOPs are those of its matrix products and of attention's visible pairs, by the usual count (Chowdhery et
-al. 2022, appendix B): 2 for every parameter and token forward; 2 more for the gradient of its input, where anything
-below is trained; 2 more for its own gradient, where it is trained. Nothing that is computed again counts.
+FLOPs count matrix products and attention's visible pairs (Chowdhery et al. 2022, appendix B): 2 per parameter and token
+in the forward pass; 2 more for the gradient of its input, where anything below is trained; 2 more for its own gradient,
+where it is trained. Rematerialisation does not count.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from jprm.plan.topologies import Chip
 
 
 def matrices(model: ModelConfig) -> dict[str, int]:
-    """Parameters of each matrix of one layer, by its name."""
+    """Returns the number of parameters of each matrix of a layer, by name."""
     D, K, H, F = model.width, model.kv_heads, model.head_dim, model.mlp_width
     heads = {"query": D * model.heads * H, "key": D * K * H, "value": D * K * H, "out": D * model.heads * H}
     return heads | {"gate": D * F, "up": D * F, "down": D * F}
 
 
 def visible_pairs(tokens: int, window: int = UNBOUNDED) -> int:
-    """Pairs of query and key in a row that one chain fills: the most that any row has."""
+    """Returns the pairs of query and key in a row that one chain fills: the most of any row."""
     seen = min(window, tokens)
     return seen * tokens - seen * (seen - 1) // 2
 
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
-    """FLOPs of one update on `rows` rows, or with nothing `trained` (paths of parameters) of scoring them.
+    """Returns the FLOPs of one update on `rows` rows, or of scoring them if `trained` (parameter paths) is empty.
 
-    An adapter's own products, thousands of times smaller than its matrix's, are left out.
+    The adapters' own products are not counted: they are thousands of times smaller than their matrices'.
     """
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
@@ -58,12 +58,12 @@ def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Lower bounds on a step's time, in seconds; no program with these counts is faster than the largest."""
+    """Lower bounds on a step's time, in seconds. No program with these counts is faster than the largest."""
 
     compute: float
     hbm: float
     interconnect: float  # between the chips of a slice
-    network: float = 0.0  # between slices; 0 of one slice, and where no rate is published
+    network: float = 0.0  # between slices; 0 for one slice, and without a published rate
 
     @property
     def step(self) -> float:
@@ -71,12 +71,12 @@ class Bounds:
 
     @property
     def by(self) -> str:
-        """What the largest is of."""
+        """The name of the largest bound."""
         return max((field.name for field in dataclasses.fields(self)), key=lambda name: getattr(self, name))
 
 
 def bounds(program: Program, chip: Chip) -> Bounds:
-    """Of one device's program: its counts over the rates that the chip is sold with."""
+    """Returns the bounds of one device's program: its counts over the chip's published rates."""
     share = 1 / chip.devices
     return Bounds(
         compute=program.flops / (chip.flops * share),

@@ -1,4 +1,4 @@
-"""Mesh shapes, remat policies and rows at a time: tried one after another, each with the best of those before it."""
+"""Search over mesh shapes, then remat policies, then rows at a time, each with the best of what was found before."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jprm.plan.topologies import Topology
 
 
 def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[list[dict], dict | None]:
-    """The plans that were made, and the one of most tokens a second that fits; None where none does.
+    """Returns all plans, and the fitting one with the most tokens a second, or None.
 
-    Compiling takes minutes, so not every combination is tried: first the meshes, then remat with the best of them, then
-    the rows that are computed at once. Where nothing fits yet, the candidate that is nearest to it goes on.
+    Compiling takes minutes, so not every combination is tried. Where nothing fits yet, the search continues with the
+    candidate that lacks the least memory.
 
     Raises ValueError where no mesh divides the model and the rows.
     """
@@ -47,23 +47,23 @@ def _planned(candidate: Experiment, topology: Topology, options: dict[str, Any])
 
 
 def merit(found: dict) -> tuple[bool, float]:
-    """Larger is better: what fits before what does not, then tokens a second, or the memory that is missing."""
+    """Returns a key, larger for better plans: fitting ones first, then by tokens a second or by missing memory."""
     if found["bounds"]:
         return True, found["bounds"]["tokens_per_second"]
     return False, found["memory"]["available"] - found["memory"]["total"]
 
 
 def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
-    """Those that divide the model and its rows, with a row at a time for each part of the batch.
+    """Yields meshes that divide the model and its rows, with one row at a time for each part of the batch.
 
-    tensor: up to 8; data: a replica of the weights a slice, or two; context: as the experiment has it.
+    tensor: up to 8; data: one or two replicas of the weights per slice; context: the experiment's own.
     """
     model, data, context = experiment.model, experiment.data, experiment.mesh.context
     for tensor in (1, 2, 4, 8):
         for replicas in (topology.slices, 2 * topology.slices):
             fsdp, left = divmod(topology.devices, tensor * replicas * context)
-            whole = not left and fsdp and not data.rows % (fsdp * replicas) and not model.width % (fsdp * context)
-            if whole and not any(size % tensor for size in (model.kv_heads, model.mlp_width, model.vocab_size)):
+            divides = not left and fsdp and not data.rows % (fsdp * replicas) and not model.width % (fsdp * context)
+            if divides and not any(size % tensor for size in (model.kv_heads, model.mlp_width, model.vocab_size)):
                 changed = dataclasses.replace(data, micro_rows=fsdp * replicas)
                 yield dataclasses.replace(experiment, mesh=MeshConfig(replicas, fsdp, tensor, context), data=changed)
 
@@ -75,9 +75,9 @@ def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
 
 
 def micro_rows(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
-    """From a row a device to all rows at once, by factors of two; rows of an update stay."""
+    """Yields micro-batches from one row a device to all rows of an update, by factors of two."""
     del topology
-    rows = experiment.mesh.data * experiment.mesh.fsdp  # the mesh is one of `meshes`, all of whose sizes are said
+    rows = experiment.mesh.data * experiment.mesh.fsdp  # a mesh of `meshes` has no -1
     while rows <= experiment.data.rows:
         if experiment.data.rows % rows == 0:
             yield dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, micro_rows=rows))

@@ -1,4 +1,4 @@
-"""TPU slices by the names that people know, what libtpu calls them, and the published figures of their chips."""
+"""TPU slices by their common names, libtpu's names for them, and the published figures of their chips."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published figures of one chip; bytes and FLOPs a second.
+    """Published figures of one chip, in bytes and FLOPs a second.
 
-    interconnect: of all links of the chip together, in one direction.
-    network: a chip's part of what its host receives over the data centre's network; infinite where none is published.
-    allotted: HBM bytes that libtpu's compiler lets a program of one device use, as it says when one does not fit.
+    interconnect: all links of the chip together, in one direction.
+    network: a chip's part of its host's rate on the data centre's network; infinite where none is published.
+    allotted: HBM bytes that libtpu's compiler lets a program of one device use, by its own refusals.
     """
 
     flops: float  # bfloat16
@@ -26,13 +26,13 @@ class Chip:
     interconnect: float
     network: float
     allotted: float
-    devices: int = 1  # that JAX sees in a chip
-    cores_named: bool = False  # the number in a slice's name counts cores, two a chip
+    devices: int = 1  # of JAX in a chip
+    cores_named: bool = False  # a slice's name counts cores, two a chip
 
 
 CHIPS = {
     # docs.cloud.google.com/tpu/docs/v4: 275 TFLOPs, 32 GiB, 1,200 GB/s. Six links of 50 GB/s: Jouppi et al. 2023,
-    # arXiv:2304.01433, table 4. Of its hosts' network nothing is published.
+    # arXiv:2304.01433, table 4. No rate of its hosts' network is published.
     "v4": Chip(275e12, 32 * GIB, 1200e9, 6 * 50e9, math.inf, 30.75 * GIB, cores_named=True),
     # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 16 GB, 819 GB/s, 400 GB/s in both directions together; of a pod of 256
     # chips 6.4 Tb/s of the data centre's network, 25 Gb/s a chip.
@@ -48,7 +48,7 @@ CHIPS = {
     "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 600e9, 100e9 / 8, 94.75 * GIB, devices=2, cores_named=True),
 }
 
-# Shapes of the slices that are let, by their chips: docs.cloud.google.com/tpu/docs/v5p and .../v6e.
+# Shapes of the available slices, by their chips: docs.cloud.google.com/tpu/docs/v5p and .../v6e.
 FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 CUBES = {
     4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
@@ -58,9 +58,9 @@ CUBES = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One slice, or several that the data centre's network joins."""
+    """One slice, or several joined by the data centre's network."""
 
-    name: str  # as people know it: v5p-128
+    name: str  # such as v5p-128
     chip: Chip
     shape: str
     chips: int  # of all slices
@@ -72,7 +72,7 @@ class Topology:
 
 
 def names() -> dict[str, list[str]]:
-    """Names of the slices of each kind of chip."""
+    """Returns the slices' names by kind of chip."""
     return {
         kind: [f"{kind}-{chips * (2 if chip.cores_named else 1)}" for chips in (CUBES if chip.cores_named else FLAT)]
         for kind, chip in CHIPS.items()
@@ -80,7 +80,7 @@ def names() -> dict[str, list[str]]:
 
 
 def find(name: str, slices: int = 1) -> Topology:
-    """The slice of that name. Raises ValueError, listing the names, where there is none."""
+    """Returns the slice of that name. Raises ValueError, listing the names, where there is none."""
     kind, _, count = name.lower().replace("v5litepod", "v5e").partition("-")
     chip, known = CHIPS.get(kind), names()
     if chip is None or f"{kind}-{count}" not in known[kind]:
@@ -96,11 +96,11 @@ def find(name: str, slices: int = 1) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Devices to compile for, which are not there. Raises FileNotFoundError where libtpu is not installed."""
+    """Returns abstract devices to compile for. Raises FileNotFoundError where libtpu is not installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise FileNotFoundError("libtpu, which holds the TPU compiler, is not installed: pip install -e '.[train,tpu]'")
-    # libtpu must neither look for a TPU's metadata nor mind that another process has loaded it; the others keep it from
-    # warning that it runs on no TPU machine.
+    # libtpu must not look for a TPU's metadata, and may be loaded by several processes. The other variables avoid its
+    # warning that this is no TPU machine.
     for name, value in {
         "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -111,7 +111,7 @@ def devices(topology: Topology) -> list[Any]:
     kind = topology.name.partition("-")[0]
     sizes = [int(size) for size in topology.shape.split("x")]
     options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
-    if kind == "v4":  # otherwise each of a chip's two cores is a device
+    if kind == "v4":  # else each of a chip's two cores is a device
         options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
     elif math.prod(sizes) < 4:
         options["chips_per_host_bounds"] = (1, 1, 1)

@@ -1,8 +1,8 @@
-"""A policy that samples from a model in this process: a base model, or one that jprm trained, with its language head.
+"""A policy that samples from a language model in this process: a base model, or one that jprm trained.
 
-The prompt of a prefix is computed once and its keys are shared by all samples; a sample's own tokens are decoded in a
-jitted loop that ends when every sample has. Rows, prompts and samples' lengths come in powers of two, and there is one
-compilation for each combination that occurs.
+A prefix's prompt is computed once, and all its samples share the keys. A jitted loop decodes the samples' own tokens
+and ends when every sample has ended. Rows, prompts and samples are padded to powers of two, and each combination that
+occurs is compiled once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from jprm.policy.sampling import draw, pick
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 128
-"""Tokens that a prompt is padded to, and that a sample has room for at first, at least; both are then doubled."""
+"""The least tokens of a padded prompt, and of the room for a sample at first. Both are doubled where needed."""
 
 RUNNING, STEP, STOP = range(3)
 
@@ -49,12 +49,12 @@ class SamplerConfig:
 
     Attributes:
       temperature: 0 takes the most probable token.
-      top_p: mass of the most probable tokens that are sampled from.
-      max_tokens: of one sample; a sample that reaches it is marked `length`.
-      prompt: what comes before the steps; `{problem}` is replaced, and control tokens such as <|im_start|> are read as
-        such in the rest. Empty: jprm's own layout, in which it trains policies and PRMs.
-      delimiter: white space that ends every step. jprm's own layout has a newline.
-      rows: samples decoded at once, at most.
+      top_p: probability mass of the most probable tokens, from which tokens are sampled.
+      max_tokens: of a sample; one that reaches it ends with `length`.
+      prompt: the text before the steps, with `{problem}` and control tokens such as <|im_start|>. Empty: jprm's own
+        layout, in which it trains policies and PRMs.
+      delimiter: white space after every step; a newline in jprm's own layout.
+      rows: the most samples decoded at once.
     """
 
     temperature: float = 0.8
@@ -82,7 +82,7 @@ class SamplerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TemplateLayout:
-    """A prompt with the problem in it, then `step delimiter` each. Control tokens count in the template alone."""
+    """A prompt with the problem, then every step with a delimiter. Only the template has control tokens."""
 
     tokenizer: Tokenizer
     template: str
@@ -109,11 +109,11 @@ class TemplateLayout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Samples:
-    """B samples on their way: what the decoding loop carries."""
+    """The state of B unfinished samples: what the decoding loop carries."""
 
-    count: Array  # tokens written so far, by those that still run
-    last_B: Array  # the token to go on from
-    progress_B: Array  # of the delimiter, a row of the table
+    count: Array  # tokens written so far by running samples
+    last_B: Array  # the last token
+    progress_B: Array  # a column of the progress table
     end_B: Array  # RUNNING, STEP or STOP
     written_BN: Array
     length_B: Array  # tokens written, the last one included
@@ -123,7 +123,7 @@ class _Samples:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _prompt(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.Past:
-    """Keys of the prompts but for their last token, with which decoding begins; of prompt `row_R[r]` for every r."""
+    """Returns the keys of prompt `row_R[r]` for every r, without its last token, with which decoding begins."""
     S = tokens_US.shape[1]
     position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
     _, cache = decode.forward(params, config, tokens_US, position_US)
@@ -138,7 +138,7 @@ def _decode(
     params, config: ModelConfig, temperature, top_p, samples: _Samples, past, first_B, key_B, table_VP, stop_V, at_step,
     limit,
 ) -> _Samples:  # fmt: skip
-    """Writes tokens until all samples have ended, `limit` is reached, or the cache is full."""
+    """Decodes until all samples have ended, `limit` is reached, or the cache is full."""
     capacity = samples.written_BN.shape[1]
 
     def again(s: _Samples):
@@ -171,7 +171,7 @@ def _decode(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _grown(samples: _Samples, size: int) -> _Samples:
-    """The same samples with room for `size` tokens."""
+    """Returns the samples with room for `size` tokens."""
 
     def pad(x: Array, axis: int) -> Array:
         return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
@@ -183,8 +183,8 @@ def _grown(samples: _Samples, size: int) -> _Samples:
 class Sampler:
     """A `Policy` of a language model on a mesh. `logprob` is under the model itself: temperature 1, all tokens.
 
-    A draw's tokens do not depend on the other draws that are computed with it, but for the last bits of its logits.
-    Where the tokenizer has no end of text, chains never end.
+    A sample's tokens do not depend on the samples computed with it, except through the last bits of its logits. Without
+    an end of text in the tokenizer, chains never end.
 
     Raises NotImplementedError or ValueError for a model that cannot be sampled.
     """
@@ -213,8 +213,8 @@ class Sampler:
     ) -> list[list[Sample]]:
         """As `Policy.sample`."""
         prompts = [self._ids(prefix) for prefix in prefixes]
-        # A job is a prompt and up to m of its draws: as many as may share one copy of its keys, and fewer where some
-        # devices would have none.
+        # A job is a prompt and up to m of its samples: as many as may share one copy of its keys, fewer if some devices
+        # would have none.
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         rows = max(self.options.rows, devices)
         m = min(_power(n), 1 << (rows // devices).bit_length() - 1)
@@ -235,7 +235,7 @@ class Sampler:
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
     def _batch(self, prompts, prefixes, jobs, m: int, n: int, until: str, seed: int) -> list[list[Sample]]:
-        """The draws of up to a batch of jobs."""
+        """Returns the samples of a batch of jobs."""
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         distinct = list(dict.fromkeys(i for i, _ in jobs))
         U, R = (devices * _power(-(-len(x) // devices)) for x in (distinct, jobs))
@@ -290,7 +290,7 @@ class Sampler:
 def load_sampler(
     path: str | os.PathLike, options: SamplerConfig = SamplerConfig(), mesh: MeshConfig | None = None
 ) -> Sampler:
-    """The policy in the folder of a run of `jprm train`, in a Hugging Face folder, or in a GGUF file.
+    """Loads the policy in a run's folder, a Hugging Face folder, or a GGUF file.
 
     Raises FileNotFoundError, ValueError or NotImplementedError, naming what is missing, damaged or not supported.
     """
@@ -314,10 +314,10 @@ def load_sampler(
 
 
 def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
-    """By token and progress, the progress after it; -1 where the token ends a step.
+    """Returns the progress after a token, by token and progress before it; -1 where the token ends a step.
 
-    Progress is the count of the delimiter's characters that the text ends with, plus the delimiter's length where there
-    is more than white space before: a blank step is none, and writing goes on. A delimiter may end inside a token.
+    Progress is the number of the delimiter's characters at the end of the text, plus the delimiter's length if there is
+    more than white space before them: a blank step is no step. A delimiter may end inside a token.
     """
     size = len(delimiter)
     table = np.zeros((vocab_size, 2 * size), np.int8)
@@ -354,5 +354,5 @@ def _hash(prefix: Prefix) -> int:
 
 
 def _power(n: int) -> int:
-    """The least power of two that is not below n."""
+    """Returns the least power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()

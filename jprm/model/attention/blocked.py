@@ -92,7 +92,7 @@ def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: AttentionConfig, at_
     found = []
     for a in range(0, T, block):
         b = min(a + block, T)
-        end = b if S == T else S  # of keys: the device that has the row's last queries needs them all
+        end = b if S == T else S  # of keys: the device with the row's last queries needs them all
         found.append(of_block(q_BKGTH[:, :, :, a:b], k_BKSH[:, :, :end], v_BKSH[:, :, :end], rows, a, first))
     return jnp.concatenate(found, axis=3)
 

@@ -1,12 +1,12 @@
 """Attention of blocks of queries over their own path: exact, forward and backward, in time that follows tree depth.
 
-Rows lie depth first and `until` closes subtrees, so of the keys before a block its queries see only what the block's
-first query sees: the path to it. (A key before the block that is closed at its first query is closed for all of them.)
-Each block attends to itself and then, a chunk at a time, to that path, whose keys it gathers and whose gradients it
-scatters back; the softmax is put together from the chunks (Milakov and Gimelshein 2018). A path has as many chunks as
-it needs, which is counted while running: sizes are static under jit, the turns of a loop are not.
+Rows are in depth-first order and `until` closes subtrees. So the queries of a block see only those earlier keys that
+the block's first query sees: the path to it. (A key that is closed at the first query is closed for all of them.) Each
+block attends to itself and then, a chunk at a time, to that path: it gathers the keys, and scatters their gradients
+back. Partial softmaxes are combined (Milakov and Gimelshein 2018). The number of chunks is counted at run time: under
+jit sizes are static, but the turns of a loop are not.
 
-Written for CPUs, where small exact work beats large regular work. Nothing here keeps a T x T array.
+This is for CPUs, where small exact work beats large regular work. No T x T array is kept.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from jprm.model.attention.interface import HIDDEN, SAVED, AttentionConfig, Imple
 from jprm.model.mesh import reshape
 
 CHUNK = 256
-"""Keys of a path that a block of queries attends to at once. A path's last chunk is half padding on average."""
+"""Keys of a path that a block attends to at once. A path's last chunk is half padding on average."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """The path of every block of queries, worked out once for all layers."""
+    """The path of every block of queries, computed once for all layers."""
 
     until: Int[Array, "B T"]
     position: Int[Array, "B T"]
-    index: Int[Array, "B N S"]  # keys before the block that its first query sees, in order; behind them, T or more
-    chunks: Int[Array, " N"]  # that hold them, in the row that has most
+    index: Int[Array, "B N S"]  # keys before the block that its first query sees, in order; then T or more
+    chunks: Int[Array, " N"]  # needed for them, in the row that has most
     window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
@@ -86,13 +86,13 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: AttentionConfig):
         return None, (_tokens_first(y_BKXH, G), top_BKX + jnp.log(total_BKX))
 
     _, (y_NBQKGH, log_NBKX) = jax.lax.scan(body, None, (jnp.arange(T // block), _blocks(q_BTKGH, block)))
-    # What the backward pass needs of the forward one: remat="dots" keeps it as it keeps products, which it is made of.
+    # remat="dots" keeps what the backward pass needs of the forward pass, like products.
     y_BTKGH, log_NBKX = checkpoint_name(_rows(y_NBQKGH), SAVED), checkpoint_name(log_NBKX, SAVED)
     return y_BTKGH, (q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX)
 
 
 def _merged(one, other):
-    """Largest logit, sum of weights and weighed values over two sets of keys."""
+    """Combines largest logits, sums of weights and weighted values of two sets of keys."""
     top_BKX = jnp.maximum(one[0], other[0])
     (a_BKX, total_BKX, y_BKXH), (b_BKX, more_BKX, z_BKXH) = ((jnp.exp(x[0] - top_BKX), *x[1:]) for x in (one, other))
     y_BKXH = a_BKX[..., None] * y_BKXH + b_BKX[..., None] * z_BKXH
@@ -115,7 +115,7 @@ def _backward(config: AttentionConfig, saved, dy_BTKGH):
             logit_BKXS = _logits(q_BKXH, k_BKSH, index_BS, paths, n, config)
             weight_BKXS = jnp.exp(logit_BKXS - log_BKX[..., None])
             dlogit_BKXS = weight_BKXS * (_product("BKXH,BKSH->BKXS", dy_BKXH, v_BKSH) - inner_BKX[..., None])
-            if cap := config.attention_softcap:  # tanh' = 1 - tanh^2; hidden logits are no values of it
+            if cap := config.attention_softcap:  # tanh' = 1 - tanh^2; hidden logits are not capped
                 dlogit_BKXS *= 1 - jnp.square(jnp.where(logit_BKXS > HIDDEN, logit_BKXS, 0) / cap)
             dlogit_BKXS = dlogit_BKXS.astype(k_BKSH.dtype)
             dq_BKXH += _product("BKXS,BKSH->BKXH", dlogit_BKXS, k_BKSH)
@@ -148,13 +148,13 @@ PATHS = Implementation(plan, attend, lambda config, backend, context: unsplit_on
 
 
 def path_pairs(paths: Paths, config: AttentionConfig) -> int:
-    """Pairs of a query and a key that are computed for each head, of all rows; some are hidden."""
+    """Returns the pairs of query and key that are computed for each head, hidden ones included."""
     block, (B, N, _) = config.attention_block, paths.index.shape
     return B * block * int(N * block + CHUNK * jnp.sum(paths.chunks))
 
 
 def _index(paths: Paths, n, c) -> Int[Array, "B S"]:
-    """Indices of the keys of chunk c of the path to block n."""
+    """Indices of the keys in chunk c of the path to block n."""
     return jax.lax.dynamic_slice_in_dim(paths.index[:, n], c * CHUNK, CHUNK, axis=1)
 
 
@@ -172,13 +172,13 @@ def _gather(x_BTKH, index_BS) -> Float[Array, "B K S H"]:
 
 
 def _scatter(x_BTKH, index_BS, update_BKSH):
-    """Adds updates to their keys; indices out of range, which pad the path, are dropped."""
+    """Adds updates to their keys. Indices out of range pad the path and are dropped."""
     update_BSKH = update_BKSH.swapaxes(1, 2).astype(x_BTKH.dtype)
     return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(x_BTKH, index_BS, update_BSKH)
 
 
 def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: AttentionConfig):
-    """Logits in float32 by the rule key <= query < until[key] and the window; X is (G, block) flattened."""
+    """Logits in float32 under the rule key <= query < until[key] and the window; X is (G, block) flattened."""
 
     def of_keys(x_BT, index_BS=index_BS):
         return jax.vmap(lambda x, index: x.at[index].get(mode="fill", fill_value=0))(x_BT, index_BS)

@@ -1,16 +1,16 @@
 """Attention of rows that hold one chain each, by cuDNN's flash attention: `attention="cudnn"`, for NVIDIA GPUs.
 
-Such a row needs no mask but the causal one, which that kernel has built in and of which it skips the hidden half: the
-chain begins with the row, and behind it is padding. Padding then sees the chain, and not itself alone. That changes
-nothing: no step is read there, and no token of the chain sees it, so that its gradients are zero.
+Such a row needs only the causal mask, which the kernel has built in and whose hidden half it skips: the chain begins
+with the row, and padding follows. Padding then sees the chain, which changes nothing: no step ends there, and no token
+of the chain sees it, so its gradients are zero.
 
-What a row holds is data, which a compiled program cannot refuse. A row that holds anything but one chain is NaN
-throughout, and no other row is: its steps would have seen what they must not. The packer lays out one chain a row
-wherever `ModelConfig.chain_rows` says so; in training all rows are as long as `data.tokens`, and the rest is padding.
+A compiled program cannot refuse the contents of a row. A row that holds anything but one chain gives NaN everywhere,
+and other rows are unaffected. The packer packs one chain a row where `ModelConfig.chain_rows` is true; in training all
+rows have `data.tokens` tokens, and the rest is padding.
 
-On a CPU, XLA computes the same call by a T x T array: for tests. Which of the two it is, the machine that traces the
-program decides, since JAX asks its cuDNN then. This way has not run on a GPU yet: tests compare XLA's numbers with the
-rule written out, and read the program that is lowered for CUDA.
+On a CPU, XLA computes the same call with a T x T array, for tests. The machine that traces the program decides which of
+the two it is, since JAX queries its cuDNN then. This implementation has not run on a GPU yet: tests compare XLA's
+numbers with the reference, and read the program that is lowered for CUDA.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from jprm.model.attention.interface import AttentionConfig, Implementation, unsp
 from jprm.model.mesh import spec
 
 TILE = 128
-"""Rows are a multiple of so many tokens: some releases of cuDNN give gradients that are NaN where the last tile of 128
-keys is not full."""
+"""Rows are a multiple of this many tokens: some releases of cuDNN give NaN gradients where the last tile of 128 keys is
+not full."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Chains:
-    """Which rows hold one chain, and behind it padding alone."""
+    """Which rows hold one chain and only padding after it."""
 
     alone: Bool[Array, " B"]
 
 
 def refuses(config: AttentionConfig, backend: str | None, context: int) -> str | None:
-    """What cuDNN's attention takes on every GPU that it runs on. (Hopper and later take heads of 256 too.)"""
+    """Returns why cuDNN's attention refuses. (Hopper and later also take heads of 256, other GPUs do not.)"""
     for takes, fits, field in [
         ("dtype='bfloat16' alone", config.dtype == "bfloat16", "dtype"),
         ("heads of a multiple of 8 up to 128", config.head_dim % 8 == 0 and config.head_dim <= 128, "head_dim"),
@@ -52,7 +52,7 @@ def refuses(config: AttentionConfig, backend: str | None, context: int) -> str |
     if backend == "tpu":
         return "attention='cudnn' is for NVIDIA GPUs; a TPU takes attention='kernel'"
     if backend == "gpu":
-        capability = jax.local_devices()[0].compute_capability  # of AMD's a name
+        capability = jax.local_devices()[0].compute_capability  # for AMD a name
         major = capability.split(".")[0]
         if not major.isdecimal() or int(major) < 8:
             return (
@@ -68,7 +68,7 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: At
     if T % TILE:
         raise ValueError(f"attention='cudnn' takes rows (data.tokens) of a multiple of {TILE} tokens, not {T}")
     end_B1, index_T = until_BT[:, :1], jnp.arange(T)
-    until_ends_BT = until_BT == jnp.maximum(end_B1, index_T + 1)  # a token of padding sees itself alone
+    until_ends_BT = until_BT == jnp.maximum(end_B1, index_T + 1)  # padding sees itself alone
     counted_BT = (position_BT == index_T) | (index_T >= end_B1)
     return Chains(jnp.all(until_ends_BT & counted_BT, axis=1))
 
@@ -81,13 +81,13 @@ def attend(
     config: AttentionConfig,
     window: None = None,
 ) -> Float[Array, "B T K G H"]:
-    """Grouped-query attention; softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
-    # In the values, for a product with NaN is NaN whatever the weight, where a maximum of logits could pass over it.
+    """Grouped-query attention with a softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
+    # NaN goes into the values, since a maximum of logits could ignore it.
     v_BTKH = jnp.where(chains.alone[:, None, None, None], v_BTKH, jnp.nan)
     call = functools.partial(_causal, scale=config.query_scale)
     if jax.sharding.get_abstract_mesh().empty:
         return call(q_BTKGH, k_BTKH, v_BTKH)
-    # JAX's rule for splitting this call is one for the compiler: explicit shardings do not know it.
+    # Explicit shardings do not know JAX's rule for splitting this call, which is the compiler's.
     place = spec("batch", None, "kv_heads")
     arguments = (jax.sharding.reshard(x, place) for x in (q_BTKGH, k_BTKH, v_BTKH))
     return jax.shard_map(call, in_specs=(place,) * 3, out_specs=place)(*arguments)

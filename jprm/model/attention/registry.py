@@ -65,6 +65,6 @@ def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: AttentionConfig, window=N
 
 
 def suited(name: str) -> str:
-    """Returns the name, or for an implementation of other machines than this one that of one that is fast here."""
+    """Returns the name of the implementation, or of one that is fast here if it is for other machines."""
     here = jax.default_backend()
     return name if find(name).backend in ("", here) else "paths" if here == "cpu" else "blocked"

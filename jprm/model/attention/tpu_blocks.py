@@ -1,19 +1,19 @@
-"""Which blocks of keys a block of queries needs, as tables that a kernel's grid walks.
+"""Tables of the blocks of keys that each block of queries needs. A kernel's grid walks them.
 
-The grid is as long as the longest table of the device's rows: only rows with fewer pairs have idle steps.
+The grid is as long as the longest table of the device's rows: rows with fewer pairs have idle steps.
 
-A block of queries [a, b) needs a block of keys [c, d) if and only if c < b and the keys' largest `until` exceeds a. No
-pair of blocks passes that test in vain, whatever `until` is, as long as every token sees itself (until[j] > j):
+A block of queries [a, b) needs a block of keys [c, d) if and only if c < b and the keys' largest `until` exceeds a.
+Every pair that passes holds a visible pair of tokens, whatever `until` is, if every token sees itself (until[j] > j):
 
 - Keys wholly before the queries, d <= a: let j be the key with the largest `until`. Query a sees it, as
   j < d <= a < until[j]. Where the test fails, every key is closed at a, and so for all later queries.
-- Blocks that overlap: token max(a, c) lies in both and sees itself.
-- Keys wholly behind the queries, c >= b: no query sees a later key, and the test says so.
+- Blocks that overlap: token max(a, c) is in both and sees itself.
+- Keys after all queries, c >= b: no query sees a later key, and the test fails.
 
-Sliding windows hide more, inside blocks; the tables do not know them.
+The tables ignore sliding windows, which hide more inside blocks.
 
 Where rows are split over the mesh's `context`, each part of the queries has tables of its own. A block of keys that
-none of its queries needs has an entry that computes nothing: the part's share of its gradient is zero, and written.
+none of its queries needs has an entry that computes nothing, but writes the zero gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxtyping import Array, Int
 from jprm.model.mesh import reshape
 
 FIRST, LAST, LIVE = 1, 2, 4
-"""Flags of a table's entry: the first and the last of its major block, and one that is not padding."""
+"""Flags of a table's entry: the first of its major block, the last, and not padding."""
 
 MINOR = (1 << 14) - 1  # the bits of an entry's minor block
 
@@ -41,7 +41,7 @@ SMEM = 640 * 2**10  # for a table, of 1 MiB
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Tokens a block of queries and a block of keys."""
+    """Tokens in a block of queries and in a block of keys."""
 
     query: int
     key: int
@@ -50,11 +50,11 @@ class Sizes:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The pairs of blocks of every row that hold a visible pair of tokens, worked out once for all layers.
+    """The pairs of blocks of every row that hold a visible pair of tokens, computed once for all layers.
 
-    Of C parts of the queries, one beside the other. An entry is major << 17 | minor << 3 | flags; blocks of queries are
-    counted within their part. Behind a row's entries the last one is repeated without flags, so that nothing is fetched
-    or computed for it.
+    Tables of the C parts of the queries are side by side. An entry is major << 17 | minor << 3 | flags; blocks of
+    queries are counted within their part. A table is padded with its last entry without flags, for which nothing is
+    fetched or computed.
     """
 
     until: Int[Array, "B S"]
@@ -67,18 +67,18 @@ class Blocks:
 
 
 def most_pairs(T: int, sizes: Sizes, parts: int = 1) -> int:
-    """Pairs of blocks in a row of one chain, of its last part, which has most: entries of a table, whatever the row.
+    """Returns the most entries of a table: the pairs of blocks in the last part of a row of one chain.
 
-    (Of one by keys too: a part has an entry at least for each block of keys, and in such a row the last needs all.)
+    (A table by keys has no more: the last part of such a row needs all blocks of keys.)
     """
     return sum((start + sizes.query - 1) // sizes.key + 1 for start in range(T - T // parts, T, sizes.query))
 
 
 def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
-    """The largest blocks, of at most 512 tokens, that fit a TPU core's memories and make G x block_q at most 2,048.
+    """Returns the largest blocks of at most 512 tokens that fit a TPU core's memories, with G x block_q at most 2,048.
 
-    A step of the grid has a cost of its own, beside which its 4 x G x block_q x block_k x H operations must be many:
-    0.5 G at G = 7, H = 128 and 256 x 512. Beyond that, larger blocks pass over less of what trees hide.
+    A step of the grid has a fixed cost, so its 4 x G x block_q x block_k x H operations must be many: 0.5 G at G = 7,
+    H = 128 and 256 x 512. Larger blocks skip less of what trees hide.
 
     SMEM: a table has about T^2 / (2 block_q block_k) entries of 4 bytes. At T = 131,072 with 256 x 512 that is
     512 x 256 / 2 = 65,536 and half the diagonal's 256: 257 KiB of 1 MiB; with 128 x 512 it is 514 KiB. (With 128 x 128
@@ -102,10 +102,10 @@ def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
 
 
 def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
-    """What the largest of the three kernels keeps in VMEM, in bytes.
+    """Returns the bytes that the largest of the three kernels keeps in VMEM.
 
-    Blocks that are fetched or written are there twice, since the next one travels while this one is computed. Sums are
-    float32; the running maximum and total take 128 lanes a query. Heads narrower than 128 are padded to that.
+    Fetched and written blocks count twice, since the next one is transferred while one is computed. Sums are float32;
+    the running maximum and total take 128 lanes a query. Heads narrower than 128 are padded.
 
     For G = 7, H = 128, bfloat16, 256 x 512: q = 7 x 256 x 128 = 229,376 elements, k = 65,536, pair = 131,072; forward
     4 (2 q + 2 k) + 4 (q + 2 q) + 10 pair = 6.4 MB, dq 4 (3 q + 2 k) + 4 q + 16 pair = 6.3 MB,
@@ -134,7 +134,7 @@ def find_blocks(until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], siz
 
 
 def _table(needed_BCMN, width: int) -> tuple[Int[Array, "B C*P"], Int[Array, "B C"]]:
-    """The needed pairs in order, major first, and how many entries they are; a major block without any has one too."""
+    """Returns the needed pairs in order, major first, and their number. A major block without any has one entry too."""
     B, C, M, N = needed_BCMN.shape
     pair_MN = jnp.arange(M)[:, None] << 17 | jnp.arange(N) << 3
     bare_BCMN = ~jnp.any(needed_BCMN, axis=-1, keepdims=True) & (jnp.arange(N) == 0)

@@ -1,15 +1,15 @@
 """Interval attention on a TPU: flash attention (Dao et al. 2022) over the pairs of blocks that hold a visible pair.
 
-Query i sees key j if and only if j <= i < until[j]. Three kernels: forward, with an online softmax that keeps the
-log-sum-exp of every query; dq; dk and dv. Each walks a table of block pairs (`tpu_blocks`), prefetched
-to scalar memory, in a grid as long as the table: hidden pairs are neither fetched nor computed. A step handles the G
-query heads of a key-value head together, so keys and values are read once for them and the mask is made once.
+There are three kernels: forward, with an online softmax that keeps the log-sum-exp of every query; dq; dk and dv. Each
+walks a table of block pairs (`tpu_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
+are neither fetched nor computed. A step handles the G query heads of a key-value head together, so it reads keys and
+values once and makes the mask once.
 
-Products take the inputs' dtype and sum in float32; those of float32 are in full precision. Memory is linear in T.
+Products take the inputs' dtype and sum in float32; float32 products have full precision. Memory is linear in T.
 
-Logits lie (queries, keys) in the first two kernels and (keys, queries) in the third, so that no product transposes its
-left side. What belongs to a token is stored in rows of T, not in 128 lanes a token; a kernel turns a row to a column
-where it needs one. Heads of 64 fill half of the 128 lanes.
+Logits are (queries, keys) in the first two kernels and (keys, queries) in the third, so that no product transposes its
+left side. Values per token are stored in rows of T, not in 128 lanes a token; a kernel turns a row into a column where
+it needs one. Heads of 64 fill half of the 128 lanes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def interval_attention(
     blocks: Blocks,
     config: AttentionConfig,
 ) -> Float[Array, "B T K G H"]:
-    """Grouped-query attention; softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
+    """Grouped-query attention with a softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
     return _forward(q_BTKGH, k_BTKH, v_BTKH, blocks, config)[0]
 
 
@@ -108,9 +108,9 @@ interval_attention.defvjp(_forward, _backward)
 
 
 def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
-    """Runs `call` on every device's own rows, heads and tokens: what a kernel does with axes, JAX cannot know.
+    """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
 
-    heads, results: of the kinds of `_walk`. Tokens are split where the blocks are of several parts.
+    heads, results: by the kinds of `_walk`. Tokens are split if the blocks have several parts.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return call(blocks, heads)
@@ -132,7 +132,7 @@ def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
 
 
 def _whole(blocks: Blocks, heads: dict) -> dict:
-    """The heads with the keys and values of all of the row, of which a device may have a part."""
+    """Returns the heads with all keys and values of the row, of which a device may have a part."""
     if heads["keys"][0].shape[2] == blocks.until.shape[1]:
         return heads
     return heads | dict(keys=[jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in heads["keys"]])
@@ -157,7 +157,7 @@ def _gradients(config: AttentionConfig, blocks: Blocks, heads: dict):
     (dq_BKGTH,) = _walk(_dq_kernel, blocks, config, "query", inputs, dict(queries=inputs["queries"][:1]), [sums])
     sums = pltpu.VMEM((blocks.sizes.key, H), jnp.float32)
     dkv = _walk(_dkv_kernel, blocks, config, "key", inputs, dict(keys=inputs["keys"]), [sums, sums])
-    if own < blocks.until.shape[1]:  # every device has a share of all keys' gradients
+    if own < blocks.until.shape[1]:  # every device has a term of all keys' gradients
         dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=2, tiled=True) for x in dkv]
     return dq_BKGTH, *dkv
 
@@ -257,8 +257,8 @@ def _forward_kernel(
 
         @pl.loop(0, G)
         def _(g):
-            # A query that sees none of the keys so far has weights of exp(HIDDEN - HIDDEN) = 1; the first key that it
-            # sees, at the latest itself, takes them away: exp(HIDDEN - top) is exactly 0.
+            # A query that has seen no key so far has weights of exp(HIDDEN - HIDDEN) = 1. The first key that it sees,
+            # at the latest itself, removes them: exp(HIDDEN - top) is exactly 0.
             logit_TS = jnp.where(seen_TS, _logits(q_GTH[g], k_SH[...], config), HIDDEN)
             top_TL = jnp.maximum(top_GTL[g], jnp.max(logit_TS, axis=1, keepdims=True))
             weight_TS = jnp.exp(logit_TS - _lanes(top_TL, logit_TS.shape[1]))
@@ -332,7 +332,7 @@ def _dkv_kernel(
 
 
 def _seen(t, s, of_query, of_key, numbers, windowed: bool, keys_first: bool):
-    """The rule, of the queries of block t and the keys of block s; their rows hold `until` and the position.
+    """Whether queries of block t see keys of block s; `of_query` and `of_key` hold `until` and positions.
 
     numbers: the layer's window, and the row's index of the first query.
     """
@@ -355,7 +355,7 @@ def _logits(a_MH, b_NH, config: AttentionConfig):
 
 
 def _weights(logit, dweight, seen, log, inner, config: AttentionConfig):
-    """Weights, recomputed from the log-sum-exp, and the gradient of the logits before their cap, unscaled."""
+    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap."""
     weight = jnp.exp(jnp.where(seen, logit, HIDDEN) - log)
     dlogit = weight * (dweight - inner)
     if cap := config.attention_softcap:  # tanh' = 1 - tanh^2
@@ -370,7 +370,7 @@ def _dot(a, b, contracted: tuple[int, int]):
 
 
 def _lanes(x_TL, width: int):
-    """A column that is kept in all lanes, as wide as asked for."""
+    """Returns a column that is stored in all lanes at another width."""
     return jnp.tile(x_TL, (1, -(-width // LANES)))[:, :width]
 
 
