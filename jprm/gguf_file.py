@@ -1,4 +1,4 @@
-"""A GGUF file opened once for its tokenizer, its hyper-parameters and its tensors: parsing takes seconds."""
+"""Opens a GGUF file once for its tokenizer, hyper-parameters and tensors: parsing takes seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gguf
 
 
 def open_gguf(path: str | os.PathLike) -> gguf.GGUFReader:
-    """The parsed file, the last one kept as long as it does not change. Raises what `gguf` and `os.stat` raise."""
+    """Returns the parsed file; the last one is cached while it does not change. Raises what `gguf` and `os.stat` do."""
     stat = os.stat(path)
     return _parsed(os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
 

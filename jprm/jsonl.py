@@ -18,15 +18,15 @@ from jprm.tree import ReasoningTree, RecordError, tree_of
 def read_records(
     path: str | os.PathLike, *, on_error: str = "stop", rejects: Rejects | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The valid records of a JSON Lines file, in order. Blank lines are passed over.
+    """Yields the valid records of a JSON Lines file in order; blank lines are skipped.
 
     Args:
       path: a UTF-8 file, one record a line.
       on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
-      rejects: where bad lines go; required for `skip`, so that none is lost in silence.
+      rejects: takes the bad lines; required for `skip`.
 
     Raises:
-      RecordError: for `stop`: FILE:LINE, field, reason and remedy. Two records with one `id` are an error too.
+      RecordError: for `stop`: FILE:LINE, field, reason and fix. Two records with one `id` are an error too.
     """
     return (record for record, _ in _read(path, reject_with(on_error, rejects)))
 
@@ -58,28 +58,30 @@ def _read(
 
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one record a line, to a temporary name that is renamed when every record is in it."""
+    """Writes one record a line, to a temporary file that is renamed when it is whole."""
     with only_run(path), atomic_file(path) as file:
         for record in records:
             file.write(dump(record).encode() + b"\n")
 
 
 def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, bytes with their line end) of every line that is not blank.
+    """Yields (line number from 1, bytes with their line end) of every line that is not blank.
 
     Raises:
-      ValueError: a pipe, of which a second reading would find nothing.
+      ValueError: a pipe, which cannot be read twice.
     """
     with open(path, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{os.fspath(path)}: is no file on disk, and is read twice: write it to one first")
+            raise ValueError(
+                f"{os.fspath(path)}: is not a file on disk, and it is read twice. Write it to a file first"
+            )
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield number, line
 
 
 def parse(line: bytes, where: str) -> Any:
-    """The JSON value of a line.
+    """Returns the JSON value of a line.
 
     Raises:
       RecordError: invalid UTF-8, truncated or invalid JSON, NaN and infinite numbers.
@@ -101,19 +103,19 @@ def parse(line: bytes, where: str) -> Any:
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    """One line of JSON.
+    """Returns the record as one line of JSON.
 
     Raises:
-      ValueError: NaN and infinite numbers, which JSON does not have.
+      ValueError: a NaN or infinite number, which JSON does not have.
     """
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
 class Rejects:
-    """A file of the lines that were refused, byte for byte.
+    """A file of the refused lines, byte for byte.
 
-    A context manager: when its block ends well, the file takes its name if there are any rejects, and a file left by
-    an earlier run goes if there are none; when it ends with an error, nothing changes.
+    A context manager. When its block ends well, the file takes its name, or an earlier run's file is removed where
+    there are no rejects. When the block ends with an error, nothing changes.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -149,7 +151,7 @@ class Rejects:
 
 
 def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
-    """What to do with a bad line: raise its error (`stop`) or add it to `rejects` (`skip`)."""
+    """Returns the function that takes a bad line: it raises the error (`stop`) or adds to `rejects` (`skip`)."""
     if on_error == "skip" and rejects is not None:
         return rejects.add
     if on_error != "stop":

@@ -1,7 +1,7 @@
 """Layouts: how one chain becomes token ids.
 
-A problem and each of its steps are encoded alone and their ids concatenated; a joined string is never tokenised again,
-because merges across a boundary would move the step's end. The score of a step is read at the last token of its ids.
+The problem and each step are encoded alone and their ids concatenated. A joined string is never tokenised again: merges
+across a boundary would move the step's end. A step's score is read at its last token.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from jprm.tokenizer import Tokenizer
 
 
 class Layout(Protocol):
-    """Ids of one chain, piece by piece, exactly as the model that reads them was trained.
+    """Token ids of a chain, piece by piece, exactly as the model saw them in training.
 
-    `end` is the token that a policy writes behind the last step; None where there is none.
+    `end` is the token that a policy writes after the last step; None where there is none.
     """
 
     @property
     def end(self) -> int | None: ...
 
     def problem(self, text: str) -> list[int]:
-        """Ids that every chain of the problem starts with."""
+        """Returns the ids that every chain of the problem starts with."""
         ...
 
     def step(self, text: str, number: int) -> list[int]:
-        """Ids of the step at 0-based depth `number`, never empty; its score is read at the last one."""
+        """Returns the ids of the step at 0-based depth `number`, never empty; its score is read at the last one."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class NativeLayout:
-    """jprm's own: `[bos] problem newline`, then `step newline` each; bos only where the tokenizer has one."""
+    """jprm's own layout: `[bos] problem newline`, then `step newline` each; bos where the tokenizer has one."""
 
     tokenizer: Tokenizer
 

@@ -1,8 +1,7 @@
-"""One process or many: how a run starts over several hosts, and what only its first process does.
+"""Runs over several hosts: how the processes join, and what process 0 alone does.
 
-Every process runs the same command; `jax.distributed` makes one set of devices of all of theirs. Whatever a process
-decides from a file or a clock, the first decides for all (`first`): where processes go different ways, they wait for
-each other for ever.
+Every process runs the same command, and `jax.distributed` joins their devices. Decisions from a file or a clock are
+process 0's, for all (`first`): processes that go different ways wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ FORM = re.compile(r"(\d+)/(\d+)@(.+:\d+)")
 
 
 def start(where: str | None, *, together: int = TOGETHER) -> None:
-    """Joins the processes of a run, before anything else is asked of jax; with None this process is the only one.
+    """Joins the processes of a run, before any other use of jax. With None this process is the only one.
 
     Args:
-      where: `INDEX/COUNT@HOST:PORT`, of which HOST:PORT is a free port of the host of process 0, the same for all; or
-        `auto`: what the cluster's environment says (Cloud TPU, GKE, Slurm, Open MPI).
-      together: seconds to wait for the others. Then the process ends, with a line that says what to check and status
-        142, as of one that an alarm ended: a launcher may try again.
+      where: `INDEX/COUNT@HOST:PORT`, where HOST:PORT is a free port of process 0's host, the same for all; or `auto`:
+        read from the cluster's environment (Cloud TPU, GKE, Slurm, Open MPI).
+      together: seconds to wait for the others. Then the process prints what to check and ends with status 142, as if
+        by an alarm: a launcher may try again.
 
     Raises:
-      ValueError: another form, an environment that says nothing, or processes that do not make one run.
+      ValueError: another form, an environment without this information, or processes that do not form one run.
     """
     if where is None:
         return
@@ -73,23 +72,23 @@ def start(where: str | None, *, together: int = TOGETHER) -> None:
 
 
 def is_first() -> bool:
-    """Whether this process writes the run's files and lines: true of the only one."""
+    """Returns whether this is process 0, which writes the run's files and lines."""
     return jax.process_index() == 0
 
 
 def first(do: Callable[[], T]) -> T:
-    """What `do` returns in the first process, JSON, in every process; where it raises there, every process raises."""
+    """Returns in every process what `do`, called in process 0 alone, returns: JSON. Where it raises, all raise."""
     if jax.process_count() == 1:
         return do()
-    told, raised = b"", None
+    message, raised = b"", None
     if is_first():
         try:
-            told = json.dumps({"value": do()}).encode()
-        except Exception as error:  # whatever it is, the others must not wait for what will not come
+            message = json.dumps({"value": do()}).encode()
+        except Exception as error:  # any error: the other processes must not wait for a value
             raised = error
-            told = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(told))))
-    buffer = np.frombuffer(told.ljust(length, b"\0"), np.uint8)
+            message = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
+    buffer = np.frombuffer(message.ljust(length, b"\0"), np.uint8)
     said = json.loads(multihost_utils.broadcast_one_to_all(buffer).tobytes())
     if raised is not None:
         raise raised
@@ -99,7 +98,7 @@ def first(do: Callable[[], T]) -> T:
 
 
 def shared(value: Any) -> list[Any]:
-    """What every process says, JSON, in the order of the processes, in every process."""
+    """Returns every process's value, JSON, in the order of the processes."""
     if jax.process_count() == 1:
         return [value]
     said = json.dumps(value).encode()
@@ -109,14 +108,14 @@ def shared(value: Any) -> list[Any]:
 
 
 def everywhere(condition: bool) -> bool:
-    """Whether it holds in every process, said in every process."""
+    """Returns whether the condition holds in every process."""
     return bool(np.all(multihost_utils.process_allgather(np.bool_(condition))))
 
 
 def compile_together(function: Callable, *args: Any) -> None:
-    """Compiles a jitted function for these arguments, in every process before any goes on to call it.
+    """Compiles a jitted function for these arguments in every process before any process calls it.
 
-    Hosts compile at different speeds, and a collective does not wait for ever: on CPUs for 30 seconds.
+    Hosts compile at different speeds, and a collective waits for a limited time: 30 seconds on CPUs.
     """
     if jax.process_count() > 1:
         function.lower(*args).compile()  # the call finds it compiled

@@ -55,8 +55,7 @@ def continued(
                 yield None
                 return
             if differ:
-                with atomic_file(info) as opened:
-                    opened.write((json.dumps({"version": VERSION, **request}, indent=2) + "\n").encode())
+                atomic_write(info, json.dumps({"version": VERSION, **request}, indent=2) + "\n")
             yield file, part
             file.flush()
         finally:
@@ -113,6 +112,12 @@ def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     except BaseException:
         pathlib.Path(partial).unlink(missing_ok=True)
         raise
+
+
+def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
+    """Writes a file of this content, text as UTF-8, whole or not at all."""
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager

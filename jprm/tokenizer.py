@@ -1,7 +1,7 @@
-"""Tokenizers behind one protocol: SentencePiece, tokenizer.json, and the one inside a GGUF file.
+"""Tokenizers with one protocol: SentencePiece, tokenizer.json, and the tokenizer in a GGUF file.
 
-Text of a problem or a step is data: `encode` adds no special token, and reads a string such as "<|im_start|>" inside
-the text as plain characters, so that data cannot inject control tokens. A layout that wants one asks for its id.
+A problem's or step's text is data. `encode` adds no special token and reads "<|im_start|>" in a text as plain
+characters, so data cannot inject control tokens. A layout gets a control token by its id.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from jprm.outputs import atomic_write
+
 CONFIG = "tokenizer_config.json"
 
 
 class Tokenizer(Protocol):
-    """What the rest of jprm knows about a tokenizer. Every implementation can be pickled (data workers need it)."""
+    """The interface of a tokenizer. Every implementation can be pickled, as data workers need."""
 
     bos: int | None
     eos: int | None
@@ -31,19 +33,19 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` alone: nothing added, no control token parsed from it."""
+        """Returns the ids of `text` alone: no token is added, and no control token parsed from it."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, control tokens included."""
+        """Returns the text of `ids`, control tokens included."""
         ...
 
     def token_id(self, token: str) -> int:
-        """Id of one token by its exact name; KeyError where the vocabulary lacks it."""
+        """Returns the id of a token by its exact name. Raises KeyError where the vocabulary lacks it."""
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes what `load_tokenizer(folder)` reads back with equal ids."""
+        """Writes files from which `load_tokenizer(folder)` makes a tokenizer with equal ids."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class JsonTokenizer:
     eos: int | None = None
 
     def __post_init__(self):
-        # Not part of tokenizer.json, so set on every way in, unpickling included.
+        # Not stored in tokenizer.json, so set whenever one is made, by unpickling too.
         self.inner.encode_special_tokens = True
         self.inner.no_truncation()
         self.inner.no_padding()
@@ -83,8 +85,8 @@ class JsonTokenizer:
         names = {"bos_token": self.bos, "eos_token": self.eos}
         names = {key: None if value is None else self.inner.id_to_token(value) for key, value in names.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-        _write(Path(folder) / "tokenizer.json", self.inner.to_str(pretty=True).encode())
-        _write(Path(folder) / CONFIG, json.dumps(config, indent=2).encode())
+        atomic_write(Path(folder) / "tokenizer.json", self.inner.to_str(pretty=True))
+        atomic_write(Path(folder) / CONFIG, json.dumps(config, indent=2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,15 +120,16 @@ class SentencePieceTokenizer:
         return found
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        _write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())
+        atomic_write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, of_model: bool = False) -> Tokenizer:
     """Loads a tokenizer from a folder (tokenizer.json before tokenizer.model), a tokenizer.json, a .model or a .gguf.
 
-    `of_model`: a trained model reads chains by it, so that special tokens which it has lost would change the scores.
+    With `of_model`, a trained model reads chains with it: tokenizer_config.json must be there, since a missing special
+    token would change scores.
 
-    Raises FileNotFoundError where there is none, ValueError where the file cannot be read as what its name says.
+    Raises FileNotFoundError where there is none, ValueError for a file that is damaged or of another format.
     """
     path = Path(path)
     if path.is_dir():
@@ -134,9 +137,7 @@ def load_tokenizer(path: str | os.PathLike[str], *, of_model: bool = False) -> T
         if not found:
             raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor tokenizer.model")
         if of_model and found[0].suffix == ".json" and not (path / CONFIG).is_file():
-            raise FileNotFoundError(
-                f"{path / CONFIG}: not there, and it names the token that begins a text. Fetch it too"
-            )
+            raise FileNotFoundError(f"{path / CONFIG}: not there; it names the token that begins a text. Fetch it too")
         path = found[0]
     loaders = {".json": _load_json, ".model": _load_sentencepiece, ".gguf": _load_gguf}
     if path.suffix not in loaders:
@@ -182,8 +183,8 @@ def _load_sentencepiece(path: Path) -> SentencePieceTokenizer:
         raise ValueError(f"{path}: not a SentencePiece model ({error}). Fetch it again") from error
 
 
-# `tokenizer.ggml.pre` names how text is cut before byte-pair merges: (pattern or None for GPT-2's own, individual
-# digits, NFC, whole words before merges), as in the tokenizer.json of the models that the name stands for.
+# By `tokenizer.ggml.pre`, how text is split before byte-pair merges: (pattern or None for GPT-2's own, individual
+# digits, NFC, whole words before merges), as in the tokenizer.json of the models of that name.
 _CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GGUF_PRE: dict[str, tuple[str | None, bool, bool, bool]] = {
@@ -245,10 +246,3 @@ def _checked(text: str) -> str:
         where = f"character {error.start} is a lone surrogate, which no tokenizer can encode"
         raise ValueError(f"text {text[:40]!r}: {where}. Replace it in the data") from error
     return text
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

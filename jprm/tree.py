@@ -1,8 +1,7 @@
 """`ReasoningTree`: a problem is the root, a step is a node, a chain is a path.
 
-Every source of step labels becomes trees, and everything downstream (packing, training, labelling, scoring, search)
-takes trees. A single chain is a tree with one branch; a pool of N samples is a tree with N branches, whose common
-prefixes the packer finds by their token ids.
+Packing, training, labelling, scoring and search all take trees. A single chain is a tree with one branch. A pool of N
+samples is a tree with N branches; the packer finds their common prefixes by token ids.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
-"""What a label means. `correctness`: probability in [0, 1] that the step is right. `rating`: a human's three-way
-judgement, -1, 0 (neutral) or +1, which a training config turns into targets by an explicit policy. `value`:
-probability in [0, 1] that a completion from here is right (Monte Carlo). `advantage` and `implicit`: real numbers."""
+"""What a label means. `correctness`: the probability in [0, 1] that the step is correct. `rating`: a human's three-way
+judgement, -1, 0 (neutral) or +1, which a training config turns into targets. `value`: the probability in [0, 1] that a
+completion from here is correct (Monte Carlo). `advantage` and `implicit`: real numbers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,11 +50,11 @@ class RecordError(ValueError):
 
 
 def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
-    """The tree of a chain, pool or tree record (schema version 1), or of TRL's stepwise record, read as a chain.
+    """Returns the tree of a chain, pool or tree record (schema version 1), or of TRL's stepwise record as a chain.
 
-    A chain is one branch; a sample of a pool is a branch of its own, its `correct` on its last node and its other
-    keys in that node's `extra`. `record_of` is the exact inverse: known keys that say nothing (a null, labels that
-    are all null, the default semantics) wait in `extra`. Values of unknown keys are shared, not copied.
+    A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys in that
+    node's `extra`. `record_of` is the exact inverse: known keys without content (a null, labels that are all null, the
+    default semantics) are kept in `extra`. Values of unknown keys are shared, not copied.
 
     Raises:
       RecordError: names `where`, the field, the reason and what to do about it.
@@ -91,10 +90,10 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
 
 
 def record_of(tree: ReasoningTree) -> dict[str, Any]:
-    """The record of a tree, in the kind it came in: `record_of(tree_of(r)) == r`.
+    """Returns the record of a tree, in the kind of record it came from: `record_of(tree_of(r)) == r`.
 
     Raises:
-      ValueError: a chain or pool whose nodes branch, or carry what such a record has no place for.
+      ValueError: a chain or pool whose nodes branch, or hold what such a record has no place for.
     """
     record: dict[str, Any] = {"problem": tree.problem}
     if tree.kind == "tree":
@@ -121,7 +120,7 @@ def record_of(tree: ReasoningTree) -> dict[str, Any]:
 
 
 def chains_of(tree: ReasoningTree) -> list[list[int]]:
-    """Node indices of every path from the problem to a leaf, in the order of the leaves."""
+    """Returns the node indices of every path from the problem to a leaf, in the order of the leaves."""
     inner = {node.parent for node in tree.nodes}
     chains = []
     for leaf in range(len(tree.nodes)):
@@ -160,7 +159,7 @@ def in_order_of(record: Any, made: Any) -> Any:
 
 
 def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree's keys, less those of a chain or pool record that a tree record would read as something else."""
+    """Returns a tree's extra keys without those of a chain or pool that a tree record would read as something else."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
 
 
@@ -177,7 +176,7 @@ def _chain_of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _branch(branch: Mapping[str, Any], start: int, semantics: str, where: str, field: str) -> tuple[list[Node], dict]:
-    """The nodes of a chain or of a sample, numbered from `start`, and the keys that they do not hold."""
+    """Returns the nodes of a chain or sample, numbered from `start`, and the remaining keys."""
     extra = dict(branch)
     steps = _list(extra.pop("steps", None), where, field + "steps")
     if not steps:

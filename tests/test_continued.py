@@ -150,7 +150,7 @@ def test_a_pipe_is_refused(tmp_path):
     """Counting its records would leave none to score."""
     reading, writing = os.pipe()
     os.close(writing)
-    with pytest.raises(ValueError, match="is no file on disk"):
+    with pytest.raises(ValueError, match="is not a file on disk"):
         next(read_lines(f"/dev/fd/{reading}"))
     os.close(reading)
 

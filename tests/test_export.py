@@ -135,7 +135,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
 
     def stop_at_the_third(path, arrays):
         if len(saved) == 2:
-            path.with_name(path.name + ".tmp").write_bytes(b"half")
+            path.with_name(path.name + ".partial").write_bytes(b"half")
             raise KeyboardInterrupt
         whole(path, arrays)
         saved.append(path.name)

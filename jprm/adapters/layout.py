@@ -15,16 +15,15 @@ _FIELD = re.compile(r"\{(problem|step|number)\}")
 _LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
 
 _ANCHORS = ("\n", ".", "0")
-"""Text to stand before a segment that goes on a text, one token that merges with nothing behind it; the first that
-does."""
+"""Texts to encode before a segment that continues a text. The first that merges with nothing after it is used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TemplateLayout:
     """A `Layout` made of an adapter's templates.
 
-    What a template says itself may name control tokens; what is filled in is plain text, whatever it looks like. A
-    step that begins with the label its template would give it ("Step 2:") is not given it again.
+    A template may name control tokens; what is filled in is plain text. A step that begins with its template's label
+    ("Step 2:") does not get it twice.
     """
 
     tokenizer: Tokenizer
@@ -45,7 +44,7 @@ class TemplateLayout:
         return self._ids(template, values, joined=self._cut(before[-1])[-1] not in self._control)
 
     def _ids(self, template: Template, values: Mapping[str, str], joined: bool) -> list[int]:
-        """`joined`: whether text stands before the template."""
+        """Returns the template's ids, filled in; `joined` is whether text stands before it."""
         ids: list[int] = []
         for segment in template:
             for piece in self._cut(segment):
@@ -59,17 +58,17 @@ class TemplateLayout:
         return ids
 
     def _cut(self, segment: str) -> list[str]:
-        """The segment at its tokens, longest name first; a piece is a token's name, "{bos}" or text."""
+        """Splits the segment at its tokens, longest name first; a piece is a token's name, "{bos}" or text."""
         names = sorted(("{bos}", *self.ids), key=len, reverse=True)
         return [piece for piece in re.split("(" + "|".join(map(re.escape, names)) + ")", segment) if piece] or [""]
 
     @functools.cached_property
     def _control(self) -> frozenset[str]:
-        """Tokens that end a text: behind them a tokenizer begins anew. Others are text that happens to be one token."""
+        """Tokens that end a text: after them a tokenizer begins anew. Others are text that happens to be one token."""
         return frozenset({"{bos}"} | {name for name, i in self.ids.items() if _by_name(self.tokenizer, name) == i})
 
     def _encode(self, text: str, joined: bool) -> list[int]:
-        """Ids of the text, of one that goes on another without the word start that SentencePiece puts before a text."""
+        """Returns the text's ids; a text that continues another gets no word start of SentencePiece's."""
         if not joined or not self._word_start:
             return self.tokenizer.encode(text)
         for anchor in _ANCHORS:
@@ -87,11 +86,13 @@ class TemplateLayout:
 
 
 def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:
-    """Ids of the adapter's tokens in the folder's own tokenizer.
+    """Returns the ids of the adapter's tokens in the folder's own tokenizer.
 
-    A token is looked up by its text, which must be one token, and else by its name, as control tokens are found.
-    Raises ValueError for one that is absent or splits, is outside the model's vocabulary, or has another id than the
-    published one where `vocab_size` is that of the published vocabulary.
+    A token is looked up by its text, which must be one token, or else by its name, as control tokens are found.
+
+    Raises:
+      ValueError: a token that is absent, splits or is outside the model's vocabulary, or whose id is not the published
+        one although `vocab_size` is the published vocabulary's.
     """
     probe = TemplateLayout(tokenizer, dataclasses.replace(adapter, joined=True), {})
     found = {}

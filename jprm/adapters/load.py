@@ -1,4 +1,4 @@
-"""A published PRM's folder as a `PRM`: recognised, checked, and only then put on the devices."""
+"""Loads a published PRM's folder: it is recognised and checked before anything is put on the devices."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def load(
     dtype: Dtype | None = None,
     attention: str | None = None,
 ) -> PRM:
-    """The model in a folder as its adapter says: the one named (a name or a JSON file), or the one recognised.
+    """Loads the model in a folder with the named adapter (a name or a JSON file), or the one that is recognised.
 
-    The decoder is held in `dtype`, float32 where it is None; bfloat16 is the type of the computation too. `attention`
-    is the way of `jprm.model.attention`, `blocked` where it is None.
+    The decoder is stored as `dtype`, float32 by default; bfloat16 is the type of the computation too. `attention` is
+    the implementation (`jprm.model.attention`), `blocked` by default.
 
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
@@ -63,7 +63,7 @@ def load(
 
 
 class _Model:
-    """A folder's tensors, opened and not read, a LoRA merged into them, and what its config.json says."""
+    """A folder's tensors, opened but not read, with a LoRA merged into them, and the model's config."""
 
     def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: str):
         lora = kind_of(folder) == "peft"
@@ -78,7 +78,7 @@ class _Model:
         self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention)
 
     def head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """The head's parameters in float32 as `transformer.Head` has them; every shape is checked."""
+        """Returns the head's parameters in float32 as `transformer.Head` has them; every shape is checked."""
         if a.head == "lm_head":
             return self._language_head(a, ids)
         classes, width = len(a.channels), self.config.width
@@ -91,14 +91,14 @@ class _Model:
         return {"hidden_kernel": hidden_kernel, "hidden_bias": hidden_bias, "kernel": kernel, "bias": bias}
 
     def params(self, head: Mapping[str, np.ndarray], grid: Mesh) -> dict[str, Any]:
-        """The decoder and the head, each in its place on the mesh."""
+        """Returns the decoder and the head, each in its place on the mesh."""
         with jax.set_mesh(grid):
             decoder = huggingface.load_decoder(self.place, self.config, self.dtype, self.file)
             spots = {name: NamedSharding(grid, spec(*AXES[name])) for name in head}
         return {"decoder": decoder, "head": {name: jax.device_put(head[name], spots[name]) for name in head}}
 
     def _language_head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """The rows of the channels' tokens, or the whole matrix where there are no channels."""
+        """Returns the rows of the channels' tokens, or the whole matrix where there are no channels."""
         if self.config.logit_softcap:
             raise ValueError(f"{self.place}: final_logit_softcapping is not supported where an adapter reads lm_head")
         if self.config.tied_embeddings:
@@ -113,7 +113,7 @@ class _Model:
         return {"kernel": kernel, "bias": bias} if a.channels else {"kernel": kernel}
 
     def _linear(self, module: str, count: int, rows: list[int] | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of the module's matrix of `count` as (in, out), and of its bias, zero where it has none."""
+        """Returns rows of the module's matrix of `count` rows as (in, out), and of its bias, 0 where it has none."""
 
         def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
             if self.file.shape(name) != shape:
@@ -128,7 +128,7 @@ class _Model:
 
 
 def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
-    """The other model of a log ratio, which must have the same vocabulary."""
+    """Opens the reference model of a log ratio, which must have the same vocabulary."""
     if not a.reference:
         raise ValueError(
             f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one in a"
@@ -137,11 +137,11 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
     other = _Model(pathlib.Path(a.reference), a, model.dtype, model.config.attention)
     sizes = other.config.vocab_size, model.config.vocab_size
     if sizes[0] != sizes[1]:
-        raise ValueError(f"{other.place}: its vocabulary has {sizes[0]} tokens, and that of {folder} {sizes[1]}")
+        raise ValueError(f"{other.place}: its vocabulary has {sizes[0]} tokens, but {folder} has {sizes[1]}")
     return other
 
 
 def _tokenizer(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
-    """The folder's own tokenizer; a LoRA may leave it to its base model."""
+    """Loads the folder's own tokenizer, or its base model's where a LoRA has none."""
     own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
     return load_tokenizer(folder if own else base, of_model=True)

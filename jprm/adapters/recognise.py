@@ -21,7 +21,7 @@ OUTER = "pretrained_model."
 
 @dataclasses.dataclass(frozen=True)
 class Signs:
-    """What a folder shows of its adapter. Everything given must be there."""
+    """What identifies an adapter's folder. All fields that are set must match."""
 
     architecture: str = ""  # regular expression for the whole of the first of config.json's `architectures`
     tensor: str = ""
@@ -31,7 +31,7 @@ class Signs:
     lora: bool = False  # a PEFT folder
 
     def found(self, architecture: str, tensors: frozenset[str], place: str, label: str, lora: bool) -> bool:
-        """All but the token, which takes a tokenizer to find."""
+        """Returns whether all fields but the token match; finding that takes a tokenizer."""
         return (
             re.fullmatch(self.architecture or ".*", architecture) is not None
             and (not self.tensor or self.tensor in tensors)
@@ -56,12 +56,12 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
     ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
 )
-"""Adapters by their signs, the first that fits. A causal language model's files do not say that it is a PRM, so these
-are known by their names alone."""
+"""Adapters by their signs; the first match counts. A causal language model's files do not tell that it is a PRM, so
+these are recognised by their names alone."""
 
 
 def named(adapter: str) -> Adapter:
-    """The published record of the name, or the one in a JSON file."""
+    """Returns the published record of the name, or the record in a JSON file."""
     if adapter in PUBLISHED:
         return PUBLISHED[adapter]
     if str(adapter).endswith(".json"):
@@ -70,7 +70,7 @@ def named(adapter: str) -> Adapter:
 
 
 def recognise(folder: pathlib.Path) -> Adapter:
-    """The adapter of a folder: its own `adapter.json`, or the published one whose signs it shows."""
+    """Returns the adapter of a folder: its own `adapter.json`, or the published one whose signs match."""
     if (folder / FILE).is_file():
         return read(folder / FILE)
     lora = kind_of(folder) == "peft"
@@ -93,7 +93,7 @@ def recognise(folder: pathlib.Path) -> Adapter:
 
 
 def read(path: str | os.PathLike) -> Adapter:
-    """The record in a JSON file. Raises ValueError or FileNotFoundError naming file and field."""
+    """Reads the record in a JSON file. Raises ValueError or FileNotFoundError naming file and field."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")

@@ -1,7 +1,7 @@
-"""How a decoder lies in the files of others, and the way from there into its place on the mesh.
+"""Reads a decoder from GGUF or Hugging Face files onto the mesh.
 
-GGUF and Hugging Face both keep matrices as (out, in), a layer at a time; jprm keeps them as (in, out) with the heads
-apart and a group's layers stacked. A format's module says what its tensors are called and how its fields are read.
+Both formats keep matrices as (out, in), a layer at a time. jprm keeps them as (in, out), with the heads as an axis and
+a group's layers stacked. Names of tensors and meanings of fields are in the format's own module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Slot = tuple[str, int | None]
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of each role's tensor in a file, those of layers for one layer."""
+    """Returns the shape of each role's tensor in a file, of one layer where the role is in layers."""
     D, F, H = config.width, config.mlp_width, config.head_dim
     Q, K = config.heads * H, config.kv_heads * H
     shapes = {
@@ -47,32 +47,32 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def slots(config: ModelConfig) -> Iterator[Slot]:
-    """Every tensor of the decoder, all layers of a role together."""
+    """Yields every tensor of the decoder, all layers of a role together."""
     for role in file_shapes(config):
         for layer in (None,) if role in ("embed", "final_norm") else range(config.layers):
             yield role, layer
 
 
 def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """One layer's parameter as (out, in)."""
+    """Returns one layer's parameter as files have it, (out, in)."""
     shape = file_shapes(config)[role]
     return np.ascontiguousarray(array if role == "embed" else array.reshape(shape[::-1]).T)
 
 
 def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `to_file`, as a view: a tensor of a file as one layer's parameter of the shape."""
+    """Returns a file's tensor as one layer's parameter of the shape, a view: the inverse of `to_file`."""
     return array if role == "embed" else array.T.reshape(shape)
 
 
 def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> None:
-    """Raises ValueError naming the field in which the file, by `known`, differs from what is asked for."""
+    """Raises ValueError naming the field in which the file (`known`) differs from the requested config."""
     for field in FIELDS:
         if getattr(known, field) != getattr(config, field):
             raise ValueError(f"{path}: {field} is {getattr(known, field)}, the config says {getattr(config, field)}")
 
 
 def check_layers(path: str | os.PathLike, found: int, changes: Mapping) -> None:
-    """Raises ValueError where the changes ask for more layers than there are."""
+    """Raises ValueError where `changes` requests more layers than the file has."""
     if changes.get("layers", found) > found:
         raise ValueError(f"{path}: has {found} layers, not {changes['layers']}")
 
@@ -85,10 +85,10 @@ def load(
     read: Callable[[str, str], np.ndarray],
     dtype: Dtype = "float32",
 ) -> dict:
-    """The decoder's parameters, held in `dtype`, each in its place on the mesh that is set.
+    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
-    A parameter is made on the devices and filled there a layer at a time, where a tensor is turned and gets its type
-    too: the host holds one tensor of the file, in the file's type.
+    A parameter is allocated on the devices and filled there a layer at a time. Tensors are transposed and cast on the
+    devices too, so the host holds one tensor of the file, in the file's type.
 
     Args:
       name_of: role and layer to the tensor's name.
@@ -138,6 +138,6 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
 
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _fill(stack: Array | Int8, layer: Array, i: Array, summed: tuple[int, ...]) -> Array | Int8:
-    """`stack` with its i-th layer replaced, in the same memory."""
+    """Replaces the i-th layer of `stack` in place."""
     stored = quantized(layer, summed) if isinstance(stack, Int8) else layer.astype(stack.dtype)
     return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, i, 0), stack, stored)

@@ -1,7 +1,7 @@
 """Base models from GGUF files of the Llama family, through the `gguf` package.
 
-llama.cpp stores query and key heads with the rotary pairs interleaved; jprm, like Hugging Face, keeps pair i at
-(i, i + H/2), so both are put back in order on reading.
+llama.cpp stores query and key heads with interleaved rotary pairs. jprm, like Hugging Face, keeps pair i at
+(i, i + H/2), so both are reordered on reading.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAMES = {
 """Role to name; those of a layer follow blk.LAYER."""
 
 _FREQUENCIES = "rope_freqs.weight"
-"""What every frequency is divided by: Llama 3.1's scaling, written out."""
+"""The divisor of every frequency: Llama 3.1's scaling, tabulated."""
 
 _KNOWN = {*_NAMES.values(), "output.weight", _FREQUENCIES}
 
@@ -88,7 +88,7 @@ open_tensors, LANGUAGE_HEAD = Reader, "output.weight"
 
 
 def packaged(package: str, name: str) -> pathlib.Path:
-    """A file that an installed package ships, found without importing the package (which may need what is not here)."""
+    """Returns the path of a file in an installed package, which is not imported: its imports may be missing."""
     found = importlib.util.find_spec(package)
     path = pathlib.Path(found.origin).parent / name if found and found.origin else None
     if path is None or not path.is_file():
@@ -98,9 +98,9 @@ def packaged(package: str, name: str) -> pathlib.Path:
 
 
 def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
-    """The file's hyper-parameters; `changes` set what a file does not say (head, dtype, layers, ...).
+    """Returns the file's hyper-parameters; `changes` set what it does not hold (head, dtype, layers, ...).
 
-    `layers` smaller than the file's keeps its first layers only.
+    A number of `layers` below the file's keeps the first layers.
     """
     return _config(Reader(path), **changes)
 
@@ -139,7 +139,7 @@ def _config(file: Reader, **changes) -> ModelConfig:
 
 
 def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
-    """As llama.cpp reads it: linear and YaRN by their fields, Llama 3.1's from the frequencies' divisors."""
+    """Reads RoPE scaling as llama.cpp does: linear and YaRN by their fields, Llama 3.1's by the divisors' tensor."""
     prefix = f"{file.architecture}.rope.scal"  # rope.scaling.*, and the old rope.scale_linear
     known = {f"{prefix}ing.{key}" for key in ("type", "factor", "original_context_length", "finetuned")}
     if unknown := sorted(key for key in file.keys() if key.startswith(prefix) and key not in known):
@@ -174,9 +174,9 @@ def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
 
 
 def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32") -> dict:
-    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set.
+    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
-    Fields and shapes are checked against `config`; the head is not in the file.
+    Fields and shapes are checked against `config`.
     """
     file = Reader(path)
     decoder.check(path, _config(file, layers=config.layers), config)

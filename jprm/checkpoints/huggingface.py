@@ -1,7 +1,7 @@
 """Base models from Hugging Face folders: config.json beside safetensors files. No code of the folder is run.
 
-Llama (and SmolLM2), Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3 (text). What would change the numbers is supported or
-refused by its name: a field of config.json that this module does not know is an error.
+Llama (and SmolLM2), Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3 (text). A field that would change the numbers is
+supported or refused by name, and a field of config.json that this module does not know is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GEMMA_NAMES = NAMES | {
 open_tensors, LANGUAGE_HEAD = Tensors, "lm_head.weight"
 
 HEADS = re.compile(r"(pretrained_model\.)?(lm_head|score|score_head|v_head|classifier)\.")
-"""Tensors that are not the decoder's: of a language, classification or value head."""
+"""Tensors of a language, classification or value head, which are not the decoder's."""
 
 _IDLE = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rotary_emb\.inv_freq")
 """Frequencies that old versions of transformers saved and new ones compute, as jprm does."""
@@ -101,9 +101,9 @@ _ROPE = {
 
 
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
-    """The folder's hyper-parameters; `changes` set what it does not say (head, dtype, layers, ...).
+    """Returns the folder's hyper-parameters; `changes` set what it does not hold (head, dtype, layers, ...).
 
-    `layers` smaller than the folder's keeps its first layers only.
+    A number of `layers` below the folder's keeps the first layers.
 
     Raises FileNotFoundError or ValueError, naming file and field, for what is not supported or not known.
     """
@@ -118,11 +118,10 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
 def load_decoder(
     folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Tensors | None = None
 ) -> dict:
-    """The decoder's parameters, held in `dtype`, each put in its place on the mesh that is set; heads are left alone.
+    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
-    `file` is the folder's tensors where they are open already, or changed by a LoRA.
-
-    Every name and shape is checked before the first tensor is read.
+    `file` is the folder's tensors where they are open already, or changed by a LoRA. Every name and shape is checked
+    before the first tensor is read.
     """
     decoder.check(folder, model_config(folder, layers=config.layers), config)
     layers = model_config(folder).layers
@@ -150,7 +149,7 @@ def load_decoder(
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
-    """The tensor's name below `model.`"""
+    """Returns the tensor's name below `model.`"""
     name = (GEMMA_NAMES if config.design == "gemma" else NAMES)[role]
     return name if layer is None else f"layers.{layer}.{name}"
 
@@ -163,7 +162,7 @@ def _known(name: str, config: ModelConfig) -> bool:
 
 
 class _Fields:
-    """The fields of config.json, each checked for its type when it is asked for."""
+    """The fields of config.json, each checked for its type when it is read."""
 
     def __init__(self, path: pathlib.Path, fields: dict[str, Any], inside: str = ""):
         self.path, self.fields, self.inside = path, fields, inside
@@ -191,7 +190,7 @@ class _Fields:
         return float(value)
 
     def cap(self, name: str, default: float | None) -> float:
-        """0 where it is null, the default where it is not there."""
+        """Returns 0 where the field is null, and the default where it is absent."""
         default = None if name in self.fields else default
         return self.number(name, default) if self.has(name) or default else 0.0
 
@@ -257,7 +256,7 @@ def _values(fields: _Fields) -> dict[str, Any]:
 
 
 def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
-    """The window of every layer, 0 for none.
+    """Returns the window of every layer, 0 for none.
 
     Llama has none; Mistral's slides in all layers unless it is null; Qwen's only where `use_sliding_window` says so, in
     the layers that `layer_types` names or those from `max_window_layers` on; Gemma's in all but every second (Gemma 2)
@@ -291,13 +290,13 @@ def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
 
 
 def _pattern(fields: _Fields) -> int:
-    """Gemma 3: every how many layers one has no window."""
+    """Returns every how many layers of Gemma 3 one has no window."""
     name = "_sliding_window_pattern" if fields.has("_sliding_window_pattern") else "sliding_window_pattern"
     return fields.count(name, 6)
 
 
 def _two_ropes(fields: _Fields) -> tuple[float, RopeScaling, float]:
-    """Gemma 3: theta and scaling of layers that see all, and theta of those with a window, which is never scaled."""
+    """Returns Gemma 3's theta and scaling of layers without a window, and the unscaled theta of those with one."""
     content = fields.fields.get("rope_parameters")
     if content is None:
         theta, scaling = _rope(fields, 1e6)
@@ -315,7 +314,7 @@ def _two_ropes(fields: _Fields) -> tuple[float, RopeScaling, float]:
 
 
 def _rope(fields: _Fields, default: float = 10000.0) -> tuple[float, RopeScaling]:
-    """Theta and scaling: `rope_parameters` as transformers 5 writes them, `rope_scaling` and `rope_theta` as 4 did."""
+    """Returns theta and scaling, from transformers 5's `rope_parameters` or 4's `rope_scaling` and `rope_theta`."""
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         raise fields.refuse("rope_scaling", "is there beside rope_parameters; keep one of them")

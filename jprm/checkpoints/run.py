@@ -1,4 +1,4 @@
-"""A run of `jprm train` as the base of another: its decoder goes on, its head does not, but a policy's in a policy."""
+"""A run of `jprm train` as the base of another. Its decoder is kept; its head is too where both are policies."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
-    """The decoder of the newest checkpoint, adapters merged, on the mesh that is set.
+    """Returns the decoder of the newest checkpoint, LoRA merged, on the mesh that is set.
 
-    Raises ValueError naming a field in which `config` is another decoder.
+    Raises ValueError naming a field in which `config` differs from the run's decoder.
     """
     experiment = read(pathlib.Path(path) / RUN)
     for field in dataclasses.fields(ModelConfig):
@@ -39,7 +39,7 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
 
 def load_language_head(path: str | os.PathLike) -> dict:
-    """A policy's head in its newest checkpoint, on the mesh that is set. Raises ValueError where it has none."""
+    """Returns a policy's head from its newest checkpoint, on the mesh that is set. Raises ValueError for a PRM's."""
     experiment = read(pathlib.Path(path) / RUN)
     if find(experiment.model.head).channels:
         raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")

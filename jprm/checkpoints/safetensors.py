@@ -1,7 +1,7 @@
-"""Folders of safetensors files, one or many with an index: checked from their headers, read a tensor at a time.
+"""Folders of safetensors files, one or many with an index: checked by their headers, read a tensor at a time.
 
-Nothing is read before all names, shapes, types and files have been checked. The files are memory-mapped, so that a
-tensor costs host memory only while it is looked at.
+All names, shapes, types and files are checked before a tensor is read. The files are memory-mapped, so a tensor costs
+host memory only while it is in use.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ AGAIN = "Download it again"
 
 
 class Tensors:
-    """The tensors of a folder or of one file, by name; `shape(name)` reads nothing, `tensor(name)` that tensor alone.
+    """The tensors of a folder or of one file, by name. `shape(name)` reads nothing, `tensor(name)` that tensor alone.
 
-    Raises ValueError or FileNotFoundError, naming the file and the tensor, for whatever is cut short, missing, named
-    twice, inconsistent, or in a format that runs code when it is read.
+    Raises:
+      ValueError, FileNotFoundError: names the file and the tensor that is cut short, missing, named twice,
+        inconsistent, or in a format that runs code when it is read.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -50,7 +51,7 @@ class Tensors:
         return self._shapes[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The tensor in the file's own type (bfloat16 through ml_dtypes)."""
+        """Returns the tensor in the file's own type (bfloat16 through ml_dtypes)."""
         self.shape(name)
         try:
             return self._files[self._file_of[name]].get_tensor(name)
@@ -82,7 +83,7 @@ class Tensors:
 
 
 def _files(path: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
-    """Files to open, with the tensors that the index puts there (None: no index, so all that are there)."""
+    """Returns the files to open, each with its tensors by the index (None without an index: all that are in it)."""
     if path.is_dir() and not (path / FILE).is_file():
         if (path / INDEX).is_file():
             return _read_index(path)
@@ -125,7 +126,7 @@ def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON object without repeated keys. Raises ValueError naming the file."""
+    """Reads a JSON object without repeated keys. Raises ValueError naming the file."""
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -136,7 +137,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _header(file: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape by name, of a file whose header `safe_open` has accepted; that keeps the last of equal names."""
+    """Returns type and shape by name, from a header that `safe_open` has accepted: it lets equal names pass."""
     with open(file, "rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         try:

@@ -1,9 +1,9 @@
-"""Training checkpoints through Orbax: parameters, optimizer, and what else a run is, saved and restored together.
+"""Training checkpoints through Orbax: parameters, optimizer and state of the run, saved and restored together.
 
 A run's folder holds `experiment.json`, the tokenizer, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step
-under a temporary name and renames it, so that a step that is there is whole. Of the parts of a step, `params` and
-`optimizer` are arrays, which any mesh can take up; `run` is JSON, written once, whatever the number of processes: the
-place in the data, the experiment, versions and goodput.
+under a temporary name and renames it, so a step that exists is whole. Its parts `params` and `optimizer` are arrays,
+which any mesh can restore. `run` is JSON, written once by all processes: the position in the data, the experiment,
+versions and goodput.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FOLDER = "checkpoints"
 def open_checkpoints(
     workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0
 ) -> ocp.training.Checkpointer:
-    """The run's checkpoints. The caller says when to save.
+    """Opens the run's checkpoints; the caller decides when to save.
 
-    The newest `keep` are kept (None: all), and those of steps that are a multiple of `keep_every` for good (0: none).
+    The newest `keep` stay (None: all), and every multiple of `keep_every` steps for good (0: none).
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)] if keep else [policies.PreserveAll()]
@@ -48,15 +48,15 @@ def open_checkpoints(
 
 
 def abstract(tree: Any) -> Any:
-    """Shapes, types and places of a tree of arrays, for Orbax to restore into."""
+    """Returns shapes, types and shardings of a tree of arrays, for Orbax to restore into."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The newest checkpoint's parts named in `wanted`, each as `wanted` gives it: abstract arrays, or None for JSON.
+    """Returns the newest checkpoint's parts that `wanted` names: arrays as its abstract arrays, JSON for None.
 
-    Raises ValueError, naming the folder and the remedy, where there is none, or one that cannot be read or is of
-    another model.
+    Raises:
+      ValueError: names the folder and the fix where there is no checkpoint, or one that is damaged or of another model.
     """
     folder = pathlib.Path(checkpoints.directory)
     if checkpoints.latest is None:
@@ -66,7 +66,7 @@ def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> d
         return checkpoints.load_checkpointables(step, wanted)
     except Exception as error:  # Orbax and TensorStore raise many types for a damaged or a different tree
         cause: BaseException = error
-        while cause.__cause__ or cause.__context__:  # the first error knows file or array, those around it handlers
+        while cause.__cause__ or cause.__context__:  # the first error names file or array, later ones only handlers
             cause = cause.__cause__ or cause.__context__ or cause
         reason = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
         raise ValueError(
@@ -76,7 +76,7 @@ def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> d
 
 
 def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh) -> tuple[dict, int]:
-    """The newest checkpoint's parameters, adapters apart from their matrices, on the mesh that is set; and its step."""
+    """Returns the newest checkpoint's parameters on the mesh, LoRA matrices unmerged, and its step."""
 
     def init(key: jax.Array) -> dict:
         adapters = lora.init(experiment.lora, experiment.model, experiment.optimizer.freeze, key)

@@ -1,11 +1,11 @@
-"""A trained model as a folder that others load: transformers and vLLM, or PEFT, with the same logits.
+"""Writes a trained model as a folder that transformers and vLLM, or PEFT, load with the same logits.
 
     transformers   AutoModelForTokenClassification; vLLM serves the same folder (task `token_classify`)
     qwen2-prm      the format of Qwen2.5-Math-PRM, which vLLM serves as Qwen2ForProcessRewardModel
     peft           the adapters of a LoRA run and the head, for the base model that they were trained on
 
-Every folder holds the tokenizer, a model card (README.md), SHA256SUMS and `adapter.json`, which says how chains are
-written and scored.
+Every folder holds the tokenizer, a model card (README.md), SHA256SUMS and `adapter.json`, which describes how chains
+are written and scored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jprm.loading import load
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.int8 import Int8
-from jprm.outputs import only_run
+from jprm.outputs import atomic_file, atomic_write, only_run
 from jprm.score.scorer import PRM
 
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
@@ -56,11 +56,13 @@ def export(
 ) -> pathlib.Path:
     """Writes the model of a run's folder as a new folder `out`, whole or not at all.
 
-    The same call, after one that was stopped, keeps the shards that are whole; after one that was not, it checks the
-    folder against its SHA256SUMS (so does `sha256sum -c`). A matrix larger than `shard_bytes` is a file of its own.
+    The same call, repeated after it was stopped, keeps the shards that are whole; repeated after it finished, it checks
+    the folder against its SHA256SUMS (as `sha256sum -c` does). A matrix larger than `shard_bytes` is a file of its own.
 
-    Raises FileNotFoundError where `model` is no run's folder, FileExistsError where `out` is there and another export,
-    ValueError for a model that the format cannot hold and for a folder that differs from its sums.
+    Raises:
+      FileNotFoundError: `model` is no run's folder.
+      FileExistsError: `out` is another export.
+      ValueError: a model that the format cannot hold, or a folder that differs from its sums.
     """
     out = pathlib.Path(out)
     if not isinstance(model, PRM) and kinds.kind_of(model) != "run":
@@ -98,9 +100,8 @@ def export(
         _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, find(prm.config.head).channels))
         prm.layout.tokenizer.save(partial)
         card.write(partial, prm, experiment, find(prm.config.head).channels, format)
-        kept = {*files, *(file.name for file in partial.iterdir() if not file.name.endswith((".safetensors", ".tmp")))}
-        for file in list(partial.iterdir()):
-            if file.name not in kept:
+        for file in list(partial.iterdir()):  # what an export in other shards, or a killed one, left
+            if file.name not in files and file.suffix in (".safetensors", ".partial"):
                 file.unlink()
         lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
         (partial / SUMS).write_text("".join(lines))
@@ -109,7 +110,10 @@ def export(
 
 
 def verify(folder: str | os.PathLike) -> int:
-    """Files that SHA256SUMS names, all of which are as it says. Raises ValueError or FileNotFoundError naming one."""
+    """Checks a folder against its SHA256SUMS; returns how many files it names.
+
+    Raises ValueError or FileNotFoundError naming a file that differs or is missing.
+    """
     folder = pathlib.Path(folder)
     lines = (folder / SUMS).read_text().splitlines()
     for line in lines:
@@ -124,10 +128,10 @@ def verify(folder: str | os.PathLike) -> int:
 def config_json(
     prm: PRM, experiment: Experiment, dtype: FileDtype = "float32", format: Format = "transformers"
 ) -> dict[str, Any]:
-    """What config.json says. Raises ValueError, naming the field, where no model of the format is this one.
+    """Returns the content of config.json. Raises ValueError naming the field that the format cannot express.
 
-    RoPE is written as transformers 4 did, which 5 and vLLM read too. vLLM turns an architecture that ends in
-    ForTokenClassification into a pooling model by its name, with a score for every token, and needs no other field.
+    RoPE is written as in transformers 4, which 5 and vLLM read too. vLLM takes an architecture that ends in
+    ForTokenClassification for a pooling model with a score for every token, and needs no other field.
     """
     c = prm.config
     if isinstance(prm.params["decoder"]["embed"], Int8):
@@ -179,7 +183,7 @@ def config_json(
 
 
 def _variant(prm: PRM, family: str) -> dict[str, Any]:
-    """The fields in which families differ. Raises ValueError for what the family's class does not compute."""
+    """Returns the fields in which families differ. Raises ValueError for what the family's class does not compute."""
     c = prm.config
     kinds = [c.windows[i % len(c.windows)] for i in range(c.layers)] if c.windows else []
     if len(set(kinds) - {0}) > 1 or (family == "mistral" and 0 in kinds):
@@ -220,7 +224,7 @@ def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def _tensors(prm: PRM, format: Format) -> Iterator[Tensor]:
-    """All parameters; those of a role together, so that its stacks are fetched once."""
+    """Yields all parameters, a role's together, so that its stacks are fetched once."""
     params, config = prm.params["decoder"], prm.config
 
     @functools.lru_cache(maxsize=1)
@@ -244,9 +248,9 @@ def one_layer(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Linear(D, D), ReLU, Linear(D, C): the head's own two layers, or a linear head in 2 C of the D hidden units.
+    """Returns Linear(D, D), ReLU, Linear(D, C): the head's two layers, or a linear head in 2 C of the D hidden units.
 
-    A logit z is relu(z) - relu(-z), of which one is 0 and the other z itself: nothing is rounded.
+    A logit z is relu(z) - relu(-z); one of the two is 0, so nothing is rounded.
     """
     if "hidden_kernel" in head:
         first = {"0.weight": np.ascontiguousarray(head["hidden_kernel"].T), "0.bias": head["hidden_bias"]}
@@ -264,7 +268,10 @@ def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _write_tensors(
     folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str
 ) -> list[str]:
-    """One file, or shards and their index; the host holds one shard and one stack of layers. Whole files are kept."""
+    """Writes one file, or shards and their index; returns the names. Files that are there already are kept.
+
+    The host holds one shard and one stack of layers.
+    """
     shards: list[list[Tensor]] = [[]]
     size = total = 0
     for tensor in tensors:
@@ -306,12 +313,9 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.touch()  # safetensors would make a file for its owner alone; a server often runs as another user
-    mode = temporary.stat().st_mode
-    save_file(arrays, temporary, metadata={"format": "pt"})
-    temporary.chmod(mode)
-    os.replace(temporary, path)
+    with atomic_file(path) as file:
+        save_file(arrays, file.name, metadata={"format": "pt"})
+        os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes a file for its owner alone
 
 
 def _sha256(path: pathlib.Path) -> str:
@@ -320,7 +324,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _json_of(path: pathlib.Path) -> Any:
-    """The file's content, or None where there is none or it was cut short."""
+    """Returns the file's content; None where there is none or it was cut short."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -328,4 +332,4 @@ def _json_of(path: pathlib.Path) -> Any:
 
 
 def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    atomic_write(path, json.dumps(content, indent=2) + "\n")

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
-from jprm.outputs import atomic_file
+from jprm.outputs import atomic_write
 from jprm.score.scorer import PRM, as_written
 from jprm.statistics import equal_mass_bins
 from jprm.tree import in_order_of, record_of, tree_of, with_scores
@@ -181,11 +181,10 @@ REMEDY = "run `jprm eval calibration --store`"
 
 
 def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str) -> None:
-    """Writes the map of `to_json` into the model's folder, with what it was fitted on; an earlier one is replaced."""
+    """Writes a map (`to_json`) into the model's folder with what it was fitted on; an earlier map is replaced."""
     from_json(recalibration)
     record = {"map": dict(recalibration), "step": prm.step, "fitted_on": list(files), "neutral": neutral}
-    with atomic_file(pathlib.Path(prm.name) / NAME) as file:
-        file.write((json.dumps(record, indent=2) + "\n").encode())
+    atomic_write(pathlib.Path(prm.name) / NAME, json.dumps(record, indent=2) + "\n")
 
 
 def stored_calibration(prm: PRM) -> Recalibration:
