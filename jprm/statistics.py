@@ -139,7 +139,8 @@ def difference(
     drawn_R = a[1] - b[1]
     defined_R = ~np.isnan(drawn_R)
     ahead_R = np.where(defined_R, (drawn_R > 0) + 0.5 * (drawn_R == 0), 0.0)
-    return Difference(a[0] - b[0], *percentiles(drawn_R, level), _ratio(ahead_R.sum(0), defined_R.sum(0)))
+    low, high = percentiles(drawn_R, level)
+    return Difference(a[0] - b[0], low, high, _ratio(ahead_R.sum(0), defined_R.sum(0)))
 
 
 def percentiles(drawn_R: Float[np.ndarray, " R *C"], level: float = 0.95) -> Any:

@@ -18,7 +18,7 @@ def evaluation() -> SubcommandApp:
     app = SubcommandApp()
     app.command(suite)
     for benchmark in BENCHMARKS.values():
-        app.command(_command(benchmark), name=benchmark.command)
+        app.command(name=benchmark.command)(_command(benchmark))
     return app
 
 

@@ -271,7 +271,7 @@ class _Steps(NamedTuple):
 
 
 def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
-    score_N, right_N, problem_N = steps.score_N, steps.right_N, steps.problem_N.astype(str)
+    score_N, right_N, problem_N = steps.score_N, steps.right_N, steps.problem_N.astype(str).tolist()
     enough = len(set(problem_N)) >= PROBLEMS_PER_BIN
     bins = int(np.clip(len(set(problem_N)) // PROBLEMS_PER_BIN, 1, BINS))
     null_R = ece_if_calibrated(score_N, right_N, problem_N, bins, seed=seed)

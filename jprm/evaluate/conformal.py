@@ -49,7 +49,8 @@ class Threshold:
         if set(record) != {field.name for field in dataclasses.fields(Threshold)} or record["kind"] not in none:
             raise ValueError(f"no conformal threshold: {sorted(record)}")
         threshold = none[record["kind"]] if record["threshold"] is None else float(record["threshold"])
-        return Threshold(**record | {"threshold": threshold})
+        fields: dict[str, Any] = record | {"threshold": threshold}
+        return Threshold(**fields)
 
 
 def false_alarm_threshold(
@@ -83,7 +84,7 @@ def accept_threshold(
     alpha: float,
     *,
     confidence: float,
-    grid: Sequence[float] = GRID,
+    grid: Sequence[float] | np.ndarray = GRID,
     starts: int = STARTS,
 ) -> Threshold:
     """Returns the lowest threshold of `grid` at which at most a fraction `alpha` of the accepted chains is wrong.

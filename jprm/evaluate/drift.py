@@ -52,12 +52,12 @@ def drift(
         "auroc_after": None,
         "verdict": "shifted" if p < level and ks > margin else "same",
     }
-    of, areas = "steps", [_area(side, seed) for side in sides]
-    if None in areas:
-        of, areas = "chains", [_area(_chains(trees), seed) for trees in (before, after)]
-    if None not in areas:
-        report |= {"auroc_of": of, "auroc_before": areas[0].json(), "auroc_after": areas[1].json()}
-        if areas[1].high < areas[0].low and areas[1].value < areas[0].value - auroc_margin:
+    of, (one, other) = "steps", (_area(side, seed) for side in sides)
+    if one is None or other is None:
+        of, (one, other) = "chains", (_area(_chains(trees), seed) for trees in (before, after))
+    if one is not None and other is not None:
+        report |= {"auroc_of": of, "auroc_before": one.json(), "auroc_after": other.json()}
+        if other.high < one.low and other.value < one.value - auroc_margin:
             report["verdict"] = "retrain"
         elif report["verdict"] == "shifted":
             report["verdict"] = "recalibrate"
@@ -82,10 +82,11 @@ def _steps(which: str, trees: Sequence[ReasoningTree]) -> _Scores:
 
 def _chains(trees: Sequence[ReasoningTree]) -> _Scores:
     """Every chain by its lowest score, labelled with its outcome."""
-    chains = [(tree, chain) for tree in trees for chain in chains_of(tree)]
-    lowest = [min(tree.nodes[i].score for i in chain) for tree, chain in chains]
-    outcome = [tree.nodes[chain[-1]].correct for tree, chain in chains]
-    return _Scores(np.array(lowest), outcome, [tree.problem for tree, _ in chains])
+    pairs = zip(trees, scores_of(trees), strict=True)
+    chains = [(tree, score_N, chain) for tree, score_N in pairs for chain in chains_of(tree)]
+    lowest = [score_N[chain].min() for _, score_N, chain in chains]
+    outcome = [tree.nodes[chain[-1]].correct for tree, _, chain in chains]
+    return _Scores(np.array(lowest), outcome, [tree.problem for tree, _, _ in chains])
 
 
 def _distances(sides: Sequence[_Scores], seed: int) -> Float[np.ndarray, " R"]:
@@ -118,8 +119,8 @@ def _distances(sides: Sequence[_Scores], seed: int) -> Float[np.ndarray, " R"]:
 
 def _area(side: _Scores, seed: int) -> Interval | None:
     """Returns the area under the ROC curve; None without both right and wrong labels."""
-    some = [i for i, label in enumerate(side.label) if label is not None]
-    right_N = np.array([side.label[i] > 0 for i in some], bool)
+    known = {i: label > 0 for i, label in enumerate(side.label) if label is not None}
+    some, right_N = list(known), np.array(list(known.values()), bool)
     if right_N.all() or not right_N.any():
         return None
     score_N = side.score_N[some]

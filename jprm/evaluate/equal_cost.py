@@ -78,11 +78,9 @@ def equal_cost_report(
             raise ValueError(f"policy_{what} is {count}: it must be a finite number above 0")
     pools = {name: pools_of(trees) for name, trees in scored.items()}
     first = next(iter(pools.values()))
-    if first.class_PN is None:
-        raise ValueError("the samples have no `answer`, and a majority needs one: add it to the pools")
+    accuracies = _accuracies(pools, models, seed)
     tokens = {name: _tokens(trees, models[name]) for name, trees in scored.items()}
     written = float(np.mean([policy for policy, _ in tokens.values()]))
-    accuracies = _accuracies(pools, models, seed)
 
     def at(policy_cost: float, scorer_cost: Mapping[str, float]) -> dict[str, Any]:
         choosers = [
@@ -114,6 +112,8 @@ def _accuracies(
 ) -> list[tuple[str, str | None, Float[np.ndarray, "P n"]]]:
     """(name, the model that scores, accuracy) of every chooser; the majority vote is first."""
     first = next(iter(pools.values()))
+    if first.class_PN is None:
+        raise ValueError("the samples have no `answer`, and a majority needs one: add it to the pools")
     weight_PNK = [np.ones(first.correct_PN.shape), *(pools[name].weight[models[name].rule] for name in pools)]
     votes = vote_accuracy(
         first.class_PN, first.correct_PN, np.stack(weight_PNK, -1), first.size_P, int(first.size_P.min()),

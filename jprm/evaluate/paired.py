@@ -33,7 +33,8 @@ def mean_differences(
     np.add.at(total_GC, group_P, difference_PC)
     size_G = np.bincount(group_P, minlength=n_groups)
     ends_2C, better_C = _drawn(jax.random.key(seed), jnp.asarray(total_GC), jnp.asarray(size_G), draws)
-    return Difference(difference_PC.mean(0), *np.asarray(ends_2C, float), np.asarray(better_C, float))
+    low_C, high_C = np.asarray(ends_2C, float)
+    return Difference(difference_PC.mean(0), low_C, high_C, np.asarray(better_C, float))
 
 
 @functools.partial(jax.jit, static_argnames="draws")

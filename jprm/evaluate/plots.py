@@ -71,7 +71,7 @@ def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
             note = f"{curve['n'][i]} steps of mean score {x / 100:.3f}: {y:.1f} % right"
             axes.plot([x], [y], color=colour, marker="o", markersize=5, gid=NOTE + note)
     axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal", xlabel="mean score, %")
-    axes.set_xticks(range(0, 101, 25)), axes.set_yticks(range(0, 101, 25))
+    axes.set(xticks=range(0, 101, 25), yticks=range(0, 101, 25))
     axes.grid()
     axes.set_title("right, %", loc="left", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)

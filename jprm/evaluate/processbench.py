@@ -130,7 +130,7 @@ def cross_fit(
     fold_N = (np.random.default_rng(seed).permutation(n_problems) % folds)[problem_N]
     right_N, thresholds = np.zeros(len(scores), bool), []
     for fold in range(folds):
-        inside, outside = np.flatnonzero(fold_N == fold), np.flatnonzero(fold_N != fold)
+        inside, outside = np.flatnonzero(fold_N == fold).tolist(), np.flatnonzero(fold_N != fold).tolist()
         thresholds.append(best_threshold(first_error_N[outside], [scores[i] for i in outside]))
         right_N[inside] = right_at(first_error_N[inside], [scores[i] for i in inside], thresholds[-1])
     return right_N, thresholds

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
-from jprm.evaluate.benchmark import Benchmark, ModelOptions, Report, Request, Scorer
+from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.jsonl import dump, parse, read_trees
 from jprm.loading import load
 from jprm.score.files import request_of, write_scores
@@ -37,18 +37,20 @@ class Source(NamedTuple):
 
     name: str
     reader: Reader
-    options: Mapping[str, str]
+    options: Mapping[str, Any]
 
 
 def run(benchmark: Benchmark, options: Any) -> Report:
-    """The report of a benchmark's command."""
+    """Returns the report of a benchmark's command."""
     if benchmark.run is not None:
         return benchmark.run(options)
+    if benchmark.figures is None:
+        raise ValueError(f"benchmark {benchmark.name!r} has neither `run` nor `figures`: give it one")
     request = load_and_score(benchmark, options)[1]
     return next(iter(benchmark.reports(benchmark.figures(request))))
 
 
-def load_and_score(benchmark: Benchmark, options: ModelOptions, seed: int = 0) -> tuple[PRM, Request]:
+def load_and_score(benchmark: Benchmark, options: Any, seed: int = 0) -> tuple[PRM, Request]:
     """Returns the model that the options name, and its scores of their files `data` and `calibrate`."""
     calibrate = getattr(options, "calibrate", ())
     calibrate = calibrate if isinstance(calibrate, tuple) else (calibrate,)

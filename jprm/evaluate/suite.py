@@ -130,12 +130,13 @@ def results_of(suite: Suite, scores: Scores, score: Scorer | None = None) -> Rep
     }
     results["absent"] = list(suite.absent)
     requests = {}
-    for section, files in suite.data.items():
-        data, calibrate = (
-            {name: scores[name] for name in _names(paths)} for paths in (files, suite.calibrate.get(section, ()))
-        )
-        requests[section] = Request(data, calibrate, suite.neutral, suite.seed)
-        results[section] = BENCHMARKS[section].figures(requests[section])
+    for name, benchmark in BENCHMARKS.items():
+        if benchmark.figures is not None and name in suite.data:
+            data, calibrate = (
+                {file: scores[file] for file in _names(files.get(name, ()))} for files in (suite.data, suite.calibrate)
+            )
+            requests[name] = Request(data, calibrate, suite.neutral, suite.seed)
+            results[name] = benchmark.figures(requests[name])
     for name, benchmark in BENCHMARKS.items():
         if benchmark.derive is not None:
             results[name] = benchmark.derive(requests, results, score)

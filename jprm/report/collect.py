@@ -8,9 +8,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jprm.evaluate.benchmark import Scores
 from jprm.evaluate.blocks import Model
 from jprm.evaluate.compare import compare
+from jprm.evaluate.scored import scores_of
 from jprm.evaluate.suite import read_results, read_scores
 from jprm.tree import ReasoningTree, chains_of
 
@@ -60,13 +63,13 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
         for trees in zip(*(of_model[name] for of_model in scores), strict=True):
             p = problems.setdefault(trees[0].problem, len(problems))
             orders = chains_of(trees[0]) if trees[0].kind == "pool" else [_depth_first(trees[0])]
-            items += [{"f": f, "p": p} | _item(trees, order) for order in orders]
+            columns = scores_of(trees)
+            items += [{"f": f, "p": p} | _item(trees[0], columns, order) for order in orders]
     return {"models": list(names), "files": list(scores[0]), "problems": list(problems), "items": items}
 
 
-def _item(trees: Sequence[ReasoningTree], order: Sequence[int]) -> dict[str, Any]:
-    """The nodes `order` of one tree, with the scores of each model's copy of it."""
-    tree = trees[0]
+def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int]) -> dict[str, Any]:
+    """The nodes `order` of a tree, with the scores of each model."""
     labels = [tree.nodes[i].label for i in order]
     if tree.semantics == "rating":
         labels = [None if label is None else (label + 1) / 2 for label in labels]
@@ -77,7 +80,7 @@ def _item(trees: Sequence[ReasoningTree], order: Sequence[int]) -> dict[str, Any
             depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
         item["d"] = [depth[i] for i in order]
     outcome = tree.extra.get("correct") if tree.kind == "tree" else tree.nodes[order[-1]].correct
-    return item | {"c": [[round(each.nodes[i].score, 4) for i in order] for each in trees], "o": outcome}
+    return item | {"c": [[round(float(score_N[i]), 4) for i in order] for score_N in scores], "o": outcome}
 
 
 def _depth_first(tree: ReasoningTree) -> list[int]:
@@ -95,7 +98,7 @@ def heat(scores: Scores) -> dict[str, list[list[int]]]:
     """Counts [bin of score][step] of right and of wrong steps, over all labelled steps of all files."""
     found = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
     for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
-        item = _item([tree], range(len(tree.nodes)))
+        item = _item(tree, scores_of([tree]), range(len(tree.nodes)))
         depth = item.get("d") or range(len(item["t"]))
         for j, label, score in zip(depth, item["l"], item["c"][0], strict=True):
             if label is not None and label != 0.5:

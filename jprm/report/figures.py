@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure as Canvas
@@ -16,7 +17,7 @@ SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
     "font.size": 10,
@@ -48,7 +49,7 @@ def svg(figure: Figure) -> str:
         canvas.savefig(file, format="svg", bbox_inches="tight", metadata=nothing)
     root = ElementTree.fromstring(file.getvalue())
     _reference(root, figure.name)
-    width, height = (float(x) for x in root.get("viewBox").split()[2:])
+    width, height = (float(x) for x in root.get("viewBox", "").split()[2:])
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.attrib |= {
@@ -85,7 +86,7 @@ def _reference(root: ElementTree.Element, name: str) -> None:
             element.set(f"{{{XLINK}}}href", f"#{name}-{link[1:]}")
         for key in ("style", "clip-path", "fill", "stroke"):
             if key in element.attrib:
-                element.set(key, _restyled(element.get(key), name))
+                element.set(key, _restyled(element.attrib[key], name))
 
 
 def _restyled(text: str, name: str) -> str:

@@ -51,9 +51,10 @@ def report(
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     with atomic_file(out) as file:
         file.write(html(page, sections, drawn).encode())
-    for name, text in drawn.items() if figures is not None else ():
-        with atomic_file(pathlib.Path(figures) / f"{name}.svg") as file:
-            file.write(text.encode())
+    if figures is not None:
+        for name, text in drawn.items():
+            with atomic_file(pathlib.Path(figures) / f"{name}.svg") as file:
+                file.write(text.encode())
 
 
 def html(page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str]) -> str:

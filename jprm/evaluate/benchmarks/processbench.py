@@ -132,9 +132,9 @@ def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, An
         for name in files:
             if None not in (one[name], other[name]):
                 yield f"ProcessBench {name}, F1 {said}", difference(one[name], other[name])
-        averages = [average_draws(side, files) for side in (one, other)]
-        if len(files) > 1 and averages[0][0] is not None and averages[1][0] is not None:
-            yield f"ProcessBench, average F1 {said}", difference(*averages)
+        mine, its = average_draws(one, files), average_draws(other, files)
+        if len(files) > 1 and mine[0] is not None and its[0] is not None:
+            yield f"ProcessBench, average F1 {said}", difference(mine, its)
 
 
 def _f1(row: Mapping[str, Any] | None) -> str:

@@ -79,8 +79,9 @@ def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, An
     from jprm.evaluate.steps import auroc_draws
     from jprm.statistics import difference
 
-    sides = ([record for name in results["sections"]["steps"] for record in side[name]] for side in (a, b))
-    yield "steps, AUROC", difference(*(auroc_draws(side, results["neutral"], results["seed"]) for side in sides))
+    sides = ([tree for name in results["sections"]["steps"] for tree in side[name]] for side in (a, b))
+    one, other = (auroc_draws(side, results["neutral"], results["seed"]) for side in sides)
+    yield "steps, AUROC", difference(one, other)
 
 
 BENCHMARK = Benchmark(
