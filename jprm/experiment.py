@@ -1,4 +1,4 @@
-"""An experiment is one frozen record, made by one Python file, changed on the command line by `--set a.b=value`."""
+"""Experiments: frozen records that a Python file builds and `--set a.b=value` changes on the command line."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ VERSION = 2
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Where records come from and how they are laid out.
+    """Where records come from and how they are packed.
 
     train, valid: folders that `jprm prepare` wrote, or JSONL files; valid may be empty.
-    rows, micro_rows: rows an update, computed micro_rows at a time (gradient accumulation).
-    window: trees that are packed together; larger windows pad less and take longer to start. Where a row holds one
-        chain (`attention="cudnn"`) they pad the same and take much more memory: a few trees are enough.
-    streams: the rows of a micro-batch come in so many blocks, each packed by itself: a host packs only the blocks that
-        it computes. It belongs to the data, like the seed; 1 has every host pack everything. Streams go through their
-        windows each at its own pace, so that their epochs end some batches apart.
+    rows, micro_rows: rows of an update, computed micro_rows at a time (gradient accumulation).
+    window: trees packed together. Larger windows pad less and start later. Where a row holds one chain
+        (`attention="cudnn"`) they only take more memory: a few trees are enough.
+    streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only the
+        blocks that it computes. Like the seed it decides the order of the data; 1 has every host pack everything.
+        Streams advance at their own pace: their epochs end some batches apart.
     supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM); `token`,
         every token of the steps and the end of the chain (a policy, with the language head).
-    too_long: a chain that exceeds a row is an `error`, or `truncate`d, the steps lost being counted.
-    extras: keys of tree records' nodes, numbers, which objectives find in `Rows.extras`.
+    too_long: a chain that exceeds a row is an `error`, or `truncate`d; steps lost are counted.
+    extras: keys of tree records' nodes. Their numbers reach objectives as `Rows.extras`.
     """
 
     train: tuple[str, ...]
@@ -89,7 +89,7 @@ class Experiment:
     base: str = ""
     reference: str = ""
     lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
-    probe_rows: int = 0  # rows on which the head is fitted before training, the decoder as it is; 0: it starts at zero
+    probe_rows: int = 0  # rows on which the head is fitted before training; 0: it starts at zero
     mesh: MeshConfig = MeshConfig()
     seed: int = 0
     log_every: int = 10
@@ -97,7 +97,7 @@ class Experiment:
     checkpoint_every: int = 100
     keep: int = 2  # newest checkpoints kept
     keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
-    stall_seconds: int = 300  # without a step, after which the watchdog of several processes speaks; 0: never
+    stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
 
     def __post_init__(self):
         if self.steps < 1:
@@ -133,7 +133,7 @@ class ObjectiveConfig:
 
 
 def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Experiment:
-    """Runs the file's `experiment()` and applies `a.b=value` overrides, each checked against the field's type."""
+    """Runs the file's `experiment()` and applies `a.b=value` overrides, checked against the fields' types."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such experiment file")
@@ -153,7 +153,7 @@ def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Exper
 
 
 def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Experiment:
-    """`experiment` with `a.b=value` applied, all at once: fields that depend on each other can change together."""
+    """Returns the experiment with all `a.b=value` applied at once, so that dependent fields can change together."""
     tree = to_json(experiment)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -196,12 +196,12 @@ def written(experiment: Experiment) -> str:
 
 
 def to_json(config: Any) -> Any:
-    """Frozen dataclasses to plain JSON values."""
+    """Turns frozen dataclasses into plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def from_json(kind: Any, value: Any, where: str = "") -> Any:
-    """The inverse of `to_json`. Raises ValueError naming the field that is unknown, missing or of the wrong type."""
+    """Inverts `to_json`. Raises ValueError naming the field that is unknown, missing or of another type."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         fields = typing.get_type_hints(kind)
         if not isinstance(value, dict):
@@ -236,7 +236,7 @@ class OptimizerConfig:
 
     learning_rate: float
     warmup_steps: int = 0
-    decay: Literal["constant", "cosine", "linear"] = "cosine"  # to 0 behind the last step
+    decay: Literal["constant", "cosine", "linear"] = "cosine"  # to 0 after the last step
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
@@ -245,8 +245,8 @@ class OptimizerConfig:
     clip_norm: float = 1.0  # of the global gradient; 0 does not clip
     freeze: str = ""  # "" freezes nothing
     rate_factors: tuple[tuple[str, float], ...] = ()  # (pattern, factor): the first that matches
-    bad_steps: Literal["stop", "skip"] = "stop"  # loss or gradient not finite, or a spike: end there, or leave them out
-    spike: float = 0.0  # times their running means that a loss or a gradient's norm makes a spike; 0: never
+    bad_steps: Literal["stop", "skip"] = "stop"  # at a spike, or a loss or gradient not finite
+    spike: float = 0.0  # a loss or gradient norm above this times its running mean is a spike; 0: none is
 
     def __post_init__(self):
         for field in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm", "spike"):
@@ -273,18 +273,18 @@ class OptimizerConfig:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class TargetConfig:
-    """What labels mean to the loss. Nothing here has a default that changes what is learned.
+    """What labels mean to the loss. Nothing that changes what is learned has a default.
 
-    labels: the semantics of the labels, as the trees state it, and later of the model's scores, which decides how they
-        are put together (`jprm.score.aggregate.DEFAULT_RULE`): `rating`, a three-way judgement in {-1, 0, 1};
-        `correctness`, the probability in [0, 1] that the step is right; `value`, that the chain will end right.
+    labels: the semantics of the labels, which the trees state too, and of the model's scores, which decides their
+        aggregation (`jprm.score.aggregate.DEFAULT_RULE`). `rating`: a three-way judgement in {-1, 0, 1}.
+        `correctness`: the probability in [0, 1] that the step is correct. `value`: that the chain will end correctly.
     neutral: what a rating of 0 becomes: `positive` (Lightman et al.'s choice), `negative` (TRL's script), `third`
         (a class of its own, for the ternary head) or `drop` (weight 0). For all other labels it must be `none`.
-    after_error: steps behind an earlier error on their own path: `keep` them, or `mask` them (weight 0). The wrong step
-        itself keeps its weight, and so do its alternatives and all that follows these: a path is masked from behind its
-        own first error on. What a path is, tokens say, not nodes: alternatives with equal text are one place, each with
-        its own label and weight, and an error among them masks what follows any of them; a step whose tokens begin with
-        all those of a wrong alternative is behind it (with a newline at each step's end, only one of several lines is).
+    after_error: steps after an earlier error on their own path: `keep` them, or `mask` them (weight 0). The incorrect
+        step itself keeps its weight, and so do its alternatives and their continuations. Tokens decide what a path is,
+        not nodes. Alternatives with equal text end at one token: each has its own label and weight, and an error among
+        them masks the continuations of all. A step that begins with all tokens of an incorrect alternative follows it;
+        with a newline at each step's end, only a step of several lines can.
     soft: `soft` keeps a probability as the target, `hard` makes it 1 where it is above 0 (Math-Shepherd's estimate).
     """
 

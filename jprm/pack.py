@@ -1,10 +1,10 @@
-"""Trees to `Rows`: many trees to a row, and a tree that is too long for one split at its branches.
+"""Packs trees into `Rows`: many trees to a row. A tree that is too long for one row is split at its branches.
 
-A part of a split tree repeats the prefix that its chains need. The steps that end on it keep their slots and labels,
-since a first-error policy looks at them, but weigh nothing, so that every step counts once. In a row with too few slots
-for all of them these are the part's own chains' alone: of alternatives with equal text, the one that is gone on from.
+A part of a split tree repeats the prefix that its chains need. Repeated steps keep their slots and labels, which a
+first-error policy reads, but have weight 0, so that every step counts once. In a row with too few slots, a part repeats
+only the ancestors of its own steps: of alternatives with equal text, the one that continues.
 
-For attention that takes nothing else (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
+For attention that needs it (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ TooLong = Literal["error", "truncate"]
 
 @dataclasses.dataclass(frozen=True)
 class PackReport:
-    """Counts of one packing; reports of several add up."""
+    """Counts of one packing. Reports add up."""
 
     trees: int = 0
     rows: int = 0
     cells: int = 0  # rows x tokens of a row
-    tokens: int = 0  # laid out, without padding
+    tokens: int = 0  # without padding
     repeated: int = 0  # of these, prefixes repeated because a tree was split
-    leaf_tokens: int = 0  # had every root-to-leaf chain been laid out alone
-    chain_tokens: int = 0  # had the chain of every labelled step been laid out alone, as Lightman et al. trained
+    leaf_tokens: int = 0  # if every root-to-leaf chain were packed alone
+    chain_tokens: int = 0  # if the chain of every labelled step were packed alone, as Lightman et al. trained
     steps: int = 0
     labelled: int = 0
     truncated: int = 0  # steps dropped because they do not fit a row, not in `steps`
@@ -55,7 +55,7 @@ class PackReport:
 
     @property
     def saved(self) -> int:
-        """Tokens that sharing prefixes saved over laying out every root-to-leaf chain."""
+        """Tokens saved by sharing prefixes, over packing every root-to-leaf chain."""
         return self.leaf_tokens - self.tokens
 
     def __str__(self) -> str:
@@ -73,9 +73,9 @@ class PackReport:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Rows of numpy arrays, and for every slot the tree (index into the sequence given) and node that it scores.
+    """Rows of numpy arrays, and for every slot its tree (index into the packed sequence) and node.
 
-    -1 marks a slot that is unused or repeats a step which another row owns. Every step kept has one slot of its own.
+    Both are -1 for a slot that is unused or not owned. Every step kept is owned by one slot.
     """
 
     rows: Rows
@@ -86,23 +86,23 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A tree that fits a row, or a part of one that does."""
+    """A tree that fits a row, or a part of a tree."""
 
-    index: int  # of its tree, in the sequence given
+    index: int  # of its tree, in the packed sequence
     tree: TokenTree
     owned_M: Bool[np.ndarray, " M"]  # the others are repeated for their labels alone
     repeated: int = 0  # tokens, the first ones, that an earlier part of the tree holds too
 
 
 def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False) -> Packed:
-    """Packs trees into rows of exactly `tokens` tokens and `slots` step slots; a function of its arguments alone.
+    """Packs trees into rows of exactly `tokens` tokens and `slots` step slots. The result depends on nothing else.
 
     A tree that fits is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
 
     Args:
-        chains: a row holds one chain, of those that no other continues. A step of several is owned by the first.
-        too_long: what to do with steps whose own chain exceeds a row: "error", or "truncate", which drops them and
-            counts them in the report.
+        chains: a row holds one root-to-leaf chain. The first chain of a step owns it.
+        too_long: what happens to steps whose own chain exceeds a row: "error", or "truncate", which drops and counts
+            them.
 
     Raises:
         ValueError: a chain that exceeds a row under "error"; a problem that leaves no room for a step under either.
@@ -126,9 +126,9 @@ def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLo
 def split(
     tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool
 ) -> tuple[list[Part], PackReport]:
-    """The parts of one tree, by the rules of `pack` and with its errors, and their counts."""
+    """Returns the parts of one tree and their counts, by the rules of `pack` and with its errors."""
     fitting, shape = _fit(tree, index, tokens, slots, too_long)
-    if chains:  # the end of a policy's chain, which nothing is read at, is a leaf too
+    if chains:  # the end of a policy's chain, at which no slot is read, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
     parts = list(_split(fitting, shape, index, tokens, slots, chains))
     return parts, _count(tree, fitting, shape, parts)
@@ -146,7 +146,7 @@ def _extras(trees: Sequence[TokenTree]) -> tuple[str, ...]:
 
 
 def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong) -> tuple[TokenTree, Geometry]:
-    """The tree without the steps whose own chain exceeds a row, and its geometry."""
+    """Returns the tree without the steps whose own chain exceeds a row, and its geometry."""
     shape = geometry(tree.length_R, tree.parent_R)
     if len(tree.run_M) == 0:
         return tree, shape
@@ -170,7 +170,7 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
 
 
 def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"]) -> tuple[TokenTree, Geometry]:
-    """The tree with these steps, which hold their own ancestors, and the problem, without runs that lead to neither."""
+    """Returns the tree with these steps, which must include their ancestors, and without runs that lead to none."""
     ends_R = np.bincount(tree.run_M[step_L], minlength=len(tree.length_R))
     before_R = np.concatenate([[0], np.cumsum(ends_R)])
     needed_R = before_R[shape.last_R + 1] > before_R[:-1]
@@ -182,8 +182,8 @@ def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"])
 def _split(tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int, chains: bool) -> Iterable[Part]:
     """Parts of a tree, each no more than a row.
 
-    A part is the path to its first step and all runs from there to its last step's. What lies between two parts, as
-    the end of a policy's chain may, is in neither: nothing is read at it, and no step goes on from it.
+    A part is the path to its first step and all runs from there to the run of its last step. Runs between two parts,
+    such as the end of a policy's chain, are in neither: no slot is read at them, and no step continues them.
     """
     count = len(tree.run_M)
     if count == 0:
@@ -209,7 +209,7 @@ def _split(tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int
 
 
 def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
-    """The steps before `begin` that the steps from there to `end` go on from."""
+    """Returns the steps before `begin` that are ancestors of the steps from `begin` to `end`."""
     above = set()
     for step in tree.above_M[begin:end].tolist():
         while 0 <= step < begin and step not in above:
@@ -219,33 +219,33 @@ def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
 
 
 def _on_runs(tree: TokenTree, run_K: Int[np.ndarray, " K"], begin: int) -> Int[np.ndarray, " L"]:
-    """The steps before `begin` that end on these runs."""
+    """Returns the steps before `begin` that end on these runs."""
     first_K, stop_K = (np.searchsorted(tree.run_M[:begin], run_K, side) for side in ("left", "right"))
     return ranges(first_K, stop_K - first_K)
 
 
 def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
-    """Where to cut the M steps so that every part is one chain: behind the last step of each leaf: 0, ..., M.
+    """Returns where to cut the M steps so that every part is one chain: 0, the end of each leaf's steps, M.
 
-    A chain on which more steps end than a row has slots, as many equal ones can, is cut into several rows.
+    A chain with more steps than a row has slots, which many equal steps can make, is cut into several rows.
     """
     following_M = np.append(tree.run_M[1:], len(tree.length_R))
     seen_M, steps_J = _steps_on_path(tree, shape), np.concatenate([[0], np.cumsum(chain_lengths(tree))])
     cuts = [0]
     for end in (np.flatnonzero(following_M > shape.last_R[tree.run_M]) + 1).tolist():
         while (begin := cuts[-1]) < end:
-            with_path = begin + slots - seen_M[begin]  # as far as all steps that end on the chain have slots
-            with_above = np.searchsorted(steps_J, steps_J[begin] + slots, "right") - 1  # or those gone on from alone
+            with_path = begin + slots - seen_M[begin]  # while all steps that end on the chain have slots
+            with_above = np.searchsorted(steps_J, steps_J[begin] + slots, "right") - 1  # or only ancestors
             cuts.append(min(end, int(max(with_path, with_above))))
     return cuts
 
 
 def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int]:
-    """Where to cut the M steps so that every part fits a row and all parts take the fewest tokens: 0, ..., M.
+    """Returns where to cut the M steps so that every part fits a row and all parts take the fewest tokens: 0, ..., M.
 
-    With new_j for the tokens of the tree up to the end of step j - 1, a part of the steps i <= k < j takes the chain of
-    step i and what follows it up to there: depth_i + new_j - new_(i + 1) tokens, or prefix_i + new_j - new_i. The best
-    cuts for the first j steps extend the best cuts for the first i, over all i from which a part reaches j.
+    Let new_j be the number of tokens of the tree up to the end of step j - 1. A part of the steps i <= k < j takes the
+    chain of step i and the tokens from there to new_j: depth_i + new_j - new_(i + 1), or prefix_i + new_j - new_i. The
+    best cuts for the first j steps extend the best cuts for the first i, over all i from which a part reaches j.
     """
     count = len(tree.run_M)
     new_M = shape.stop_R[tree.run_M]
@@ -274,14 +274,14 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int
 
 
 def _steps_on_path(tree: TokenTree, shape: Geometry) -> Int[np.ndarray, " M"]:
-    """How many earlier steps end on the path from the root to each step's last token."""
+    """Returns how many earlier steps end on the path from the root to each step's last token."""
     index_M = np.arange(len(tree.run_M))
     closed_R = np.bincount(shape.last_R[tree.run_M] + 1, minlength=len(tree.length_R) + 1)
     return index_M - np.cumsum(closed_R)[tree.run_M]
 
 
 def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list[list[int]]:
-    """Best-fit decreasing: every part goes to the fullest row that takes it, longest part first."""
+    """Returns the parts of each row, by best-fit decreasing: the longest part first, to the fullest row with room."""
     bins: list[list[int]] = []
     slots_left: list[int] = []
     room: list[tuple[int, int]] = []  # (tokens left, row), ascending

@@ -44,7 +44,7 @@ def test_it_finds_what_small_states_say_and_says_how_well():
     assert np.corrcoef(found_N, logit_N)[0, 1] > 0.99
     assert 0.8 < area < 0.95  # that of the true log-odds is about 0.88
     half = steps._replace(target_N=np.full_like(steps.target_N, 0.25))
-    with pytest.raises(ValueError, match="all right or all wrong"):
+    with pytest.raises(ValueError, match="labelled steps are of one class"):
         fitted_head("scalar", half)
     with pytest.raises(ValueError, match="not 'ternary'"):
         fitted_head("ternary", steps)

@@ -197,8 +197,8 @@ def beat(step, doing="step", since=0.0, said=100.0, host="h"):
          "at step 5: the others wait for process 1 on slow, pid 7, at step 4 (data) for 80 s"),
         ([beat(5), beat(5, "data", 20), beat(5)], "the others wait for process 1 on h, pid 7, at step 5 (data)"),
         ([beat(5), beat(5, said=30, since=10, host="gone")],
-         "nothing is heard of process 1 on gone, pid 7, at step 5 (step) for 90 s"),
-        ([None, beat(5)], "nothing is heard of process 0"),
+         "no heartbeat from process 1 on gone, pid 7, at step 5 (step) for 90 s"),
+        ([None, beat(5)], "no heartbeat from process 0"),
         ([beat(5), beat(5)], "all 2 processes are in the same place (step): compilation, devices, network or disk"),
     ],
 )  # fmt: skip
@@ -214,7 +214,7 @@ def test_the_watchdog_speaks_once_a_stall(tmp_path, monkeypatch, capsys):
     with watchdog:
         time.sleep(1.0)
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "at step 3: nothing is heard of process 1" in said[0]
+    assert len(said) == 1 and "at step 3: no heartbeat from process 1" in said[0]
     assert json.loads((tmp_path / "heartbeats" / "0.json").read_text())["pid"] == os.getpid()
     with Watchdog(tmp_path / "none", 0):
         pass

@@ -1,9 +1,9 @@
-"""From stored trees to batches of `Rows`: a Grain pipeline whose order is a function of (seed, position) alone.
+"""Turns stored trees into batches of `Rows`: a Grain pipeline whose order is a function of (seed, position).
 
     source -> shuffled anew every epoch -> tokenised -> windows of trees, packed together -> rows shuffled -> batches
 
-Only two windows are in memory at a time. The iterator's state is a few integers; restored, it gives the same batches
-bit for bit, from the middle of a window too.
+Only two windows are in memory at a time. The iterator's state is a few integers. A restored iterator gives the same
+batches bit for bit, also from the middle of a window.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class PipelineConfig:
 def packed_batches(
     source: Sequence[Any], layout: Layout, config: PipelineConfig, tree_of: Callable[[Any], ReasoningTree] | None = None
 ) -> grain.IterDataset[Rows]:
-    """Batches of exactly `config.rows` rows of numpy arrays.
+    """Returns batches of exactly `config.rows` rows of numpy arrays.
 
-    Nothing is dropped: rows that do not fill a batch at the end of an epoch begin the first batch of the next, and the
-    very last batch is filled up with empty rows, whose weights are 0.
+    Nothing is dropped: rows that do not fill a batch at the end of an epoch begin the first batch of the next. Empty
+    rows, whose weights are 0, complete the last batch of all.
 
     Args:
-        source: random access (`len` and `[i]`) to trees, or to whatever `tree_of` makes a tree of, one at a time.
+        source: random access (`len` and `[i]`) to trees, or to items that `tree_of` turns into trees.
 
     Raises:
-        ValueError: an empty source; while iterating, whatever `token_tree` and `pack` refuse.
+        ValueError: an empty source; while iterating, what `token_tree` and `pack` refuse.
     """
     if len(source) == 0:
         raise ValueError("the data source is empty; there is nothing to train on")

@@ -1,8 +1,7 @@
-"""Batches from several streams of packed rows: a process of many packs only the rows that its devices compute.
+"""Batches from several streams of packed rows: each process packs only the rows that its devices compute.
 
-Stream k of n packs every n-th window, and fills the k-th of n equal blocks of rows of every micro-batch. So what a
-batch holds is a function of (seed, step, n) alone, whoever packs it: n is the data's, the number of processes is not.
-Where n is 1, every process packs everything.
+Stream k of n packs every n-th window and fills the k-th of n equal blocks of rows of every micro-batch. A batch is
+therefore a function of (seed, step, n), whatever the number of processes. With n = 1 every process packs everything.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from jprm.rows import Rows
 
 
 class Streams:
-    """An iterator of Rows of shape (A, B, ...), A micro-batches of B rows, from the `own` streams of `count`.
+    """Iterates over Rows of shape (A, B, ...), A micro-batches of B rows, from the `own` streams of `count`.
 
-    A stream gives A x B / count rows at a time. The rows of streams that are not this process's are zeros.
+    A stream gives A x B / count rows at a time. The rows of other processes' streams are zeros.
     """
 
     def __init__(self, own: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
@@ -47,7 +46,7 @@ class Streams:
         return jax.tree.map(put, *parts.values())
 
     def get_state(self) -> dict[str, Any]:
-        """The places of all streams, JSON: every process calls this, and any number of them can go on from it."""
+        """Returns the positions of all streams as JSON, for any number of processes. Every process calls this."""
         places: dict[str, Any] = {}
         for some in multihost.shared({str(k): stream.get_state() for k, stream in self._own.items()}):
             places |= some
@@ -59,10 +58,10 @@ class Streams:
 
 
 def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
-    """The streams of `count` that have rows on this process's devices."""
+    """Returns the streams of `count` that have rows on this process's devices."""
     place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
     owned: set[int] = set()
     for (rows,) in place.addressable_devices_indices_map((micro_rows,)).values():
-        first, behind, _ = rows.indices(micro_rows)
-        owned |= set(range(first // block, (behind - 1) // block + 1))
+        first, stop, _ = rows.indices(micro_rows)
+        owned |= set(range(first // block, (stop - 1) // block + 1))
     return sorted(owned)

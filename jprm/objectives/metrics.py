@@ -21,7 +21,7 @@ BINS = 512
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScoreSums:
-    """What training keeps of scores."""
+    """Sums of judged scores, which add up."""
 
     right: Scalar  # weight of steps on the correct side of one half
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score

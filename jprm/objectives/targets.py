@@ -1,4 +1,4 @@
-"""Labels to targets and weights, by policies that a config must name: inside jit, as array functions."""
+"""Turns labels into targets and weights inside jit, by the policies that a `TargetConfig` names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jprm.rows import Rows
 
 
 def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """Targets and weights of every slot.
+    """Returns the target and the weight of every slot.
 
-    The target is a probability of being right in [0, 1]; with neutral='third' it is the class 0, 1 or 2 (negative,
-    neutral, positive).
+    A target is the probability in [0, 1] that the step is correct; with neutral='third' it is the class 0, 1 or 2
+    (negative, neutral, positive).
     """
     label, weight = rows.label, rows.weight
     if config.labels == "rating":
@@ -36,11 +36,11 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
 
 
 def after_error(rows: Rows, wrong_BS: Array) -> Array:
-    """Whether the step goes on from a wrong one: a wrong step ends at an earlier token that it sees.
+    """Marks the steps that follow an incorrect one: an incorrect step ends at an earlier token that they see.
 
-    Slots lie depth first, so an earlier slot leads to this one if and only if its subtree reaches past this step's
-    end, and the farthest reach of the wrong slots that end before it decides. Alternatives with equal text end at one
-    token: none of them is behind another, and what follows one of them follows all.
+    Slots are in depth-first order, so an earlier slot leads to this one if and only if its subtree extends past this
+    step's end. The farthest extent among incorrect slots that end earlier decides. Alternatives with equal text end at
+    one token: none follows another, and what follows one of them follows all.
     """
     until_BS = at_tokens(rows.until, rows.step_end)
     reach_BS = jax.lax.cummax(jnp.where(wrong_BS, until_BS, 0), axis=1)

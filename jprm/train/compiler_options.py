@@ -1,7 +1,7 @@
 """Options of XLA's compilers for the training step, by backend."""
 
 OPTIONS: dict[str, dict[str, bool | str]] = {
-    # Eigen's float32 products in place of YNNPACK's: 20 to 60 % faster at the sizes of a row of 8,192 tokens, and a
+    # Eigen's float32 products instead of YNNPACK's: 20 to 60 % faster at the sizes of a row of 8,192 tokens, and a
     # training step of three layers of SmolLM2-135M in 7.1 s in place of 9.1 on 2 cores. Scoring goes without: it is
     # as fast, and Eigen's last digits follow the number of devices, so that several processes would not write the bytes
     # of one.

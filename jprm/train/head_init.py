@@ -1,8 +1,7 @@
-"""Linear probing before fine-tuning: the head is fitted on the decoder as it is, and training starts from there.
+"""Fits the head on the untrained decoder before fine-tuning (LP-FT, Kumar et al. 2022, arXiv 2202.10054).
 
-A new head starts at zero, and the first updates move a pretrained decoder for a head that knows nothing yet; they also
-meet hidden states whose dimensions differ a hundredfold in size. Fitting the head first spares both, and costs forward
-passes alone (LP-FT, Kumar et al. 2022, arXiv 2202.10054).
+A new head starts at zero, so the first updates would move a pretrained decoder for a head without information, on
+hidden states whose dimensions differ a hundredfold in size. Fitting costs forward passes alone.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from jprm.rows import Rows
 from jprm.statistics import auroc
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Of the squared weights of standardised states, a labelled step; the one that does best on steps left out is taken."""
+"""Penalties of the squared weights per labelled step, on standardised states. The best on held-out steps is used."""
 
 
 class Steps(NamedTuple):
@@ -44,7 +43,7 @@ class Steps(NamedTuple):
 def labelled_steps(
     params: dict, config: ModelConfig, target: TargetConfig, batches: Iterable[Rows], rows: int
 ) -> Steps:
-    """The states at the labelled steps of the first `rows` rows, in order."""
+    """Returns the states at the labelled steps of the first `rows` rows, in order."""
     mesh = jax.sharding.get_mesh()
     found: list[Steps] = []
     batches = iter(batches)
@@ -63,20 +62,20 @@ def labelled_steps(
 
 
 def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:
-    """Parameters of a linear head that has `log_odds`, and the AUROC on the last fifth of the steps when left out.
+    """Returns the parameters of a linear head that has `log_odds`, and the AUROC on the last fifth, held out.
 
-    Logistic regression on standardised states; the standardisation is folded into the weights, so the head is a plain
-    one. The AUROC is None where the steps left out are all right or all wrong.
+    The fit is a logistic regression on standardised states, with the standardisation folded into the weights. The
+    AUROC is None where the held-out steps are all correct or all incorrect.
 
     Raises:
-      ValueError: another head, or steps that are all right or all wrong.
+      ValueError: another head, or steps that are all correct or all incorrect.
     """
     log_odds_C = np.array(find(head).log_odds)
     if not log_odds_C.size:
         takes = " or ".join(name for name, other in HEADS.items() if other.log_odds)
         raise ValueError(f"probe_rows fits a {takes} head, not {head!r}; set it to 0")
     if len(set((steps.target_N >= 0.5).tolist())) < 2:
-        raise ValueError(f"probe_rows: the {len(steps.target_N)} labelled steps are all right or all wrong; take more")
+        raise ValueError(f"probe_rows: all {len(steps.target_N)} labelled steps are of one class; take more")
     kept = len(steps.target_N) * 4 // 5
     train, rest = Steps(*(x[:kept] for x in steps)), Steps(*(x[kept:] for x in steps))
     candidates = list(_path(train))
@@ -97,7 +96,7 @@ def _states(params: dict, config: ModelConfig, target: TargetConfig, rows: Rows)
 
 
 def _path(steps: Steps, penalties: Iterable[float] = PENALTIES) -> Iterator[tuple[np.ndarray, float]]:
-    """(weights, bias) on plain states of the fit under each penalty, by Newton's method, each from the one before."""
+    """Yields (weights, bias) on plain states for each penalty, by Newton's method, each fit starting from the last."""
     mean_D = np.average(steps.x_ND, axis=0, weights=steps.weight_N)
     std_D = np.sqrt(np.average((steps.x_ND - mean_D) ** 2, axis=0, weights=steps.weight_N)) + 1e-6
     z_NE = np.concatenate([(steps.x_ND - mean_D) / std_D, np.ones((len(steps.x_ND), 1))], 1).astype(np.float64)
@@ -118,6 +117,6 @@ def _path(steps: Steps, penalties: Iterable[float] = PENALTIES) -> Iterator[tupl
 
 
 def _loss(logit_N, steps: Steps) -> float:
-    """Mean cross-entropy."""
+    """Returns the mean cross-entropy."""
     loss_N = np.logaddexp(0, logit_N) - steps.target_N * logit_N
     return float(np.average(loss_N, weights=steps.weight_N))

@@ -1,4 +1,4 @@
-"""What keeps a long run going: stopping at a step that all processes agree on, naming the host that stalls, goodput."""
+"""Long runs: a stop at a step that all processes agree on, a watchdog that names a stalled host, goodput."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ HEARTBEATS = "heartbeats"
 
 
 class Stopped(Exception):
-    """SIGTERM came: the run has saved its state and ends before its last step."""
+    """The run received SIGTERM, saved its state and ended before its last step."""
 
 
 @contextlib.contextmanager
 def stop_signal() -> Iterator[Callable[[int], bool]]:
-    """A function of the step just done, to be called after every step: whether to save now and stop.
+    """Yields a function to call after every step with its number. It returns whether to save now and stop.
 
-    True after SIGTERM, which schedulers send ahead of a preemption. Of several processes one may have had it: jax has
-    all of them agree on the next step that none has passed.
+    It returns True after SIGTERM, which schedulers send before a preemption. If one of several processes receives it,
+    jax makes all of them stop at the next step that none has passed.
     """
     if jax.distributed.is_initialized():
         yield multihost_utils.reached_preemption_sync_point
         return
     asked = threading.Event()
-    main = threading.current_thread() is threading.main_thread()  # no other may set a handler
+    main = threading.current_thread() is threading.main_thread()  # only the main thread may set a handler
     before = signal.signal(signal.SIGTERM, lambda *_: asked.set()) if main else None
     try:
         yield lambda step: asked.is_set()
@@ -52,10 +52,10 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
 
 
 class Goodput:
-    """Seconds spent on steps that count, over the seconds since the run first started, its stops included.
+    """Seconds spent on steps that count, over the seconds since the run first started, stops included.
 
-    Loading, compiling (a start's first step), saving, validating and steps that were lost to a kill do not count: the
-    sum is saved with the checkpoint, and what was done behind it is done again.
+    Loading, compiling (a start's first step), saving, validating and steps lost to a kill do not count: the sum is
+    saved with the checkpoint, and later steps are repeated.
     """
 
     def __init__(self, began: float | None = None, productive: float = 0.0):
@@ -63,19 +63,19 @@ class Goodput:
         self._mark: float | None = None
 
     def step(self, counts: bool = True) -> None:
-        """A step is done; what was since the last step, or the last `rest`, was spent on it."""
+        """Counts the time since the last step, or the last `rest`, as spent on a step."""
         now = time.perf_counter()
         if counts and self._mark is not None:
             self.productive += now - self._mark
         self._mark = now
 
     def rest(self) -> None:
-        """What was since the last step went elsewhere."""
+        """Discards the time since the last step."""
         self._mark = time.perf_counter()
 
     @property
     def saved(self) -> dict[str, float]:
-        """The arguments that make this again."""
+        """The arguments that restore this object."""
         return {"began": self.began, "productive": self.productive}
 
     @property
@@ -84,10 +84,10 @@ class Goodput:
 
 
 class Watchdog:
-    """Says on stderr, in every process, which process holds up a run that has not moved for `seconds`; 0: never.
+    """Reports on stderr, in every process, which process delays a run without a step for `seconds`; 0: never.
 
-    Each process writes where it is into a small file of the run's folder. It only speaks: what to do about a host, the
-    scheduler knows.
+    Each process writes its position to a small file in the run's folder. The watchdog stops nothing: that is the
+    scheduler's decision.
     """
 
     def __init__(self, workdir: pathlib.Path, seconds: float):
@@ -97,7 +97,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def at(self, step: int, doing: str) -> None:
-        """The main thread is about to do this for this step."""
+        """Records what the main thread is about to do, and for which step."""
         self._place = (step, doing, time.time())
 
     def __enter__(self) -> Watchdog:
@@ -115,7 +115,7 @@ class Watchdog:
     def _watch(self) -> None:
         said = None
         while not self._over.wait(min(10.0, self.seconds / 4)):
-            with contextlib.suppress(OSError):  # a full or absent disk is not what this thread is to report
+            with contextlib.suppress(OSError):  # this thread does not report a full or absent disk
                 self._beat()
                 place = self._place
                 if time.time() - place[2] > self.seconds and place != said:
@@ -132,7 +132,7 @@ class Watchdog:
 
 
 def read_beats(folder: pathlib.Path, count: int) -> dict[int, dict[str, Any] | None]:
-    """The last word of each of `count` processes; None of one that has said nothing that can be read."""
+    """Returns the last heartbeat of each of `count` processes, None where there is none that can be read."""
     beats: dict[int, dict[str, Any] | None] = {}
     for index in range(count):
         try:
@@ -143,10 +143,10 @@ def read_beats(folder: pathlib.Path, count: int) -> dict[int, dict[str, Any] | N
 
 
 def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: float) -> str:
-    """A sentence that names the processes that the others wait for.
+    """Returns a sentence that names the processes that the others wait for.
 
-    These are the silent ones; or else those at the earliest step; or else, where all are at the same step, those that
-    still wait for data. Where there is no difference, it is none of the hosts.
+    These are the silent processes; or else those at the earliest step; or else, where all are at the same step, those
+    still waiting for data. Where no process differs, the sentence names the shared causes.
     """
     silent = [i for i, beat in beats.items() if beat is None or now - beat["time"] > seconds]
     heard = {i: beat for i, beat in beats.items() if beat is not None and i not in silent}
@@ -156,7 +156,7 @@ def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: flo
         behind = [i for i, beat in heard.items() if beat["doing"] == "data"]
     start = f"no step for {seconds:g} s at step {furthest}: "
     if silent:
-        return start + "nothing is heard of " + ", ".join(_who(i, beats[i], now) for i in silent)
+        return start + "no heartbeat from " + ", ".join(_who(i, beats[i], now) for i in silent)
     if behind and len(behind) < len(heard):
         return start + "the others wait for " + ", ".join(_who(i, beats[i], now) for i in behind)
     doing = " and ".join(sorted({beat["doing"] for beat in heard.values()}))
@@ -172,7 +172,7 @@ def _who(index: int, beat: dict[str, Any] | None, now: float) -> str:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """What the run is computed with: the libraries, and the code, by its commit in a checkout or in JPRM_COMMIT."""
+    """Returns the versions of the libraries and of jprm: its commit in a checkout, or from JPRM_COMMIT."""
     commit, checkout = os.environ.get("JPRM_COMMIT") or None, pathlib.Path(jprm.__file__).parent.parent
     if (checkout / ".git").exists():
         describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
