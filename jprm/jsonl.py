@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from jprm.outputs import atomic_file, only_run, only_writer, partial_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
@@ -122,7 +123,7 @@ class Rejects:
         self.path = pathlib.Path(path)
         self.errors: list[RecordError] = []
         self._written = contextlib.ExitStack()
-        self._file = None
+        self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
 
     @property
     def count(self) -> int:

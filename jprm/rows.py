@@ -7,6 +7,7 @@ Trees are stored depth first, many to a row. Visibility is one comparison: query
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +30,17 @@ class Rows:
     weight 0, but keeps its label, tree and parent: every step is owned by one slot.
     """
 
-    tokens: Int[Array, "B T"]
-    position: Int[Array, "B T"]  # depth in tokens from the tree's own root: siblings repeat positions
-    until: Int[Array, "B T"]  # first index of the row that no longer sees this token
-    step_end: Int[Array, "B S"]  # index of the last token of the step; where its score is read
-    label: Float[Array, "B S"]  # as in the data (a rating stays -1, 0 or 1); 1 where there is none
-    weight: Float[Array, "B S"]  # 0 where unlabelled, unused or not owned
-    tree: Int[Array, "B S"]  # which tree of the row; two parts of a split tree are two
-    parent: Int[Array, "B S"]  # slot of the step before it on its chain; -1 for a first step
-    problem: Int[Array, "B S"]  # length of its tree's problem in tokens
-    owned: Bool[Array, "B S"]
-    extras: dict[str, Float[Array, "B S"]] = dataclasses.field(default_factory=dict)  # what else the nodes supply
+    tokens: Int[Any, "B T"]
+    position: Int[Any, "B T"]  # depth in tokens from the tree's own root: siblings repeat positions
+    until: Int[Any, "B T"]  # first index of the row that no longer sees this token
+    step_end: Int[Any, "B S"]  # index of the last token of the step; where its score is read
+    label: Float[Any, "B S"]  # as in the data (a rating stays -1, 0 or 1); 1 where there is none
+    weight: Float[Any, "B S"]  # 0 where unlabelled, unused or not owned
+    tree: Int[Any, "B S"]  # which tree of the row; two parts of a split tree are two
+    parent: Int[Any, "B S"]  # slot of the step before it on its chain; -1 for a first step
+    problem: Int[Any, "B S"]  # length of its tree's problem in tokens
+    owned: Bool[Any, "B S"]
+    extras: dict[str, Float[Any, "B S"]] = dataclasses.field(default_factory=dict)  # what else the nodes supply
 
 
 def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:

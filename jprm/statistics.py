@@ -91,7 +91,7 @@ class Difference(NamedTuple):
 
 def draws(
     statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
-    groups: Sequence[Any],
+    groups: Sequence[Any] | np.ndarray,
     n: int = DRAWS,
     *,
     seed: int,
@@ -121,7 +121,7 @@ def draws(
 
 def bootstrap(
     statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
-    groups: Sequence[Any],
+    groups: Sequence[Any] | np.ndarray,
     n: int = DRAWS,
     *,
     seed: int,

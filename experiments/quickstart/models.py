@@ -6,6 +6,7 @@ The reward models start from the policy's decoder, as reward models do, and see 
 from __future__ import annotations
 
 import pathlib
+from typing import Literal
 
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
@@ -67,11 +68,11 @@ def reward(out: pathlib.Path, vocabulary: int, labels: str, seed: int) -> Experi
     )
 
 
-def _target(labels: str) -> TargetConfig:
+def _target(labels: Literal["correctness", "value"]) -> TargetConfig:
     return TargetConfig(labels=labels, neutral="none", after_error="keep")
 
 
-def _data(file: pathlib.Path, supervise: str, seed: int) -> DataConfig:
+def _data(file: pathlib.Path, supervise: Literal["step", "outcome", "token"], seed: int) -> DataConfig:
     return DataConfig(
         train=(str(file),), supervise=supervise, too_long="error", tokens=TOKENS, slots=TOKENS, rows=ROWS,
         micro_rows=ROWS, window=256, seed=seed,

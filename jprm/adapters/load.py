@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -53,7 +53,7 @@ def load(
     given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation)
     if other is None:
         factors = tuple(float(a.score.get(name, 0.0)) for name in a.channels)
-        given["readout"] = Readout(score=Weighted(a.activation, factors))
+        given["readout"] = Readout(score=Weighted(cast(Any, a.activation), factors))
     else:
         given["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)

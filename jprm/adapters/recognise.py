@@ -84,7 +84,8 @@ def recognise(folder: pathlib.Path) -> Adapter:
     labels = fields.get("id2label")
     label = str(labels.get("0", "")) if isinstance(labels, dict) else ""
     for name, signs in SIGNS:
-        if signs.found(architecture, tensors, place, label, lora) and (not signs.token or _has(tokenizer, signs.token)):
+        marked = not signs.token or (tokenizer is not None and _has(tokenizer, signs.token))
+        if marked and signs.found(architecture, tensors, place, label, lora):
             return PUBLISHED[name]
     raise ValueError(
         f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is read:"

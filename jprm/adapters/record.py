@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.score.aggregate import DEFAULT_RULE, RULES
@@ -27,7 +27,7 @@ from jprm.tree import SEMANTICS
 
 FILE = "adapter.json"
 
-Template = tuple[str, ...]
+Template = Sequence[str]
 """Segments. Each is cut at the names in `Adapter.tokens` and at {bos}, and what lies between is tokenised at once, with
 {problem}, {step} or {number} (from 1) filled in as plain text. {bos} is nothing where the tokenizer has no bos."""
 

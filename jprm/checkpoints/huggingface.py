@@ -11,7 +11,8 @@ import math
 import os
 import pathlib
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -100,6 +101,16 @@ _ROPE = {
 """Kinds of RoPE scaling and the fields that each may have."""
 
 
+class Readable(Protocol):
+    """The tensors of a checkpoint by name: `Tensors`, or `Merged` of a LoRA."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tensor(self, name: str) -> np.ndarray: ...
+
+
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     """Returns the folder's hyper-parameters; `changes` set what it does not hold (head, dtype, layers, ...).
 
@@ -116,7 +127,7 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
 
 
 def load_decoder(
-    folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Tensors | None = None
+    folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Readable | None = None
 ) -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
@@ -142,10 +153,10 @@ def load_decoder(
             raise ValueError(f"{folder}: tensor {name} is of type {array.dtype}, and not of floating point")
         return array
 
-    def name(role: str, layer: int | None) -> str:
+    def name_in_file(role: str, layer: int | None) -> str:
         return prefix + name_of(role, layer, config)
 
-    return decoder.load(folder, config, name, file.shape, read, dtype)
+    return decoder.load(folder, config, name_in_file, file.shape, read, dtype)
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
@@ -350,6 +361,6 @@ def _rope(fields: _Fields, default: float = 10000.0) -> tuple[float, RopeScaling
             truncate=inner.flag("truncate", True),
         )
     try:
-        return theta, RopeScaling(kind, factor, positions, **scaling)
+        return theta, RopeScaling(cast(Any, kind), factor, positions, **scaling)
     except ValueError as error:
         raise inner.refuse("", str(error)) from error

@@ -54,8 +54,8 @@ def label_omega(files: Any, own: Any) -> None:
 
 
 AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
-label.command(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers), name="mc")
-label.command(command(label_omega, OmegaConfig, RolloutOptions, budget=Count), name="omega")
+label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers))
+label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, budget=Count))
 
 
 @label.command(name="verify")

@@ -71,7 +71,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
 
 
 for _name in METHODS:
-    search.command(command(_searching(find(_name)), find(_name), SearchOptions), name=_name)
+    search.command(name=_name)(command(_searching(find(_name)), find(_name), SearchOptions))
 
 
 @search.command(name="filter")

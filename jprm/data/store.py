@@ -83,7 +83,8 @@ class PreparedRecords(Sequence):
     """The records of a prepared folder, each read when accessed; picklable."""
 
     def __init__(self, folder: str | os.PathLike):
-        self._source = tfds.builder_from_directory(folder).as_data_source(split="train")
+        builder = tfds.builder_from_directory(folder)
+        self._source: Any = builder.as_data_source(split="train")  # pyright: ignore[reportCallIssue]  # it is decorated
 
     def __len__(self) -> int:
         return len(self._source)

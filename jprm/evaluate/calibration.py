@@ -69,7 +69,7 @@ def ece(
 def ece_if_calibrated(
     score_N: Float[np.ndarray, " N"],
     right_N: Bool[np.ndarray, " N"],
-    groups: Sequence[Any],
+    groups: Sequence[Any] | np.ndarray,
     bins: int = BINS,
     *,
     seed: int,
@@ -119,7 +119,7 @@ def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bin
 def reliability_curve(
     score_N: Float[np.ndarray, " N"],
     right_N: Bool[np.ndarray, " N"],
-    groups: Sequence[Any],
+    groups: Sequence[Any] | np.ndarray,
     *,
     seed: int,
     bins: int = BINS,

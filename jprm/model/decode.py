@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +122,8 @@ def forward(
             kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, start, 2), own, kv)
         before = () if past is None else ((*_read(past, group, index), past.seen_RS),)
         y_BTKGH = [
-            _attend(q_BTKGH[:, a:b], before, *(x[:, :, : b + x.shape[2] - T] for x in kv), start + a) for a, b in blocks
+            _attend(q_BTKGH[:, a:b], before, *(x[:, :, : b + x.shape[2] - T] for x in kv), start=start + a)
+            for a, b in blocks
         ]
         return add_attention_and_mlp(x_BTD, jnp.concatenate(y_BTKGH, axis=1), w, config), kv
 
@@ -155,9 +157,10 @@ def _read(past: Past, group: int, index) -> tuple[Array, Array]:
     """Returns keys and values (R, K, S, H) of layer `index` of a group, or of its only layer if `index` is None."""
     kv = past.cache[group]
     if past.slot_RS is None:
-        return kv if index is None else tuple(x[index] for x in kv)
+        return kv if index is None else (kv[0][index], kv[1][index])
     place, at = sharding("batch", None, "kv_heads", None), (past.slot_RS,) if index is None else (index, past.slot_RS)
-    return tuple(x.at[at].get(out_sharding=place).swapaxes(1, 2) for x in kv)
+    k, v = (x.at[at].get(out_sharding=place).swapaxes(1, 2) for x in kv)
+    return k, v
 
 
 def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
@@ -169,7 +172,7 @@ def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
     y, total, top = zip(*parts, strict=True)
     most_BTKG = functools.reduce(jnp.maximum, top)
     share = [jnp.exp(t - most_BTKG) for t in top]
-    y_BTKGH = sum(a[..., None] * y for a, y in zip(share, y, strict=True))
+    y_BTKGH: Any = sum(a[..., None] * y for a, y in zip(share, y, strict=True))
     total_BTKG = sum(a * t for a, t in zip(share, total, strict=True))
     return (y_BTKGH / total_BTKG[..., None]).astype(v_BKSH.dtype)
 

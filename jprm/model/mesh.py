@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,7 @@ def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
     places = []
     for axis in axes:
         place = RULES.get(axis, ()) if axis else ()
-        names = tuple(name for name in ((place,) if isinstance(place, str) else place) if name not in left_out)
+        names = tuple(name for name in ((place,) if isinstance(place, str) else place or ()) if name not in left_out)
         places.append(names if len(names) > 1 else next(iter(names), None))
     used = [name for place in places if place for name in ((place,) if isinstance(place, str) else place)]
     if len(used) != len(set(used)):
@@ -121,7 +122,8 @@ def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
     """Returns the sharding of every field of `Rows`, one for all extras, with `lead` unsplit axes before the rows."""
     before = (None,) * lead
     tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))
-    return Rows(**{f.name: tokens if f.name in PER_TOKEN else slots for f in dataclasses.fields(Rows)})
+    places: dict[str, Any] = {f.name: tokens if f.name in PER_TOKEN else slots for f in dataclasses.fields(Rows)}
+    return Rows(**places)
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):

@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -223,7 +223,7 @@ class Sampler:
         jobs = [(i, j) for i in range(len(prefixes)) for j in range(0, n, m)]
         jobs.sort(key=lambda job: len(prompts[job[0]]))  # prompts of like length together
         size = devices * max(1, 1 << (rows // m // devices).bit_length() - 1)
-        drawn: list[list[Sample | None]] = [[None] * n for _ in prefixes]
+        drawn: list[list[Any]] = [[None] * n for _ in prefixes]
         for first in range(0, len(jobs), size):
             batch = jobs[first : first + size]
             for (i, j), samples in zip(batch, self._batch(prompts, prefixes, batch, m, n, until, seed), strict=True):

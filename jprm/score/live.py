@@ -166,7 +166,7 @@ class LiveTrees:
                 if costs and cells > TOKENS:
                     break
                 costs[first] = best[first] + cells + CALL
-            start.append(min(costs, key=costs.get))
+            start.append(min(costs, key=lambda first: costs[first]))
             best.append(costs[start[-1]])
         n = len(order)
         while n:

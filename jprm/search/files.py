@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
 from jprm.outputs import atomic_file, continued, input_of
@@ -79,7 +79,12 @@ def search_file(
     output = pathlib.Path(output)
     samples = output.with_name(output.name + ".samples")
     method = type(config.method).__name__
-    about = {"method": method, **dataclasses.asdict(config.method), "budget": config.budget, "seed": config.seed}
+    about = {
+        "method": method,
+        **dataclasses.asdict(cast(Any, config.method)),
+        "budget": config.budget,
+        "seed": config.seed,
+    }
     request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about, "rule": config.rule,
                "choose": config.choose}  # fmt: skip
     with continued(output, request, samples) as opened:

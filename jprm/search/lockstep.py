@@ -194,7 +194,7 @@ def _score(trees: list[GrowingTree], scorer: LiveScorer) -> None:
 def _release(scorer: LiveScorer, tree: GrowingTree, all_nodes: bool = False) -> None:
     """Releases the handles of released nodes, or of all nodes."""
     nodes = range(len(tree.handle)) if all_nodes else tree.released
-    gone = [tree.handle[node] for node in nodes if tree.handle[node] is not None]
+    gone = [handle for node in nodes if (handle := tree.handle[node]) is not None]
     for node in nodes:
         tree.handle[node] = None
     if all_nodes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +141,7 @@ def _backward(config: AttentionConfig, saved, dy_BTKGH):
 path_attention.defvjp(_forward, _backward)
 
 
-def attend(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: AttentionConfig, window=None):
+def attend(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: AttentionConfig, window=None) -> Any:
     return path_attention(q_BTKGH, k_BTKH, v_BTKH, dataclasses.replace(paths, window=window), config)
 
 

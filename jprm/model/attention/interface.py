@@ -24,13 +24,26 @@ SAVED = "attention"
 class AttentionConfig(Protocol):
     """The fields of `ModelConfig` that implementations read."""
 
-    attention: str
-    kv_heads: int
-    head_dim: int
-    dtype: Any
-    windows: tuple[int, ...]
-    attention_softcap: float
-    attention_block: int
+    @property
+    def attention(self) -> str: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def windows(self) -> tuple[int, ...]: ...
+
+    @property
+    def attention_softcap(self) -> float: ...
+
+    @property
+    def attention_block(self) -> int: ...
 
     @property
     def group(self) -> int: ...

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +56,11 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: At
     """Finds the pairs of blocks. Raises ValueError for rows or heads that no blocks fit (`block_sizes`)."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
-    return find_blocks(*unsplit(until_BT, position_BT), sizes, split)
+    until_BT, position_BT = unsplit(until_BT, position_BT)
+    return find_blocks(until_BT, position_BT, sizes, split)
 
 
-def attend(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: AttentionConfig, window=None):
+def attend(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: AttentionConfig, window=None) -> Any:
     return interval_attention(q_BTKGH, k_BTKH, v_BTKH, dataclasses.replace(blocks, window=window), config)
 
 
