@@ -28,16 +28,16 @@ from jprm.tree import SEMANTICS
 FILE = "adapter.json"
 
 Template = Sequence[str]
-"""Segments. Each is cut at the names in `Adapter.tokens` and at {bos}, and what lies between is tokenised at once, with
-{problem}, {step} or {number} (from 1) filled in as plain text. {bos} is nothing where the tokenizer has no bos."""
+"""Segments. Each is split at the names in `Adapter.tokens` and at {bos}; a part between them is tokenised at once, with
+{problem}, {step} or {number} (from 1) filled in as plain text. {bos} is empty where the tokenizer has no bos."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """How a checkpoint wants a chain written, where its steps are scored, and what its logits mean.
+    """How a chain is written for a checkpoint, where its steps are scored, and what its logits mean.
 
-    The score of a step is read at the last token of its template. Where a published layout has more text behind that
-    token, the text begins the next step's template; so a score never depends on what comes after it.
+    A step's score is read at the last token of its template. Where a published layout has more text after that token,
+    the next step's template begins with that text, so a score never depends on what comes after it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Adapter:
     channels: tuple[str, ...]
     """The head's outputs, in order. Of a language head: the tokens whose logits are taken."""
     score: Mapping[str, float]
-    """Channel to its factor: the score is the sum of factor x activation, over these channels."""
+    """Channel to factor: the score is the sum of factor x activation over these channels."""
     head: str = "score"
     """The module of the checkpoint that holds the head; its layers may be numbered, as in a torch Sequential."""
     activation: Literal["softmax", "sigmoid", "none", "log_ratio"] = "softmax"
@@ -78,12 +78,12 @@ class Adapter:
 
     @property
     def digest(self) -> str:
-        """Short text that differs between records that differ."""
+        """Eight hexadecimal digits that identify the record's content."""
         return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _wrong(a: Adapter) -> str:
-    """What is wrong with a record, "" for nothing."""
+    """Returns what is wrong with a record, "" for nothing."""
     if a.activation not in ("softmax", "sigmoid", "none", "log_ratio"):
         return f"activation {a.activation!r} is not one of softmax, sigmoid, none, log_ratio"
     if a.semantics not in SEMANTICS:

@@ -1,7 +1,7 @@
-"""Maps from scores to probabilities, fitted on a calibration split, stored as JSON, applied by a pure function.
+"""Maps from scores to probabilities: fitted on a calibration split, stored as JSON, applied by a pure function.
 
-All are monotone: they never reverse two steps, so best-of-n by one step's score cannot get worse. `temperature` and
-`platt` keep the order strictly; `isotonic` and `quantile` give equal probabilities to neighbouring scores.
+All are monotone, so best-of-n by one step's score cannot get worse. `temperature` and `platt` keep the order strictly;
+`isotonic` and `quantile` may give neighbouring scores equal probabilities.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jprm.statistics import equal_mass_bins
 from jprm.tree import in_order_of, record_of, tree_of, with_scores
 
 CLIP = 1e-9
-"""Log-odds are taken of scores in [CLIP, 1 - CLIP]: finite at 0 and 1, and no two float32 scores near 1 are merged."""
+"""Scores are clipped to [CLIP, 1 - CLIP] before log-odds: finite at 0 and 1, float32 scores near 1 stay distinct."""
 
 QUANTILES = 20
 
@@ -46,7 +46,7 @@ class Logistic:
 
 @dataclasses.dataclass(frozen=True)
 class Piecewise:
-    """Straight lines between the points (score, probability), level before the first and after the last."""
+    """Linear between the points (score, probability), constant before the first and after the last."""
 
     kind: str
     score: tuple[float, ...]
@@ -68,7 +68,7 @@ Recalibration = Logistic | Piecewise
 
 
 def from_json(record: Mapping[str, Any]) -> Recalibration:
-    """The map that `to_json` wrote. Raises ValueError for anything else."""
+    """Returns the map that `to_json` wrote. Raises ValueError for anything else."""
     kind = record.get("kind") if isinstance(record, Mapping) else None
     keys = {"slope", "intercept"} if kind in ("temperature", "platt") else {"score", "probability"}
     if kind not in KINDS or set(record) != keys | {"kind"}:
@@ -82,7 +82,7 @@ def from_json(record: Mapping[str, Any]) -> Recalibration:
 
 
 def apply(recalibration: Recalibration, score: Float[np.ndarray, "*N"]) -> Float[np.ndarray, "*N"]:
-    """Probabilities in [0, 1], in float64. NaN stays NaN; scores of 0 and 1 map to the limits that the map has there.
+    """Returns probabilities in [0, 1], in float64. NaN stays NaN; scores of 0 and 1 map to the map's limits there.
 
     Raises ValueError for a score outside [0, 1].
     """
@@ -160,7 +160,7 @@ def _fit_quantile(score_N, right_N) -> Piecewise:
 
 
 def _piecewise(kind, score_K, probability_K) -> Piecewise:
-    """Without the points in the middle of a level stretch."""
+    """Returns the map without points inside a constant stretch."""
     change_K = np.diff(probability_K) != 0
     keep_K = np.r_[True, change_K] | np.r_[change_K, True]
     return Piecewise(kind, tuple(score_K[keep_K].tolist()), tuple(probability_K[keep_K].tolist()))
@@ -188,7 +188,10 @@ def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequenc
 
 
 def stored_calibration(prm: PRM) -> Recalibration:
-    """Raises FileNotFoundError where the folder has no map, ValueError for one that is damaged or of another step."""
+    """Returns the map in the model's folder.
+
+    Raises FileNotFoundError where there is none, ValueError for one that is damaged or of another step.
+    """
     path = pathlib.Path(prm.name) / NAME
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there: this model has no recalibration map; {REMEDY}")

@@ -1,8 +1,8 @@
 """Scores of trees that grow while a search goes on: every token is computed once.
 
-The keys and values of all live tokens lie in slots on the device, those of a step wherever there was room. A new step
-is computed against the slots of its path, gathered by index, and put into free ones; slots of what a search has dropped
-are used again.
+The keys and values of all live tokens are in slots on the device, a step's wherever there was room. A new step is
+computed against the slots of its path, gathered by index, and stored in free slots. Slots of steps that a search has
+released are used again.
 
     trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
     roots = trees.open(["What is 2 + 2 * 3?"])
@@ -29,14 +29,14 @@ from jprm.model.transformer import head_logits
 from jprm.score.scorer import PRM
 
 SLOTS = 4096
-"""Tokens that are held at first; doubled whenever they do not suffice."""
+"""Slots at first, one a token; doubled whenever they are full."""
 
 TOKENS, CALL = 1024, 32
-"""New tokens computed at once, padding included, where no single step is longer; and how many may be padding for one
-call less. (Of SmolLM2-135M a call reads 540 MB of weights, in 30 to 50 ms on 2 cores; a token takes 1.5 ms.)"""
+"""New tokens computed at once, padding included, unless one step is longer; and how many padded tokens one call less is
+worth. (With SmolLM2-135M a call reads 540 MB of weights, in 30 to 50 ms on 2 cores; a token takes 1.5 ms.)"""
 
 SHORTEST_STEP, SHORTEST_PATH = 16, 128
-"""Tokens that steps and paths are padded to at least; both in powers of two, so that few shapes are compiled."""
+"""Least tokens that steps and paths are padded to; both are powers of two, so that few shapes are compiled."""
 
 
 @dataclasses.dataclass
@@ -73,15 +73,15 @@ class LiveTrees:
             self._pool = _empty(prm.config, SLOTS)
 
     def open(self, problems: Sequence[str]) -> list[int]:
-        """A handle for each problem's root, whose tokens are computed now."""
+        """Computes the problems' tokens; returns a handle for each root."""
         return self._append([-1] * len(problems), [self._prm.layout.problem(problem) for problem in problems])[0]
 
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
-        """Appends steps[i] below parents[i]: the new handles, and (P,) float32 scores.
+        """Appends steps[i] below parents[i]; returns the new handles and (P,) float32 scores.
 
         Raises:
-          ValueError: a parent that is not there or was released, a step without tokens, a chain beyond the model's
-            context.
+          ValueError: a parent that does not exist or was released, a step without tokens, a chain longer than the
+            model's context.
           FloatingPointError: a score that is not finite.
         """
         for parent in parents:
@@ -103,7 +103,7 @@ class LiveTrees:
         return handles, score_P
 
     def release(self, handles: Sequence[int]) -> None:
-        """Never to be extended again; slots that no live descendant needs are free. Released twice is released once."""
+        """Frees the slots of these handles that no live descendant needs; they cannot be extended again."""
         for handle in handles:
             if handle in self._nodes:
                 self._nodes[handle].live = False
@@ -148,7 +148,7 @@ class LiveTrees:
         return handles, score_P
 
     def _path(self, handle: int) -> np.ndarray:
-        """Slots of all tokens from the problem's first to the node's last."""
+        """Returns the slots of all tokens from the problem's first to the node's last."""
         parts = [np.zeros(0, np.int64)]
         while handle >= 0:
             parts.append(self._nodes[handle].slots)
@@ -156,7 +156,7 @@ class LiveTrees:
         return np.concatenate(parts[::-1])
 
     def _batches(self, lengths: Sequence[int], depths: Sequence[int]) -> Iterator[list[int]]:
-        """Indices of steps that are computed together: of like length, in the fewest cells and calls."""
+        """Yields indices of steps of similar length to compute together, in the fewest tokens and calls."""
         order = sorted(range(len(lengths)), key=lambda i: (lengths[i], depths[i]))
         best, start = [0], [0]  # cost of the first n steps of the order, and where the last of their batches starts
         for n, i in enumerate(order, 1):
@@ -174,7 +174,7 @@ class LiveTrees:
             n = start[n]
 
     def _rows(self, count: int) -> int:
-        """Rows of a batch: a power of two for each device."""
+        """Returns the rows of a batch: a power of two for each device."""
         devices = self._prm.mesh.shape["data"] * self._prm.mesh.shape["fsdp"]
         return devices * _power(-(-count // devices), 1)
 
@@ -198,7 +198,7 @@ class LiveTrees:
 def _extend(
     params, config: ModelConfig, score: Output, pool: decode.Cache, tokens_PT, length_P, path_PS, above_P, place_PT
 ):
-    """The pool with the new tokens' keys in their slots, and the scores at the steps' last tokens."""
+    """Returns the pool with the new tokens in their slots, and the scores at the steps' last tokens."""
     past = decode.Past(pool, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
     x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
     x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1)
@@ -225,5 +225,5 @@ def _doubled(pool: decode.Cache) -> decode.Cache:
 
 
 def _power(n: int, least: int) -> int:
-    """The least power of two that is neither below n nor below `least`."""
+    """Returns the least power of two that is at least n and `least`."""
     return 1 << (max(n, least) - 1).bit_length()
