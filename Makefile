@@ -3,6 +3,7 @@
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make lint                          ruff: check and format
+#   make types                         pyright, basic mode
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
@@ -32,7 +33,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint fuzz install quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
+.PHONY: test lint types fuzz install quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -41,6 +42,9 @@ test: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 # Exits with an error, and prints the cases to keep, if a test fails.
 fuzz: install
