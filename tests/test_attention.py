@@ -157,6 +157,6 @@ def test_an_implementation_is_one_record(monkeypatch):
     found, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
     close(found, expected)
     with pytest.raises(ValueError, match="takes no windows"):
-        configured("mine", 8, **WINDOW)
+        configured("mine", 8, windows=(8,))
     with pytest.raises(ValueError, match="attention='yours' is not one of reference, blocked, paths, kernel, cudnn"):
         configured("yours", 8)

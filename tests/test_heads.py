@@ -50,6 +50,14 @@ def test_a_head_of_the_users_own_trains_and_scores(quantile_run):
     np.testing.assert_allclose(bias_C, [-1, 0, 1], atol=0.1)  # and started where the record says
     score_P = prm.score("add 1", ["bad 2", "cut 3"])
     assert score_P.shape == (2,) and (0 < score_P).all() and (score_P < 1).all()
+    chain = {"problem": "add 1", "steps": ["bad 2", "cut 3"]}
+    (record,) = prm.score_many([chain])
+    assert record["scores"] == pytest.approx(score_P.tolist(), abs=1e-6)
+    outputs = record["outputs"]
+    assert sorted(outputs) == ["high", "low"] and {len(values) for values in outputs.values()} == {2}
+    assert all(a < b < c for a, b, c in zip(outputs["low"], record["scores"], outputs["high"], strict=True))
+    (tree,) = prm.score_many([{"problem": "add 1", "nodes": [{"parent": -1, "text": "bad 2"}]}])
+    assert tree["nodes"][0]["outputs"]["low"] == pytest.approx(outputs["low"][0], abs=1e-5)  # rows of another length
 
 
 def test_named_outputs_go_along_with_the_score():

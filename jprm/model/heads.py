@@ -12,6 +12,8 @@ Only the head knows how many logits there are and what they mean. Everything els
 A published model brings its own `Readout` in place of the record's. To add a head, write a record:
 
     QUANTILES = Head(("low", "median", "high"), Readout(score=median, low=low, high=high), PROBABILITY, pinball)
+
+Outputs beyond the score go with it into records, under `outputs`.
 """
 
 from __future__ import annotations

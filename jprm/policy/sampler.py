@@ -88,6 +88,10 @@ class TemplateLayout:
     template: str
     delimiter: str
 
+    @property
+    def end(self) -> int | None:
+        return self.tokenizer.eos
+
     def problem(self, text: str) -> list[int]:
         before, after = self.template.split("{problem}", 1)
         return [*self._template(before), *self.tokenizer.encode(text), *self._template(after)]
