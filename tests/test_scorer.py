@@ -175,8 +175,10 @@ def test_a_chain_a_row_gives_the_same_scores(prm, monkeypatch):
 
 
 def test_two_models_score_a_chain_a_row_too(prm, monkeypatch):
-    other = LogRatio(jax.tree.map(lambda x: 1.1 * x, prm.params), prm.config, 0.5)
-    implicit, given = dataclasses.replace(prm, ratio=other), [tree_of(record) for record in trees(5, seed=5)]
+    policy = dataclasses.replace(prm.config, head="language")
+    other = LogRatio(jax.tree.map(lambda x: 1.1 * x, prm.params), policy, 0.5)
+    implicit = dataclasses.replace(prm, config=policy, ratio=other)
+    given = [tree_of(record) for record in trees(5, seed=5)]
     expected = np.concatenate(implicit.score_trees(given))
     monkeypatch.setattr(ModelConfig, "chain_rows", True)
     # Sums of up to a hundred differences of logarithms, each off by a few 6e-8 of some five.
