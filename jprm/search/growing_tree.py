@@ -87,7 +87,7 @@ class GrowingTree:
         self.spent = self.overspent = 0
         self.notes: dict[int, dict[str, Any]] = collections.defaultdict(dict)
         self.ended = ""
-        self.asked: collections.Counter = collections.Counter()  # (node, until) -> samples so far; numbers the next
+        self.asked: collections.Counter = collections.Counter()  # node -> samples so far; numbers the next
         self.new: list[int] = []  # nodes without a score
         self.released: list[int] = []  # nodes whose release the scorer has not seen
         self._child: dict[tuple[int, str], int] = {}

@@ -150,8 +150,8 @@ def _draw(
     for run in running:
         for place, ask in enumerate(run.asks):
             if ask.n:
-                first = seed + run.tree.asked[ask.node, ask.until]
-                run.tree.asked[ask.node, ask.until] += ask.n
+                first = seed + run.tree.asked[ask.node]
+                run.tree.asked[ask.node] += ask.n
                 calls[ask.until, first, ask.n].append((run, place, ask))
     samples: dict[tuple[int, int], list[Sample]] = {}
     for (until, first, n), members in calls.items():
