@@ -93,6 +93,103 @@ OPEN = [
 ]
 
 
+FUNCTIONS = [
+    r"sqrt(16)/2 = 2",
+    r"sqrt(16) + 4 = 8",
+    r"sqrt 16 / 2 = 2",
+    r"2 * sqrt(9) + 1 = 7",
+    r"2 sqrt(9) + 1 = 7",
+    r"2sqrt(9) + 1 = 7",
+    r"sqrt{16}/2 = 2",
+    r"4 + 4 = 2sqrt(16)",
+    r"4 + 4 = 2 sqrt(16)",
+    r"log(100) + 1 = 3",
+    r"log 100 + 1 = 3",
+    r"log2(8) + 1 = 4",
+    r"log_2(8) + 1 = 4",
+    r"log_2 8 + 1 = 4",
+    r"log_{2}8 + 1 = 4",
+    r"log10(1000)/3 = 1",
+    r"cos(0) + 1 = 2",
+    r"cos 0 + 1 = 2",
+    r"sin(0) * 5 + 2 = 2",
+    r"tan(45°) + 1 = 2",
+    r"abs(-5) + 3 = 8",
+    r"abs(3 - 8) = 5",
+    r"exp(0) + 2 = 3",
+    r"factorial(5)/2 = 60",
+    r"5 factorial / 2 = 60",
+    r"60 + 0 = 5 factorial / 2",
+    r"3 * 2 = 3 factorial",
+    r"the square root of 16 / 2 = 2",
+    r"square root of (9 + 16) = 5",
+    r"the cube root of 27 + 1 = 4",
+    r"4 + 4 = 4 square root of 4",
+    r"5 choose 2 + 1 = 11",
+    r"5 squared + 1 = 26",
+    r"2 cubed + 1 = 9",
+    r"Area(4)/2 = 8",
+    r"Perimeter(3 + 2) = 20",
+    r"double(5) + 1 = 11",
+    r"\operatorname{log}(100) + 1 = 3",
+    r"\text{abs}(-5) + 3 = 8",
+    r"(sqrt(16)) (3 + 1) = 16",
+    r"so (sqrt 16) + 4 = 8",
+    r"sqrt(3^2 + 4^2) = 5",
+    r"\sqrt{16}/2 = 2",
+    r"\sqrt[3]{8} + 1 = 3",
+    r"\log_2 8 + 1 = 4",
+    r"\cos 0 + 1 = 2",
+    r"|-5| + 3 = 8",
+    r"ln(1) + 2 = 2",
+    r"max(3, 5) + 1 = 6",
+    r"gcd(12, 18) + 1 = 7",
+    r"5 percent * 60 = 3",
+    r"5 percent of 60 = 3",
+]
+"""True, but the number beside a word is not a term by itself."""
+FALSE_LINKS = [
+    "2+2=4=5",
+    "2 + 2 = 4 = 5",
+    "2+2=4=4=5",
+    "2+2=4=5=5",
+    "3*4=12=13=12",
+    "x = 2 + 2 = 4 = 5",
+    "5 = 2 + 3 = 6",
+    "1 + 1 = 2 apples = 3 apples",
+    "1/2 = 0.5 = 0.6",
+    "3 + 1 = 4 < 3",
+    "2+2=4\n=5",
+]
+UNITS_CHANGE = [
+    "5 * 12 = 60 minutes = 1 hour",
+    "2 * 8 = 16 slices = 4 portions",
+    "1 yard = 3 feet = 36 inches",
+    "2 * 50 = 100 cents = $1",
+    "4 * 5 = 20 quarters = $5",
+]
+
+
+@pytest.mark.parametrize("text", FUNCTIONS)
+def test_a_true_equation_with_a_function_is_never_incorrect(text):
+    assert check_arithmetic(text, limit_s=60).label != 0
+
+
+@pytest.mark.parametrize("text", ["sqrt(16)/2 = 8", "log(100)/2 = 50", "cos 0 + 1 = 1", "8 + 1 = 9 squared"])
+def test_a_function_is_not_dropped(text):
+    assert check_arithmetic(text, limit_s=60).label != 1
+
+
+@pytest.mark.parametrize("text", FALSE_LINKS)
+def test_every_link_of_a_chain_is_checked(text):
+    assert check_arithmetic(text, limit_s=60).label == 0
+
+
+@pytest.mark.parametrize("text", UNITS_CHANGE)
+def test_a_link_between_units_is_never_incorrect(text):
+    assert check_arithmetic(text, limit_s=60).label != 0
+
+
 @pytest.mark.parametrize(("texts", "label"), [(RIGHT, 1), (WRONG, 0), (OPEN, None)], ids=["right", "wrong", "open"])
 def test_verdicts(texts, label):
     verdicts = {text: check_arithmetic(text, limit_s=60) for text in texts}

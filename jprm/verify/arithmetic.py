@@ -10,8 +10,9 @@ roots, against those of the equation from which the step derives it.
 
 A printed decimal stands for everything that rounds or truncates to it (10/3 = 3.33); one that may itself be rounded
 stands for its interval (3.33 * 3 = 10 decides nothing). A percentage is a fraction or a unit (2/50 * 100 = 4%).
-Currency signs, thousands separators and units are dropped, but a false equation between minutes and hours decides
-nothing. GSM8K's `<<48/2=24>>` is a separate equation.
+A word that may be a function leaves
+its term unread (log(100) + 1 = 3). Currency signs, thousands separators and units are dropped, but a false equation
+between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate equation.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _verdict(text: str) -> tuple[int | None, int, str | None]:
 
 
 def _holds(equation: Equation, step: str) -> bool | None:
-    if all(_printed(side) is not None for side in (equation.left, equation.right)):
+    if not equation.shared and all(_printed(side) is not None for side in (equation.left, equation.right)):
         return None  # 1 foot = 12 inches
     try:
         if symbols_of(equation.left) | symbols_of(equation.right):

@@ -6,11 +6,12 @@ on either side that the grammar reads as an expression. Unreadable text is ignor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jprm.verify.expressions import parse
-from jprm.verify.lexer import Token, tokens_of
+from jprm.verify.lexer import FUNCTIONS, Token, tokens_of
 
 LONGEST = 6000  # characters of a step that are read
 _FURTHEST = 120  # tokens of one side
@@ -48,10 +49,30 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
             units = frozenset(t.text.lower() for t in tokens[left[1] : right[2] + 1] if t.kind in ("W", "$"))
             alone = not shared and left[0][0] == "num"  # in 48 hours = 2400 + 600: unread words matter
             doubtful = alone or left[3] or (right[3] and whole is None)
+            numbers = shared and left[0][0] == right[0][0] == "num"
+            doubtful = doubtful or (numbers and _renamed(tokens[left[1] : at], tokens[at + 1 : right[2] + 1]))
             found.append(
                 Equation(left[0], tokens[at].text, right[0], words, units, doubtful, shared, left[1], right[2])
             )
     return found, tokens
+
+
+def _renamed(left: Sequence[Token], right: Sequence[Token]) -> bool:
+    """Returns whether both sides have units, and different ones: 60 minutes = 1 hour."""
+    one, two = (
+        {t.text.lower().rstrip("s") for t in side if t.kind == "W" or t.text[0] == "$"} for side in (left, right)
+    )
+    return bool(one and two and not one & two)
+
+
+def _applied(tokens: Sequence[Token], at: int) -> bool:
+    """Returns whether a word may be a function of the term at `at`: sqrt(16), log 100, the root of 9, log_2 8."""
+    if tokens[at].kind in "([{" and tokens[at - 1].kind == "A" or tokens[at].glued and tokens[at - 1].kind == "W":
+        return True
+    i = at - 1
+    while i > 0 and tokens[i].text.lower() in ("of", "the", "a"):
+        i -= 1
+    return tokens[i].kind == "W" and tokens[i].text.lower().partition("_")[0] in FUNCTIONS
 
 
 def _brackets(tokens: Sequence[Token]) -> list[Token]:
@@ -106,6 +127,8 @@ def _suffix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
         inner = parse(tokens[i:end])
         if inner is None:
             continue
+        if i > start and _applied(tokens, i):
+            return None
         signed = tokens[i].kind == "O"
         if signed and before.kind != "B":
             return None
@@ -131,6 +154,12 @@ def _prefix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
             continue
         inner = parse(tokens[start:i])
         if inner is not None:
+            following = list(itertools.takewhile(lambda token: token.kind == "W", tokens[i : i + 4]))
+            glued = following and i + len(following) < end and tokens[i + len(following)].kind in "([{"
+            if any(token.text.lower().partition("_")[0] in FUNCTIONS for token in following) or (
+                glued and tokens[i + len(following)].glued
+            ):
+                return None  # 8 = 2 sqrt(16)
             words = [t.text.lower() for t in tokens[max(start, i - 3) : i + 3] if t.kind in "WS"]
             return inner, start, i, any(word in _GIVES for word in words)
     return None

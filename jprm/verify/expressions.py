@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from jprm.verify.lexer import Token
+from jprm.verify.lexer import FUNCTIONS, Token
 
 _DEEPEST = 40  # nested brackets
 
@@ -94,6 +94,8 @@ class _Parser:
         if self.peek().text == "/" and not self.peek().spaced and self.peek(1).kind == "W":
             ahead = 1  # $135/person
         while self.peek(ahead).kind in ("W", "A") and ahead < 6:
+            if self.peek(ahead).text.lower() in FUNCTIONS:
+                raise _No  # 5 squared
             ahead += 1
             if self.peek(ahead).text == "/" and not self.peek(ahead).spaced and self.peek(ahead + 1).kind in "WS":
                 ahead += 2
@@ -122,9 +124,9 @@ class _Parser:
             return self.close(depth, {"(": ")", "[": "]"}[token.kind])
         if token.kind == "{":
             return self.close(depth, "}")
-        if token.text == "frac":
+        if token.kind == "F" and token.text == "frac":
             return ("/", self.group(depth), self.group(depth))
-        if token.text == "sqrt":
+        if token.kind == "F" and token.text == "sqrt":
             return ("sqrt", self.group(depth) if self.peek().kind == "{" else self.primary(depth))
         raise _No
 

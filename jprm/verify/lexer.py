@@ -11,6 +11,7 @@ class Token(NamedTuple):
     kind: str  # N number, S symbol, W word, O operator, R relation, F function, B break, P unreadable, and signs
     text: str
     spaced: bool = True  # a space stands before it
+    glued: bool = False  # a letter, a digit or } stands before it
 
 
 def tokens_of(text: str) -> list[Token]:
@@ -23,6 +24,12 @@ _SHORT = set(
     "gb mb kb tb kw hr st nd rd th hz mp".split()
 )
 """Words of two letters. Any other pair of letters is a product of symbols."""
+
+FUNCTIONS = set(
+    "sqrt root log lg exp sin cos tan cot csc sinh cosh tanh arcsin arccos arctan asin acos atan abs floor ceil "
+    "ceiling factorial choose squared cubed percent".split()
+)
+"""Words that change the value of the number beside them, so a term with one cannot be read."""
 
 _MARKS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "√": "\\sqrt ", "“": '"', "−": "-", "–": "-"}
 _REWRITE = [(re.compile(pattern), new) for pattern, new in (
@@ -69,7 +76,8 @@ def _tokens(text: str) -> list[Token]:
         if kind == "number" and _ORDINAL.match(rest) and text[match.start() - 1 : match.start()] != "/":
             token = "P", lexeme
         if token:
-            tokens.append(Token(*token, spaced))
+            last = text[match.start() - 1 : match.start()]
+            tokens.append(Token(*token, spaced, last.isalnum() or last == "}"))
         spaced = kind == "line"
     return list(_spoken(tokens))
 
@@ -87,6 +95,8 @@ def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
         return "B", text
     if kind == "relation" or text[1:] in _RELATIONS and kind == "command":
         return "R", _RELATIONS.get(text.removeprefix("\\"), text)
+    if text == "sqrt" and rest[:1] in ("(", "{"):
+        return "F", text
     if kind == "word":
         if len(text.rstrip("'")) == 1 or text[1] == "_":
             return "S", text
