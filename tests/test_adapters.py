@@ -343,6 +343,15 @@ def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
     refused("lora_magnitude is no part of a plain LoRA")
 
 
+def test_reasoneval_gives_redundancy_beside_validity(tmp_path):
+    folder, _ = make(tmp_path, CASES["reasoneval"])
+    prm, redundancy = jprm.load(folder), jprm.load(folder, adapter="reasoneval-redundancy")
+    assert prm.output_names == ("score", "redundancy") and redundancy.output_names == ("score",)
+    assert (prm.scale.redundancy, redundancy.scale.redundancy) == (0.15, None)
+    [record] = prm.score_many([{"problem": PROBLEM, "steps": STEPS}])
+    np.testing.assert_allclose(record["outputs"]["redundancy"], redundancy.score(PROBLEM, STEPS), rtol=1e-6)
+
+
 def test_commands_take_an_adapter(tmp_path, capsys):
     folder, _ = make(tmp_path, CASES["reasoneval"])
     pool = {"problem": PROBLEM, "samples": [{"steps": STEPS, "correct": True, "answer": "31"},

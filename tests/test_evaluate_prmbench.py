@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from jprm.evaluate.benchmarks.prmbench import BENCHMARK
 from jprm.evaluate.run import OPTIONS
 from jprm.evaluate.scored import ScoreError
 from jprm.evaluate.terminal import show
+from jprm.score.scale import Scale
 from jprm.tree import tree_of, with_scores
 
 
@@ -147,3 +149,35 @@ def test_bad_records_are_refused():
         pb.prmbench_report([tree_of(record("circular", [1, None], [0.5, 0.5]))], 0)
     with pytest.raises(ScoreError, match="no PRMBench record"):
         pb.prmbench_report([], 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from([*pb.CLASSES[:2], "confidence"]), CHAIN, st.integers(0, 99)), min_size=1))
+def test_redundancy_is_judged_by_its_own_output_and_threshold(items):
+    """mr_eval/tasks/prmtest_classified/task.py: `labels = [not item > 0.15 ...]` for redundency and circular alone."""
+    trees, steps = [], []
+    for i, (name, chain, seed) in enumerate(items):
+        redundancy = np.random.default_rng(seed).choice([0.0, 0.15, 0.2, 0.9], len(chain)).tolist()
+        tree = tree_of(record(name, [label for label, _ in chain], [score for _, score in chain], i))
+        trees.append(with_scores(tree, [score for _, score in chain], {"redundancy": redundancy}))
+        by_redundancy = name in ("redundency", "circular")
+        steps += [
+            (label, not other > 0.15 if by_redundancy else score > 0.5)
+            for (label, score), other in zip(chain, redundancy, strict=True)
+        ]
+    report = pb.prmbench_report(trees, 0, Scale(redundancy=0.15))
+    label, called = np.array(steps).T == 1
+    assert report["accuracy"] == pytest.approx((label == called).mean())
+    expected = pb.prm_score(pb.Counts(*(int(x.sum()) for x in (label & called, ~label & called, ~label & ~called,
+                                                               label & ~called))))  # fmt: skip
+    assert report["prm_score"]["value"] == pytest.approx(expected, nan_ok=True) or np.isnan(expected)
+
+
+def test_steps_are_read_without_the_number_before_them(shared_data):
+    """The published wrappers' `remove_step_prefix`; all 2,326 steps of multi_solutions have such a number."""
+    numbered, spaced = re.compile(r"(step\s*\d+\.|\d+\.\s)", re.IGNORECASE), 0
+    for path in sorted((shared_data / "prmbench").glob("*.jsonl")):
+        for _, chain in READERS["prmbench"].read(path, **OPTIONS["prmbench"]):
+            assert all(step == step.strip() and not numbered.match(step) for step in chain["steps"])
+            spaced += sum(step.strip() != step for step in chain["modified_process"])
+    kept = [chain["steps"] for _, chain in READERS["prmbench"].read(path, outside="ignore", empty="drop")]
+    assert sum(bool(numbered.match(step.strip())) for steps in kept for step in steps) == 2326 and spaced > 2000

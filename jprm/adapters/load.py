@@ -24,6 +24,7 @@ from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
+from jprm.score.scale import Scale
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
@@ -50,10 +51,17 @@ def load(
     head = model.head(a, ids)
     other = _reference(folder, a, model) if a.activation == "log_ratio" else None
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
-    given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation)
+    given: dict[str, Any] = dict(
+        context=model.context, aggregation=a.aggregation, scale=Scale(redundancy=a.redundancy_threshold)
+    )
     if other is None:
-        factors = tuple(float(a.score.get(name, 0.0)) for name in a.channels)
-        given["readout"] = Readout(score=Weighted(cast(Any, a.activation), factors))
+        factors = {"score": a.score} | ({"redundancy": a.redundancy} if a.redundancy else {})
+        given["readout"] = Readout(
+            **{
+                output: Weighted(cast(Any, a.activation), tuple(float(of.get(name, 0.0)) for name in a.channels))
+                for output, of in factors.items()
+            }
+        )
     else:
         given["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)

@@ -99,6 +99,8 @@ _RECORDS = (
         head="score_head",
         channels=("negative", "neutral", "positive"),
         score={"neutral": 1.0, "positive": 1.0},
+        redundancy={"neutral": 1.0},
+        redundancy_threshold=0.15,  # ssmisya/PRMBench, mr_eval/models/reasoneval.py
         semantics="rating",
         aggregation="min",
         context=4096,
@@ -174,7 +176,12 @@ _RECORDS = (
 PUBLISHED: dict[str, Adapter] = {record.name: record for record in _RECORDS}
 PUBLISHED["axolotl"] = dataclasses.replace(PUBLISHED["trl"], name="axolotl")
 PUBLISHED["reasoneval-redundancy"] = dataclasses.replace(
-    PUBLISHED["reasoneval"], name="reasoneval-redundancy", score={"neutral": 1.0}, aggregation="max"
+    PUBLISHED["reasoneval"],
+    name="reasoneval-redundancy",
+    score={"neutral": 1.0},
+    aggregation="max",
+    redundancy=None,
+    redundancy_threshold=None,
 )
 PUBLISHED["jprm-ternary"] = dataclasses.replace(
     PUBLISHED["jprm"], name="jprm-ternary", channels=("negative", "neutral", "positive"),

@@ -124,6 +124,7 @@ _TYPES = {
     "name": str, "problem": Template, "step": Template, "first": Template, "channels": Template, "score": dict,
     "head": str, "activation": str, "tokens": dict, "vocabulary": list, "joined": bool, "strip": bool,
     "semantics": str, "aggregation": str, "context": int, "base": str, "reference": str, "scale": float,
+    "redundancy": dict, "redundancy_threshold": float,
 }  # fmt: skip
 _NUMBER = (int, float)
 
@@ -134,7 +135,7 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
     if wanted is list:
         return isinstance(value, list) and all(type(x) is int for x in value)
-    if name == "score":
+    if name in ("score", "redundancy"):
         return isinstance(value, dict) and all(type(x) in _NUMBER for x in value.values())
     if name == "tokens":
         return isinstance(value, dict) and all(x is None or type(x) is int for x in value.values())

@@ -66,6 +66,9 @@ class Adapter:
     base: str = ""  # of a LoRA: the folder of the model that it changes, where adapter_config.json's is not it
     reference: str = ""  # of log_ratio: the folder of the other model
     scale: float = 1.0  # of log_ratio: beta
+    redundancy: Mapping[str, float] | None = None
+    """Channel to factor, as `score`: a second output, by which PRMBench judges steps without need."""
+    redundancy_threshold: float | None = None  # above it a step is redundant
 
     def __post_init__(self):
         for field in ("problem", "step", "first", "channels", "vocabulary"):
@@ -103,6 +106,10 @@ def _wrong(a: Adapter) -> str:
         return "channels must be names, each once"
     if not a.score or (unknown := sorted(set(a.score) - set(a.channels))):
         return f"score names {unknown[0]!r}, which is no channel" if a.score else "score is empty"
+    if unknown := sorted(set(a.redundancy or ()) - set(a.channels)):
+        return f"redundancy names {unknown[0]!r}, which is no channel"
+    if (a.redundancy is None) != (a.redundancy_threshold is None):
+        return "redundancy and redundancy_threshold are given together"
     if a.head == "lm_head" and (absent := sorted(set(a.channels) - set(a.tokens))):
         return f"channel {absent[0]!r} of the language head is not among tokens"
     return ""

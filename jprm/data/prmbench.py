@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm.data.reader import Reader, Record, take
 from jprm.tree import RecordError
+
+_PREFIX = re.compile(r"^(Step\s*\d+\.\s*|\d+\.\s*)", re.IGNORECASE)
+"""`remove_step_prefix` of ssmisya/PRMBench, mr_eval/utils/model_utils.py."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,12 +19,14 @@ class PrmbenchOptions:
     """Attributes:
     process: the `modified` chain, which the benchmark scores, or the `original` one, whose steps are all right.
     outside: a few records of the release name error steps beyond the chain's end: `error`, or `ignore` those numbers.
+    prefix: whether a step's number ("Step 3.", "3.") and the white space around it stay or are stripped.
     empty: one record of the release has a step without text, which no model can score: `error`, or `drop` that step.
     """
 
     process: Literal["modified", "original"] = "modified"
     outside: Literal["error", "ignore"] = "error"
     empty: Literal["error", "drop"] = "error"
+    prefix: Literal["keep", "strip"] = "keep"
 
 
 def parse(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
@@ -34,6 +40,8 @@ def parse(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
             remedy = "Correct it, or ignore such numbers with the option outside=ignore."
             raise RecordError(where, "error_steps", f"names step {number!r} of {len(steps)}", remedy)
     labels = [0 if number in wrong else 1 for number in range(1, len(steps) + 1)]
+    if options.prefix == "strip":
+        steps = [_PREFIX.sub("", step.strip()) if isinstance(step, str) else step for step in steps]
     if options.empty == "drop":
         kept = [i for i, step in enumerate(steps) if not isinstance(step, str) or step.strip()]
         steps, labels = [steps[i] for i in kept], [labels[i] for i in kept]

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from jprm.evaluate.blocks import Block, Model, Results, Table
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree
 
 File = Annotated[Path, arg(metavar="FILE")]
@@ -53,6 +54,7 @@ class Request:
     calibrate: Scores = dataclasses.field(default_factory=dict)
     neutral: str = "drop"
     seed: int = 0
+    scale: Scale = PROBABILITY
 
 
 Scorer = Callable[[Sequence[Mapping[str, Any]], str], Sequence[ReasoningTree]]

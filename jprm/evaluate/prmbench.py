@@ -1,13 +1,17 @@
 """PRMBench (Song et al. 2025, arXiv 2501.03124): find the wrong steps of chains with one class of error written in.
 
 As published (mr_eval/tasks/prmtest_classified/task.py and mr_visualize/.../form_latex_strs.ipynb of ssmisya/PRMBench):
-a step is called right if its score is strictly above 0.5. F1 has the right steps as positives, negative F1 the wrong
-ones. PRMScore is the mean of the two, from the counts of all steps of a class, or of all classes together.
-`multi_solutions` has no wrong step: its PRMScore is its F1. A group is the plain mean of its classes. A few
-(`idx`, `classification`) occur twice; the first record counts.
+a step is called right if its score is strictly above the scorer's threshold. A scorer with an output `redundancy`
+(ReasonEval, threshold 0.15) calls a step of `redundency` and `circular` right if that is not above its own threshold.
+Steps are scored without their number ("Step 3.", "3.") and the white space around them. F1 has the right steps as
+positives, negative F1 the wrong ones. PRMScore is the mean of the two, from the counts of all steps of a class, or of
+all classes together. `multi_solutions` has no wrong step: its PRMScore is its F1. A group is the plain mean of its
+classes. A few (`idx`, `classification`) occur twice; the first record counts.
 
-Two differences: the published script writes -1 for 0 / 0, so that a scorer that calls wrong steps right and no right
-step has an F1 of -1, not 0; and the one step of the release without text is left out.
+Three differences: the published script writes -1 for 0 / 0, so that a scorer that calls wrong steps right and no right
+step has an F1 of -1, not 0; the one step of the release without text is left out; and every model is given the same
+steps, where the published wrappers of Math-Shepherd, Llemma and PURE keep the number, and Skywork's judges the change
+from step to step.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 
 from jprm.evaluate.scored import ScoreError, scores_of
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import Interval, bootstrap, jsonable
 from jprm.tree import ReasoningTree
 
@@ -30,6 +35,7 @@ GROUPS = {
 """The classes as the files name them, and as the paper's table does (`redundency` is the files' spelling)."""
 
 CLASSES = tuple(name for group in GROUPS.values() for name in group)
+_REDUNDANT = tuple(GROUPS["simplicity"])
 _RIGHT_ONLY = CLASSES.index("multi_solutions")
 _MEMBERS = [[CLASSES.index(name) for name in group] for group in GROUPS.values()]
 
@@ -78,19 +84,19 @@ def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, 
     return float(value_U[best - 1] if best else np.nextafter(value_U[0], -np.inf)), float(curve_K[best])
 
 
-def prmbench_report(trees: Sequence[ReasoningTree], seed: int, threshold: float = 0.5) -> dict[str, Any]:
+def prmbench_report(trees: Sequence[ReasoningTree], seed: int, scale: Scale = PROBABILITY) -> dict[str, Any]:
     """Returns the figures of scored, labelled chains with `classification` and `idx` in their `extra`.
 
     `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
     problems. Top and classes have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` of all steps,
     `right_accuracy`, `wrong_accuracy`, `first_error_accuracy`. `repeated` counts the records left out. `upper_bound` is
-    the best threshold of these very chains. `baselines` are PRMScores of verdicts that look at nothing: all right, all
-    wrong, and a coin's expected counts. A group is None unless all of its classes are there.
+    the best threshold of these very chains, without `redundancy`. `baselines` are PRMScores of verdicts that look at
+    nothing: all right, all wrong, and a coin's expected counts. A group is None unless all of its classes are there.
     """
-    chains = _chains(trees)
+    chains = _chains(trees, scale)
     score_N = np.concatenate([chain.score_P for chain in chains])
     right_N = np.concatenate([chain.right_P for chain in chains])
-    count_BC4, first_B = _counted(chains, threshold)
+    count_BC4, first_B = _counted(chains)
     flat_BK = count_BC4.reshape(len(chains), -1)
     interval = bootstrap(
         lambda weight_RB: prm_scores((weight_RB @ flat_BK).reshape(-1, len(CLASSES), 4)),
@@ -109,7 +115,8 @@ def prmbench_report(trees: Sequence[ReasoningTree], seed: int, threshold: float 
     return {
         "prm_score": columns[0],
         **_figures(count_BC4, first_B),
-        "threshold": threshold,
+        "threshold": scale.threshold,
+        "redundancy_threshold": scale.redundancy,
         "repeated": len(trees) - len(chains),
         "groups": dict(zip(GROUPS, columns[1 + len(CLASSES) :], strict=True)),
         "classes": {
@@ -122,12 +129,12 @@ def prmbench_report(trees: Sequence[ReasoningTree], seed: int, threshold: float 
     }
 
 
-def _counted(chains: Sequence[_Chain], threshold: float) -> tuple[Float[np.ndarray, "B 9 4"], Float[np.ndarray, " B"]]:
+def _counted(chains: Sequence[_Chain]) -> tuple[Float[np.ndarray, "B 9 4"], Float[np.ndarray, " B"]]:
     """Returns each chain's `Counts` by class, and whether its first error is called wrong (NaN without an error)."""
     count_BC4 = np.zeros((len(chains), len(CLASSES), 4))
     first_B = np.full(len(chains), np.nan)
     for i, chain in enumerate(chains):
-        called_P, right_P = chain.score_P > threshold, chain.right_P
+        called_P, right_P = chain.called_P, chain.right_P
         count_BC4[i, chain.class_index] = [
             (right_P & called_P).sum(),
             (~right_P & called_P).sum(),
@@ -160,10 +167,11 @@ class _Chain(NamedTuple):
     class_index: int
     source: str
     score_P: Float[np.ndarray, " P"]
-    right_P: Int[np.ndarray, " P"]
+    right_P: Bool[np.ndarray, " P"]
+    called_P: Bool[np.ndarray, " P"]  # right
 
 
-def _chains(trees: Sequence[ReasoningTree]) -> list[_Chain]:
+def _chains(trees: Sequence[ReasoningTree], scale: Scale) -> list[_Chain]:
     """The first tree of each (class, idx)."""
     seen: dict[tuple[str, Any], ReasoningTree] = {}
     for i, tree in enumerate(trees):
@@ -184,9 +192,16 @@ def _chains(trees: Sequence[ReasoningTree]) -> list[_Chain]:
             source=str(tree.extra.get("original_question", tree.problem)),
             score_P=score_P,
             right_P=np.array([node.label for node in tree.nodes]) == 1,
+            called_P=_called_right(tree, score_P, name, scale),
         )
         for ((name, _), tree), score_P in zip(seen.items(), scores, strict=True)
     ]
+
+
+def _called_right(tree: ReasoningTree, score_P: np.ndarray, name: str, scale: Scale) -> Bool[np.ndarray, " P"]:
+    if scale.redundancy is None or name not in _REDUNDANT:
+        return score_P > scale.threshold
+    return np.array([node.outputs["redundancy"] for node in tree.nodes]) <= scale.redundancy
 
 
 def _ratio(numerator, denominator):

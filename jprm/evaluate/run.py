@@ -26,10 +26,11 @@ PathLike = str | os.PathLike
 OPTIONS: dict[str, dict[str, str]] = {
     "prm800k": {"human_written": "unlabelled", "control_questions": "drop"},
     "pools": {"empty_samples": "drop"},
-    "prmbench": {"outside": "ignore", "empty": "drop"},
+    "prmbench": {"outside": "ignore", "empty": "drop", "prefix": "strip"},
 }
 """How evaluations read files. PRM800K: only ratings that humans gave to a model's steps are judged. PRMBench: as in its
-own evaluation, error steps beyond a chain's end are no steps, nor is the one step without text."""
+own evaluation, error steps beyond a chain's end are no steps, nor is the one step without text, and steps are scored
+without the number before them."""
 
 
 class Source(NamedTuple):
@@ -58,7 +59,7 @@ def load_and_score(benchmark: Benchmark, options: Any, seed: int = 0) -> tuple[P
     prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
     scores = {name: scored_trees(prm, path, source_of(benchmark, path), folder) for name, path in files.items()}
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))
-    return prm, Request(data, fitted, getattr(options, "neutral", "drop"), seed)
+    return prm, Request(data, fitted, getattr(options, "neutral", "drop"), seed, prm.scale)
 
 
 def source_of(benchmark: Benchmark, path: PathLike) -> Source:

@@ -33,6 +33,7 @@ from jprm.evaluate.steps import NEUTRAL
 from jprm.jsonl import parse, read_trees
 from jprm.loading import load
 from jprm.outputs import write_json
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree
 
@@ -115,12 +116,12 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
         tell(f"scoring {path}")
         scores[name] = scored_trees(prm, path, source, out / "scores")
     tell("computing")
-    results = results_of(suite, scores, scorer(prm, out / "scores")) | {"model": _model(prm)}
+    results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale) | {"model": _model(prm)}
     write_json(out / "results.json", results)
     return results
 
 
-def results_of(suite: Suite, scores: Scores, score: Scorer | None = None) -> Report:
+def results_of(suite: Suite, scores: Scores, score: Scorer | None = None, scale: Scale = PROBABILITY) -> Report:
     """Computes everything that a suite asks for, from scored records by the name of their file."""
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}
@@ -135,7 +136,7 @@ def results_of(suite: Suite, scores: Scores, score: Scorer | None = None) -> Rep
             data, calibrate = (
                 {file: scores[file] for file in _names(files.get(name, ()))} for files in (suite.data, suite.calibrate)
             )
-            requests[name] = Request(data, calibrate, suite.neutral, suite.seed)
+            requests[name] = Request(data, calibrate, suite.neutral, suite.seed, scale)
             results[name] = benchmark.figures(requests[name])
     for name, benchmark in BENCHMARKS.items():
         if benchmark.derive is not None:

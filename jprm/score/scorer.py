@@ -28,6 +28,7 @@ from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogRatio
 from jprm.score.memory import check_memory
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tree import ReasoningTree, in_order_of, record_of, tree_of, with_scores
 
@@ -72,6 +73,7 @@ class PRM:
     ratio: LogRatio | None = None  # of an implicit PRM, in place of `readout`
     context: int | None = None  # tokens of the longest chain that the model takes
     aggregation: str = ""  # the rule that its authors use; "" is that of the semantics
+    scale: Scale = PROBABILITY
 
     def __post_init__(self):
         if self.readout is None:

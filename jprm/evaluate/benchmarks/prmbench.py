@@ -26,7 +26,7 @@ class Options(ModelOptions):
 def figures(request: Request) -> Report:
     from jprm.evaluate.prmbench import prmbench_report
 
-    return prmbench_report([tree for trees in request.data.values() for tree in trees], request.seed)
+    return prmbench_report([tree for trees in request.data.values() for tree in trees], request.seed, request.scale)
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -56,7 +56,7 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     for key, row in first["baselines"].items():
         rows.append([f"baseline: {words(key)}", *[percent(row["prm_score"])] * len(reports)])
     yield Table("PRMScore, %", ("", *reports), rows)
-    yield Note("PRMScore is the mean of F1 over right steps and F1 over wrong steps, at threshold 0.5, as published.")
+    yield Note("PRMScore is the mean of F1 over right steps and F1 over wrong steps, as published.")
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
