@@ -208,7 +208,7 @@ def test_canonical_answers():
         "e2",
         ".e2",
     ]
-    assert votes.answer_classes(different).tolist() == list(range(len(different)))
+    assert len({votes.canonical_answer(answer) for answer in different}) == len(different)
     with pytest.raises(ValueError, match="a number, a string or null"):
         votes.canonical_answer([1])
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from jprm.answers import canonical_answer
 from jprm.evaluate.paired import compare_curves
 from jprm.evaluate.scored import ScoreError, scores_of
-from jprm.evaluate.votes import answer_classes, vote_accuracy
+from jprm.evaluate.votes import answer_classes, is_answer, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
 from jprm.statistics import bootstrap, jsonable, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of
@@ -219,4 +219,5 @@ def _correct(tree: ReasoningTree, leaf: Node, where: str) -> float:
     truth = canonical_answer(tree.answer)
     if truth is None:
         raise ScoreError(f"{where}: outcome unknown. Give each sample `correct`, or the record its `answer`.")
-    return float(canonical_answer(leaf.extra.get("answer")) == truth)
+    answer = canonical_answer(leaf.extra.get("answer"))
+    return float(answer is not None and is_answer(truth, answer))

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Complex, Float, Int, Key
 
-from jprm.answers import canonical_answer
+from jprm.answers import canonical_answer, equivalent, values
 
 ENUMERATE = 10
 """Pools of up to this many samples are enumerated: 2^10 subsets a problem."""
@@ -25,10 +25,42 @@ BATCH_BYTES = 32 * 2**20
 
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
-    """Returns the id of each answer's equivalence class, in order of appearance; -1 where there is no answer."""
-    seen: dict[Hashable, int] = {}
+    """Returns the id of each answer's equivalence class, in order of appearance; -1 where there is no answer.
+
+    An answer joins the first class whose first answer is equivalent to it (`jprm.answers.equivalent`, in either order).
+    Equivalence is not transitive (18% is 0.18, and 18), so the first answer decides.
+    """
+    class_of: dict[Hashable, int] = {}
+    firsts: list[Any] = []
     canonical = [canonical_answer(answer) for answer in answers]
-    return np.array([-1 if x is None else seen.setdefault(x, len(seen)) for x in canonical], int)
+    for answer in canonical:
+        if answer is not None and answer not in class_of:
+            class_of[answer] = next((c for c, first in enumerate(firsts) if _same(first, answer)), len(firsts))
+            if class_of[answer] == len(firsts):
+                firsts.append(answer)
+    return np.array([-1 if x is None else class_of[x] for x in canonical], int)
+
+
+@functools.lru_cache(2**16)
+def is_answer(truth: str | float, given: str | float) -> bool:
+    """Returns `equivalent(truth, given)` of canonical answers. Compares their numbers before math-verify does."""
+    if isinstance(truth, str) or isinstance(given, str):
+        a_M, b_M = _values(truth), _values(given)
+        if a_M is not None and b_M is not None:
+            apart_MM = np.abs(a_M[:, None] - b_M) > 1e-4 + 1e-6 * np.abs(a_M)[:, None]  # coarser than `equivalent`
+            if apart_MM.all(0).any() or apart_MM.all(1).any():
+                return False
+    return equivalent(truth, given)
+
+
+def _same(one: str | float, two: str | float) -> bool:
+    return is_answer(one, two) or is_answer(two, one)  # 1<x<2 accepts (1,2), and not the reverse
+
+
+@functools.lru_cache(2**16)
+def _values(answer: str | float) -> Complex[np.ndarray, " M"] | None:
+    found = values(answer)
+    return None if found is None else np.array([complex(*pair) for pair in found])
 
 
 class Votes(NamedTuple):

@@ -52,7 +52,7 @@ class Result:
 def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | None]) -> Result:
     """Returns the result among the finished draws within the budget; `answer_of` maps last nodes to answers.
 
-    As in the evaluation of votes, answers are equal if `jprm.answers.canonical_answer` makes them so.
+    Votes count equivalent answers as one, as evaluations do (`jprm.evaluate.votes.answer_classes`).
     """
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:

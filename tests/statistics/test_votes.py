@@ -1,0 +1,83 @@
+"""Votes over answers in several spellings, against votes over the numbers that they spell."""
+
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from toy_search import Script, Table
+
+from jprm.answers import equivalent
+from jprm.evaluate.best_of_n import best_of_n_report, pools_of
+from jprm.evaluate.votes import answer_classes
+from jprm.search.best_of_n import BestOfN
+from jprm.search.growing_tree import Problem
+from jprm.search.lockstep import SearchConfig, search
+from jprm.search.result import answers, choose
+from jprm.tree import tree_of
+
+HALVES = [r"\frac{1}{2}", "1/2", "0.5", r"\dfrac12", "\\frac{2}{4}"]
+
+
+def pool(answers, truth="1/2", problem="p"):
+    """No sample has `correct`: the truth decides."""
+    samples = [{"steps": ["a"], "scores": [0.5], "answer": answer} for answer in answers]
+    return tree_of({"problem": problem, "answer": truth, "samples": samples})
+
+
+def test_spellings_of_one_answer_do_not_split_a_majority():
+    report = best_of_n_report([pool([*HALVES, "3", "3", "3"])], seed=0)
+    assert report["mean_accuracy"] == 5 / 8
+    assert report["majority"]["value"][-1] == 1.0
+    assert report["rules"]["prod"]["weighted_vote"]["value"][-1] == 1.0
+
+
+def test_a_search_votes_by_equivalence():
+    texts = [rf"The answer is {answer}." for answer in [*HALVES, "3", "3", "3"]]
+    policy, config = Script({(): texts}), SearchConfig(BestOfN(8), "prod", "majority")
+    ((_, tree),) = search([Problem("p", "1/2", {})], policy, Table(dict.fromkeys(texts, 0.5)), config)
+    result = choose(tree, "prod", "majority", answers(tree))
+    assert result.correct is True
+
+
+def spelled(value, rng):
+    n, d = value.numerator, value.denominator
+    forms = [f"{n}/{d}", rf"\frac{{{n}}}{{{d}}}", rf"\dfrac{{{2 * n}}}{{{2 * d}}}", str(float(value)), f"${n}/{d}$"]
+    return forms[rng.integers(len(forms))]
+
+
+def test_votes_over_spellings_are_votes_over_numbers():
+    rng = np.random.default_rng(0)
+    numbers = [Fraction(int(rng.integers(-3, 4)), int(rng.choice([1, 2, 4, 8]))) for _ in range(6)]
+    drawn = [[numbers[i] for i in rng.integers(len(numbers), size=8)] for _ in range(20)]
+    plain = [pool([float(x) for x in of], float(of[0]), str(i)) for i, of in enumerate(drawn)]
+    spelt = [pool([spelled(x, rng) for x in of], spelled(of[0], rng), str(i)) for i, of in enumerate(drawn)]
+    np.testing.assert_array_equal(pools_of(plain).class_PN, pools_of(spelt).class_PN)
+    one, other = (best_of_n_report(trees, seed=0)["majority"]["value"] for trees in (plain, spelt))
+    assert one == other
+
+
+def test_classes_are_those_of_pairwise_comparison():
+    """The comparison of numbers leaves out no pair that `equivalent` accepts."""
+    forms = ["1/3", "0.333333", "0.3333", "18%", "0.18", "18 percent", "x+1", "1+x", "(1,2)", "1,2", "2,1", "1<x<2",
+             "x=5", "5", "10 cm", "10", r"2\sqrt{2}", r"\sqrt{8}", "red", "RED", r"\infty", "4i+3"]  # fmt: skip
+    firsts, expected = [], []
+    for form in forms:
+        found = [c for c, first in enumerate(firsts) if equivalent(first, form) or equivalent(form, first)]
+        expected.append(found[0] if found else len(firsts))
+        if not found:
+            firsts.append(form)
+    assert answer_classes(forms).tolist() == expected
+
+
+def test_many_distinct_expressions_take_seconds():
+    answers = [rf"{a}\sqrt{{{b}}}+x^{{{c}}}" for a in range(2, 6) for b in (2, 3, 5, 7, 11) for c in (2, 3, 4)]
+    began = time.monotonic()
+    assert answer_classes(answers).tolist() == list(range(60))  # 1,770 comparisons at 0.05 s and more each
+    assert time.monotonic() - began < 30
+    assert answer_classes([None, "", "  ", float("nan"), "7"]).tolist() == [-1, -1, -1, -1, 0]
+
+
+@pytest.mark.parametrize("truth", ["0.5", 0.5, r"\frac12"])
+def test_correctness_by_answer_is_equivalence(truth):
+    np.testing.assert_array_equal(pools_of([pool([*HALVES, "3", None], truth)]).correct_PN, [[1] * 5 + [0, 0]])
