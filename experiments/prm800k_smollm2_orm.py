@@ -1,8 +1,9 @@
-"""The outcome model beside `prm800k_smollm2.py`: the same base, chains, tokens and steps, one label a chain.
+"""The leaf model beside `prm800k_smollm2.py`: the same base, chains, tokens and steps, one label a chain.
 
-An outcome reward model (ORM) sees at the end of a chain whether the chain is right, and no label before. PRM800K phase
-1 has no finished solution that is wrong, so the chains are all of its root-to-leaf paths, finished or not, and a chain
-is right if none of its steps is rated -1.
+PRM800K phase 1 has no finished solution that is incorrect, so the chains are all of its root-to-leaf paths, finished or
+not, and a chain is correct if none of its steps is rated -1. Only steps that are not rated -1 are continued, so this
+label is the rating of the chain's own last step: the model learns from step ratings, at leaves alone, and is no outcome
+model in the usual sense.
 
 On 2 CPU cores, beside other work: 12 minutes for the head's fit and 56 for the updates. In %, 95 % intervals over
 problems, its score read at the end of every step: phase1_test step AUROC 64.7 [61.1, 67.8] (PRM 67.2 [63.2, 70.7]),
