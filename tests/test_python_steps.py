@@ -1,9 +1,15 @@
 """Steps of Python code, checked by tests in the sandbox."""
 
-import pytest
+import dataclasses
+import json
 
-from jprm.tree import RecordError, tree_of
+import pytest
+from hostile import programs as hostile
+
+from jprm.jsonl import dump
+from jprm.tree import RecordError, record_of, tree_of
 from jprm.verify import sandbox
+from jprm.verify.checkers import labelled
 from jprm.verify.python_steps import check_python
 from jprm.verify.sandbox import Limits
 
@@ -77,3 +83,27 @@ def test_fences_hold_the_code():
 def test_records_without_tests_are_refused(tests):
     with pytest.raises(RecordError, match="tests: is no list of statements"):
         labels(["x = 1"], tests)
+
+
+def forged(report):
+    """Returns a program that takes the harness's nonce and output from its frame and writes its own report."""
+    return (
+        "import sys, os\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\n"
+        f"names = frame.f_globals\nos.write(names['out'], ('\\n' + names['nonce'] + {report!r}).encode())\nos._exit(0)"
+    )
+
+
+@pytest.mark.parametrize("program", hostile.ODD.values(), ids=hostile.ODD)
+def test_an_odd_program_costs_its_own_label_alone(program):
+    records = [{"problem": "p", "steps": [step], "tests": TESTS[:1]} for step in (program, "def area(s): return s * s")]
+    write = [labelled(tree, check_python(tree)) for tree in map(tree_of, records)]
+    assert [tree.nodes[0].label for tree in write] in ([0, 1], [None, 1])
+    for tree in write:
+        node = dataclasses.replace(tree.nodes[0], text="")
+        assert json.loads(dump(record_of(dataclasses.replace(tree, nodes=(node,)))).encode())
+
+
+@pytest.mark.parametrize("report", hostile.REPORTS, ids=range(len(hostile.REPORTS)))
+def test_a_forged_report_of_another_shape_is_incorrect(report):
+    found, false = labels([forged(report)], TESTS[:1])
+    assert found == [0] and false[0].encode()

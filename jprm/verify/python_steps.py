@@ -115,7 +115,7 @@ def _incomplete(code: str) -> bool:
         warnings.simplefilter("ignore")
         try:
             return codeop.compile_command(code, symbol="exec") is None
-        except (SyntaxError, ValueError, OverflowError):
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
             return False
 
 
@@ -128,14 +128,28 @@ def _run(code: str, tests: Sequence[str], last: bool, sandbox: bool, limits: Lim
         return Verdict(None)  # it was never started
     if reported is None:
         return Verdict(0, 1, _ended(outcome, limits))
-    report = json.loads(reported)
-    if "error" in report:
-        return Verdict(0, 1, report["error"])
-    done = [result for result in report["tests"] if result != "later" or last]
+    error, results = _read(reported, len(tests))
+    if error is not None:
+        return Verdict(0, 1, error)
+    done = [result for result in results if result != "later" or last]
     failed = next((result for result in done if result != "passes"), None)
     if failed == "later":
         failed = "NameError: a test's name is never defined"
     return Verdict(int(failed is None) if done else None, len(done), failed)
+
+
+def _read(report: str, tests: int) -> tuple[str | None, list[str]]:
+    """Returns the program's error and the tests' results. A report of another shape is an error of the program."""
+    try:
+        found = json.loads(report)
+        error, results = found.get("error"), found.get("tests", [])
+        if isinstance(error, str):
+            return error, []
+        if error is None and len(results) == tests and all(isinstance(result, str) for result in results):
+            return None, results
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        pass
+    return "reported something other than test results", []
 
 
 def _ended(outcome: Outcome, limits: Limits) -> str:

@@ -84,7 +84,7 @@ def _run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool) ->
     full = ["prlimit", *caps, "--nofile=64", "--core=0", "--", *(_bwrap(command, limits) if sandbox else command)]
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as rules:
-        given.write(text.encode())
+        given.write(text.encode(errors="backslashreplace"))
         given.seek(0)
         folder = None if sandbox else tempfile.mkdtemp()
         if sandbox:

@@ -18,3 +18,7 @@ class Verdict:
     label: int | None
     checked: int = 0
     false: str | None = None
+
+    def __post_init__(self):
+        if self.false is not None:  # written by the program under test: any length, any code points
+            object.__setattr__(self, "false", self.false[:200].encode(errors="backslashreplace").decode())
