@@ -7,6 +7,7 @@ samples is a tree with N branches; the packer finds their common prefixes by tok
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -53,7 +54,8 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     """Returns the tree of a chain, pool or tree record (schema version 1), or of TRL's stepwise record as a chain.
 
     A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys in that
-    node's `extra`. `record_of` is the exact inverse: known keys without content (a null, labels that are all null, the
+    node's `extra`. A pool of samples without steps alone is a tree without nodes if its `empty_samples` counts them.
+    `record_of` is the exact inverse: known keys without content (a null, labels that are all null, the
     default semantics) are kept in `extra`. Values of unknown keys are shared, not copied.
 
     Raises:
@@ -84,6 +86,8 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
         nodes, extra = _branch(extra, 0, semantics, where, "")
     elif kinds == ["pool"]:
         nodes = _samples(extra.pop("samples"), semantics, where)
+        if not nodes and not extra.get("empty_samples"):
+            raise RecordError(where, "samples", "is empty", "A pool has at least one sample.")
     else:
         nodes = _nodes(extra.pop("nodes"), semantics, where)
     return ReasoningTree(problem, tuple(nodes), answer, semantics, kinds[0], extra)
@@ -100,10 +104,11 @@ def record_of(tree: ReasoningTree) -> dict[str, Any]:
         record["nodes"] = [_record_of_node(node) for node in tree.nodes]
     else:
         starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
-        if any(node.parent not in (-1, i - 1) for i, node in enumerate(tree.nodes)) or not starts:
+        none = not starts and not (tree.kind == "pool" and tree.extra.get("empty_samples"))
+        if none or any(node.parent not in (-1, i - 1) for i, node in enumerate(tree.nodes)):
             raise ValueError(f"the steps of a {tree.kind} follow one another; this one branches: use kind='tree'")
-        ends = starts[1:] + [len(tree.nodes)]
-        branches = [_record_of_branch(tree.nodes[start:end]) for start, end in zip(starts, ends, strict=True)]
+        bounds = itertools.pairwise([*starts, len(tree.nodes)])
+        branches = [_record_of_branch(tree.nodes[start:end]) for start, end in bounds]
         if tree.kind == "pool":
             record["samples"] = branches
         elif tree.kind == "chain" and len(branches) == 1:
@@ -233,8 +238,6 @@ def _samples(samples: Any, semantics: str, where: str) -> list[Node]:
         _answer(sample.get("answer"), where, field + ".answer")
         branch, extra = _branch(sample, len(nodes), semantics, where, field + ".")
         nodes += branch[:-1] + [dataclasses.replace(branch[-1], extra=extra)]
-    if not nodes:
-        raise RecordError(where, "samples", "is empty", "A pool has at least one sample.")
     return nodes
 
 

@@ -138,6 +138,8 @@ def test_empty_chains_and_failures_are_counted():
     _, found, _ = run(BestOfN(4), TABLE | {(): ["", "!", "a", "b"]})
     assert len(found["samples"]) == 2
     assert (found["search"]["empty"], found["search"]["failed"]) == (1, 1)
+    assert found["empty_samples"] == 1  # an evaluation of the record draws from three samples
+    assert best_of_n_report([tree_of(found)], seed=0)["n_samples"] == 3
     assert found["search"]["error"] == "the server is down"
     tree, found, _ = run(BestOfN(4), {(): [""]})
     assert found is None and len(tree.draws) == 4

@@ -13,7 +13,8 @@ from jprm.tree import record_of, tree_of
 @dataclasses.dataclass(frozen=True)
 class PoolOptions:
     """Attributes:
-    empty_samples: samples without steps: `error`, or `drop` them and count them in the key `empty_samples`.
+    empty_samples: samples without steps: `error`, or `drop` them and count them in the key `empty_samples`. Evaluations
+        take each as a sample that is incorrect, cannot be chosen and has no vote.
     """
 
     empty_samples: Literal["error", "drop"] = "error"

@@ -2,7 +2,8 @@
 
 Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`), so
 nothing is simulated. As in the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
-takes one of the n places and cannot be chosen.
+takes one of the n places and cannot be chosen. Nor can a sample without steps: pool records count such samples in
+`empty_samples`, since a tree has no place for them.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ def best_of_n(
 
 
 class Pools(NamedTuple):
-    """P problems of up to N samples. Slots from `size_P` on are not samples."""
+    """P problems of up to N samples, those without steps last. Slots from `size_P` on are not samples."""
 
     problem: list[str]
     size_P: Int[np.ndarray, " P"]
+    empty_P: Int[np.ndarray, " P"]  # samples without steps among them: incorrect, without an answer
     correct_PN: Float[np.ndarray, "P N"]
     answered_PN: Bool[np.ndarray, "P N"]  # the sample has an answer, or the file has none at all
     class_PN: Int[np.ndarray, "P N"] | None  # equal for equal answers, -1 for none; None if the file has no answers
@@ -97,20 +99,24 @@ def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
     leaves = [trees[i].nodes[chain[-1]] for i, chain in samples]
     scores = scores_of(trees, probability=True)
     score_BP, mask_BP = padded([scores[i][chain] for i, chain in samples])
-    size_P = np.bincount([i for i, _ in samples])
-    in_pool_PN = np.arange(size_P.max()) < size_P[:, None]
+    with_steps_P = np.bincount([i for i, _ in samples], minlength=len(trees))
+    empty_P = np.array([_empty_samples(tree, f"record {i}") for i, tree in enumerate(trees)], int)
+    size_P = with_steps_P + empty_P
+    with_steps_PN = np.arange(size_P.max()) < with_steps_P[:, None]
 
     def pooled(flat, fill):
-        x_PN = np.full(in_pool_PN.shape, fill)
-        x_PN[in_pool_PN] = np.asarray(flat)
+        x_PN = np.full(with_steps_PN.shape, fill)
+        x_PN[with_steps_PN] = np.asarray(flat)
         return x_PN
 
     if any("answer" in leaf.extra for leaf in leaves):
-        answers = np.split(np.array([leaf.extra.get("answer") for leaf in leaves], object), np.cumsum(size_P)[:-1])
+        answers = np.split(
+            np.array([leaf.extra.get("answer") for leaf in leaves], object), np.cumsum(with_steps_P)[:-1]
+        )
         class_PN = pooled(np.concatenate([answer_classes(of_pool.tolist()) for of_pool in answers]), -1)
         answered_PN = class_PN >= 0
     else:
-        class_PN, answered_PN = None, in_pool_PN
+        class_PN, answered_PN = None, with_steps_PN
     weight = {rule: np.asarray(value_B, float) for rule, value_B in aggregate(score_BP, mask_BP).items()}
     # In float32 a product of a few dozen low scores is 0, and all such chains would have the same vote.
     weight["prod"] = np.prod(score_BP, 1, float, where=mask_BP)
@@ -120,6 +126,7 @@ def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
     return Pools(
         problem=[tree.problem for tree in trees],
         size_P=size_P,
+        empty_P=empty_P,
         correct_PN=pooled(outcomes, 0.0),
         answered_PN=answered_PN,
         class_PN=class_PN,
@@ -171,7 +178,7 @@ def best_of_n_report(trees: Iterable[ReasoningTree], seed: int, trials: int | No
         "n_max": n_max,
         "largest_pool": int(pools.size_P.max()),
         "without_answer": int((in_pool_PN & ~pools.answered_PN).sum()),
-        "without_steps": 0,  # a sample of a tree has a step
+        "without_steps": int(pools.empty_P.sum()),
         "none_right": int((right_P == 0).sum()),
         "all_right": int((right_P == pools.size_P).sum()),
         "repeated_problems": len(pools.problem) - len(set(pools.problem)),
@@ -210,6 +217,14 @@ def _curves(pools: Pools, n_max: int, trials: int, seed: int) -> tuple[dict[str,
     for rule in RULES:
         curves[f"{rule}.minus_majority"] = curves[f"{rule}.best_of_n"][:, -1:] - curves["majority"][:, -1:]
     return curves, errors
+
+
+def _empty_samples(tree: ReasoningTree, where: str) -> int:
+    """Returns the number of a pool's samples without steps, as the reader or a search counted them."""
+    count = tree.extra.get("empty_samples", 0)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ScoreError(f"{where}: empty_samples is {count!r}: give the number of samples without steps")
+    return count
 
 
 def _correct(tree: ReasoningTree, leaf: Node, where: str) -> float:

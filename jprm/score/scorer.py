@@ -251,7 +251,7 @@ def scored(record: dict[str, Any], tree: ReasoningTree, outputs: Mapping[str, np
     Of `outputs`, (N,) each, `score` becomes the nodes' score and the others their named outputs.
     """
     columns = {name: list(map(as_written, value_N)) for name, value_N in outputs.items()}
-    return in_order_of(record, record_of(with_scores(tree, columns.pop("score"), columns)))
+    return in_order_of(record, record_of(with_scores(tree, columns.pop("score", []), columns)))
 
 
 def _rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:

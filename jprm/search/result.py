@@ -118,6 +118,8 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
     if kind == "pool":
         out["samples"] = [_sample(tree, tree.draws[i], scores, answer_of, correct_of) for i in drawn]
         chosen = drawn.index(result.draw) if result.draw is not None else None
+        if len(drawn) < len(tree.draws):
+            out["empty_samples"] = len(tree.draws) - len(drawn)  # evaluations count them as incorrect samples
     else:
         out["nodes"] = _nodes(tree, scores, answer_of, correct_of)
         chosen = tree.draws[result.draw].end if result.draw is not None else None
