@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toy_policy import Markov
 
 from jprm.label.config import Adaptive, MonteCarloConfig
-from jprm.label.monte_carlo import allocate, hard, label_trees, soft, straddles, wilson
+from jprm.label.monte_carlo import allocate, hard, label_trees, soft, wilson
 from jprm.label.rollouts import Rollouts, reaches_answer
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sample_cache import PolicyError, prefix_key
@@ -46,26 +46,20 @@ def test_wilson_published_value_and_empty():
     np.testing.assert_allclose(high, [0.6943, 1], atol=5e-5)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda x: (min(x), max(x))), min_size=1, max_size=9),
-    st.integers(0, 40),
-)
-def test_allocation_stays_within_its_limits(counts, budget):
-    right, total = np.array(counts).T
-    given_ = allocate(right, total, threshold=0.5, k=4, most=10, budget=budget)
-    open_ = straddles(right, total, 0.5)
-    assert (given_ >= 0).all() and (given_ <= 4).all() and (total + given_ <= 10).all()
-    assert not given_[~open_].any()
-    wanted = np.where(open_, np.minimum(4, 10 - total), 0).sum()
-    assert given_.sum() == min(budget, wanted)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), min_size=1, max_size=9), st.integers(-3, 40))
+def test_allocation_stays_within_its_limits(prefixes, budget):
+    open_, asked = map(np.array, zip(*prefixes, strict=True))
+    given_ = allocate(open_, asked, k=4, most=10, budget=budget, seed=0)
+    wanted = np.where(open_, np.clip(10 - asked, 0, 4), 0)
+    assert (given_ >= 0).all() and (given_ <= wanted).all()
+    assert given_.sum() == max(0, min(budget, wanted.sum()))
 
 
-def test_allocation_prefers_the_least_decided():
-    assert allocate(np.array([6, 4, 8]), np.array([8, 8, 8]), threshold=0.5, k=8, most=64, budget=8).tolist() == [
-        0,
-        8,
-        0,
-    ]
+def test_allocation_depends_on_who_is_open_alone():
+    open_ = np.array([True, False, True, True])
+    first = allocate(open_, np.full(4, 8), k=8, most=64, budget=8, seed=0)
+    assert sorted(first) == [0, 0, 0, 8]
+    assert len({tuple(allocate(open_, np.full(4, 8), k=8, most=64, budget=8, seed=s)) for s in range(20)}) == 3
 
 
 def test_values_of_a_markov_chain(tmp_path):

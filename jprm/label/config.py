@@ -36,7 +36,7 @@ class MonteCarloConfig:
       seed: Number of the first rollout.
       z: Half-width of the confidence intervals in standard errors; 1.96 gives 95 %.
       adaptive: Further rollouts while the confidence interval holds THRESHOLD: at most MOST per prefix, and MEAN per
-        prefix over a tree.
+        prefix over a tree. The hard estimate is of the first k all the same.
       trees_at_once: Trees whose rollouts are sampled together.
     """
 

@@ -1,7 +1,8 @@
 """Monte Carlo values: the fraction of k completions of a prefix that reach the true answer.
 
 Math-Shepherd (arXiv:2312.08935) calls the fraction the soft estimate and "any of them does" the hard one. The adaptive
-mode samples further rollouts while the confidence interval holds the threshold between correct and incorrect.
+mode samples further rollouts while the confidence interval holds the threshold between correct and incorrect. There the
+soft estimate and the interval are those of `jprm.label.sequential`, and the hard estimate is of the first k rollouts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.label.config import MonteCarloConfig
 from jprm.label.rollouts import Grader, Rollouts, reaches_answer
+from jprm.label.sequential import confidence_sequence, unbiased, undecided
 from jprm.policy.protocol import Prefix
 from jprm.tree import ReasoningTree, without_chain
 
@@ -49,37 +51,20 @@ def wilson(
     return low, np.where(right == total, 1.0, np.minimum(middle + half, 1.0))
 
 
-def straddles(
-    right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], threshold: float, z: float = 1.96
-) -> Bool[np.ndarray, "*S"]:
-    """Returns whether the threshold is inside the confidence interval."""
-    low, high = wilson(right, total, z)
-    return (low < threshold) & (threshold < high)
-
-
 def allocate(
-    right: Int[np.ndarray, " S"],
-    total: Int[np.ndarray, " S"],
-    *,
-    threshold: float,
-    k: int,
-    most: int,
-    budget: int,
-    z: float = 1.96,
+    open_S: Bool[np.ndarray, " S"], asked_S: Int[np.ndarray, " S"], *, k: int, most: int, budget: int, seed: int
 ) -> Int[np.ndarray, " S"]:
     """Returns how many rollouts each of S prefixes gets in the next round.
 
-    A prefix gets at most k, at most `most` in all its rounds, and all together at most the budget. The least decided
-    prefixes come first: those whose interval reaches furthest on the side of the threshold where it reaches least.
+    An open prefix gets at most k, at most `most` in all its rounds, and all together at most the budget. The seed
+    decides which come first. Their outcomes must not, or estimates would be biased.
     """
-    right, total = np.asarray(right), np.asarray(total)
-    low, high = wilson(right, total, z)
-    wanted = np.where(straddles(right, total, threshold, z), np.clip(most - total, 0, k), 0)
-    order = np.argsort(-np.minimum(high - threshold, threshold - low), kind="stable")
-    given = np.zeros_like(wanted)
-    before = np.cumsum(wanted[order]) - wanted[order]
-    given[order] = np.clip(budget - before, 0, wanted[order])
-    return given
+    wanted_S = np.where(open_S, np.clip(most - asked_S, 0, k), 0)
+    order_S = np.random.default_rng(seed).permutation(len(wanted_S))
+    before_S = np.cumsum(wanted_S[order_S]) - wanted_S[order_S]
+    given_S = np.zeros_like(wanted_S)
+    given_S[order_S] = np.clip(budget - before_S, 0, wanted_S[order_S])
+    return given_S
 
 
 def label_trees(
@@ -87,7 +72,8 @@ def label_trees(
 ) -> Iterator[ReasoningTree]:
     """Yields the trees with a value on every node, in order.
 
-    A node's `extra` has the number of `rollouts` and of `right` ones, and the interval from `low` to `high`. A leaf of
+    A node's `extra` has the number of `rollouts` and of `right` ones, and the interval from `low` to `high`. Adaptive
+    labels are no function of the two: those of the first k rollouts are `first_rollouts` and `first_right`. A leaf of
     known outcome has it as its value and needs no rollout. A node whose rollouts all failed is unlabelled.
 
     Raises:
@@ -111,55 +97,82 @@ def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
     return prefixes
 
 
+@dataclasses.dataclass
+class _Counts:
+    """Rollouts of a tree's N nodes. `asked` includes failed ones; `rounds` has (right, total) after every round."""
+
+    known_N: Bool[np.ndarray, " N"]
+    asked_N: Int[np.ndarray, " N"]
+    right_N: Int[np.ndarray, " N"]
+    total_N: Int[np.ndarray, " N"]
+    rounds: list[tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]] = dataclasses.field(default_factory=list)
+
+
+def _counts(tree: ReasoningTree) -> _Counts:
+    inner = {node.parent for node in tree.nodes}
+    known = [node.correct is not None and i not in inner for i, node in enumerate(tree.nodes)]
+    return _Counts(np.array(known), *(np.zeros(len(known), int) for _ in range(3)))
+
+
 def _label_chunk(chunk, rollouts, config, grader):
     prefixes = [prefixes_of(tree) for tree in chunk]
-    inner = [{node.parent for node in tree.nodes} for tree in chunk]
-    known = [
-        np.array([node.correct is not None and i not in inner[t] for i, node in enumerate(tree.nodes)])
-        for t, tree in enumerate(chunk)
-    ]
-    right = [np.zeros(len(tree.nodes), int) for tree in chunk]
-    total, asked = ([np.zeros(len(tree.nodes), int) for tree in chunk] for _ in range(2))
-    more = [np.where(outcome, 0, config.k) for outcome in known]
+    counts = [_counts(tree) for tree in chunk]
+    more = [np.where(each.known_N, 0, config.k) for each in counts]
     while any(n.any() for n in more):
         places = [(t, i) for t, n in enumerate(more) for i in np.flatnonzero(n)]
-        requests = [(prefixes[t][i], config.seed + int(asked[t][i]), int(more[t][i])) for t, i in places]
+        requests = [(prefixes[t][i], config.seed + int(counts[t].asked_N[i]), int(more[t][i])) for t, i in places]
         for (t, i), samples in zip(places, rollouts.draw(requests), strict=True):
-            asked[t][i] += more[t][i]
-            total[t][i] += len(samples)
-            right[t][i] += sum(grader(prefixes[t][i], sample, chunk[t].answer) for sample in samples)
-        more = [_more(config, right[t], total[t], asked[t], known[t]) for t in range(len(chunk))]
-    return [_labelled(tree, right[t], total[t], known[t], config) for t, tree in enumerate(chunk)]
+            counts[t].asked_N[i] += more[t][i]
+            counts[t].total_N[i] += len(samples)
+            counts[t].right_N[i] += sum(grader(prefixes[t][i], sample, chunk[t].answer) for sample in samples)
+        for each in counts:
+            each.rounds.append((each.right_N.copy(), each.total_N.copy()))
+        more = [_more(config, each) for each in counts]
+    return [_labelled(tree, each, config) for tree, each in zip(chunk, counts, strict=True)]
 
 
-def _more(config: MonteCarloConfig, right, total, asked, known):
+def _more(config: MonteCarloConfig, counts: _Counts) -> Int[np.ndarray, " N"]:
     if config.adaptive is None:
-        return np.zeros_like(total)
-    adaptive, open_ = config.adaptive, ~known
-    more = np.zeros_like(total)
-    more[open_] = allocate(
-        right[open_],
-        total[open_],
-        threshold=adaptive.threshold,
+        return np.zeros_like(counts.total_N)
+    adaptive, sampled_N = config.adaptive, ~counts.known_N
+    return allocate(
+        sampled_N & undecided(counts.right_N, counts.total_N, adaptive.threshold, config.z),
+        counts.asked_N,
         k=config.k,
         most=adaptive.most,
-        budget=int(adaptive.mean * open_.sum()) - int(asked.sum()),
-        z=config.z,
+        budget=int(adaptive.mean * sampled_N.sum()) - int(counts.asked_N.sum()),
+        seed=config.seed,
     )
-    return np.minimum(more, np.maximum(adaptive.most - asked, 0))  # failed rollouts count, so that rounds end
 
 
-def _labelled(tree: ReasoningTree, right, total, known, config: MonteCarloConfig) -> ReasoningTree:
-    value = {"soft": soft, "hard": hard}[config.estimate](right, total)
-    low, high = wilson(right, total, config.z)
+def _estimates(counts: _Counts, config: MonteCarloConfig) -> Float[np.ndarray, " N"]:
+    right_N, total_N = counts.rounds[0] if counts.rounds else (counts.right_N, counts.total_N)
+    if config.estimate == "hard":
+        return hard(right_N, total_N)
+    value_N = soft(counts.right_N, counts.total_N)
+    if config.adaptive is None:
+        return value_N
+    for i in np.flatnonzero(counts.total_N > total_N):
+        totals = tuple(sorted({int(total[i]) for _, total in counts.rounds} - {0}))
+        value_N[i] = unbiased(int(counts.right_N[i]), totals, config.adaptive.threshold, config.z)
+    return value_N
+
+
+def _labelled(tree: ReasoningTree, counts: _Counts, config: MonteCarloConfig) -> ReasoningTree:
+    value_N = _estimates(counts, config)
+    interval = wilson if config.adaptive is None else confidence_sequence
+    low_N, high_N = interval(counts.right_N, counts.total_N, config.z)
     nodes = []
     for i, node in enumerate(tree.nodes):
-        extra = dict(node.extra) | {"rollouts": int(total[i]), "right": int(right[i])}
-        if known[i]:
+        extra = dict(node.extra) | {"rollouts": int(counts.total_N[i]), "right": int(counts.right_N[i])}
+        if counts.known_N[i]:
             label = float(bool(node.correct))
         else:
-            label = None if np.isnan(value[i]) else float(value[i])
-            extra |= {"low": round(float(low[i]), 6), "high": round(float(high[i]), 6)}
+            label = None if np.isnan(value_N[i]) else float(value_N[i])
+            extra |= {"low": round(float(low_N[i]), 6), "high": round(float(high_N[i]), 6)}
+            if config.adaptive is not None:
+                right_N, total_N = counts.rounds[0]
+                extra |= {"first_rollouts": int(total_N[i]), "first_right": int(right_N[i])}
         origin = ORIGIN if label is not None else None
         nodes.append(dataclasses.replace(node, label=label, origin=origin, extra=extra))
     return dataclasses.replace(
