@@ -15,13 +15,13 @@ RISING_Pn = np.array([[0.0, 0.2, 0.4, 0.6], [0.1, 0.3, 0.5, 0.7]])
 
 
 def test_a_budget_buys_whole_samples():
-    cheap = Chooser("cheap", RISING_Pn, cost=1.0)
-    dear = Chooser("dear", RISING_Pn + 0.1, cost=1.5)
+    cheap = Chooser("cheap", RISING_Pn, 1.0 * np.arange(1, 5))
+    dear = Chooser("dear", RISING_Pn + 0.1, 1.5 * np.arange(1, 5))
     report = at_equal_cost([cheap, dear], [1, 2, 3, 100], PROBLEMS, seed=0)
     one, other = report["choosers"]
     assert one["n"] == [1, 2, 3, 4]
     # 1 does not pay for a scored sample: one is taken as it comes; 2 pays for one, 3 for two, 100 for all four.
-    assert other["n"] == [1, 1, 2, 4]
+    assert other["n"] == [1, 1, 2, 4] and other["cost"] == [1.5, 1.5, 3, 6]
     np.testing.assert_allclose(one["value"], RISING_Pn.mean(0))
     np.testing.assert_allclose(other["value"], (RISING_Pn + 0.1).mean(0)[[0, 0, 1, 3]])
     # Both problems differ by the same, so the paired difference has no spread, however wide each interval is.
@@ -31,11 +31,11 @@ def test_a_budget_buys_whole_samples():
 
 def test_a_budget_below_a_sample_is_refused():
     with pytest.raises(ValueError, match=r"a budget of 0.5 does not pay for one sample"):
-        at_equal_cost([Chooser("x", RISING_Pn, 1.0)], [0.5, 2], PROBLEMS, seed=0)
+        at_equal_cost([Chooser("x", RISING_Pn, np.arange(1.0, 5))], [0.5, 2], PROBLEMS, seed=0)
 
 
 def test_costs_are_tokens_times_parameters(tiny_run, tmp_path, one_device):
-    """Two samples that are alike are written twice and scored once."""
+    """Two samples that are alike are written twice, and scored once where both are drawn."""
     same = {"steps": ["one two", "three"], "answer": "1", "correct": True, "tokens": 7}
     other = {"steps": ["four"], "answer": "2", "correct": False, "tokens": 3}
     write_records(tmp_path / "pool.jsonl", [{"problem": f"problem {i}", "samples": [same, same, other]} for i in "ab"])
@@ -44,10 +44,13 @@ def test_costs_are_tokens_times_parameters(tiny_run, tmp_path, one_device):
     report = equal_cost_report({"tiny": scored}, {"tiny": prm}, 1e6, None, seed=0)
     assert report["policy_tokens"] == pytest.approx((7 + 7 + 3) / 3)
     ids = prm.layout.problem("problem a"), *(prm.layout.step(step, 0) for step in ("one two", "three", "four"))
-    assert report["scorers"]["tiny"]["tokens"] == pytest.approx(sum(map(len, ids)) / 3)
+    problem, long, short = len(ids[0]), len(ids[1]) + len(ids[2]), len(ids[3])
+    expected = problem + np.array([2 / 3 * long + 1 / 3 * short, long + 2 / 3 * short, long + short])
+    np.testing.assert_allclose(report["scorers"]["tiny"]["tokens"], expected)
     majority, best, _ = report["flops"]["choosers"]
-    assert majority["cost"] == pytest.approx(2e6 * 17 / 3)
-    assert best["cost"] - majority["cost"] == pytest.approx(2 * parameters(prm) * sum(map(len, ids)) / 3)
+    np.testing.assert_allclose(majority["cost"], 2e6 * 17 / 3 * np.array([1, 2, 3]))
+    cost_n = 2e6 * 17 / 3 * np.array([1, 2, 3]) + 2 * parameters(prm) * expected
+    np.testing.assert_allclose(best["cost"], cost_n[np.array(best["n"]) - 1])
     config = prm.config
     in_layer = (
         2 * config.width * config.head_dim * (config.heads + config.kv_heads) + 3 * config.width * config.mlp_width
@@ -64,8 +67,8 @@ def test_seconds_are_measured_and_a_majority_needs_answers(tiny_run, tmp_path, o
     report = equal_cost_report({"tiny": scored}, {"tiny": prm}, 1e6, 100.0, seed=0)
     majority, best, _ = report["seconds"]["choosers"]
     # No `tokens` in the samples: as the tokenizer counts the step.
-    assert majority["cost"] == pytest.approx(len(prm.layout.step("one", 0)) / 100)
-    assert best["cost"] > majority["cost"]
+    assert majority["cost"][0] == pytest.approx(len(prm.layout.step("one", 0)) / 100)
+    assert best["cost"][0] > majority["cost"][0]
     nodes = [tuple(dataclasses.replace(node, extra={}) for node in tree.nodes) for tree in scored]
     nameless = [dataclasses.replace(tree, nodes=of) for tree, of in zip(scored, nodes, strict=True)]
     with pytest.raises(ValueError, match="no `answer`"):

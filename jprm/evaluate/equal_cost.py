@@ -8,6 +8,7 @@ arXiv 2001.08361, section 2.1; without attention's own products), or measured se
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,8 @@ from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.evaluate.paired import mean_differences, shown_n
 from jprm.evaluate.votes import vote_accuracy
 from jprm.score.scorer import PRM
-from jprm.statistics import bootstrap, weighted_mean
-from jprm.token_tree import geometry, token_tree
+from jprm.statistics import bootstrap, jsonable, weighted_mean
+from jprm.token_tree import TokenTree, geometry, token_tree
 from jprm.tree import ReasoningTree, chains_of
 
 TIMED = 20
@@ -31,28 +32,30 @@ TIMED = 20
 
 @dataclasses.dataclass(frozen=True)
 class Chooser:
-    """A way to choose: each problem's expected accuracy at n = 1 .. n_max, and the cost of a sample."""
+    """A way to choose: each problem's expected accuracy at n = 1 .. n_max, and the expected cost of n samples."""
 
     name: str
     accuracy_Pn: Float[np.ndarray, "P n"]
-    cost: float  # of a sample, with its scoring
+    cost_n: Float[np.ndarray, " n"]  # with scoring
 
 
 def at_equal_cost(choosers: Sequence[Chooser], budgets: Sequence[float], problems: Sequence[str], seed: int) -> dict:
     """Returns each chooser's accuracy at each budget, and its difference from the first chooser, which scores nothing.
 
-    With a budget b a chooser takes floor(b / cost) samples, at least one and at most n_max. Intervals are 95 % over
-    problems; `less` is paired, a chooser's accuracy less the first's. Raises ValueError for a budget below one sample.
+    A chooser takes the largest n whose cost is within the budget, at least one sample. `cost` is what it then spends.
+    Intervals are 95 % over problems; `less` is paired, a chooser's accuracy less the first's. Raises ValueError for a
+    budget below one sample.
     """
-    if cheap := [b for b in budgets if b < choosers[0].cost]:
+    if cheap := [b for b in budgets if b < choosers[0].cost_n[0]]:
         raise ValueError(f"a budget of {cheap[0]:g} does not pay for one sample")
     rows, taken = [], {}
     for chooser in choosers:
-        n_max = chooser.accuracy_Pn.shape[1]
-        n_K = np.clip(np.floor(np.array(budgets) / chooser.cost + 1e-9), 1, n_max).astype(int)
+        affordable_Kn = chooser.cost_n <= np.array(budgets)[:, None] * (1 + 1e-9)
+        n_K = np.maximum((affordable_Kn * np.arange(1, len(chooser.cost_n) + 1)).max(1), 1)
         taken[chooser.name] = chooser.accuracy_Pn[:, n_K - 1]
         found = bootstrap(lambda w, x=taken[chooser.name]: weighted_mean(x, w), problems, seed=seed).json()
-        rows.append({"name": chooser.name, "cost": chooser.cost, "n": n_K.tolist()} | found)
+        cost = jsonable(chooser.cost_n[n_K - 1])
+        rows.append({"name": chooser.name, "cost": cost, "n": n_K.tolist()} | found)
     for chooser, row in zip(choosers[1:], rows[1:], strict=True):
         difference_PK = taken[chooser.name] - taken[choosers[0].name]
         row["less"] = mean_differences(difference_PK, problems, seed).json()
@@ -69,9 +72,10 @@ def equal_cost_report(
     """Returns majority vote, and best-of-n and weighted vote by each model, at equal FLOPs and, if requested, seconds.
 
     `scored` holds the same pools, scored by each of `models`. A sample costs the policy its tokens (its own key
-    `tokens`, else as the model's tokenizer counts), without reading the problem. It costs the scorer the tokens that it
-    adds to its row: what samples share is scored once. Budgets are those of a majority of 1, 2, 4, .. samples. Seconds
-    of scoring are measured here, on the first `TIMED` pools.
+    `tokens`, else as the model's tokenizer counts), without reading the problem. n samples cost the scorer the expected
+    tokens of a tree of n random samples and their problem: what they share is scored once. Budgets are those of a
+    majority of 1, 2, 4, .. samples. Seconds of scoring are measured here, for n random samples of the first `TIMED`
+    pools, n = 1, 2, 4, .., and interpolated. `scorers.tokens` lists the tokens for n = 1, 2, ...
     """
     for what, count in (("parameters", policy_parameters), ("tokens_per_second", policy_tokens_per_second)):
         if count is not None and not 0 < count < math.inf:
@@ -79,30 +83,32 @@ def equal_cost_report(
     pools = {name: pools_of(trees) for name, trees in scored.items()}
     first = next(iter(pools.values()))
     accuracies = _accuracies(pools, models, seed)
-    tokens = {name: _tokens(trees, models[name]) for name, trees in scored.items()}
+    n_max = int(first.size_P.min())
+    tokens = {name: _tokens(trees, models[name], n_max) for name, trees in scored.items()}
     written = float(np.mean([policy for policy, _ in tokens.values()]))
 
-    def at(policy_cost: float, scorer_cost: Mapping[str, float]) -> dict[str, Any]:
+    def at(policy_cost: float, scorer_cost_n: Mapping[str, Float[np.ndarray, " n"]]) -> dict[str, Any]:
+        policy_n = policy_cost * np.arange(1, n_max + 1)
         choosers = [
-            Chooser(name, accuracy_Pn, policy_cost + (scorer_cost[model] if model else 0.0))
+            Chooser(name, accuracy_Pn, policy_n + (scorer_cost_n[model] if model else 0.0))
             for name, model, accuracy_Pn in accuracies
         ]
         return at_equal_cost(choosers, [n * policy_cost for n in shown_n(n_max)], first.problem, seed)
 
-    n_max, flops = int(first.size_P.min()), 2 * policy_parameters * written
+    flops = 2 * policy_parameters * written
     report = {
         "n_problems": len(first.problem),
         "n_max": n_max,
         "policy_parameters": policy_parameters,
         "policy_tokens": written,
         "scorers": {
-            name: {"parameters": parameters(prm), "tokens": tokens[name][1], "rule": prm.rule}
+            name: {"parameters": parameters(prm), "tokens": jsonable(tokens[name][1]), "rule": prm.rule}
             for name, prm in models.items()
         },
         "flops": at(flops, {name: 2 * parameters(prm) * tokens[name][1] for name, prm in models.items()}),
     }
     if policy_tokens_per_second:
-        seconds = {name: _seconds_a_sample(models[name], scored[name]) for name in models}
+        seconds = {name: _seconds(models[name], scored[name], n_max, seed) for name in models}
         report["seconds"] = at(written / policy_tokens_per_second, seconds)
     return report
 
@@ -132,34 +138,63 @@ def parameters(prm: PRM) -> int:
     return sum(x.size for x in jax.tree.leaves([decoder, prm.params.get("head", {})]))
 
 
-def _tokens(trees: Sequence[ReasoningTree], prm: PRM) -> tuple[float, float]:
-    """Returns the mean tokens of a sample that the policy writes, and that the scorer computes with the problem."""
-    written, computed, samples = 0.0, 0, 0
+@functools.lru_cache(maxsize=4)
+def drawn_probability(size: int, n_max: int) -> Float[np.ndarray, "C n"]:
+    """Returns the probability that n of `size` samples contain one of C given ones, C = 0 .. size, n = 1 .. n_max.
+
+    1 - C(N - C, n) / C(N, n), as a product of factors at most 1.
+    """
+    count_C1, drawn_n = np.arange(size + 1)[:, None], np.arange(n_max)
+    return 1 - np.cumprod(np.maximum(size - count_C1 - drawn_n, 0) / (size - drawn_n), axis=1)
+
+
+def expected_tokens(tree: TokenTree, leaves: Sequence[int], size: int, n_max: int) -> Float[np.ndarray, " n"]:
+    """Returns the expected tokens of the tree of n of a pool's `size` samples, n = 1 .. n_max, with the problem's.
+
+    `leaves` are the last nodes of the samples that have steps. A run's tokens are in the tree if a sample through it is
+    among the n.
+    """
+    run_of = dict(zip(tree.node_M.tolist(), tree.run_M.tolist(), strict=True))
+    through_R = np.bincount([run_of[leaf] for leaf in leaves], minlength=len(tree.length_R))
+    for run in range(len(through_R) - 1, 0, -1):  # parents come before children
+        through_R[tree.parent_R[run]] += through_R[run]
+    return np.bincount(through_R, tree.length_R, minlength=size + 1) @ drawn_probability(size, n_max)
+
+
+def _tokens(trees: Sequence[ReasoningTree], prm: PRM, n_max: int) -> tuple[float, Float[np.ndarray, " n"]]:
+    """Returns the mean tokens of a sample that the policy writes, and those that the scorer computes for n samples."""
+    written, computed_n = 0.0, np.zeros(n_max)
     for tree in trees:
-        tokens, chains = token_tree(tree, prm.layout), chains_of(tree)
-        computed += len(tokens.tokens_N)
-        samples += len(chains)
-        leaves = [tree.nodes[chain[-1]].extra for chain in chains]
+        tokens, ends = token_tree(tree, prm.layout), [chain[-1] for chain in chains_of(tree)]
+        size = len(ends) + tree.extra.get("empty_samples", 0)
+        if ends:
+            computed_n += expected_tokens(tokens, ends, size, n_max)
+        leaves = [tree.nodes[end].extra for end in ends]
         if all("tokens" in leaf for leaf in leaves):
-            written += sum(leaf["tokens"] for leaf in leaves)
+            written += sum(leaf["tokens"] for leaf in leaves) / size
         else:
             depth_M = geometry(tokens.length_R, tokens.parent_R).depth_R[tokens.run_M] - tokens.length_R[0]
             depth = dict(zip(tokens.node_M.tolist(), depth_M.tolist(), strict=True))
-            written += sum(depth[chain[-1]] for chain in chains)
-    return written / samples, computed / samples
+            written += sum(depth[end] for end in ends) / size
+    return written / len(trees), computed_n / len(trees)
 
 
-def _seconds_a_sample(prm: PRM, trees: Sequence[ReasoningTree]) -> float:
-    some = [
-        {
-            "problem": tree.problem,
-            "samples": [{"steps": [tree.nodes[i].text for i in chain]} for chain in chains_of(tree)],
-        }
-        for tree in trees[:TIMED]
-    ]
-    seconds = []
-    for _ in range(2):  # the first compiles
-        began = time.perf_counter()
-        list(prm.score_many(some))
-        seconds.append(time.perf_counter() - began)
-    return seconds[-1] / sum(len(record["samples"]) for record in some)
+def _seconds(prm: PRM, trees: Sequence[ReasoningTree], n_max: int, seed: int) -> Float[np.ndarray, " n"]:
+    """Returns the measured seconds of scoring n random samples of a pool, interpolated between `shown_n`."""
+    rng, measured = np.random.default_rng(seed), []
+    for n in shown_n(n_max):
+        some = [{"problem": tree.problem, "samples": _drawn_steps(tree, n, rng)} for tree in trees[:TIMED]]
+        some = [record for record in some if record["samples"]]
+        for _ in range(2):  # the first compiles
+            began = time.perf_counter()
+            list(prm.score_many(some))
+            elapsed = time.perf_counter() - began
+        measured.append(elapsed / min(TIMED, len(trees)))
+    return np.interp(np.arange(1, n_max + 1), shown_n(n_max), np.maximum.accumulate(measured))
+
+
+def _drawn_steps(tree: ReasoningTree, n: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Returns those of n random samples of a pool that have steps."""
+    chains = chains_of(tree)
+    drawn = rng.permutation(len(chains) + tree.extra.get("empty_samples", 0))[:n]
+    return [{"steps": [tree.nodes[i].text for i in chains[k]]} for k in sorted(drawn) if k < len(chains)]
