@@ -14,13 +14,10 @@ from jprm.tokenizer import Tokenizer
 
 
 class Layout(Protocol):
-    """Token ids of a chain, piece by piece, exactly as the model saw them in training.
-
-    `end` is the token that a policy writes after the last step; None where there is none.
-    """
+    """Token ids of a chain, piece by piece, exactly as the model saw them in training."""
 
     @property
-    def end(self) -> int | None: ...
+    def tokenizer(self) -> Tokenizer: ...
 
     def problem(self, text: str) -> list[int]:
         """Returns the ids that every chain of the problem starts with."""
@@ -40,10 +37,6 @@ class NativeLayout:
     @functools.cached_property
     def newline(self) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode("\n"))
-
-    @property
-    def end(self) -> int | None:
-        return self.tokenizer.eos
 
     def problem(self, text: str) -> list[int]:
         bos = [] if self.tokenizer.bos is None else [self.tokenizer.bos]

@@ -9,9 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Bar(Progress):
-    """Shows `what` is in progress and how much of `total` is done. A context manager."""
+    """Shows `what` is in progress and how much of `total` (None: unknown) is done. A context manager."""
 
-    def __init__(self, what: str, total: int, done: int = 0):
+    def __init__(self, what: str, total: int | None, done: int = 0):
         super().__init__(TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._task = self.add_task("", total=total, completed=done)
 

@@ -217,9 +217,9 @@ def next_tokens(tree: TokenTree) -> TokenTree:
 
 def _end_of_chain(layout: Layout) -> list[int]:
     """Returns the ids that a policy writes after the last step of a chain."""
-    if layout.end is None:
+    if layout.tokenizer.eos is None:
         raise ValueError("the tokenizer has no end-of-sequence token, so a policy could never end a chain; add one")
-    return [layout.end]
+    return [layout.tokenizer.eos]
 
 
 def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarray, " L"]) -> TokenTree:

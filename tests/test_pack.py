@@ -5,6 +5,7 @@ import importlib.util
 import json
 import pathlib
 import time
+import types
 
 import jax
 import numpy as np
@@ -27,6 +28,10 @@ class LetterLayout:
     """One token a character and no separator, so that steps share prefixes, and one step can begin another."""
 
     end: int | None = None
+
+    @property
+    def tokenizer(self):
+        return types.SimpleNamespace(eos=self.end)
 
     def problem(self, text):
         return [ord(c) for c in text]

@@ -81,7 +81,7 @@ class _Model:
         limits = (a.context, fields.get("max_position_embeddings"))
         self.context = min((n for n in limits if type(n) is int and n > 0), default=None)
         head = of_channels(len(a.channels))  # its readout is the adapter's
-        self.dtype = dtype
+        self.dtype: Dtype = dtype
         computed = "bfloat16" if dtype == "bfloat16" else "float32"
         self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention)
 

@@ -38,11 +38,12 @@ def open_checkpoints(
     registry.add(ocp.handlers.JsonHandler, checkpointable_name="run")  # or its text would be taken for arrays
     context = ocp.Context()
     context.checkpointables.registry = registry
+    # Orbax's policies name their arguments otherwise than its own protocols.
     return ocp.training.Checkpointer(
-        pathlib.Path(workdir).absolute() / FOLDER,
-        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+        str(pathlib.Path(workdir).absolute() / FOLDER),
+        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # pyright: ignore[reportArgumentType]
         context=context,
-        preservation_policy=policies.AnyPreservationPolicy(kept),
+        preservation_policy=policies.AnyPreservationPolicy(kept),  # pyright: ignore[reportArgumentType]
         cleanup_tmp_directories=keep is not None,  # a reader must not disturb a run that is writing
     )
 

@@ -46,8 +46,9 @@ class PipelineConfig:
 
 
 def packed_batches(
-    source: Sequence[Any], layout: Layout, config: PipelineConfig, tree_of: Callable[[Any], ReasoningTree] | None = None
-) -> grain.IterDataset[Rows]:
+    source: Sequence[Any] | grain.MapDataset, layout: Layout, config: PipelineConfig,
+    tree_of: Callable[[Any], ReasoningTree] | None = None,
+) -> grain.IterDataset[Rows]:  # fmt: skip
     """Returns batches of exactly `config.rows` rows of numpy arrays.
 
     Nothing is dropped: rows that do not fill a batch at the end of an epoch begin the first batch of the next. Empty

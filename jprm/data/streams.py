@@ -61,7 +61,7 @@ def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
     """Returns the streams of `count` that have rows on this process's devices."""
     place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
     owned: set[int] = set()
-    for (rows,) in place.addressable_devices_indices_map((micro_rows,)).values():
+    for (rows,) in filter(None, place.addressable_devices_indices_map((micro_rows,)).values()):
         first, stop, _ = rows.indices(micro_rows)
         owned |= set(range(first // block, (stop - 1) // block + 1))
     return sorted(owned)

@@ -173,7 +173,7 @@ def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
     most_BTKG = functools.reduce(jnp.maximum, top)
     share = [jnp.exp(t - most_BTKG) for t in top]
     y_BTKGH: Any = sum(a[..., None] * y for a, y in zip(share, y, strict=True))
-    total_BTKG = sum(a * t for a, t in zip(share, total, strict=True))
+    total_BTKG: Any = sum(a * t for a, t in zip(share, total, strict=True))
     return (y_BTKGH / total_BTKG[..., None]).astype(v_BKSH.dtype)
 
 

@@ -121,15 +121,21 @@ class Head:
         score = self.readout.score if self.readout else None
         return isinstance(score, Weighted) and score.activation == "softmax"
 
+    def likelihood(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> Float[Array, "*B"]:
+        """Returns the logarithm of the targets' likelihood. Raises ValueError where the head has none."""
+        if self.log_likelihood is None:
+            raise ValueError(f"a head with channels {self.channels} has no log_likelihood")
+        return self.log_likelihood(logit_BSC, target_BS)
+
     def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
         """Returns scores and which steps count as correct, both (...): what metrics are made of.
 
         A policy's score is the probability of the token that came next.
         """
-        if self.readout is None:
-            score_BS = jnp.exp(self.log_likelihood(logit_BSC, target_BS))
-        else:
+        if self.readout is not None:
             score_BS = self.readout.score(logit_BSC)
+        else:
+            score_BS = jnp.exp(self.likelihood(logit_BSC, target_BS))
         return score_BS, target_BS >= self.target.correct_from
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -115,7 +115,8 @@ def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[A
 def cast_weights(layer: Mapping[str, Array | Int8], config: ModelConfig) -> dict[str, Array]:
     """Returns a layer's parameters in the computation's dtype, norms as factors in float32."""
     return {
-        name: norm_scale(w, config) if name.endswith("norm") else w.astype(config.dtype) for name, w in layer.items()
+        name: norm_scale(cast(Array, w), config) if name.endswith("norm") else w.astype(config.dtype)
+        for name, w in layer.items()
     }
 
 
@@ -166,7 +167,7 @@ def add_attention_and_mlp(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelC
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     if "chunks" in w:
-        y_BTD = chunked_mlp(y_BTD, w["chunks"], config)
+        y_BTD = cast(Array, chunked_mlp(y_BTD, w["chunks"], config))
     else:
         gate_BTF, up_BTF = (jnp.einsum("...D,DF->...F", y_BTD, w[name]) for name in ("gate", "up"))
         y_BTD = jnp.einsum("...F,FD->...D", activated(gate_BTF, config) * up_BTF, w["down"], out_sharding=place)
@@ -256,7 +257,8 @@ class Layers(nn.Module):
             # Scan's partial evaluation would move what depends on the plan alone out of the loop, and keep the masks of
             # every block. The barrier ties them to the layer.
             x_BTD, here = jax.lax.optimization_barrier((x_BTD, plan))
-            return block(x_BTD, *layer, rotations, here, c), None
+            w, window = layer
+            return block(x_BTD, w, window, rotations, here, c), None
 
         if c.remat != "nothing":
             body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
@@ -326,19 +328,24 @@ class Model(nn.Module):
         return HeadLayer(self.config, name="head")(at_tokens(x_BTD, rows.step_end), embed_VD)
 
 
+def _apply(module: nn.Module, params: Mapping, *inputs: Any) -> Any:
+    """Returns the module's output."""
+    return module.apply({"params": params}, *inputs)
+
+
 def head_logits(params: Mapping, config: ModelConfig, x_BSD: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
     """Returns the head's logits at hidden states, in float32."""
-    return HeadLayer(config).apply({"params": params.get("head", {})}, x_BSD, params["decoder"]["embed"])
+    return _apply(HeadLayer(config), params.get("head", {}), x_BSD, params["decoder"]["embed"])
 
 
 def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:
     """Returns the hidden states of every token."""
-    return Decoder(config).apply({"params": params["decoder"]}, rows.tokens, rows.position, rows.until)[0]
+    return _apply(Decoder(config), params["decoder"], rows.tokens, rows.position, rows.until)[0]
 
 
 def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B S C"]:
     """Returns the model's logits, as a pure function of its parameters."""
-    return Model(config).apply({"params": params}, rows)
+    return _apply(Model(config), params, rows)
 
 
 def init(config: ModelConfig, key: Array) -> dict:
@@ -349,4 +356,4 @@ def init(config: ModelConfig, key: Array) -> dict:
     real = one.astype(jnp.float32)
     rows = Rows(one, one, one + 1, one, real, real, one, one, one, one > 0)
     # Only the reference attention takes rows of one token; parameters do not depend on attention.
-    return Model(dataclasses.replace(config, attention="reference")).init(key, rows)["params"]
+    return dict(Model(dataclasses.replace(config, attention="reference")).init(key, rows)["params"])

@@ -10,12 +10,13 @@ An objective may have a method `check(config)` that raises ValueError where it d
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Scalar
 
@@ -58,7 +59,7 @@ def find(name: str, workdir: str | os.PathLike | None = None) -> Objective:
     found = _defined(path, text).get(function)
     if not callable(found):
         raise ValueError(f"objective={name!r}: {path} defines no function {function}")
-    return found
+    return cast(Objective, found)
 
 
 def check(objective: Objective, config: ObjectiveConfig) -> None:
@@ -84,7 +85,7 @@ def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
 @functools.cache
 def _defined(path: str, text: str) -> dict[str, Any]:
     """Runs a file, once, and returns what it defines."""
-    spec = importlib.util.spec_from_loader(f"jprm_objective_{pathlib.Path(path).stem}", loader=None)
+    spec = importlib.machinery.ModuleSpec(f"jprm_objective_{pathlib.Path(path).stem}", loader=None)
     module = importlib.util.module_from_spec(spec)
     module.__file__, sys.modules[spec.name] = path, module  # a dataclass of the file looks there for names
     exec(compile(text, path, "exec"), module.__dict__)

@@ -51,4 +51,4 @@ class Pointwise:
 
 def likelihood(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scalar:
     """Returns the sum of -log p(target), by the head's own likelihood."""
-    return -jnp.sum(weight_BS * head.log_likelihood(logit_BSC, target_BS))
+    return -jnp.sum(weight_BS * head.likelihood(logit_BSC, target_BS))

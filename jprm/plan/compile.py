@@ -46,7 +46,7 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
     return jax.tree.map(placed, dataclasses.replace(state, reference=reference))
 
 
-def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[State, Rows, Any]]:
+def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
     """Returns the step that `jprm train` runs, and its arguments."""
     e = experiment
     objective = objectives.find(e.objective)
@@ -59,7 +59,7 @@ def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callabl
     return step, (state, rows, jax.ShapeDtypeStruct((), "float32", sharding=state.step.sharding))
 
 
-def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple]:
+def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
     """Returns what `jprm score` runs on a batch of one row a device, and its arguments."""
     state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):

@@ -88,10 +88,6 @@ class TemplateLayout:
     template: str
     delimiter: str
 
-    @property
-    def end(self) -> int | None:
-        return self.tokenizer.eos
-
     def problem(self, text: str) -> list[int]:
         before, after = self.template.split("{problem}", 1)
         return [*self._template(before), *self.tokenizer.encode(text), *self._template(after)]
@@ -267,9 +263,15 @@ class Sampler:
             past = _prompt(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
             zero_B = np.zeros(R * m, np.int32)
             samples = _Samples(
-                jnp.int32(0), *put((last_B, zero_B, end_B, np.zeros((R * m, room), np.int32), zero_B)),
-                put(zero_B.astype(np.float32)), _empty(self._config, R * m, room),
-            )  # fmt: skip
+                count=jnp.int32(0),
+                last_B=put(last_B),
+                progress_B=put(zero_B),
+                end_B=put(end_B),
+                written_BN=put(np.zeros((R * m, room), np.int32)),
+                length_B=put(zero_B),
+                logprob_B=put(zero_B.astype(np.float32)),
+                cache=_empty(self._config, R * m, room),
+            )
             key_B = _keys(put(number_B), put(hash_B))
             while True:
                 samples = _decode(
@@ -280,10 +282,10 @@ class Sampler:
                     break
                 samples = _grown(samples, 2 * samples.written_BN.shape[1])
         columns = (np.asarray(x) for x in (samples.written_BN, samples.length_B, samples.end_B, samples.logprob_B))
-        texts = [self._sample(*row, until) for row in zip(*columns, strict=True)]
+        texts = [self._sample(*row, until=until) for row in zip(*columns, strict=True)]
         return [texts[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
 
-    def _sample(self, written_N, length, end, logprob, until: str) -> Sample:
+    def _sample(self, written_N, length, end, logprob, *, until: str) -> Sample:
         ids = written_N[:length].tolist()
         text = self.tokenizer.decode(ids[:-1] if end == STOP and ids else ids)
         steps = tuple(step.strip() for step in text.split(self.options.delimiter) if step.strip())

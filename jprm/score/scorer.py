@@ -69,7 +69,8 @@ class PRM:
     semantics: str  # of the labels it was trained on; decides the default aggregation
     name: str  # the folder it was loaded from
     step: int  # of training
-    readout: Readout = None  # step logits (..., C) to named outputs (...); None: as its head says
+    # step logits (..., C) to named outputs (...); None: as its head says. It is never None after __post_init__.
+    readout: Readout = None  # pyright: ignore[reportAssignmentType]
     ratio: LogRatio | None = None  # of an implicit PRM, in place of `readout`
     context: int | None = None  # tokens of the longest chain that the model takes
     aggregation: str = ""  # the rule that its authors use; "" is that of the semantics

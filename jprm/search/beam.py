@@ -12,6 +12,9 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+from jaxtyping import Float
+
 from jprm.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps, at_least_one
 
 
@@ -73,7 +76,9 @@ class DVTS:
         return _beams(tree, rule, self.subtrees, 1, self.expand, self.max_steps)
 
 
-def select_beams(key_C: Sequence[float], finished_C: Sequence[bool], width: int) -> tuple[list[int], list[int]]:
+def select_beams(
+    key_C: Sequence[float] | Float[np.ndarray, " C"], finished_C: Sequence[bool], width: int
+) -> tuple[list[int], list[int]]:
     """Returns (live, held): the candidates with the `width` highest keys, split into unfinished and finished ones.
 
     The first of equal keys comes first. A NaN key is never kept.

@@ -44,12 +44,11 @@ class Log:
         self.path, self.every, self.goodput = workdir / "metrics.jsonl", experiment.log_every, goodput
         self.skips, self.skipped, self.in_a_row = experiment.optimizer.bad_steps == "skip", 0, 0
         self.last: dict[str, Any] = {}
-        self.board, self.writes = None, multihost.is_first()
+        self.writes, self.board = multihost.is_first(), None
         if self.writes and importlib.util.find_spec("tensorboardX"):  # the extra `tensorboard`
-            from tensorboardX import SummaryWriter
-
-            self.board = SummaryWriter(str(workdir / "tensorboard"))
-        self.sum, self.steps, self.since, self.labels = None, 0, time.perf_counter(), 0.0
+            self.board = importlib.import_module("tensorboardX").SummaryWriter(str(workdir / "tensorboard"))
+        self.sum: Metrics | None = None
+        self.steps, self.since, self.labels = 0, time.perf_counter(), 0.0
         columns = TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), disable=not self.writes)
         self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
@@ -95,7 +94,7 @@ class Log:
                     " without a label; `outcome` needs records with `correct`"
                 )
             now = time.perf_counter()
-            means = self._means(metrics, now - self.since) if self.steps else {}
+            means = {} if self.sum is None else self._means(self.sum, metrics, now - self.since)
             self.write({"step": step, **means, **({"skipped_steps": self.skipped} if self.skips else {})})
             self.sum, self.steps, self.skipped, self.since = None, 0, 0, now
 
@@ -111,8 +110,8 @@ class Log:
             return
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
-        for name, value in values.items() if self.board else ():
-            if value is not None and name != "step":
+        for name, value in values.items():
+            if self.board is not None and value is not None and name != "step":
                 self.board.add_scalar(name, value, values["step"])
         note = " ".join(
             f"{k} {v:.4g}"
@@ -123,8 +122,7 @@ class Log:
         if not self.bar.console.is_terminal:  # a log file gets lines
             print(json.dumps(values), flush=True)
 
-    def _means(self, newest: Metrics, seconds: float) -> dict[str, float]:
-        total = self.sum
+    def _means(self, total: Metrics, newest: Metrics, seconds: float) -> dict[str, float | None]:
         return {
             **total.means(),
             "learning_rate": float(newest.learning_rate),

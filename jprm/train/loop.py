@@ -31,14 +31,16 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
         Diverged: the loss is not finite, or `optimizer` calls the step bad; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
+    workdir = pathlib.Path(workdir)
     with (
         stop_signal() as asked_to_stop,
-        Watchdog(pathlib.Path(workdir), experiment.stall_seconds) as watchdog,
+        Watchdog(workdir, experiment.stall_seconds) as watchdog,
         Trainer(experiment, workdir) as trainer,
     ):
-        log = Log(trainer.workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks)
+        log = Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks)
         with log.bar:
             stopped = _steps(trainer, log, watchdog, asked_to_stop)
+            assert trainer.checkpoints is not None  # this trainer has a folder
             trainer.checkpoints.wait()
             log.close()
         done = int(trainer.state.step)
@@ -46,7 +48,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
             raise Stopped(f"SIGTERM: saved at step {done} of {experiment.steps}; the same command continues")
     result = {**log.last, "step": done}
     if multihost.is_first():
-        with atomic_file(trainer.workdir / "result.json") as file:
+        with atomic_file(workdir / "result.json") as file:
             file.write((json.dumps(result, indent=2) + "\n").encode())
     return result
 

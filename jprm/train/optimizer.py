@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -75,11 +76,14 @@ def _optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs
     def factor(path):
         return next((value for pattern, value in config.rate_factors if re.search(pattern, path)), 1.0)
 
+    def scaled(updates: Any, params: Any):
+        return {path: factor(path) * u for path, u in updates.items()}
+
     plain = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         optax.scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
-        optax.stateless(lambda updates, params: {path: factor(path) * u for path, u in updates.items()}),
+        optax.stateless(scaled),
         _scale_by_rate(),
     )
     return _guarded(plain, config.spike) if config.guarded else optax.with_extra_args_support(plain)
@@ -92,7 +96,10 @@ def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
         updates = jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, updates)
         return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.ScaleByScheduleState(jnp.zeros([], jnp.int32)), update)
+    def init(params):
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
+
+    return _with_extra_args(init, update)
 
 
 def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> optax.GradientTransformationExtraArgs:
@@ -114,4 +121,9 @@ def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> opta
         updates = jax.tree.map(lambda u: jnp.where(good, u, 0), updates)
         return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), after, before)
 
-    return optax.GradientTransformationExtraArgs(lambda params: guard(plain.init(params)), update)
+    return _with_extra_args(lambda params: guard(plain.init(params)), update)
+
+
+def _with_extra_args(init: Callable, update: Callable) -> optax.GradientTransformationExtraArgs:
+    """Returns the transformation. (Optax types its constructor for an `update` without arguments of its own.)"""
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,7 @@ def make_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(found["count"], 1.0), gradients)
         loss = found["loss"] / jnp.maximum(found["count"], 1.0)
         updates, opt = tx.update(gradients, state.optimizer, state.trained, loss=loss, rate=rate)
-        trained = optax.apply_updates(state.trained, updates)
+        trained = cast(dict[str, Array], optax.apply_updates(state.trained, updates))
         metrics = Metrics(
             **found,
             gradient_norm=optax.tree.norm(gradients),

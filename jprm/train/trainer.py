@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from orbax.checkpoint import v1 as ocp
 
 from jprm import multihost, objectives
 from jprm.checkpoints import store
@@ -70,14 +71,14 @@ class Trainer:
         rates = schedule(experiment.optimizer, experiment.steps)
         self._rate = jax.jit(lambda step, skips: jnp.float32(rates(step - skips)))
         self.goodput, self.checkpoints = Goodput(), None
-        if self.workdir is not None:
+        if (folder := self.workdir) is not None:
             self.batches  # noqa: B018  (made first: where its files are missing, nothing is written)
-            multihost.first(lambda: claim(self.workdir, experiment, self.tokenizer))
-            if not multihost.everywhere((self.workdir / EXPERIMENT).is_file()):
+            multihost.first(lambda: claim(folder, experiment, self.tokenizer))
+            if not multihost.everywhere((folder / EXPERIMENT).is_file()):
                 raise ValueError(
                     f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
                 )
-            self.checkpoints = store.open_checkpoints(self.workdir, experiment.keep, experiment.keep_every)
+            self.checkpoints = store.open_checkpoints(folder, experiment.keep, experiment.keep_every)
         try:
             with jax.set_mesh(self.mesh):
                 self.state = self._start()
@@ -139,24 +140,25 @@ class Trainer:
 
     def _start(self) -> State:
         """Returns the state of the newest checkpoint, or the initial one."""
-        latest = self.checkpoints.latest if self.checkpoints is not None else None
+        checkpoints = self.checkpoints
+        latest = checkpoints.latest if checkpoints is not None else None
         state = initial_state(self.experiment, load_base=latest is None)
-        if latest is not None:
-            state = self._resumed(state)
+        if checkpoints is not None and latest is not None:
+            state = self._resumed(state, checkpoints, latest.step)
             if multihost.is_first():
                 print(f"continuing from step {int(state.step)} in {self.workdir}")
         elif self.experiment.probe_rows:
             state = with_fitted_head(self.experiment, state, self.tokenizer)
         return State(state.step, state.trained, state.frozen, state.optimizer, reference_params(self.experiment))
 
-    def _resumed(self, state: State) -> State:
+    def _resumed(self, state: State, checkpoints: ocp.training.Checkpointer, step: int) -> State:
         """Returns the newest checkpoint's state, its arrays placed like those of `state`."""
-        run = store.restore(self.checkpoints, {"run": None})["run"]
+        run = store.restore(checkpoints, {"run": None})["run"]
         now = state.optimizer
         bare = now.inner if isinstance(now, Guarded) else now
         then = guard(bare) if from_json(OptimizerConfig, run["experiment"]["optimizer"]).guarded else bare
         wanted = {"params": store.abstract(state.params), "optimizer": store.abstract(then)}
-        loaded = store.restore(self.checkpoints, wanted)
+        loaded = store.restore(checkpoints, wanted)
         optimizer = loaded["optimizer"]
         if isinstance(now, Guarded) and not isinstance(then, Guarded):
             optimizer = guard(optimizer)
@@ -167,7 +169,7 @@ class Trainer:
             (trained if path in state.trained else frozen)[path] = value
         self.batches.set_state(run["data"])
         self.goodput = Goodput(**run["goodput"])
-        return State(jnp.int32(self.checkpoints.latest.step), trained, frozen, optimizer)
+        return State(jnp.int32(step), trained, frozen, optimizer)
 
 
 def evaluated(
@@ -199,7 +201,8 @@ def evaluated(
 
 
 def _judgement(judged: Judged) -> dict[str, float | None]:
-    score_N, positive_N, weight_N = judged.score_BS, judged.positive_BS, judged.weight_BS.astype(np.float64)
+    score_N, positive_N = np.asarray(judged.score_BS), np.asarray(judged.positive_BS)
+    weight_N = np.asarray(judged.weight_BS, np.float64)
     right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
     return {
         "step_accuracy": float(right / max(weight_N.sum(), 1)),
