@@ -280,11 +280,12 @@ class TargetConfig:
         `correctness`: the probability in [0, 1] that the step is correct. `value`: that the chain will end correctly.
     neutral: what a rating of 0 becomes: `positive` (Lightman et al.'s choice), `negative` (TRL's script), `third`
         (a class of its own, for the ternary head) or `drop` (weight 0). For all other labels it must be `none`.
-    after_error: steps after an earlier error on their own path: `keep` them, or `mask` them (weight 0). The incorrect
-        step itself keeps its weight, and so do its alternatives and their continuations. Tokens decide what a path is,
-        not nodes. Alternatives with equal text end at one token: each has its own label and weight, and an error among
-        them masks the continuations of all. A step that begins with all tokens of an incorrect alternative follows it;
-        with a newline at each step's end, only a step of several lines can.
+    after_error: steps after an earlier error on their own path: `keep` them, or `mask` them (weight 0). A neutral step
+        is an error where neutral=negative. The incorrect step itself keeps its weight, and so do its alternatives and
+        their continuations. Tokens decide what a path is, not nodes. Alternatives with equal text end at one token:
+        each has its own label and weight, and an error among them masks the continuations of all. A step that begins
+        with all tokens of an incorrect alternative follows it; with a newline at each step's end, only a step of
+        several lines can.
     soft: `soft` keeps a probability as the target, `hard` makes it 1 where it is above 0 (Math-Shepherd's estimate).
     """
 

@@ -32,7 +32,8 @@ def expected(trees, config, layout):
     for t, tree in enumerate(trees):
         # Unlabelled nodes have label 1: neither wrong nor neutral.
         label = [1.0 if node.label is None else node.label for node in tree.nodes]
-        wrong = [x < 0 if config.labels == "rating" else x == 0 for x in label]
+        counts_as_wrong = (-1, 0) if config.labels != "rating" or config.neutral == "negative" else (-1,)
+        wrong = [x in counts_as_wrong for x in label]
         ids = [chain_ids(tree, n, layout) for n in range(len(tree.nodes))]
         for n, node in enumerate(tree.nodes):
             weight = float(node.label is not None)
@@ -75,6 +76,14 @@ def test_two_equal_steps_are_not_behind_each_other():
     config = TargetConfig("rating", "drop", "mask")
     weights = {node: weight for (_, node), (_, weight) in by_node(packed, config).items()}
     assert weights == {0: 1, 1: 1, 2: 1, 3: 0, 4: 1}
+
+
+@pytest.mark.parametrize(("neutral", "weight"), [("negative", 0), ("positive", 1), ("third", 1), ("drop", 1)])
+def test_a_neutral_step_that_trains_as_incorrect_masks_what_follows(neutral, weight):
+    nodes = (Node(-1, "a", 0.0), Node(0, "b", 1.0), Node(1, "c", -1.0))
+    packed = packed_trees([ReasoningTree("p", nodes)], 64, 16, LINES)
+    found = by_node(packed, TargetConfig("rating", neutral, "mask"))
+    assert [found[0, n][1] for n in range(3)] == [float(neutral != "drop"), weight, weight]
 
 
 def test_an_error_in_one_tree_does_not_reach_the_next_one_or_padding():

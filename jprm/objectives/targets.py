@@ -19,12 +19,9 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
     """
     label, weight = rows.label, rows.weight
     if config.labels == "rating":
-        wrong = label < 0
         neutral = label == 0
-        if config.neutral == "third":
-            target = label + 1.0
-        else:
-            target = jnp.where(wrong | (neutral & (config.neutral == "negative")), 0.0, 1.0)
+        wrong = label <= 0 if config.neutral == "negative" else label < 0
+        target = label + 1.0 if config.neutral == "third" else jnp.where(wrong, 0.0, 1.0)
         if config.neutral == "drop":
             weight = jnp.where(neutral, 0.0, weight)
     else:
