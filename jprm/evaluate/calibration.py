@@ -3,7 +3,8 @@
 Bins have equal mass: with bins of equal width most steps of a PRM share the top bin, and the error of the others is
 noise. Steps of one score share a bin, so that no figure depends on the order of the records.
 
-ECE is never 0 on a finite sample, even for a perfect scorer. Only an ECE beyond the 95 % quantile of what noise alone
+ECE is never 0 on a finite sample, even for a perfect scorer, and no bootstrap of it covers: resamples add noise to
+noise. `ece_interval` debiases it and bounds it from below. Only an ECE beyond the 95 % quantile of what noise alone
 would show (`ece_if_calibrated`) is a finding. A perfect scorer exceeds it in 5 to 9 % of samples: it is estimated.
 """
 
@@ -19,7 +20,7 @@ from jprm.evaluate.conformal import Threshold, accept_threshold, false_alarm_thr
 from jprm.evaluate.scored import ScoreError
 from jprm.evaluate.steps import UNLABELLED, Labelled, labelled
 from jprm.score.calibration_map import KINDS, Recalibration, apply, fit
-from jprm.statistics import auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
+from jprm.statistics import Interval, auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
 BINS = 15
@@ -30,6 +31,10 @@ PROBLEMS_PER_BIN = 10
 of ECE cannot be estimated, and a perfect scorer would often be called miscalibrated."""
 
 NULL_DRAWS = 500
+LEVEL = 0.95
+FOLDS = 5
+"""Folds of problems by which a map is chosen."""
+
 DEPTHS = 8
 """Step indices with a group of their own; later steps share one."""
 
@@ -80,6 +85,41 @@ def ece_if_calibrated(
     distance from its score, centred over the bin, keeps its size and gets a random sign, the same for all steps of a
     group (a problem). Too small where there are few groups.
     """
+    return np.abs(_gaps(score_N, right_N, groups, bins, seed)[1]).sum(-1)
+
+
+def ece_interval(
+    score_N: Float[np.ndarray, " N"],
+    right_N: Bool[np.ndarray, " N"],
+    groups: Sequence[Any] | np.ndarray,
+    bins: int = BINS,
+    *,
+    seed: int,
+) -> Interval:
+    """Returns the debiased ECE, and an interval that has the ECE of the population in at least 95 % of samples.
+
+    With gaps g of the population's bins and noise e, the plain ECE is sum |g_b + e_b|. Its mean is at least the ECE
+    (Jensen), so `high` is the plain ECE plus the lower tail of its resamples. It exceeds the ECE by at most sum |e_b|,
+    and the ECE is at least |sum g_b|: `low` is the higher of the two bounds that follow. Each has 98.75 %. `value` is s
+    times the plain ECE, where s scales the measured gaps so that the plain ECE is the median of sum |s gap_b + e_b|.
+    The noise is that of `ece_if_calibrated`.
+    """
+    gap_B, noise_RB = _gaps(score_N, right_N, groups, bins, seed)
+    plain, tail = np.abs(gap_B).sum(), (1 - LEVEL) / 4
+    if not len(gap_B):
+        return Interval(np.nan, np.nan, np.nan)
+    again_R = np.abs(gap_B + noise_RB).sum(-1)
+    beyond_noise = plain - np.quantile(np.abs(noise_RB).sum(-1), 1 - tail)
+    overall = np.abs(gap_B.sum()) - np.quantile(np.abs(noise_RB.sum(-1)), 1 - tail)
+    scale_K = np.linspace(0, 1, 41)
+    median_K = [np.median(np.abs(scale * gap_B + noise_RB).sum(-1)) for scale in scale_K]
+    low, high = max(0.0, beyond_noise, overall), min(1.0, plain + again_R.mean() - np.quantile(again_R, tail))
+    value = plain * np.interp(plain, np.maximum.accumulate(median_K), scale_K) if plain > median_K[0] else 0.0
+    return Interval(float(np.clip(value, low, high)), low, high)
+
+
+def _gaps(score_N, right_N, groups, bins: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each bin's mean gap times its fraction of steps, (B,), and draws of its noise, (R, B)."""
     gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
     one_hot_NB = _one_hot(equal_mass_bins(score_N, bins))
     noise_N = gap_N - one_hot_NB @ (gap_N @ one_hot_NB / one_hot_NB.sum(0))
@@ -89,7 +129,8 @@ def ece_if_calibrated(
     groups_B = np.array([len(np.unique(group_N[in_bin_N > 0])) for in_bin_N in one_hot_NB.T])
     noise_GB *= np.sqrt(groups_B / np.maximum(groups_B - 1, 1))  # centred on a mean that was itself estimated
     sign_RG = np.random.default_rng(seed).choice([-1.0, 1.0], size=(NULL_DRAWS, len(noise_GB)))
-    return np.abs(sign_RG @ noise_GB).sum(-1) / max(len(gap_N), 1)
+    total = max(len(gap_N), 1)
+    return gap_N @ one_hot_NB / total, sign_RG @ noise_GB / total
 
 
 def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> Brier:
@@ -150,7 +191,8 @@ def calibration_report(
 
     `raw` has the figures on all files. `by` has them by group of `step`, `length` (quartiles of characters) and
     `subset` (the files). `recalibrated` has them by kind of map, with `map` and `calibration_steps`. Steps of problems
-    in `calibrate` are left out of everything but the fit, and counted in `left_out`.
+    in `calibrate` are left out of everything but the fit, and counted in `left_out`. `chosen` is the kind of map with
+    the lowest cross-fitted Brier score on `calibrate` (`choose_map`).
 
     `conformal` lists thresholds from the chains of `calibrate`, one a problem, by their lowest score: the JSON of
     `Threshold`, and `held_out`, the `n` chains of the files and the `rate` among them that `alpha` bounds.
@@ -182,8 +224,27 @@ def calibration_report(
             }
             for kind, fitted_map in maps.items()
         },
+        "chosen": choose_map(fitted.score_N, fitted.right_N, fitted.problem_N, seed),
         "conformal": _conformal(_lowest(fit_trees), _lowest(held_out)),
     }
+
+
+def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, seed: int) -> str:
+    """Returns the kind of map whose fits to the other folds of problems have the lowest Brier score on each fold.
+
+    The first of `KINDS`, with one parameter, where a fit would lack right or wrong steps.
+    """
+    problem_N = np.unique(problem_N.astype(str), return_inverse=True)[1].reshape(-1)
+    fold_N = (np.random.default_rng(seed).permutation(problem_N.max() + 1) % FOLDS)[problem_N]
+    if any(len(set(right_N[fold_N != fold])) < 2 for fold in range(FOLDS)):
+        return next(iter(KINDS))
+
+    def loss(kind):
+        parts = ((fold_N != fold, fold_N == fold) for fold in range(FOLDS))
+        maps = ((fit(kind, score_N[outside], right_N[outside]), inside) for outside, inside in parts)
+        return sum(((apply(found, score_N[inside]) - right_N[inside]) ** 2).sum() for found, inside in maps)
+
+    return min(KINDS, key=loss)
 
 
 def _by_group(steps: _Steps, files: Sequence[str], seed: int) -> dict[str, list[dict[str, Any]]]:
@@ -275,16 +336,16 @@ def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
     enough = len(set(problem_N)) >= PROBLEMS_PER_BIN
     bins = int(np.clip(len(set(problem_N)) // PROBLEMS_PER_BIN, 1, BINS))
     null_R = ece_if_calibrated(score_N, right_N, problem_N, bins, seed=seed)
-    found = bootstrap(lambda weight_RN: ece(score_N, right_N, bins, weight_RN), problem_N, seed=seed)
+    plain = float(ece(score_N, right_N, bins))
     square_N = (score_N - right_N) ** 2
     return {
         "n": len(score_N),
         "bins": bins,
         "mean_score": jsonable(score_N.mean()),
         "share_right": jsonable(right_N.mean()),
-        "ece": found.json(),
+        "ece": ece_interval(score_N, right_N, problem_N, bins, seed=seed).json() | {"plain": jsonable(plain)},
         "ece_if_calibrated": {"mean": jsonable(null_R.mean()), "high": jsonable(np.quantile(null_R, 0.95))},
-        "miscalibrated": bool(found.value > np.quantile(null_R, 0.95)) if enough else None,
+        "miscalibrated": bool(plain > np.quantile(null_R, 0.95)) if enough else None,
         "brier": bootstrap(lambda weight_RN: weighted_mean(square_N, weight_RN), problem_N, seed=seed).json()
         | {key: jsonable(x) for key, x in brier(score_N, right_N, bins)._asdict().items() if key != "brier"},
         "auroc": jsonable(auroc(score_N, right_N)),

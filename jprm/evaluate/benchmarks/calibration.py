@@ -55,7 +55,7 @@ def figures(request: Request) -> Report:
     return calibration_report(request.data, fitted, request.neutral, request.seed)
 
 
-COLUMNS = ("steps", "mean score, %", "right, %", "ECE [95 %]", "ECE of noise", "Brier [95 %]", "AUROC")
+COLUMNS = ("steps", "mean score, %", "right, %", "ECE [95 %]", "plain ECE", "ECE of noise", "Brier [95 %]", "AUROC")
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -80,7 +80,7 @@ def _rows(report: Report) -> Iterator[list[str]]:
     for label, row in named.items():
         noise = percent(row["ece_if_calibrated"]["high"]) + (" <" if row["miscalibrated"] else "")
         cells = (str(row["n"]), percent(row["mean_score"]), percent(row["share_right"]), interval(row["ece"]))
-        yield [label, *cells, noise, interval(row["brier"]), percent(row["auroc"])]
+        yield [label, *cells, percent(row["ece"].get("plain")), noise, interval(row["brier"]), percent(row["auroc"])]
 
 
 def section(models: Sequence[Model]) -> Iterator[Block]:
@@ -100,18 +100,21 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
         title = f"{report['left_out']} steps of the problems fitted on are left out"
         yield Table(title, (model.name, *COLUMNS), list(_rows(report)))
     yield Note(
-        "ECE is the mean distance between score and fraction right. No finite sample has 0, so what noise alone would"
-        " show stands beside it; “<” marks a finding, an ECE above that. The maps are fitted on other problems."
+        "ECE is the mean distance between score and fraction right, debiased; the plain one of a finite sample is never"
+        " 0, so what noise alone would show stands beside it; “<” marks a finding, a plain ECE above that. The maps are"
+        " fitted on other problems."
     )
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     report = results["calibration"]
     raw = report["raw"]
-    kind, best = min(report["recalibrated"].items(), key=lambda pair: pair[1]["ece"]["value"])
+    kind = report.get("chosen", "temperature")
+    best = report["recalibrated"][kind]
     found = (
-        f"A step's score is off its fraction of right steps by {interval(raw['ece'])} points on average (ECE); a"
-        f" calibrated scorer would show up to {percent(raw['ece_if_calibrated']['high'])} by noise."
+        f"A step's score is off its fraction of right steps by {interval(raw['ece'])} points on average (ECE),"
+        f" {percent(raw['ece'].get('plain'))} before the bias of noise is taken off; a calibrated scorer"
+        f" would show up to {percent(raw['ece_if_calibrated']['high'])} by noise."
     )
     if raw["miscalibrated"] is None:
         yield "open", f"{found} There are too few problems to say more."
