@@ -1,8 +1,10 @@
 """Ten short proofs, tactic by tactic."""
 
+import re
 import time
 
 import pytest
+from hostile import tactics
 
 from jprm.tree import tree_of
 from jprm.verify import coq, sandbox
@@ -89,3 +91,42 @@ def test_without_coq_it_is_refused(monkeypatch):
     monkeypatch.setattr(coq, "refusal", lambda: "coqtop is not installed (Debian's package coq)")
     with pytest.raises(OSError, match="coqtop is not installed"):
         check_coq(tree_of({"problem": ADD, "steps": ["intros n."]}))
+
+
+@pytest.mark.parametrize("steps", tactics.FORGED.values(), ids=tactics.FORGED)
+def test_a_false_theorem_is_never_proven(steps):
+    verdicts = check_tactics(tactics.FALSE, steps)
+    assert verdicts[-1].label != 1 and (verdicts[-1].label == 0 or not verdicts[-1].checked)
+
+
+def test_a_fixpoint_with_a_guard_holds():
+    steps = ["fix IH 1.", "intros n. destruct n.", "- reflexivity.", "- simpl. f_equal. apply IH.", "Qed."]
+    assert labels(ADD, steps) == [None, 1, 1, 1, 1]
+
+
+def test_what_the_kernel_finds_at_the_end_makes_the_last_step_incorrect():
+    assert labels(ADD, ["intros n.", "induction n.", "- reflexivity."]) == [1, 1, 1]  # open goals are no error
+    assert labels(tactics.FALSE, ["fix f 1.", "exact f."]) == [None, 0]
+
+
+@pytest.mark.parametrize("message", ["Error: Stack overflow.", "Error: Out of memory.", "Error: Anomaly: uncaught"])
+def test_a_limit_of_the_sandbox_is_no_label(message, monkeypatch):
+    def run(command, text, *_, **__):
+        locate = "No object of basename " + re.search(r"Locate (mark\w+)", text)[1]
+        return sandbox.Outcome(
+            0, f"1 goal\n{locate}\n1 goal\n{locate}\n{locate}\n{message}\n{locate}\n{locate}\n{locate}\n"
+        )
+
+    monkeypatch.setattr(coq, "run", run)
+    assert labels(ADD, ["intros n.", "reflexivity."]) == [1, None]
+
+
+def test_an_unknown_compiler_is_no_label():
+    assert labels("Theorem t : 2 + 2 = 4.", ["native_compute.", "reflexivity."]) == [None, None]
+
+
+@pytest.mark.parametrize("step", tactics.SLOW.values(), ids=tactics.SLOW)
+def test_a_long_step_is_read_in_linear_time(step):
+    start = time.monotonic()
+    coq._tactics(step)
+    assert time.monotonic() - start < 2  # 0.1
