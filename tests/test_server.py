@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import gzip
 import json
 import socket
 import threading
 import time
+import tracemalloc
 
 import pytest
 from stub_server import Server, reply
@@ -294,3 +296,41 @@ def test_in_an_event_loop_it_names_the_way_out_and_leaves_no_coroutine():
     with pytest.raises(RuntimeError, match="await ServerPolicy.sample_async"):
         asyncio.run(notebook())
     gc.collect()  # a coroutine that nothing awaited would warn here
+
+
+def test_a_reply_without_end_is_cut(serve):
+    """The server writes 100 MiB in 5 s. The limit is passed in the second piece."""
+    server = serve(lambda number, body: (200, {}, (b" " * 2**20,) * 100))
+    start = time.monotonic()
+    sample = draw(server, max_tokens=1)
+    assert sample.finish_reason == "error" and "the reply is longer than 1,052,672 bytes" in sample.error
+    assert time.monotonic() - start < 2 and len(server.requests) == 1
+
+
+def test_a_compressed_reply_is_not_unpacked(serve):
+    bomb = gzip.compress(gzip.compress(bytes(10**8)))
+    assert len(bomb) < 1000
+    server = serve(lambda number, body: (200, {"Content-Encoding": "gzip, gzip"}, bomb))
+    tracemalloc.start()
+    sample = draw(server, retries=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "the reply is compressed ('gzip, gzip')" in sample.error and peak < 2e7
+    assert server.headers[0]["Accept-Encoding"] == "identity"
+
+
+DEEP = b'{"choices": ' + b"[" * 200_000
+CHARSETS = ["undefined", "hex", "punycode", "idna", "rot13", "utf-7", "no\x00ne"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [(200, {}, DEEP), (500, {}, DEEP), (200, {}, b'"\xff"'), (200, {}, b'\xff\xfe\x00"'), (200, {}, b"1" * 10**5)]
+    + [(status, {"Content-Type": f"text/x; charset={name}"}, b"\xff.n") for name in CHARSETS for status in (200, 400)]
+    + [(429, {"Retry-After": value}, b"") for value in ("9" * 999, "Mon, 99 Foo 99999999999 25:61:61 +9999999", ",")],
+)
+def test_a_hostile_reply_costs_one_sample(serve, bad):
+    server = serve(lambda number, body: bad if body["seed"] == 1 else reply("fine"))
+    (samples,) = policy(server, retries=0).sample([PROBLEM], 3, until="end", seed=0)
+    assert [sample.finish_reason for sample in samples] == ["stop", "error", "stop"]
+    assert len(samples[1].error) < 500

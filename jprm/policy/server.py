@@ -25,6 +25,9 @@ import httpx2
 
 from jprm.policy.protocol import Prefix, Sample
 
+_REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
+"""Limits of a reply: in all, and for every token of `max_tokens`, each of which may have 20 log-probabilities."""
+
 _RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
@@ -131,7 +134,7 @@ class ServerPolicy:
         key = self._key()
         slots = asyncio.Semaphore(config.concurrency)
         limits = httpx2.Limits(max_connections=config.concurrency)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=config.request_timeout_s) as client:
 
             async def one(prefix: Prefix, number: int) -> Sample:
@@ -193,19 +196,34 @@ class ServerPolicy:
         config = self.config
         path = "/chat/completions" if config.endpoint == "chat" else "/completions"
         body = request_body(config, prefix, until, seed)
-        response = await client.post(config.url.rstrip("/") + path, json=body)
+        async with client.stream("POST", config.url.rstrip("/") + path, json=body) as response:
+            content = await self._content(response)
+        text = content.decode("utf-8", "replace")  # JSON is UTF-8, whatever charset the header names
         if response.status_code in _RETRY:
-            raise _Retry(f"status {response.status_code}: {self._short(response.text)}", _retry_after(response.headers))
+            raise _Retry(f"status {response.status_code}: {self._short(text)}", _retry_after(response.headers))
         if response.status_code != 200:
-            raise _Refused(f"{config.url}: status {response.status_code}: {self._short(response.text)}")
+            raise _Refused(f"{config.url}: status {response.status_code}: {self._short(text)}")
         try:
-            reply = response.json()
-        except ValueError:
-            raise _Retry(f"the reply is not JSON: {self._short(response.text)}") from None
+            reply = json.loads(content)
+        except (ValueError, RecursionError):
+            raise _Retry(f"the reply is not JSON: {self._short(text)}") from None
         try:
             return read_reply(config, prefix, until, reply)
         except ValueError as error:
-            raise _Refused(f"{config.url}: {error}: {self._short(response.text)}") from None
+            raise _Refused(f"{config.url}: {error}: {self._short(text)}") from None
+
+    async def _content(self, response: httpx2.Response) -> bytearray:
+        """Returns the body of a reply, which is neither decompressed nor longer than a sample's can be."""
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            raise _Retry(f"the reply is compressed ({self._short(encoding)}), which was not requested")
+        most = _REPLY_BYTES + _TOKEN_BYTES * self.config.max_tokens
+        content = bytearray()
+        async for piece in response.aiter_raw():
+            content += piece
+            if len(content) > most:
+                raise _Refused(f"{self.config.url}: the reply is longer than {most:,} bytes")
+        return content
 
 
 def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) -> dict[str, Any]:
@@ -301,5 +319,5 @@ def _retry_after(headers: Mapping[str, str]) -> float:
             return float(value)
         due = email.utils.parsedate_to_datetime(value)
         return max(0.0, (due - datetime.datetime.now(datetime.UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return 0.0
