@@ -14,6 +14,7 @@ tuple; times (12:30) are text.
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 import zlib
@@ -40,7 +41,7 @@ def canonical_answer(answer: Any) -> str | float | None:
     """Returns a form that is equal for equal answers; None if there is no answer.
 
     Numbers, and strings that are plainly numbers ("1,000", " 18.0 "), are equal by value; other strings by their text
-    without outer space. None, a blank string and NaN are no answer.
+    without outer space, numbers beyond the floats (1e999) among them. None, a blank string and NaN are no answer.
     """
     if answer is None or (isinstance(answer, float) and math.isnan(answer)):
         return None
@@ -53,7 +54,11 @@ def canonical_answer(answer: Any) -> str | float | None:
     text = answer.strip()
     if any(c.isdigit() for c in text) and _NUMBER.fullmatch(text):
         plain = text.replace(",", "")
-        return int(plain) if plain.lstrip("+-").isdecimal() and len(plain) < 1000 else float(plain)
+        if plain.lstrip("+-").isdecimal() and len(plain) < 1000:
+            return int(plain)
+        value = float(plain) if len(plain) < 1000 else math.inf
+        lost = math.isinf(value) or not value and any(c in "123456789" for c in plain.lower().partition("e")[0])
+        return text if lost else value  # 1e999 and 1e-999 are no floats
     return text or None
 
 
@@ -97,6 +102,8 @@ def equivalent(truth: str | float | None, given: str | float | None, *, limit_s:
     if not isinstance(one, str) and not isinstance(two, str):
         return _close(one, two)
     one, two = str(one), str(two)
+    if _NUMBER.fullmatch(one) and _NUMBER.fullmatch(two):
+        return _same_number(one, two)
     words = [_TEXT.sub(r"\1", x).strip(" $.") for x in (one, two)]
     if any(map(_WORDS.fullmatch, words)):
         return words[0].casefold().split() == words[1].casefold().split()
@@ -135,6 +142,16 @@ def _close(one: float, two: float) -> bool:
         return math.isclose(one, two, rel_tol=1e-9)
     except OverflowError:  # an integer beyond the largest float
         return one == two
+
+
+def _same_number(one: str, two: str) -> bool:
+    """Compares two numbers of which one is beyond the floats. Numbers of more than `_LONGEST` digits are text."""
+    if max(len(one), len(two)) > _LONGEST:
+        return False
+    context = decimal.Context(prec=2 * _LONGEST, Emin=-(10**6), Emax=10**6)
+    a, b = (context.create_decimal(x.replace(",", "")) for x in (one, two))
+    gap = abs(context.subtract(a, b))
+    return gap <= context.multiply(max(abs(a), abs(b)), decimal.Decimal("1e-9"))
 
 
 def _braced(text: str, start: int) -> str | None:

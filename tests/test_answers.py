@@ -56,6 +56,21 @@ def test_extraction(text, answer):
         ("5", "6", False),
         (r"\frac{1}{", "0.5", False),  # no parse
         (r"\left( \frac{1}{", r"( \frac{1}{", True),  # no parse, the same text
+        ("1" * 1000, "2" * 1000, False),
+        ("1" * 1000, "1" * 1000, True),
+        ("1" * 1000, "1" * 999 + "2", True),  # within 1e-9
+        ("1" * 3000, "2" * 3000, False),
+        ("1e999", "2e998", False),
+        ("1e999", "10e998", True),
+        ("1e999", "1" + "0" * 999, True),
+        ("-1e999", "1e999", False),
+        ("0", "1e-999", False),
+        (0, "1e-999", False),
+        ("0", "0e999", True),
+        ("1e-999", "2e-999", False),
+        ("1e-400", "10e-401", True),
+        (1e308, "1e309", False),
+        ("x", "1e999", False),
         (None, "5", False),
         ("5", None, False),
         ("", "", False),
