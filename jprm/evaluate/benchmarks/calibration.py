@@ -55,7 +55,7 @@ def figures(request: Request) -> Report:
     return calibration_report(request.data, fitted, request.neutral, request.seed)
 
 
-COLUMNS = ("steps", "mean score, %", "right, %", "ECE [95 %]", "plain ECE", "ECE of noise", "Brier [95 %]", "AUROC")
+COLUMNS = ("steps", "mean score, %", "right, %", "ECE [95 %]", "plain / noise", "Brier [95 %]", "AUROC")
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -78,9 +78,11 @@ def _rows(report: Report) -> Iterator[list[str]]:
         **{f"  {name} {row['group']}": row for name, rows in report["by"].items() for row in rows},
     }
     for label, row in named.items():
-        noise = percent(row["ece_if_calibrated"]["high"]) + (" <" if row["miscalibrated"] else "")
+        noise = f"{percent(row['ece'].get('plain'))} / {percent(row['ece_if_calibrated']['high'])}" + (
+            " <" if row["miscalibrated"] else ""
+        )
         cells = (str(row["n"]), percent(row["mean_score"]), percent(row["share_right"]), interval(row["ece"]))
-        yield [label, *cells, percent(row["ece"].get("plain")), noise, interval(row["brier"]), percent(row["auroc"])]
+        yield [label, *cells, noise, interval(row["brier"]), percent(row["auroc"])]
 
 
 def section(models: Sequence[Model]) -> Iterator[Block]:
