@@ -2,7 +2,7 @@
 #
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
-#   make lint                          ruff: check and format
+#   make lint                          ruff: check and format; then make types
 #   make types                         pyright, basic mode
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
@@ -42,6 +42,7 @@ test: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MAKE) --no-print-directory types
 
 types: install
 	$(BIN)/basedpyright --pythonpath $(BIN)/python

@@ -192,12 +192,11 @@ def _numbers(parsed: Any) -> list[list[float]] | None:
     """Returns the numbers of an expression, or of the members of a tuple, set or interval; None for others."""
     import sympy
 
+    members: list[Any] = [parsed]
     if isinstance(parsed, sympy.FiniteSet | sympy.Tuple):
-        members = parsed.args
+        members = list(parsed.args)
     elif isinstance(parsed, sympy.Interval):
-        members = (parsed.start, parsed.end)
-    else:
-        members = (parsed,)
+        members = [parsed.start, parsed.end]
     if not all(isinstance(member, sympy.Expr) for member in members):
         return None
     found = set()

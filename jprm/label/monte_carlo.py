@@ -111,7 +111,8 @@ class _Counts:
 def _counts(tree: ReasoningTree) -> _Counts:
     inner = {node.parent for node in tree.nodes}
     known = [node.correct is not None and i not in inner for i, node in enumerate(tree.nodes)]
-    return _Counts(np.array(known), *(np.zeros(len(known), int) for _ in range(3)))
+    none_N = np.zeros(len(known), int)
+    return _Counts(np.array(known), none_N, none_N.copy(), none_N.copy())
 
 
 def _label_chunk(chunk, rollouts, config, grader):

@@ -265,8 +265,10 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
         found = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
         raise ValueError(f"the reply has {found}, not the one choice requested")
     choice = choices[0]
-    message = choice.get("message") if isinstance(choice.get("message"), Mapping) else {}
-    text = choice.get("text") if config.endpoint == "completions" else message.get("content")
+    message = choice.get("message")
+    text = choice.get("text")
+    if config.endpoint == "chat":
+        text = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(text, str):
         raise ValueError("the choice has no text")
     if not text.isascii() and re.search("[\ud800-\udfff]", text):  # no file can hold it
@@ -304,11 +306,12 @@ def _logprob(config: ServerConfig, choice: Mapping[str, Any]) -> float | None:
         values = [token.get("logprob") if isinstance(token, Mapping) else None for token in content]
     else:
         values = given.get("token_logprobs")
-    if not isinstance(values, list) or any(type(value) not in (int, float) for value in values):
+    if not isinstance(values, list):
         return None
-    if not all(-1e300 < value < 1e300 for value in values):  # samples are kept as JSON, which has no NaN
-        return None
-    return float(sum(values))
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values) or not all(-1e300 < number < 1e300 for number in numbers):
+        return None  # samples are kept as JSON, which has no NaN
+    return float(sum(numbers))
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
