@@ -29,9 +29,11 @@ LIMIT_S = 5.0
 _LONGEST = 2000  # characters of an answer that the parser reads
 
 _NUMBER = re.compile(r"[+-]?(?=\.?\d)(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
-_PHRASE = re.compile(r"(?:answer\s+is|answer\s*[:=])\s*:?\s*(.+?)\s*(?:\.(?=\s|$)|$)", re.IGNORECASE | re.MULTILINE)
+_PHRASE = re.compile(r"answer(?:\s+is|\s*[:=])\s*:?\s*", re.IGNORECASE)
+_STOP = re.compile(r"\.(?=\s|\Z)|\n|\Z")
 _HEADING = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)  # of PRM800K's chains
-_HASHES = re.compile(r"####\s*(.+?)\s*$", re.MULTILINE)
+_HASHES = re.compile(r"####\s*")
+_LINE = re.compile(r"\n|\Z")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[^\W\d_]{3,}([\s,.'’-]+[^\W\d_]+)*\.?")
 _ORNAMENTS = re.compile(r"\\(?:left|right|displaystyle|[!,;: ])|\\(?:text|mathrm|mbox)\s*(?=\{)|[\s$]|\.$")
@@ -75,14 +77,26 @@ def extract_answer(text: str, *, limit_s: float = LIMIT_S) -> str | None:
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start >= 0:
         return _braced(text, text.index("{", start))
-    for marker in (_HASHES, _PHRASE):
-        if found := marker.findall(text):
-            return _plain(found[-1])
+    for marker, stop in ((_HASHES, _LINE), (_PHRASE, _STOP)):
+        if (found := _last_after(text, marker, stop)) is not None:
+            return _plain(found)
     if len(heading) > 1:
         return _plain(text.strip().partition("\n")[0])
     if not any(c.isdigit() for c in text):
         return None
     return _worker.ask({"extract": text[-_LONGEST:]}, limit_s)
+
+
+def _last_after(text: str, marker: re.Pattern, stop: re.Pattern) -> str | None:
+    """Returns what the last marker introduces, up to `stop`, in time linear in the text."""
+    found, at = None, 0
+    while mark := marker.search(text, at):
+        at = mark.end()
+        if at < len(text) and (end := stop.search(text, at + 1)):
+            found, at = text[mark.end() : end.start()], end.start()
+        elif mark.group().endswith((" ", "\t")):
+            found = ""  # truncated
+    return found
 
 
 def _plain(text: str) -> str | None:

@@ -33,6 +33,31 @@ def test_extraction(text, answer):
     assert extract_answer(text) == answer
 
 
+SPACES = " " * 30_000
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (f"The answer is a{SPACES}b", f"a{SPACES}b"),
+        (f"#### a{SPACES}b", f"a{SPACES}b"),
+        (f"The answer is{SPACES}5", "5"),
+        (f"####{SPACES}5", "5"),
+        ("The answer is " + "a .b" * 20_000, "a .b" * 20_000),
+        ("answer: " * 20_000 + "7", "answer: " * 19_999 + "7"),
+        ("answer" * 20_000, None),
+        ("#" * 60_000, "#" * 59_996),
+        ("# Answer" + SPACES + "x" + "# Answer" * 5_000, None),
+        ("\\boxed{" * 20_000, None),
+    ],
+    ids=range(10),
+)
+def test_extraction_takes_linear_time(text, answer):
+    start = time.monotonic()
+    assert extract_answer(text) == answer
+    assert time.monotonic() - start < 2  # 0.1
+
+
 @pytest.mark.parametrize(
     ("truth", "given", "same"),
     [
