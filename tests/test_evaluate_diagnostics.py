@@ -128,7 +128,7 @@ def test_wrong_process(seed):
     assert not clean["finding"] and clean["detected"]["low"] > clean["false_alarms"]["high"]
     flawed = wrong_process(chains(600, seed, "outcome"), 0.5, seed)
     assert flawed["finding"] and flawed["gap"]["low"] > 0.1
-    with pytest.raises(ScoreError, match="0 chains with a correct answer and a wrong step"):
+    with pytest.raises(ScoreError, match="0 problems with a correct answer and a wrong step"):
         wrong_process([r for r in chains(20, seed) if r["first_error"] < 0], 0.5, seed)
 
 

@@ -17,6 +17,9 @@ from jprm.score.aggregate import RULES
 from jprm.statistics import auroc, bootstrap, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
+LEAST = 10
+"""Problems of a kind from which `wrong_process` draws conclusions. The bootstrap of fewer has too narrow intervals."""
+
 
 def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.05) -> dict[str, Any]:
     """Returns how often the final step of a chain has its lowest score, beyond what the length explains.
@@ -94,18 +97,20 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
     ranks correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so
     for incorrect answers. `gap` is their difference, with an interval.
 
-    A finding: `auroc` is not above a half, or the gap is above `margin`. The scorer sees the answer, not the process.
+    A finding: the interval of `auroc` is below a half plus `margin`, or that of the gap above `margin`. The scorer sees
+    the answer, not the process. An interval that spans both sides is no finding. Raises ScoreError where fewer than
+    `LEAST` problems have a correct answer with a wrong step, or without; the gap counts if as many have an incorrect
+    answer.
     """
     low_N = np.array([score_P.min() for score_P in scores_of(trees)])
     error_N = np.array([tree.extra["first_error"] >= 0 for tree in trees], bool)
     right_N = np.array([tree.nodes[-1].correct for tree in trees], bool)
     problems = [tree.problem for tree in trees]
     clean_N, hidden_N, open_N = right_N & ~error_N, right_N & error_N, ~right_N & error_N
-    if not (clean_N.any() and hidden_N.any()):
-        counts = (
-            f"{hidden_N.sum()} chains with a correct answer and a wrong step, {clean_N.sum()} with a correct answer"
-        )
-        raise ScoreError(f"{counts} and none: both are needed")
+    hidden, clean, wrong = (len({problems[i] for i in np.flatnonzero(of_N)}) for of_N in (hidden_N, clean_N, open_N))
+    if min(hidden, clean) < LEAST:
+        counts = f"{hidden} problems with a correct answer and a wrong step, {clean} with a correct answer and none"
+        raise ScoreError(f"{counts}: {LEAST} of each are needed")
 
     def flagged(of_N):
         return bootstrap(lambda w: weighted_mean(low_N < threshold, w * of_N), problems, seed=seed).json()
@@ -125,7 +130,7 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
         "auroc_wrong_answer": bootstrap(lambda w: area(open_N, w), problems, seed=seed).json(),
         "gap": gap.json(),
         "margin": margin,
-        "finding": bool(found.low <= 0.5 or gap.low > margin),
+        "finding": bool(found.high < 0.5 + margin or (wrong >= LEAST and gap.low > margin)),
     }
 
 
