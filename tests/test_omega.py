@@ -17,12 +17,13 @@ from jprm.label.omega import (
     first_error,
     label_problems,
     quality,
-    run_search,
+    run_searches,
     select,
     tree_of_search,
 )
 from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
+from jprm.policy.sample_cache import PolicyError
 from jprm.tree import chains_of, record_of, tree_of
 
 PROBLEM = {"problem": "p", "steps": ["unused"], "answer": 1}
@@ -48,6 +49,23 @@ class Cliff:
             f"{'bad' if goes_wrong and i == self.error else 'fine'} {i}" for i in range(len(steps), self.length - 1)
         ]
         return Sample((*texts, f"The answer is {int(not (wrong or goes_wrong))}"), 100, "stop")
+
+
+def run_search(problem, answer, rollouts, config):
+    search = Search(problem, answer)
+    run_searches([search], rollouts, config)
+    return search
+
+
+def alone(steps, rollouts, config):
+    """The result of a part of a search, with the rollouts that it requests."""
+    samples = None
+    while True:
+        try:
+            prefix = steps.send(samples)
+        except StopIteration as stop:
+            return stop.value
+        (samples,) = rollouts.draw([(prefix, config.seed, config.k)])
 
 
 def draw(tmp_path, policy):
@@ -84,7 +102,7 @@ def test_binary_search_finds_the_first_error_with_k_log_m_rollouts(tmp_path_fact
         wrong = policy.one((), 1)
         assert len(wrong.steps) == length + 1 and wrong.steps[error] == f"bad {error}"
         search = Search("p", 1, {(): State(2, 4)})
-        assert first_error(search, (), wrong.steps, rollouts, config) == error
+        assert alone(first_error(search, (), wrong.steps, config), rollouts, config) == error
     assert len(policy.asked) == rollouts.sampled == search.spent <= 4 * math.ceil(math.log2(length + 1))
     assert len(set(policy.asked)) == len(policy.asked) / 4  # no prefix twice
 
@@ -101,7 +119,8 @@ def test_the_error_may_be_the_last_step(tmp_path):
     with draw(tmp_path, policy) as rollouts:
         search = Search("p", 1, {(): State(2, 4)})
         steps = policy.one((), 0).steps
-        assert first_error(search, (), steps, rollouts, OmegaConfig(k=4)) == 7
+        config = OmegaConfig(k=4)
+        assert alone(first_error(search, (), steps, config), rollouts, config) == 7
         assert search.spent == 4 * 3
 
 
@@ -176,3 +195,57 @@ def test_problems_without_an_error_to_find_are_counted(tmp_path):
         with Rollouts(Always(1, answer), tmp_path / f"{answer}.jsonl") as rollouts:
             assert not list(label_problems([tree_of(PROBLEM)], rollouts, OmegaConfig(), left_out=left_out))
         assert left_out == {reason: 1}
+
+
+def test_problems_advance_together_and_give_the_trees_that_they_give_alone(tmp_path):
+    class Counting(Markov):
+        calls = 0
+
+        def sample(self, prefixes, n, *, until, seed):
+            self.calls += 1
+            return super().sample(prefixes, n, until=until, seed=seed)
+
+    problems = [tree_of(PROBLEM | {"problem": f"p{i}"}) for i in range(6)]
+    found, calls = {}, {}
+    for at_once in (1, 4, 32):
+        policy = Counting(length=8)
+        with Rollouts(policy, tmp_path / f"{at_once}.jsonl") as rollouts:
+            config = OmegaConfig(k=4, searches=5, problems_at_once=at_once)
+            found[at_once] = list(label_problems(problems, rollouts, config))
+        calls[at_once] = policy.calls
+    assert found[1] == found[4] == found[32] and len(found[1]) > 3
+    assert calls[32] < calls[4] < calls[1]
+
+
+class Failing(Cliff):
+    """Fails at problem "r", and when it is first asked to continue 4 steps of problem "q"."""
+
+    def sample(self, prefixes, n, *, until, seed):
+        gone = [p.problem == "r" or (p.problem == "q" and len(p.steps) == 4) for p in prefixes]
+        gone = [bad and (p.problem == "r" or p.steps not in self.asked) for bad, p in zip(gone, prefixes, strict=True)]
+        error = Sample((), 0, "error", error="the prompt is too long")
+        drawn = super().sample(prefixes, n, until=until, seed=seed)
+        return [[error] * n if bad else samples for bad, samples in zip(gone, drawn, strict=True)]
+
+
+def test_a_failed_sample_ends_neither_a_problem_nor_the_run(tmp_path):
+    """The first search of q fails at its first prefix; the next candidate is searched all the same."""
+    problems = [tree_of(PROBLEM | {"problem": name}) for name in "qpr"]
+    for at_once in (1, 3):
+        left_out, policy = collections.Counter(), Failing(8, 3)
+        with Rollouts(policy, tmp_path / f"{at_once}.jsonl") as rollouts:
+            config = OmegaConfig(k=4, problems_at_once=at_once)
+            q, p = label_problems(problems, rollouts, config, left_out=left_out)
+        assert left_out == {"no rollouts": 1} and rollouts.failed == 8
+        for tree in (q, p):
+            assert "bad 3" in {node.text for node in tree.nodes if node.label == 0}
+
+
+def test_a_policy_that_is_down_ends_the_run(tmp_path):
+    problems = [tree_of(PROBLEM | {"problem": "r"})] * 40
+    with Rollouts(Failing(8, 3), tmp_path / "never.jsonl") as rollouts, pytest.raises(PolicyError, match="too long"):
+        list(label_problems(problems, rollouts, OmegaConfig(k=4)))
+    some = [tree_of(PROBLEM), *(tree_of(PROBLEM | {"problem": "q", "answer": i}) for i in range(40))]
+    some += problems
+    with Rollouts(Failing(8, 3), tmp_path / "later.jsonl") as rollouts, pytest.raises(PolicyError, match="too long"):
+        list(label_problems(some, rollouts, OmegaConfig(k=4, problems_at_once=1)))

@@ -75,6 +75,7 @@ class OmegaConfig:
       searches: Binary searches per problem, at most.
       budget: Rollouts per problem, at most. A search that the budget ends keeps the states that it has valued.
       seed: Number of the first rollout.
+      problems_at_once: Problems whose rollouts are sampled together.
     """
 
     alpha: float = 0.5
@@ -85,9 +86,12 @@ class OmegaConfig:
     searches: int = 100
     budget: int | None = None
     seed: int = 0
+    problems_at_once: int = 32
 
     def __post_init__(self):
         if self.k < 1 or self.searches < 1:
             raise ValueError(f"k is {self.k} and searches {self.searches}: both must be at least 1")
+        if self.problems_at_once < 1:
+            raise ValueError(f"problems_at_once is {self.problems_at_once}: it must be at least 1")
         if self.budget is not None and self.budget < self.k:
             raise ValueError(f"a budget of {self.budget} rollouts is smaller than one state's k = {self.k}")

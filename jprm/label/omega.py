@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,6 +25,13 @@ from jprm.label.monte_carlo import ORIGIN, wilson
 from jprm.label.rollouts import Grader, Rollouts, reaches_answer
 from jprm.policy.protocol import Prefix, Sample
 from jprm.tree import Node, ReasoningTree, without_chain
+
+Result = TypeVar("Result")
+Steps = Generator[Prefix, list[Sample], Result]
+"""A part of a search: it yields prefixes and receives the k rollouts of each, without failed ones."""
+
+FAILED_IN_A_ROW = 16
+"""Prefixes in a row, all of whose rollouts fail, after which the policy is taken to be down."""
 
 
 def quality(mc: Float[np.ndarray, "*S"], tokens: Int[np.ndarray, "*S"], config: OmegaConfig) -> Float[np.ndarray, "*S"]:
@@ -81,34 +90,59 @@ def label_problems(
     Problems whose first k rollouts are all correct or all incorrect have no error to find. They are left out and
     counted in `left_out` as "too easy" and "too hard" (or "no rollouts").
     """
-    for tree in trees:
-        if tree.answer is None:
-            raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be judged")
-        search = run_search(tree.problem, tree.answer, rollouts, config, grader)
-        root = search.states.get(())
-        if root is None or not 0 < root.mc < 1 or len(search.states) + len(search.errors) < 2:
-            reason = "no rollouts" if root is None else "too easy" if root.mc == 1 else "too hard"
-            if left_out is not None:
-                left_out["nothing found" if root and 0 < root.mc < 1 else reason] += 1
-            continue
-        yield tree_of_search(search, tree)
+    trees = iter(trees)
+    while chunk := list(itertools.islice(trees, config.problems_at_once)):
+        for tree in chunk:
+            if tree.answer is None:
+                raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be judged")
+        searches = [Search(tree.problem, tree.answer) for tree in chunk]
+        run_searches(searches, rollouts, config, grader)
+        for tree, search in zip(chunk, searches, strict=True):
+            root = search.states.get(())
+            if root is None or not 0 < root.mc < 1 or len(search.states) + len(search.errors) < 2:
+                reason = "no rollouts" if root is None else "too easy" if root.mc == 1 else "too hard"
+                if left_out is not None:
+                    left_out["nothing found" if root and 0 < root.mc < 1 else reason] += 1
+                continue
+            yield tree_of_search(search, tree)
 
 
-def run_search(
-    problem: str, answer: str | float, rollouts: Rollouts, config: OmegaConfig, grader: Grader = reaches_answer
-) -> Search:
-    """Searches until no candidate is left or `config.searches` or `config.budget` is reached."""
-    search = Search(problem, answer)
-    _value(search, (), rollouts, config, grader)
+def run_searches(
+    searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig, grader: Grader = reaches_answer
+) -> None:
+    """Runs searches together: every round samples k rollouts of one prefix of each.
+
+    Raises:
+      PolicyError: the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
+    """
+    waiting = [(steps, None) for steps in (_run(search, config, grader) for search in searches)]
+    while waiting:
+        asks = []
+        for steps, samples in waiting:
+            try:
+                asks.append((steps, steps.send(samples)))
+            except StopIteration:
+                continue
+        requests = [(prefix, config.seed, config.k) for _, prefix in asks]
+        drawn = rollouts.draw(requests, tolerated=FAILED_IN_A_ROW) if asks else []
+        waiting = [(steps, samples) for (steps, _), samples in zip(asks, drawn, strict=True)]
+
+
+def _run(search: Search, config: OmegaConfig, grader: Grader) -> Steps[None]:
+    """Searches until no candidate is left or `config.searches` or `config.budget` is reached.
+
+    A candidate is dropped where all rollouts of a prefix on its way fail.
+    """
+    yield from _value(search, (), config, grader)
     while search.wrong and search.searches < config.searches:
         prefix, rollout = search.wrong.pop(select(search, config))
         search.states[prefix].visits += 1
         search.searches += 1
-        first = first_error(search, prefix, rollout.steps, rollouts, config, grader)
-        if first is None:  # the budget is spent
+        first = yield from first_error(search, prefix, rollout.steps, config, grader)
+        if first is not None:
+            search.errors.append(prefix + rollout.steps[: first + 1])
+        elif not _affords(search, config):
             break
-        search.errors.append(prefix + rollout.steps[: first + 1])
-    return search
 
 
 def select(search: Search, config: OmegaConfig) -> int:
@@ -121,14 +155,9 @@ def select(search: Search, config: OmegaConfig) -> int:
 
 
 def first_error(
-    search: Search,
-    prefix: tuple[str, ...],
-    steps: Sequence[str],
-    rollouts: Rollouts,
-    config: OmegaConfig,
-    grader: Grader = reaches_answer,
-) -> int | None:
-    """Returns the index of the first step after which no rollout is correct; None if the budget ends first.
+    search: Search, prefix: tuple[str, ...], steps: Sequence[str], config: OmegaConfig, grader: Grader = reaches_answer
+) -> Steps[int | None]:
+    """Returns the index of the first step after which no rollout is correct; None if the budget or a policy ends it.
 
     `steps` is an incorrect rollout from a state of MC > 0. Invariant: some rollout after steps[:low] is correct, none
     after steps[:high] is. So at most ceil(log2(len(steps))) new states are valued.
@@ -136,21 +165,28 @@ def first_error(
     low, high = 0, len(steps)
     while high - low > 1:
         middle = (low + high) // 2
-        state = _value(search, prefix + tuple(steps[:middle]), rollouts, config, grader)
+        state = yield from _value(search, prefix + tuple(steps[:middle]), config, grader)
         if state is None:
             return None
         low, high = (middle, high) if state.right else (low, middle)
     return high - 1
 
 
-def _value(search: Search, steps: tuple[str, ...], rollouts: Rollouts, config: OmegaConfig, grader: Grader):
-    """Returns a prefix's state, valued by k rollouts if new. Incorrect ones become candidates if others are correct."""
+def _affords(search: Search, config: OmegaConfig) -> bool:
+    return config.budget is None or search.spent + config.k <= config.budget
+
+
+def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig, grader: Grader) -> Steps[State | None]:
+    """Returns a prefix's state, valued by k rollouts if new; None if they fail or exceed the budget.
+
+    Incorrect rollouts become candidates if others are correct.
+    """
     if steps in search.states:
         return search.states[steps]
-    if config.budget is not None and search.spent + config.k > config.budget:
+    if not _affords(search, config):
         return None
     prefix = Prefix(search.problem, steps)
-    (samples,) = rollouts.draw([(prefix, config.seed, config.k)])
+    samples = yield prefix
     search.spent += config.k
     if not samples:
         return None

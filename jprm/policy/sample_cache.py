@@ -62,6 +62,11 @@ class KeptPolicy:
     def __exit__(self, *error: Any) -> None:
         self._held.__exit__(*error)
 
+    @property
+    def answered(self) -> bool:
+        """Whether any sample of this policy is kept."""
+        return bool(self._kept)
+
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
         """Returns (first, count) of the runs of sample numbers seed .. seed + n - 1 of a prefix that are not kept."""
         return runs([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
