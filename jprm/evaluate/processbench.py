@@ -140,8 +140,9 @@ def processbench_report(scored: Scored, calibration: str, seed: int) -> dict[str
     """Returns F1 at 0.5, tuned, cross-fitted and at best, with baselines, by file.
 
     `calibration` names the file whose best threshold is the tuned one of all files, also for the baselines; that file's
-    own `tuned` has `in_sample` true. `cross_fit` tunes on the file itself but judges each chain by a threshold that has
-    not seen its problem; None where the file is too small. `upper_bound` is the oracle of each file, in sample.
+    own `tuned` has `in_sample` true. `cross_fit`, also of the baselines with a threshold, tunes on the file itself but
+    judges each chain by a threshold that has not seen its problem; None where the file is too small. `upper_bound` is
+    the oracle of each file, in sample.
     Intervals resample problems and keep thresholds fixed.
     """
     if calibration not in scored:
@@ -194,14 +195,14 @@ def f1_draws(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str,
 
         found["half"][name] = drawn(right_at(first_error_N, file["scores"], 0.5))
         found["tuned"][name] = drawn(right_at(first_error_N, file["scores"], tuned))
-        fitted = _cross_fitted(file, seed)
+        fitted = _cross_fitted(file, "scores", seed)
         found["cross_fit"][name] = None if fitted is None else drawn(fitted[0])
     return found
 
 
-def _cross_fitted(file: Mapping[str, Any], seed: int):
+def _cross_fitted(file: Mapping[str, Any], scorer: str, seed: int):
     try:
-        return cross_fit(file["first_error"], file["scores"], file["problem"], seed)
+        return cross_fit(file["first_error"], file[scorer], file["problem"], seed)
     except ScoreError:
         return None
 
@@ -228,20 +229,23 @@ def _file_report(file: Mapping[str, Any], tuned: Mapping[str, float], calibratio
     def at_tuned(scorer):
         return {**at(scorer, tuned[scorer]), "calibrated_on": calibration, "in_sample": in_sample}
 
+    def at_cross_fit(scorer):
+        fitted = _cross_fitted(file, scorer, seed)
+        return None if fitted is None else figures(fitted[0]) | {"thresholds": jsonable(np.array(fitted[1]))}
+
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
-    fitted = _cross_fitted(file, seed)
     return {
         **at("scores", 0.5),
         "n": len(first_error_N),
         "n_error": int((first_error_N >= 0).sum()),
         "n_correct": int((first_error_N < 0).sum()),
         "tuned": at_tuned("scores"),
-        "cross_fit": None if fitted is None else figures(fitted[0]) | {"thresholds": jsonable(np.array(fitted[1]))},
+        "cross_fit": at_cross_fit("scores"),
         "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top]), "in_sample": True},
         "baselines": {
             "always_correct": at("position", -np.inf),
             "always_first_step": at("position", np.inf),
-            **{scorer: at_tuned(scorer) for scorer in _BASELINES},
+            **{scorer: at_tuned(scorer) | {"cross_fit": at_cross_fit(scorer)} for scorer in _BASELINES},
         },
     }
 

@@ -105,18 +105,20 @@ def _at(file: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, file in results["processbench"]["files"].items():
         rows = {"always no error" if key == "always_correct" else words(key): x for key, x in file["baselines"].items()}
-        best, base = max(rows.items(), key=lambda pair: pair[1]["f1"] or 0)
         use, how = file["tuned"], f"with the threshold tuned on {file['tuned']['calibrated_on']}"
         if use["in_sample"]:
             if file["cross_fit"] is None:
                 yield "open", f"ProcessBench {name}: too few problems to tune a threshold off the chains it judges."
                 continue
             use, how = file["cross_fit"], "with a cross-fitted threshold"
+            # tuned as the model is; baselines without a threshold have no `cross_fit`
+            rows = {name: row.get("cross_fit") or row for name, row in rows.items()}
+        best, base = max(rows.items(), key=lambda pair: pair[1]["f1"] or 0)
         kind, place = against({"low": use["f1_low"], "high": use["f1_high"]}, base["f1"] or 0.0)
         yield (
             kind,
             f"ProcessBench {name}: F1 {_f1(use)} {how}; {percent(file['f1'])} at 0.5. The best trivial baseline"
-            f" ({best}) has {percent(base['f1'])}, which is {place} the interval.",
+            f" ({best}), tuned alike, has {percent(base['f1'])}, which is {place} the interval.",
         )
 
 
