@@ -85,14 +85,6 @@ def test_records_without_tests_are_refused(tests):
         labels(["x = 1"], tests)
 
 
-def forged(report):
-    """Returns a program that takes the harness's nonce and output from its frame and writes its own report."""
-    return (
-        "import sys, os\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\n"
-        f"names = frame.f_globals\nos.write(names['out'], ('\\n' + names['nonce'] + {report!r}).encode())\nos._exit(0)"
-    )
-
-
 @pytest.mark.parametrize("program", hostile.ODD.values(), ids=hostile.ODD)
 def test_an_odd_program_costs_its_own_label_alone(program):
     records = [{"problem": "p", "steps": [step], "tests": TESTS[:1]} for step in (program, "def area(s): return s * s")]
@@ -105,5 +97,17 @@ def test_an_odd_program_costs_its_own_label_alone(program):
 
 @pytest.mark.parametrize("report", hostile.REPORTS, ids=range(len(hostile.REPORTS)))
 def test_a_forged_report_of_another_shape_is_incorrect(report):
-    found, false = labels([forged(report)], TESTS[:1])
+    write = f"import os\nfor fd in range(3, 40):\n    try: os.write(fd, {report!r}.encode() + b'\\n')\n"
+    found, false = labels([write + "    except OSError: pass\nos._exit(0)"], TESTS[:1])
     assert found == [0] and false[0].encode()
+
+
+@pytest.mark.parametrize("program", hostile.FORGED.values(), ids=range(len(hostile.FORGED)))
+def test_no_program_forges_its_tests(program):
+    tests = ["assert area(2) == 4", "assert abs(area(3) - 9) < 1"]
+    assert labels([program], tests)[0] != [1]
+
+
+@pytest.mark.parametrize(("program", "test"), hostile.HONEST.values(), ids=hostile.HONEST)
+def test_an_honest_program_passes_from_another_process(program, test):
+    assert labels([program], [test]) == ([1], [None])

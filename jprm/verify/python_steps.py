@@ -8,21 +8,23 @@ the sandbox, then every test. The step is
 - unlabelled if no test can run yet or its block is incomplete: the next step begins indented, or an end is missing. A
   test that needs an undefined name is skipped, but fails after the last step.
 
+The tests run in another process and sandbox than the program (`remote.py`), which sees the calls of its functions but
+neither the tests nor their report. A test that compares a program's object with a plain value, or uses a name that
+hides a builtin, is undecided; then the step is incorrect if another test fails, and unlabelled otherwise.
+
 Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
 the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.
 """
 
 from __future__ import annotations
 
-import codeop
 import json
+import pathlib
 import re
-import secrets
-import warnings
 from collections.abc import Sequence
 
 from jprm.tree import ReasoningTree, RecordError
-from jprm.verify.sandbox import Limits, Outcome, python, run
+from jprm.verify.sandbox import Limits, python, run_pair
 from jprm.verify.verdict import Verdict
 
 LIMITS = Limits(seconds=10.0, memory=1 << 30)
@@ -30,33 +32,7 @@ LIMITS = Limits(seconds=10.0, memory=1 << 30)
 
 _FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 
-_HARNESS = """
-import json, os, sys
-def report(**what):
-    os.write(out, ("\\n" + nonce + json.dumps(what)).encode())
-    os._exit(0)
-def main():
-    question = json.load(sys.stdin)
-    return question["nonce"], os.dup(1), question["code"], question["tests"]
-nonce, out, code, tests = main()
-os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-os.dup2(1, 2)
-names = {"__name__": "program"}
-try:
-    exec(compile(code, "program", "exec"), names)
-except BaseException as error:
-    report(error=f"{type(error).__name__}: {error}"[:200])
-results = []
-for test in tests:
-    try:
-        exec(compile(test, "test", "exec"), dict(names))
-        results.append("passes")
-    except NameError as error:
-        results.append("later" if error.name not in names else f"NameError: {error}"[:200])
-    except BaseException as error:
-        results.append(f"{type(error).__name__}: {error}"[:200])
-report(tests=results)
-"""
+_REMOTE = pathlib.Path(__file__).with_name("remote.py")
 
 
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
@@ -84,7 +60,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
             continue
         new = _code(node.text, fenced)
         follow = [_code(tree.nodes[child].text, fenced) for child in children[i]]
-        unfinished = any(code[:1] in (" ", "\t") for code in follow) or (children[i] and _incomplete(programs[i]))
+        unfinished = any(code[:1] in (" ", "\t") for code in follow)
         if not new.strip() or unfinished:
             verdicts.append(Verdict(None))
         else:
@@ -110,38 +86,35 @@ def _code(text: str, fenced: bool) -> str:
     return code.strip("\n") + "\n" if code.strip() else ""
 
 
-def _incomplete(code: str) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return codeop.compile_command(code, symbol="exec") is None
-        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
-            return False
-
-
 def _run(code: str, tests: Sequence[str], last: bool, sandbox: bool, limits: Limits) -> Verdict:
-    nonce = secrets.token_hex(16)  # so that a program cannot print its own report
-    question = json.dumps({"nonce": nonce, "code": code, "tests": list(tests)})
-    outcome = run([python(), "-I", "-S", "-c", _HARNESS], question, limits, sandbox=sandbox)
-    reported = outcome.output.rpartition("\n" + nonce)[2] if nonce in outcome.output else None
-    if reported is None and outcome.output.startswith(("bwrap: ", "prlimit: ")):
+    """Runs the program in one sandbox and the tests in another, so that the program sees neither tests nor report."""
+    command = [python(), "-I", "-S", "-c", _REMOTE.read_text()]
+    questions = json.dumps({"code": code, "more": not last}), json.dumps({"tests": list(tests), "more": not last})
+    program, tested = run_pair(([*command, "program"], [*command, "tests"]), questions, limits, sandbox=sandbox)
+    if any(outcome.output.startswith(("bwrap: ", "prlimit: ")) for outcome in (program, tested)):
         return Verdict(None)  # it was never started
-    if reported is None:
-        return Verdict(0, 1, _ended(outcome, limits))
-    error, results = _read(reported, len(tests))
+    if program.status is None and tested.status is None:
+        return Verdict(0, 1, f"ran longer than {limits.seconds:g} seconds")
+    error, results = _read(tested.output, len(tests))
     if error is not None:
-        return Verdict(0, 1, error)
-    done = [result for result in results if result != "later" or last]
+        return Verdict(0 if error else None, int(bool(error)), error or None)
+    done = [result for result in results if result != "undecided" and (result != "later" or last)]
     failed = next((result for result in done if result != "passes"), None)
     if failed == "later":
         failed = "NameError: a test's name is never defined"
+    if failed is None and "undecided" in results:
+        return Verdict(None, len(done))
     return Verdict(int(failed is None) if done else None, len(done), failed)
 
 
 def _read(report: str, tests: int) -> tuple[str | None, list[str]]:
-    """Returns the program's error and the tests' results. A report of another shape is an error of the program."""
+    """Returns the program's error, empty if its code goes on, and the tests' results."""
     try:
         found = json.loads(report)
+        if found.get("incomplete") is True:
+            return "", []
+        if found.get("ended") is True:
+            return "ended before the tests", []
         error, results = found.get("error"), found.get("tests", [])
         if isinstance(error, str):
             return error, []
@@ -150,9 +123,3 @@ def _read(report: str, tests: int) -> tuple[str | None, list[str]]:
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return "reported something other than test results", []
-
-
-def _ended(outcome: Outcome, limits: Limits) -> str:
-    if outcome.status is None:
-        return f"ran longer than {limits.seconds:g} seconds"
-    return f"ended with status {outcome.status} before the tests"

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from typing import IO
@@ -79,23 +80,58 @@ def run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = Tr
     return _run(command, text, limits, sandbox=sandbox)
 
 
-def _run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool) -> Outcome:
+def run_pair(
+    commands: tuple[Sequence[str], Sequence[str]], texts: tuple[str, str], limits: Limits, *, sandbox: bool = True
+) -> tuple[Outcome, Outcome]:
+    """Runs two commands, each in a sandbox of its own, joined by two pipes whose numbers end their arguments.
+
+    The first is killed when the second ends.
+
+    Raises:
+      OSError: there is no sandbox.
+    """
+    if sandbox:
+        require()
+    (read_a, write_b), (read_b, write_a) = os.pipe(), os.pipe()
+    ended, outcomes = threading.Event(), []
+
+    def first() -> None:
+        command = [*commands[0], str(read_a), str(write_a)]
+        outcomes.append(_run(command, texts[0], limits, sandbox=sandbox, given=(read_a, write_a), stop=ended))
+
+    thread = threading.Thread(target=first, daemon=True)
+    thread.start()
+    try:
+        command = [*commands[1], str(read_b), str(write_b)]
+        outcome = _run(command, texts[1], limits, sandbox=sandbox, given=(read_b, write_b))
+    finally:
+        ended.set()
+        thread.join()
+    return outcomes[0], outcome
+
+
+def _run(
+    command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, given: Sequence[int] = (), stop=None
+) -> Outcome:
+    """Runs a command. It takes over the file descriptors `given`, and is killed when the event `stop` is set."""
     caps = [f"--as={limits.memory}", f"--fsize={limits.file}", f"--cpu={int(limits.seconds) + 1}"]
     full = ["prlimit", *caps, "--nofile=64", "--core=0", "--", *(_bwrap(command, limits) if sandbox else command)]
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as rules:
-        given.write(text.encode(errors="backslashreplace"))
-        given.seek(0)
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as rules:
+        asked.write(text.encode(errors="backslashreplace"))
+        asked.seek(0)
         folder = None if sandbox else tempfile.mkdtemp()
         if sandbox:
             _write_filter(rules)
             full[full.index("FILTER")] = str(rules.fileno())
         process = subprocess.Popen(
-            full, stdin=given, stdout=printed, stderr=printed, env=environment, cwd=folder, start_new_session=True,
-            pass_fds=[rules.fileno()] if sandbox else [],
+            full, stdin=asked, stdout=printed, stderr=printed, env=environment, cwd=folder, start_new_session=True,
+            pass_fds=[*given, *([rules.fileno()] if sandbox else [])],
         )  # fmt: skip
+        for descriptor in given:
+            os.close(descriptor)
         try:
-            status = _wait(process, limits.seconds)
+            status = _wait(process, limits.seconds, stop)
         finally:
             _end(process)
             if folder:
@@ -104,9 +140,9 @@ def _run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool) ->
         return Outcome(status, printed.read().decode(errors="replace"))
 
 
-def _wait(process: subprocess.Popen, seconds: float) -> int | None:
+def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | None = None) -> int | None:
     end, nap = time.monotonic() + seconds, 0.001
-    while (status := process.poll()) is None and time.monotonic() < end:
+    while (status := process.poll()) is None and time.monotonic() < end and not (stop and stop.is_set()):
         time.sleep(nap)
         nap = min(2 * nap, 0.02)
     return status

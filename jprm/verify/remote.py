@@ -1,0 +1,379 @@
+"""Runs a program in one process and its tests in another. Standard library only: both sides run it as a script.
+
+The program's process (`serve`) holds its names and answers requests on a pipe. The tests' process (`test`) sees the
+names as proxies. Plain values cross the pipe as copies, with exact types; every other object stays with the program and
+crosses as a number. So the program sees the calls and their arguments, but neither the tests nor what they expect.
+
+A comparison or an operation of a program's object with a plain value would show the program the expected value or let
+the object decide. It raises `Undecided`, and the test decides nothing.
+"""
+
+import builtins
+import collections
+import json
+import operator
+import os
+import sys
+
+_PLAIN = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
+_MAPS = {"dict": dict, "Counter": collections.Counter, "OrderedDict": collections.OrderedDict}
+_NAMES = {kind: name for name, kind in (_PLAIN | _MAPS).items()}
+
+
+class Undecided(BaseException):
+    """Raised where only the program could decide a test."""
+
+
+class Pipe:
+    """Messages as JSON lines, and values in them."""
+
+    def __init__(self, read, write):
+        self.input, self.output = os.fdopen(read, "rb"), os.fdopen(write, "wb", 0)
+        self.objects, self.loads, self.dumps = {}, json.loads, json.dumps
+
+    def send(self, message):
+        self.output.write(self.dumps(message).encode() + b"\n")
+
+    def receive(self):
+        line = self.input.readline()
+        if not line.endswith(b"\n"):
+            raise Ended
+        return self.loads(line)
+
+    def pack(self, value, depth=0):
+        kind = type(value)
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int:
+            return ["int", hex(value)]
+        if kind is float:
+            return ["float", value.hex()]
+        if kind is complex:
+            return ["complex", value.real.hex(), value.imag.hex()]
+        if kind in (bytes, bytearray):
+            return [kind.__name__, value.hex()]
+        if kind in _NAMES and depth < 100:
+            name = _NAMES[kind]
+            items = [part for pair in value.items() for part in pair] if name in _MAPS else value
+            return [name, *(self.pack(item, depth + 1) for item in items)]
+        return self.pack_object(value, depth)
+
+    def unpack(self, packed):
+        if not isinstance(packed, list):
+            return packed
+        name, *rest = packed
+        if name == "int":
+            return int(rest[0], 16)
+        if name == "float":
+            return float.fromhex(rest[0])
+        if name == "complex":
+            return complex(*map(float.fromhex, rest))
+        if name in ("bytes", "bytearray"):
+            return {"bytes": bytes, "bytearray": bytearray}[name].fromhex(rest[0])
+        if name in _PLAIN:
+            return _PLAIN[name](map(self.unpack, rest))
+        if name in _MAPS:
+            values = list(map(self.unpack, rest))
+            return _MAPS[name](dict(zip(values[::2], values[1::2], strict=True)))
+        return self.unpack_object(name, rest)
+
+
+class Ended(Exception):
+    """Raised when the other process has ended."""
+
+
+class Program(Pipe):
+    """The program's side: a table of its objects, by number."""
+
+    def pack_object(self, value, depth):
+        number = id(value)
+        self.objects[number] = value
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return ["exception", number, _ancestry(value)]
+        for name in ("int", "float", "str", "tuple", "frozenset"):
+            base = getattr(builtins, name)
+            if isinstance(value, base) and not isinstance(value, type):
+                inner = base.__new__(base, base.__iter__(value)) if name in _PLAIN else _base(base, value)
+                return ["part", number, self.pack(inner, depth + 1)]
+        if type(value) is type(sys):
+            return ["module", value.__name__]
+        return ["object", number]
+
+    def unpack_object(self, name, rest):
+        if name == "object":
+            return self.objects[rest[0]]
+        if name == "builtin":
+            return getattr(builtins, rest[0])
+        if name == "callback":
+            return lambda *args, **keys: self.call_back(rest[0], args, keys)
+        raise ValueError(name)
+
+    def call_back(self, number, args, keys):
+        self.send({"callback": number, "args": self.pack(args), "keys": self.pack(keys)})
+        reply = self.handle_until_reply()
+        if "raised" in reply:
+            raise getattr(builtins, reply["raised"], RuntimeError)(reply["text"])
+        return self.unpack(reply["value"])
+
+    def handle_until_reply(self):
+        while "op" in (message := self.receive()):
+            self.answer(message)
+        return message
+
+    def answer(self, message):
+        """Performs one request: an operation on values, whose plain containers come back as they are afterwards."""
+        try:
+            values = [self.unpack(value) for value in message["values"]]
+            keys = {key: self.unpack(value) for key, value in message.get("keys", {}).items()}
+            value = self.pack(_OPERATIONS[message["op"]](*values, **keys))
+            reply = {"value": value, "values": [self.pack(one) for one in values]}
+        except Ended:
+            raise
+        except BaseException as error:
+            reply = {"raised": _ancestry(type(error)), "number": id(type(error)), "text": _text(error)}
+            reply["name"] = error.name if isinstance(error, NameError) else None
+        reply["watched"] = {name: self.pack(self.names[name]) for name in message["watch"] if name in self.names}
+        self.send(reply)
+
+    def serve(self, code):
+        self.names = names = {"__name__": "program"}
+        try:
+            exec(compile(code, "program", "exec"), names)
+        except BaseException as error:
+            self.send({"error": f"{type(error).__name__}: {_text(error)}"[:200]})
+            return
+        self.send({"names": {str(name): self.pack(value) for name, value in list(names.items())}})
+        while True:
+            self.answer(self.receive())
+
+
+def _base(base, value):
+    return {"int": int.__int__, "float": float.__float__, "str": str.__str__}[base.__name__](value)
+
+
+def _text(error):
+    try:
+        return str(error)[:200]
+    except BaseException:
+        return ""
+
+
+def _ancestry(kind):
+    return [base.__name__ for base in kind.__mro__]
+
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+_ORDER = "lt le gt ge".split()
+_UNARY = "neg pos abs invert index len bool int float complex round str repr hash iter next".split()
+_OPERATORS = (*_BINARY, *_ORDER, *"eq ne getitem setitem delitem neg pos invert index".split())
+_BUILTINS = "getattr setattr delattr isinstance len bool int float complex round str repr hash iter next abs".split()
+_OPERATIONS = {name: getattr(operator, f"__{name}__") for name in _OPERATORS}
+_OPERATIONS |= {name: getattr(builtins, name) for name in _BUILTINS}
+_OPERATIONS |= {"call": lambda value, *args, **keys: value(*args, **keys)}
+_OPERATIONS |= {"enter": lambda value: type(value).__enter__(value)}
+_OPERATIONS |= {"exit": lambda value: type(value).__exit__(value, None, None, None)}
+
+
+class Tests(Pipe):
+    """The tests' side."""
+
+    def __init__(self, read, write):
+        super().__init__(read, write)
+        self.watch, self.globals, self.kinds = [], {}, {}
+
+    def pack_object(self, value, depth):
+        if hasattr(type(value), "_number") or isinstance(value, type) and hasattr(value, "_number"):
+            return [
+                "object",
+                object.__getattribute__(value, "_number") if not isinstance(value, type) else value._number,
+            ]
+        name = getattr(value, "__name__", "")
+        if name and getattr(builtins, name, None) is value:
+            return ["builtin", name]
+        if callable(value) and not isinstance(value, type):
+            self.objects[id(value)] = value
+            return ["callback", id(value)]
+        raise Undecided
+
+    def unpack_object(self, name, rest):
+        if name == "object":
+            return _proxy(self, rest[0])
+        if name == "part":
+            base = self.unpack(rest[1])
+            kind = type(
+                type(base).__name__,
+                (type(base),),
+                {"_number": rest[0], "__getattr__": lambda value, name: self.request("getattr", value, name)},
+            )
+            return kind(base)
+        if name == "exception":
+            return self.exception(rest[0], rest[1])
+        if name == "module" and rest[0] in sys.stdlib_module_names:
+            return __import__(rest[0])
+        raise Undecided
+
+    def exception(self, number, ancestry):
+        if number not in self.kinds:
+            known = [getattr(builtins, name, None) for name in ancestry]
+            known = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
+            own = isinstance(getattr(builtins, ancestry[0], None), type)
+            base = known[0] if known else RuntimeError
+            self.kinds[number] = base if own and known else type(ancestry[0], (base,), {"_number": number})
+        return self.kinds[number]
+
+    def request(self, op, *values, **keys):
+        packed = {"values": [self.pack(value) for value in values]}
+        packed["keys"] = {key: self.pack(value) for key, value in keys.items()}
+        self.send({"op": op, "watch": self.watch, **packed})
+        while "callback" in (reply := self.receive()):
+            self.call_back(reply)
+        for name, value in reply["watched"].items():
+            if isinstance(value, list) and value[0] in ("object", "exception", "module"):
+                continue
+            self.globals[name] = self.unpack(value)
+        if "raised" in reply:
+            kind = self.exception(reply["number"], reply["raised"])
+            if kind is NameError:
+                raise NameError(reply["text"], name=reply["name"])
+            try:
+                error = kind(reply["text"])
+            except Exception:
+                error = RuntimeError(reply["text"])
+            raise error
+        for value, after in zip(values, reply["values"], strict=True):
+            _restore(value, after, self)
+        return self.unpack(reply["value"])
+
+    def call_back(self, message):
+        try:
+            value = self.objects[message["callback"]](*self.unpack(message["args"]), **self.unpack(message["keys"]))
+            reply = {"value": self.pack(value)}
+        except Exception as error:
+            reply = {"raised": type(error).__name__, "text": _text(error)}
+        self.send(reply)
+
+    def run(self, tests, more):
+        """Returns the report. Only its own words go into it: the program writes what it likes on the pipe."""
+        try:
+            first = self.receive()
+        except Ended:
+            return {"ended": True}
+        if more and first.get("incomplete") is True:
+            return {"incomplete": True}
+        names = first.get("names")
+        if not isinstance(names, dict):
+            return {"error": str(first.get("error"))[:200]}
+        results = []
+        for test in tests:
+            try:
+                results.append(self.result(test, names))
+            except NameError as error:
+                results.append("later" if error.name not in names else f"NameError: {error}"[:200])
+            except Undecided:
+                results.append("undecided")
+            except Ended:
+                results.append("the program ended during a test")
+            except BaseException as error:
+                results.append(f"{type(error).__name__}: {_text(error)}"[:200])
+        return {"tests": results}
+
+    def result(self, test, names):
+        code = compile(test, "test", "exec")
+        used = _names(code) & set(names)
+        self.globals = {"__name__": "program"}
+        used -= {"__name__", "__builtins__"}
+        if used & set(dir(builtins)):
+            raise Undecided  # the program's own `abs` would see what the test expects
+        for name in used:
+            self.globals[name] = self.unpack(names[name])
+        self.watch = sorted(used)
+        self.request("bool", True)  # what earlier tests changed
+        exec(code, self.globals)
+        return "passes"
+
+
+def _names(code):
+    inner = [_names(const) for const in code.co_consts if isinstance(const, type(code))]
+    return set(code.co_names).union(*inner)
+
+
+def _restore(value, after, pipe):
+    """Gives a container of the test the contents that the program left in its copy."""
+    if type(value) in (list, bytearray):
+        value[:] = pipe.unpack(after)
+    elif type(value) in (dict, set, collections.deque, collections.Counter, collections.OrderedDict):
+        value.clear()
+        getattr(value, "extend" if type(value) is collections.deque else "update")(pipe.unpack(after))
+
+
+def _undecided(*_):
+    raise Undecided
+
+
+def _proxy(pipe, number):
+    """Returns an object of the program. Its class is its own, so that special methods are found."""
+
+    def ask(op):
+        return lambda self, *rest, **keys: pipe.request(op, self, *rest, **keys)
+
+    def among(op):
+        def method(self, other):
+            if not hasattr(type(other), "_number"):
+                return {"eq": False, "ne": True}[op] if other is None and op in ("eq", "ne") else _undecided()
+            return pipe.request(op, self, other)
+
+        return method
+
+    def contains(self, item):
+        try:
+            items = iter(self)
+        except TypeError:
+            raise Undecided from None
+        return any(item is one or item == one for one in items)
+
+    methods = {f"__{name}__": ask(name) for name in (*_UNARY, "call", "getitem", "setitem", "delitem", "enter")}
+    methods |= {f"__{name}__": among(name) for name in (*_BINARY, *_ORDER, "eq", "ne")}
+    methods |= {f"__r{name}__": _undecided for name in _BINARY}
+    methods |= {"__getattr__": ask("getattr"), "__setattr__": ask("setattr"), "__delattr__": ask("delattr")}
+    methods |= {"__instancecheck__": lambda self, value: pipe.request("isinstance", value, self)}
+    methods |= {"__contains__": contains, "__mro_entries__": _undecided, "__subclasscheck__": _undecided}
+    methods["__exit__"] = lambda self, kind, *_: _undecided() if kind else pipe.request("exit", self)
+    return type("Proxy", (), {"_number": number, **methods})()
+
+
+def main(role, read, write):
+    question = json.load(sys.stdin)
+    printed = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(0, 1)
+    os.dup2(0, 2)
+    if role == "program":
+        os.close(printed)
+        program = Program(read, write)
+        if question["more"] and _incomplete(question["code"]):
+            program.send({"incomplete": True})
+        else:
+            program.serve(question["code"])
+    else:
+        os.write(printed, json.dumps(Tests(read, write).run(question["tests"], question["more"])).encode())
+        os._exit(0)
+
+
+def _incomplete(code):
+    import codeop
+    import warnings
+
+    warnings.simplefilter("ignore")
+    try:
+        return codeop.compile_command(code, symbol="exec") is None
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        return False
+    finally:
+        warnings.resetwarnings()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    except Ended:
+        pass
