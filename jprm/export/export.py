@@ -41,6 +41,10 @@ from jprm.score.scorer import PRM
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
 SUMS, EXPORT = "SHA256SUMS", "export.json"
 SHARD_BYTES = 5_000_000_000
+_NUMBERS = {
+    name: np.dtype(dtype)
+    for name, dtype in (("float32", np.float32), ("bfloat16", jnp.bfloat16), ("float16", np.float16))
+}
 
 Tensor = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
 """Name, shape as (out, in), and how to get it."""
@@ -94,8 +98,7 @@ def export(
             tensors = [(name, array.shape, functools.partial(np.asarray, array)) for name, array in arrays.items()]
         else:
             tensors = list(_tensors(prm, format))
-        numbers = np.dtype({"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}[dtype])
-        files = _write_tensors(partial, tensors, numbers, shard_bytes, single)
+        files = _write_tensors(partial, tensors, _NUMBERS[dtype], shard_bytes, single)
         _write_json(partial / config_name, config)
         _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, find(prm.config.head).channels))
         prm.layout.tokenizer.save(partial)

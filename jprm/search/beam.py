@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar
-
-import numpy as np
-from jaxtyping import Float
+from typing import TYPE_CHECKING, ClassVar
 
 from jprm.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps, at_least_one
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,12 +79,8 @@ def search_file(
     output = pathlib.Path(output)
     samples = output.with_name(output.name + ".samples")
     method = type(config.method).__name__
-    about = {
-        "method": method,
-        **dataclasses.asdict(cast(Any, config.method)),
-        "budget": config.budget,
-        "seed": config.seed,
-    }
+    settings = dataclasses.asdict(cast(Any, config.method))
+    about = {"method": method, **settings, "budget": config.budget, "seed": config.seed}
     request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about, "rule": config.rule,
                "choose": config.choose}  # fmt: skip
     with continued(output, request, samples) as opened:
