@@ -188,7 +188,7 @@ def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
     rows = {row["what"]: row for row in pair["rows"]}
     results = [json.loads((folder / "results.json").read_text()) for folder in folders]
     values = [r["processbench"]["files"]["gsm8k"]["f1"] for r in results]
-    assert rows["ProcessBench gsm8k, F1 at 0.5"]["value"] == pytest.approx(values[0] - values[1])
+    assert rows["ProcessBench gsm8k, F1 untuned threshold"]["value"] == pytest.approx(values[0] - values[1])
     values = [r["best_of_n"]["pool"]["rules"]["prod"]["best_of_n"]["value"][-1] for r in results]
     assert rows["pool, best of 6 by prod"]["value"] == pytest.approx(values[0] - values[1])
     values = [r["steps"]["auroc"]["value"] for r in results]

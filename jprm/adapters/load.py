@@ -24,7 +24,6 @@ from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
-from jprm.score.scale import Scale
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
@@ -51,9 +50,7 @@ def load(
     head = model.head(a, ids)
     other = _reference(folder, a, model) if a.activation == "log_ratio" else None
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
-    given: dict[str, Any] = dict(
-        context=model.context, aggregation=a.aggregation, scale=Scale(redundancy=a.redundancy_threshold)
-    )
+    given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation, scale=a.score_scale)
     if other is None:
         factors = {"score": a.score} | ({"redundancy": a.redundancy} if a.redundancy else {})
         given["readout"] = Readout(

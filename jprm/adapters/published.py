@@ -86,6 +86,8 @@ _RECORDS = (
         step=("{step}", "\n"),
         channels=("wrong", "right"),
         score={"right": 1.0, "wrong": -1.0},
+        threshold=0.0,  # ssmisya/PRMBench, mr_eval/models/pure_prm.py
+        weight="half",
         semantics="advantage",
         aggregation="min",
         context=4096,
@@ -134,6 +136,8 @@ _RECORDS = (
         channels=("q",),
         activation="none",
         score={"q": 1.0},
+        threshold=0.0,  # Q before the first step, which the loss ranks between correct and incorrect steps
+        weight="sigmoid",
         semantics="advantage",
         aggregation="min",
     ),
@@ -152,6 +156,8 @@ _RECORDS = (
         activation="log_ratio",
         score={},
         scale=0.001,
+        threshold=0.0,
+        weight="sigmoid",  # as its cross-entropy
         semantics="implicit",
         context=4096,
     ),

@@ -124,7 +124,7 @@ _TYPES = {
     "name": str, "problem": Template, "step": Template, "first": Template, "channels": Template, "score": dict,
     "head": str, "activation": str, "tokens": dict, "vocabulary": list, "joined": bool, "strip": bool,
     "semantics": str, "aggregation": str, "context": int, "base": str, "reference": str, "scale": float,
-    "redundancy": dict, "redundancy_threshold": float,
+    "redundancy": dict, "redundancy_threshold": float, "threshold": float, "weight": str,
 }  # fmt: skip
 _NUMBER = (int, float)
 

@@ -20,9 +20,10 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jprm.score.aggregate import DEFAULT_RULE, RULES
+from jprm.score.scale import WEIGHTS, Scale
 from jprm.tree import SEMANTICS
 
 FILE = "adapter.json"
@@ -69,6 +70,9 @@ class Adapter:
     redundancy: Mapping[str, float] | None = None
     """Channel to factor, as `score`: a second output, by which PRMBench judges steps without need."""
     redundancy_threshold: float | None = None  # above it a step is redundant
+    threshold: float | None = None  # above it a step is correct; None: 0.5
+    weight: str | None = None
+    """How a score becomes a vote's weight, one of `jprm.score.scale.Weight`; None: it is a probability."""
 
     def __post_init__(self):
         for field in ("problem", "step", "first", "channels", "vocabulary"):
@@ -78,6 +82,12 @@ class Adapter:
             object.__setattr__(self, "aggregation", DEFAULT_RULE[self.semantics])
         if reason := _wrong(self):
             raise ValueError(f"adapter {self.name!r}: {reason}")
+
+    @property
+    def score_scale(self) -> Scale:
+        """What its scores mean."""
+        threshold = 0.5 if self.threshold is None else self.threshold
+        return Scale(threshold, cast(Any, self.weight or "score"), self.redundancy_threshold)
 
     @property
     def digest(self) -> str:
@@ -98,6 +108,8 @@ def _wrong(a: Adapter) -> str:
     for field, template in (("step", a.step), ("first", a.first or a.step)):
         if sum(part.count("{step}") for part in template) != 1 or "{problem}" in "".join(template):
             return f"{field} must hold {{step}} once, and not {{problem}}"
+    if a.weight not in (None, *WEIGHTS):
+        return f"weight {a.weight!r} is not one of {', '.join(WEIGHTS)}"
     if a.activation == "log_ratio":
         return "log_ratio takes no channels and no score" if a.channels or a.score else ""
     if len(a.channels) > 3:

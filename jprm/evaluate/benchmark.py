@@ -57,6 +57,11 @@ class Request:
     scale: Scale = PROBABILITY
 
 
+def scales_of(results: Results) -> list[Scale]:
+    """The scales of the two models that `compare` takes, which results may hold as `scales`."""
+    return [Scale(**(scale or {})) for scale in results.get("scales", (None, None))]
+
+
 Scorer = Callable[[Sequence[Mapping[str, Any]], str], Sequence[ReasoningTree]]
 """(records, name) -> their trees with a model's scores, which are stored in a file of that name beside the others."""
 

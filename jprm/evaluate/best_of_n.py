@@ -21,6 +21,8 @@ from jprm.evaluate.paired import compare_curves
 from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.evaluate.votes import answer_classes, is_answer, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
+from jprm.score.rules import PROBABILITY_RULES
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import bootstrap, jsonable, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of
 
@@ -87,8 +89,9 @@ class Pools(NamedTuple):
     length_PN: Int[np.ndarray, "P N"]  # characters
 
 
-def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
-    """Scored pools as arrays. Raises ScoreError where a score or the outcome of a sample is missing."""
+def pools_of(trees: Iterable[ReasoningTree], scale: Scale = PROBABILITY) -> Pools:
+    """Scored pools as arrays. min, mean, last and max take scores on any scale, and other rules and votes their weights
+    (`Scale.weights`). Raises ScoreError where a score or the outcome of a sample is missing."""
     trees = list(trees)
     if not trees:
         raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
@@ -97,7 +100,7 @@ def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
             raise ScoreError(f"record {i}: no samples: best-of-n needs pool records")
     samples = [(i, chain) for i, tree in enumerate(trees) for chain in chains_of(tree)]
     leaves = [trees[i].nodes[chain[-1]] for i, chain in samples]
-    scores = scores_of(trees, probability=True)
+    scores = scores_of(trees, probability=scale.weight == "score")
     score_BP, mask_BP = padded([scores[i][chain] for i, chain in samples])
     with_steps_P = np.bincount([i for i, _ in samples], minlength=len(trees))
     empty_P = np.array([_empty_samples(tree, f"record {i}") for i, tree in enumerate(trees)], int)
@@ -117,10 +120,7 @@ def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
         answered_PN = class_PN >= 0
     else:
         class_PN, answered_PN = None, with_steps_PN
-    weight = {rule: np.asarray(value_B, float) for rule, value_B in aggregate(score_BP, mask_BP).items()}
-    # In float32 a product of a few dozen low scores is 0, and all such chains would have the same vote.
-    weight["prod"] = np.prod(score_BP, 1, float, where=mask_BP)
-    weight["sum_log_odds"] = 1 / (1 + np.exp(-weight["sum_log_odds"]))  # a vote's weight cannot be negative
+    key, weight = _keys_and_weights(score_BP, mask_BP, scale)
     lengths = [sum(len(trees[i].nodes[node].text) for node in chain) for i, chain in samples]
     outcomes = [_correct(trees[i], leaf, f"record {i}") for (i, _), leaf in zip(samples, leaves, strict=True)]
     return Pools(
@@ -130,11 +130,26 @@ def pools_of(trees: Iterable[ReasoningTree]) -> Pools:
         correct_PN=pooled(outcomes, 0.0),
         answered_PN=answered_PN,
         class_PN=class_PN,
-        key={rule: pooled(np.asarray(key_B, float), -np.inf) for rule, key_B in rank_keys(score_BP, mask_BP).items()},
+        key={rule: pooled(np.asarray(key_B, float), -np.inf) for rule, key_B in key.items()},
         weight={rule: pooled(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
         steps_PN=pooled([len(chain) for _, chain in samples], 0),
         length_PN=pooled(lengths, 0),
     )
+
+
+def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what orders the chains and what they weigh in a vote, by rule."""
+    weight_BP = score_BP if scale.weight == "score" else scale.weights(score_BP).astype(np.float32)
+    key = dict(rank_keys(weight_BP, mask_BP))
+    weight = {rule: np.asarray(value_B, float) for rule, value_B in aggregate(weight_BP, mask_BP).items()}
+    # In float32 a product of a few dozen low scores is 0, and all such chains would have the same vote.
+    weight["prod"] = np.prod(weight_BP, 1, float, where=mask_BP)
+    weight["sum_log_odds"] = 1 / (1 + np.exp(-weight["sum_log_odds"]))  # a vote's weight cannot be negative
+    if scale.weight != "score":
+        scores = {rule: x_B for rule, x_B in rank_keys(score_BP, mask_BP).items() if rule not in PROBABILITY_RULES}
+        key |= scores
+        weight |= {rule: scale.weights(np.asarray(x_B, float)) for rule, x_B in scores.items()}
+    return key, weight
 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
@@ -146,7 +161,9 @@ def _chosen_by(pools: Pools, key_PN: Float[np.ndarray, "P N"]) -> Float[np.ndarr
     return best_of_n(key_PN, pools.correct_PN, pools.answered_PN, pools.size_P, int(pools.size_P.min()))
 
 
-def best_of_n_report(trees: Iterable[ReasoningTree], seed: int, trials: int | None = None) -> dict[str, Any]:
+def best_of_n_report(
+    trees: Iterable[ReasoningTree], seed: int, trials: int | None = None, scale: Scale = PROBABILITY
+) -> dict[str, Any]:
     """Returns curves over n = 1 .. `n_max`, the smallest pool's size; larger pools are drawn from as a whole.
 
     A curve is `{"value", "low", "high"}`, lists over `n` with 95 % intervals over problems. `rules` has by rule
@@ -157,7 +174,7 @@ def best_of_n_report(trees: Iterable[ReasoningTree], seed: int, trials: int | No
     `paired` compares all rules with each other and with majority vote (`jprm.evaluate.paired.compare_curves`).
     `none_right` and `all_right` count problems that no chooser can change.
     """
-    pools = pools_of(trees)
+    pools = pools_of(trees, scale)
     n_max = int(pools.size_P.min())
     trials = trials or int(np.clip(DRAWN_SAMPLES // pools.size_P.sum(), 8, 128))
     curves, errors = _curves(pools, n_max, trials, seed)

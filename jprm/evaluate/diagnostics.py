@@ -14,6 +14,7 @@ import numpy as np
 from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.score.aggregate import RULES
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import auroc, bootstrap, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
@@ -169,6 +170,7 @@ def diagnostics_report(
     pools: Mapping[str, Sequence[ReasoningTree]],
     threshold: float,
     seed: int,
+    scale: Scale = PROBABILITY,
 ) -> dict[str, Any]:
     """Returns all diagnostics of scored ProcessBench chains, and of scored pools by file.
 
@@ -180,7 +182,7 @@ def diagnostics_report(
         found["lowest_at_end"] = _or_reason(lowest_at_end, right, seed)
         found["wrong_process"] = _or_reason(wrong_process, chains, threshold, seed)
     for name, trees in pools.items():
-        pooled = pools_of(trees)
+        pooled = pools_of(trees, scale)
         found.setdefault("length_slopes", {})[name] = _or_reason(length_slopes, pooled, seed)
         found.setdefault("over_optimisation", {})[name] = over_optimisation(pooled, seed)
     return found

@@ -80,7 +80,7 @@ def equal_cost_report(
     for what, count in (("parameters", policy_parameters), ("tokens_per_second", policy_tokens_per_second)):
         if count is not None and not 0 < count < math.inf:
             raise ValueError(f"policy_{what} is {count}: it must be a finite number above 0")
-    pools = {name: pools_of(trees) for name, trees in scored.items()}
+    pools = {name: pools_of(trees, models[name].scale) for name, trees in scored.items()}
     first = next(iter(pools.values()))
     accuracies = _accuracies(pools, models, seed)
     n_max = int(first.size_P.min())

@@ -136,8 +136,10 @@ def cross_fit(
     return right_N, thresholds
 
 
-def processbench_report(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str, Any]]:
-    """Returns F1 at 0.5, tuned, cross-fitted and at best, with baselines, by file.
+def processbench_report(
+    scored: Scored, calibration: str, seed: int, threshold: float = 0.5
+) -> dict[str, dict[str, Any]]:
+    """Returns F1 at `threshold`, the scorer's own, tuned, cross-fitted and at best, with baselines, by file.
 
     `calibration` names the file whose best threshold is the tuned one of all files, also for the baselines; that file's
     own `tuned` has `in_sample` true. `cross_fit`, also of the baselines with a threshold, tunes on the file itself but
@@ -154,15 +156,20 @@ def processbench_report(scored: Scored, calibration: str, seed: int) -> dict[str
             tuned[scorer] = best_threshold(chains[calibration]["first_error"], chains[calibration][scorer])
         except ScoreError as error:
             raise ScoreError(f"{calibration}: {error}") from None
-    return {name: _file_report(file, tuned, calibration, name == calibration, seed) for name, file in chains.items()}
+    return {
+        name: _file_report(file, tuned, calibration, name == calibration, threshold, seed)
+        for name, file in chains.items()
+    }
 
 
-def average_f1(scored: Scored, calibration: str, seed: int, files: Sequence[str]) -> dict[str, Any]:
-    """Returns the published headline, the mean F1 of `files`: at 0.5 (`half`), `tuned` on `calibration`, `cross_fit`.
+def average_f1(
+    scored: Scored, calibration: str, seed: int, files: Sequence[str], threshold: float = 0.5
+) -> dict[str, Any]:
+    """Returns the headline, mean F1 of `files`: `half` (at `threshold`), `tuned` on `calibration`, `cross_fit`.
 
     Each is `{"value", "low", "high"}`, with problems resampled within each file; None where a file has no such figure.
     """
-    drawn = f1_draws(scored, calibration, seed)
+    drawn = f1_draws(scored, calibration, seed, threshold)
     return {
         kind: None if any(by_file[name] is None for name in files) else Interval(value, *percentiles(drawn_R)).json()
         for kind, by_file in drawn.items()
@@ -177,7 +184,7 @@ def average_draws(by_file: Mapping[str, Any], files: Sequence[str]) -> tuple[Any
     return np.mean([by_file[name][0] for name in files]), np.mean([by_file[name][1] for name in files], 0)
 
 
-def f1_draws(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str, Any]]:
+def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
     """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) by kind of threshold and file.
 
     The resamples depend only on the files' problems and the seed: draws of two models can be subtracted.
@@ -193,7 +200,7 @@ def f1_draws(scored: Scored, calibration: str, seed: int) -> dict[str, dict[str,
                 lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed + number
             )
 
-        found["half"][name] = drawn(right_at(first_error_N, file["scores"], 0.5))
+        found["half"][name] = drawn(right_at(first_error_N, file["scores"], threshold))
         found["tuned"][name] = drawn(right_at(first_error_N, file["scores"], tuned))
         fitted = _cross_fitted(file, "scores", seed)
         found["cross_fit"][name] = None if fitted is None else drawn(fitted[0])
@@ -207,7 +214,9 @@ def _cross_fitted(file: Mapping[str, Any], scorer: str, seed: int):
         return None
 
 
-def _file_report(file: Mapping[str, Any], tuned: Mapping[str, float], calibration: str, in_sample: bool, seed: int):
+def _file_report(
+    file: Mapping[str, Any], tuned: Mapping[str, float], calibration: str, in_sample: bool, threshold: float, seed: int
+):
     first_error_N = file["first_error"]
     threshold_K, curve = f1_curve(first_error_N, file["scores"])
 
@@ -235,7 +244,7 @@ def _file_report(file: Mapping[str, Any], tuned: Mapping[str, float], calibratio
 
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
     return {
-        **at("scores", 0.5),
+        **at("scores", threshold),
         "n": len(first_error_N),
         "n_error": int((first_error_N >= 0).sum()),
         "n_correct": int((first_error_N < 0).sum()),

@@ -199,4 +199,4 @@ def _names(files: Sequence[pathlib.Path]) -> list[str]:
 
 def _model(prm: PRM) -> dict[str, Any]:
     of = {"name": pathlib.Path(prm.name).name, "folder": prm.name, "step": prm.step}
-    return of | {"semantics": prm.semantics, "rule": prm.rule}
+    return of | {"semantics": prm.semantics, "rule": prm.rule, "scale": dataclasses.asdict(prm.scale)}

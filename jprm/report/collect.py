@@ -44,8 +44,13 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
         f"{name} ({pathlib.Path(folder).name})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
     ]
+    scales = [found["model"].get("scale") for found in results]
     comparisons = [
-        {"a": names[i], "b": names[j], "rows": compare(results[0], scores[i], scores[j])}
+        {
+            "a": names[i],
+            "b": names[j],
+            "rows": compare(results[0] | {"scales": (scales[i], scales[j])}, scores[i], scores[j]),
+        }
         for i, j in itertools.combinations(range(len(names)), 2)
     ]
     return Page(list(map(Model, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))

@@ -8,24 +8,27 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.score.aggregate import host_rank_keys, padded
-
-_PROBABILITIES = ("prod", "mean_log", "sum_log_odds")
+from jprm.score.rules import PROBABILITY_RULES
+from jprm.score.scale import PROBABILITY, Scale
 
 
 def chain_scores(
-    paths: Sequence[Sequence[float]], rule: str
+    paths: Sequence[Sequence[float]], rule: str, scale: Scale = PROBABILITY
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
     """Returns (score, key) of N chains, each given as its steps' scores.
 
     `score` is as in `jprm.score.aggregate.aggregate`, but a sum of log-odds becomes a probability. `key` is as in
-    `rank_keys`. Both are NaN for a chain without steps and where a step's score is not finite.
+    `rank_keys`. Rules that multiply probabilities take the scores' weights (`Scale.weights`). Both are NaN for a chain
+    without steps and where a step's score is not finite.
 
     Raises:
       ValueError: a score outside [0, 1] under a rule that multiplies probabilities.
     """
     score_BP, mask_BP = padded([np.array(path) for path in paths])
     known_B = np.isfinite(score_BP).all(1)
-    if rule in _PROBABILITIES and ((score_BP < 0) | (score_BP > 1)).any():
+    if rule in PROBABILITY_RULES and scale != PROBABILITY:
+        score_BP = scale.weights(score_BP).astype(np.float32)
+    if rule in PROBABILITY_RULES and ((score_BP < 0) | (score_BP > 1)).any():
         raise ValueError(f"rule {rule!r} needs probabilities, but a score is outside [0, 1]: use 'min' or 'last'")
     score_BP[~known_B] = 0
     key_B = host_rank_keys(score_BP, mask_BP)[rule].astype(float)

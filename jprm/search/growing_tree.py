@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from jprm.policy.protocol import Prefix, Sample
+from jprm.score.scale import PROBABILITY, Scale
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,8 +75,8 @@ class GrowingTree:
       ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
     """
 
-    def __init__(self, problem: Problem, handle: int, budget: int | None):
-        self.problem, self.root_handle, self.budget = problem, handle, budget
+    def __init__(self, problem: Problem, handle: int, budget: int | None, scale: Scale = PROBABILITY):
+        self.problem, self.root_handle, self.budget, self.scale = problem, handle, budget, scale
         self.parent: list[int] = []
         self.text: list[str] = []
         self.score: list[float] = []
@@ -111,7 +112,7 @@ class GrowingTree:
         """Returns (score, key) of the chains that end at these nodes, as `jprm.search.chain_scores` does."""
         from jprm.search.chain_scores import chain_scores
 
-        return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule)
+        return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
 
     def add(self, start: int, sample: Sample, until: str) -> Draw | None:
         """Adds a sample's steps as nodes after `start` and returns its draw; None if the sample failed."""

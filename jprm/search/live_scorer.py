@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.pack import token_tree
+from jprm.score.scale import PROBABILITY
 from jprm.tree import Node, ReasoningTree
 
 
@@ -55,6 +56,7 @@ class Rescorer:
 
     def __init__(self, prm: Any):
         self.prm, self.tokens = prm, 0
+        self.scale = getattr(prm, "scale", PROBABILITY)
         self._parent: list[int] = []  # by handle; -1 for a problem
         self._text: list[str] = []
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Protocol
 from jprm.policy.protocol import Policy, Sample
 from jprm.policy.sample_cache import PolicyError
 from jprm.score.rules import RULES
+from jprm.score.scale import PROBABILITY
 from jprm.search.growing_tree import Ask, Draw, GrowingTree, Problem, Steps
 from jprm.search.live_scorer import LiveScorer
 from jprm.search.methods import CHOICES, Choice
@@ -93,7 +94,7 @@ def search(
         roots = scorer.open([problem.text for _, problem in chunk])
         running = []
         for (index, problem), root in zip(chunk, roots, strict=True):
-            tree = GrowingTree(problem, root, config.budget)
+            tree = GrowingTree(problem, root, config.budget, getattr(scorer, "scale", PROBABILITY))
             running.append(_Running(index, tree, config.method.steps(tree, config.rule), []))
         ended = _advance(running, lambda run: next(run.steps))
         while True:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.answers import equivalent, extract_answer
 from jprm.evaluate.votes import answer_classes
+from jprm.score.rules import PROBABILITY_RULES
 from jprm.score.scorer import as_written
 from jprm.search.growing_tree import Draw, GrowingTree
 
@@ -64,7 +65,13 @@ def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | No
         if how == "majority":  # needs no score
             weight_N, key_N = np.ones(len(nodes)), np.where(np.isnan(key_N), -np.inf, key_N)
         else:
-            weight_N = np.nan_to_num(np.maximum(value_N, 0.0))
+            weight_N = value_N if rule in PROBABILITY_RULES else tree.scale.weights(value_N)
+            if (weight_N < 0).any():
+                raise ValueError(
+                    f"a weighted vote needs weights from 0, but a chain has {np.nanmin(weight_N):.4g}. Name `weight` in"
+                    " the model's adapter, or choose by best or majority"
+                )
+            weight_N = np.nan_to_num(weight_N)
         winner = vote(class_N, weight_N)
         key_N = key_N if winner is None else np.where(class_N == winner, key_N, np.nan)
     at = best(key_N, class_N >= 0)

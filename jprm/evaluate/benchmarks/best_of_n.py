@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from jprm.evaluate.benchmark import Adapter, Benchmark, CommandOptions, Report, Request
+from jprm.evaluate.benchmark import Adapter, Benchmark, CommandOptions, Report, Request, scales_of
 from jprm.evaluate.blocks import Block, Figure, Heading, Model, Table
 from jprm.evaluate.plots import Series, curves, slug
 from jprm.evaluate.wording import decided, interval, last, percent, points, words
@@ -44,14 +44,17 @@ def run(options: Options) -> Report:
     if options.model is None:
         return best_of_n_report(list(read_trees(options.input)), 0)
     prm = load(options.model, adapter=options.adapter)
-    return best_of_n_report(scored_trees(prm, options.input, source("pools"), f"{options.to}.scores"), 0)
+    scored = scored_trees(prm, options.input, source("pools"), f"{options.to}.scores")
+    return best_of_n_report(scored, 0, scale=prm.scale)
 
 
 def figures(request: Request) -> Report:
     """A report for every file."""
     from jprm.evaluate.best_of_n import best_of_n_report
 
-    return {name: best_of_n_report(records, request.seed) for name, records in request.data.items()}
+    return {
+        name: best_of_n_report(records, request.seed, scale=request.scale) for name, records in request.data.items()
+    }
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -174,7 +177,7 @@ def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, An
     from jprm.statistics import Difference
 
     for name in results["best_of_n"]:
-        pools = [pools_of(side[name]) for side in (a, b)]
+        pools = [pools_of(side[name], scale) for side, scale in zip((a, b), scales_of(results), strict=True)]
         one, other = map(chosen_curves, pools)
         for rule in one:
             found = mean_differences((one[rule] - other[rule])[:, -1:], pools[0].problem, results["seed"])

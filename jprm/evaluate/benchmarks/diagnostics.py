@@ -9,6 +9,7 @@ from typing import Any
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Report, Request, Scorer
 from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.wording import interval, percent, words
+from jprm.score.scale import PROBABILITY
 
 MAIN = {
     "excess": "excess over chance",
@@ -50,7 +51,9 @@ def run(options: Options) -> Report:
     by_name([*options.chains, *options.pools])
     prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
     requests = {
-        section: Request({path.stem: scored_trees(prm, path, source(reader), folder) for path in paths})
+        section: Request(
+            {path.stem: scored_trees(prm, path, source(reader), folder) for path in paths}, scale=prm.scale
+        )
         for section, reader, paths in (
             ("processbench", "processbench", options.chains),
             ("best_of_n", "pools", options.pools),
@@ -65,7 +68,9 @@ def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: S
     from jprm.evaluate.diagnostics import diagnostics_report
     from jprm.evaluate.edits import edits_of
 
-    chains, threshold, pools, seed = None, 0.5, {}, 0
+    chains, pools, seed = None, {}, 0
+    scale = next((request.scale for request in requests.values()), PROBABILITY)
+    threshold = scale.threshold
     if "processbench" in requests:
         seed = requests["processbench"].seed
         chains = [tree for trees in requests["processbench"].data.values() for tree in trees]
@@ -73,7 +78,7 @@ def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: S
         threshold = next(iter(results["processbench"]["files"].values()))["tuned"]["threshold"]
     if "best_of_n" in requests:
         seed, pools = requests["best_of_n"].seed, requests["best_of_n"].data
-    report = diagnostics_report(chains, pools, threshold, seed)
+    report = diagnostics_report(chains, pools, threshold, seed, scale)
     return report | (edits_of(chains, score, seed) if chains is not None and score is not None else {})
 
 

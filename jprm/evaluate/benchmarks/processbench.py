@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.evaluate.benchmark import Benchmark, File, Files, ModelOptions, Report, Request
+from jprm.evaluate.benchmark import Benchmark, File, Files, ModelOptions, Report, Request, scales_of
 from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.published import PROCESSBENCH, SPLITS
 from jprm.evaluate.wording import ABSENT, against, interval, percent, words
 
-THRESHOLDS = {"half": "at 0.5", "tuned": "tuned threshold", "cross_fit": "cross-fitted threshold"}
+THRESHOLDS = {"half": "untuned threshold", "tuned": "tuned threshold", "cross_fit": "cross-fitted threshold"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Options(ModelOptions):
     data: Files
     """ProcessBench files; each is a key of the report."""
     calibrate: File
-    """The file on which the tuned threshold is chosen; the report gives F1 at 0.5 beside it."""
+    """The file on which the tuned threshold is chosen; the report gives F1 at the model's own threshold beside it."""
 
 
 def figures(request: Request) -> Report:
@@ -34,10 +34,10 @@ def figures(request: Request) -> Report:
 
     (tuned_on,) = request.calibrate
     chains = {**request.data, **request.calibrate}
-    report = processbench_report(chains, tuned_on, request.seed)
+    report = processbench_report(chains, tuned_on, request.seed, request.scale.threshold)
     return {
         "files": {name: report[name] for name in request.data},
-        "average": average_f1(chains, tuned_on, request.seed, list(request.data)),
+        "average": average_f1(chains, tuned_on, request.seed, list(request.data), request.scale.threshold),
         "calibrate": tuned_on,
     }
 
@@ -80,11 +80,11 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     yield Table("F1, %", ("", *splits, "average", "source"), rows, strong=own)
     yield Note(
         "F1 is the harmonic mean of two fractions: chains with an error whose first wrong step is named exactly, and"
-        " chains without an error that are passed. The threshold 0.5 needs no tuning. A tuned one comes from the named"
-        " file and flatters that file. The cross-fitted one is tuned on other problems than it judges. The oracle is"
-        " the best threshold of the very chains it is judged on, an upper bound. The average is over the four"
-        " published splits, where these and no others are evaluated. Published rows are as their authors report them,"
-        " each at its own threshold."
+        " chains without an error that are passed. The untuned threshold is 0.5, or what the model's adapter states. A"
+        " tuned one comes from the named file and flatters that file. The cross-fitted one is tuned on other problems"
+        " than it judges. The oracle is the best threshold of the very chains it is judged on, an upper bound. The"
+        " average is over the four published splits, where these and no others are evaluated. Published rows are as"
+        " their authors report them, each at its own threshold."
     )
 
 
@@ -117,8 +117,8 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         kind, place = against({"low": use["f1_low"], "high": use["f1_high"]}, base["f1"] or 0.0)
         yield (
             kind,
-            f"ProcessBench {name}: F1 {_f1(use)} {how}; {percent(file['f1'])} at 0.5. The best trivial baseline"
-            f" ({best}), tuned alike, has {percent(base['f1'])}, which is {place} the interval.",
+            f"ProcessBench {name}: F1 {_f1(use)} {how}; {percent(file['f1'])} at {file['threshold']:.4g}. The best"
+            f" trivial baseline ({best}), tuned alike, has {percent(base['f1'])}, which is {place} the interval.",
         )
 
 
@@ -128,7 +128,10 @@ def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, An
 
     tuned_on, files = results["processbench"]["calibrate"], list(results["processbench"]["files"])
     names = dict.fromkeys([*files, tuned_on])
-    drawn = [f1_draws({name: side[name] for name in names}, tuned_on, results["seed"]) for side in (a, b)]
+    drawn = [
+        f1_draws({name: side[name] for name in names}, tuned_on, results["seed"], scale.threshold)
+        for side, scale in zip((a, b), scales_of(results), strict=True)
+    ]
     for kind, said in THRESHOLDS.items():
         one, other = (by_kind[kind] for by_kind in drawn)
         for name in files:

@@ -1,0 +1,104 @@
+"""Scores that are no probabilities: thresholds, best of n and votes against brute force."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jprm.adapters.published import PUBLISHED
+from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.evaluate.processbench import average_f1, processbench_report
+from jprm.score.rules import PROBABILITY_RULES
+from jprm.score.scale import PROBABILITY
+from jprm.search.growing_tree import GrowingTree, Problem
+from jprm.search.result import choose
+from jprm.tree import tree_of
+
+PURE, PQM = PUBLISHED["pure"].score_scale, PUBLISHED["pqm"].score_scale
+REDUCE = {"min": np.min, "last": lambda x: x[-1], "mean": np.mean, "max": np.max}
+
+
+def pools(seed, shift):
+    """Four pools of five samples of two steps, all scores below 0 with shift -1."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for p in range(4):
+        samples = [
+            {"steps": ["a", "b"], "scores": (rng.random(2) + shift).round(2).tolist(), "answer": answer,
+             "correct": answer == "1"}
+            for answer in rng.choice(["1", "2", "3"], 5).tolist()
+        ]  # fmt: skip
+        found.append({"problem": f"p{p}", "answer": "1", "samples": samples})
+    return found
+
+
+@pytest.mark.parametrize("rule", REDUCE)
+@pytest.mark.parametrize("scale", [PURE, PQM])
+def test_best_of_n_and_votes_take_scores_below_0(rule, scale):
+    records = pools(0, -1.0)
+    report = best_of_n_report(map(tree_of, records), 0, scale=scale)
+    chosen, voted = np.zeros((4, 5)), np.zeros((4, 5))
+    for p, record in enumerate(records):
+        score = np.array([REDUCE[rule](np.array(x["scores"], np.float32)) for x in record["samples"]], float)
+        right = np.array([x["correct"] for x in record["samples"]], float)
+        answer = np.array([x["answer"] for x in record["samples"]])
+        weight = (1 + score) / 2 if scale is PURE else 1 / (1 + np.exp(-score))
+        for n in range(1, 6):
+            subsets = [list(s) for s in itertools.combinations(range(5), n)]
+            chosen[p, n - 1] = np.mean([right[s][score[s] == score[s].max()].mean() for s in subsets])
+            for s in subsets:
+                total = {a: round(weight[s][answer[s] == a].sum(), 9) for a in set(answer[s])}
+                top = [a for a in total if total[a] == max(total.values())]
+                voted[p, n - 1] += np.mean([a == "1" for a in top]) / len(subsets)
+    np.testing.assert_allclose(report["rules"][rule]["best_of_n"]["value"], chosen.mean(0), atol=1e-6)
+    np.testing.assert_allclose(report["rules"][rule]["weighted_vote"]["value"], voted.mean(0), atol=1e-6)
+
+
+def test_rules_that_multiply_take_the_probability_that_a_difference_is_of():
+    """PURE's score is p - (1 - p): by its weight a product is that of the probabilities p."""
+    as_p, as_difference = pools(1, 0.0), pools(1, 0.0)
+    for sample in (x for record in as_difference for x in record["samples"]):
+        sample["scores"] = [2 * score - 1 for score in sample["scores"]]
+    of_p = best_of_n_report(map(tree_of, as_p), 0)["rules"]
+    of_difference = best_of_n_report(map(tree_of, as_difference), 0, scale=PURE)["rules"]
+    for rule in PROBABILITY_RULES:
+        np.testing.assert_allclose(of_difference[rule]["best_of_n"]["value"], of_p[rule]["best_of_n"]["value"])
+
+
+def test_processbench_takes_the_natural_threshold():
+    """Scores around 0 whose signs are right: at 0 all is found, at 0.5 every first step is called wrong."""
+    records = [
+        {
+            "problem": f"p{i}",
+            "steps": ["a", "b"],
+            "scores": [0.3, 0.2 if i % 2 else -0.2],
+            "first_error": -1 if i % 2 else 1,
+        }
+        for i in range(12)
+    ]
+    scored = {"math": [tree_of(record) for record in records]}
+    report = processbench_report(scored, "math", 0, PURE.threshold)["math"]
+    assert (report["f1"], report["threshold"]) == (1.0, 0.0)
+    assert average_f1(scored, "math", 0, ["math"], PURE.threshold)["half"]["value"] == 1.0
+    assert processbench_report(scored, "math", 0)["math"]["f1"] == 0.0
+
+
+@pytest.mark.parametrize(("scale", "winner"), [(PQM, 1), (PROBABILITY, None)])
+def test_a_weighted_vote_of_scores_below_0_is_no_vote_for_the_first(scale, winner):
+    tree = grown([-3.0, -1.0, -1.0], scale)
+    answers = dict(zip([draw.end for draw in tree.draws], ["5", "7", "7"], strict=True))
+    if winner is None:
+        with pytest.raises(ValueError, match="weighted vote needs weights from 0"):
+            choose(tree, "last", "weighted", answers)
+    else:
+        assert choose(tree, "last", "weighted", answers).answer == "7"
+
+
+def grown(scores, scale):
+    from jprm.policy.protocol import Sample
+
+    tree = GrowingTree(Problem("p", "7"), 0, None, scale)
+    for i, score in enumerate(scores):
+        tree.add(-1, Sample((f"step {i}",), 1, "stop"), "end")
+        tree.score[i] = score
+    return tree
