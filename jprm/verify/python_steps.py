@@ -32,6 +32,7 @@ LIMITS = Limits(seconds=10.0, memory=1 << 30)
 
 _FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 
+_ENDED = "ended before the tests"
 _REMOTE = pathlib.Path(__file__).with_name("remote.py")
 
 
@@ -93,9 +94,9 @@ def _run(code: str, tests: Sequence[str], last: bool, sandbox: bool, limits: Lim
     program, tested = run_pair(([*command, "program"], [*command, "tests"]), questions, limits, sandbox=sandbox)
     if any(outcome.output.startswith(("bwrap: ", "prlimit: ")) for outcome in (program, tested)):
         return Verdict(None)  # it was never started
-    if program.status is None and tested.status is None:
-        return Verdict(0, 1, f"ran longer than {limits.seconds:g} seconds")
     error, results = _read(tested.output, len(tests))
+    if program.status is None and (tested.status is None or error == _ENDED):
+        return Verdict(0, 1, f"ran longer than {limits.seconds:g} seconds")
     if error is not None:
         return Verdict(0 if error else None, int(bool(error)), error or None)
     done = [result for result in results if result != "undecided" and (result != "later" or last)]
@@ -114,7 +115,7 @@ def _read(report: str, tests: int) -> tuple[str | None, list[str]]:
         if found.get("incomplete") is True:
             return "", []
         if found.get("ended") is True:
-            return "ended before the tests", []
+            return _ENDED, []
         error, results = found.get("error"), found.get("tests", [])
         if isinstance(error, str):
             return error, []
