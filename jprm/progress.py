@@ -9,14 +9,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Bar(Progress):
-    """Shows `what` is in progress and how much of `total` (None: unknown) is done. A context manager."""
+    """Shows `what` is in progress, how much of `total` (None: unknown) is done, and a note. A context manager."""
 
-    def __init__(self, what: str, total: int | None, done: int = 0):
-        super().__init__(TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._task = self.add_task("", total=total, completed=done)
+    def __init__(self, what: str, total: int | None, done: int = 0, note: str = "", shown: bool = True):
+        columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        super().__init__(*columns, TextColumn("{task.description}"), disable=not shown)
+        self._task = self.add_task(note, total=total, completed=done)
 
-    def add(self, count: int = 1) -> None:
-        self.advance(self._task, count)
+    def add(self, count: int = 1, note: str | None = None) -> None:
+        self.update(self._task, advance=count, description=note)
 
     def follow(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yields the items and counts each once the next one is requested."""

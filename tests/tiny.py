@@ -12,7 +12,7 @@ from jprm import objectives
 from jprm.experiment import ObjectiveConfig
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.lora import NO_LORA
+from jprm.model.lora import LoraConfig
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
 from jprm.train.optimizer import make_optimizer, schedule, skipped
@@ -77,8 +77,8 @@ def optimised():
 class Stepper:
     """The step of an experiment as a function of (state, rows): it computes the rates of `steps` updates itself."""
 
-    def __init__(self, model, target, objective, optimizer, steps, lora=NO_LORA, backend=None):
-        config = ObjectiveConfig(model, target, lora)
+    def __init__(self, model, target, objective, optimizer, steps, lora=None, backend=None):
+        config = ObjectiveConfig(model, target, lora or LoraConfig())
         self.step = make_step(objectives.find(objective), make_optimizer(optimizer), config, backend)
         self.rate = jax.jit(schedule(optimizer, steps))
 

@@ -21,7 +21,6 @@ PolicyFile = Annotated[Path, arg(metavar="P")]
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
-Json = Annotated[Path, arg(name="json", metavar="OUT")]
 
 
 def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:

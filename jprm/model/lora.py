@@ -55,9 +55,6 @@ class LoraConfig:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
-NO_LORA = LoraConfig()
-
-
 def shapes(model: ModelConfig, role: str, layers: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the shapes of A and B for a stack of `layers` matrices."""
     size = {"L": layers, "R": rank, "D": model.width, "K": model.kv_heads, "G": model.group, "H": model.head_dim}

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from rich.progress import track
 
 from jprm import multihost
 from jprm.experiment import TargetConfig
@@ -25,6 +24,7 @@ from jprm.model.heads import HEADS, find
 from jprm.model.mesh import gathered, put_rows
 from jprm.model.transformer import hidden
 from jprm.objectives.targets import targets
+from jprm.progress import Bar
 from jprm.rows import Rows
 from jprm.statistics import auroc
 
@@ -49,15 +49,14 @@ def labelled_steps(
     batches = iter(batches)
     first = next(batches)
     count = max(1, rows // len(first.tokens))
-    for batch in track(
-        itertools.chain([first], itertools.islice(batches, count - 1)), "fitting the head", total=count, transient=True
-    ):
-        arguments = params, config, target, put_rows(batch, mesh)
-        if not found:
-            multihost.compile_together(_states, *arguments)
-        x_BSD, target_BS, weight_BS = gathered(_states(*arguments))
-        some_BS = weight_BS > 0
-        found.append(Steps(x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]))
+    with Bar("fitting the head", count) as bar:
+        for batch in bar.follow(itertools.chain([first], itertools.islice(batches, count - 1))):
+            arguments = params, config, target, put_rows(batch, mesh)
+            if not found:
+                multihost.compile_together(_states, *arguments)
+            x_BSD, target_BS, weight_BS = gathered(_states(*arguments))
+            some_BS = weight_BS > 0
+            found.append(Steps(x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]))
     return Steps(*(np.concatenate(part) for part in zip(*found, strict=True)))
 
 

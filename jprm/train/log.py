@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm import multihost
 from jprm.experiment import Experiment
 from jprm.outputs import atomic_file
+from jprm.progress import Bar
 from jprm.train.preemption import Goodput
 from jprm.train.step import Metrics
 
@@ -49,9 +49,7 @@ class Log:
             self.board = importlib.import_module("tensorboardX").SummaryWriter(str(workdir / "tensorboard"))
         self.sum: Metrics | None = None
         self.steps, self.since, self.labels = 0, time.perf_counter(), 0.0
-        columns = TextColumn(experiment.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), disable=not self.writes)
-        self.task = self.bar.add_task("train", total=experiment.steps, completed=start, note="compiling")
+        self.bar = Bar(experiment.name, experiment.steps, start, note="compiling", shown=self.writes)
         if self.writes and self.path.exists():  # what follows the checkpoint will be logged again
             lines = self.path.read_bytes().splitlines(keepends=True)
             whole = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
@@ -80,7 +78,7 @@ class Log:
                 f"{'' if self.skips else ', or set optimizer.bad_steps=skip'}"
             )
         self.goodput.step(counts=not left_out)
-        self.bar.update(self.task, completed=step)
+        self.bar.add()
         if left_out:
             self.skipped += 1
         else:
@@ -118,7 +116,7 @@ class Log:
             for k, v in values.items()
             if k in ("loss", "auroc", "valid_auroc", "tokens_per_second") and v is not None
         )
-        self.bar.update(self.task, note=note)
+        self.bar.add(0, note)
         if not self.bar.console.is_terminal:  # a log file gets lines
             print(json.dumps(values), flush=True)
 
