@@ -179,7 +179,7 @@ class Tests(Pipe):
 
     def __init__(self, read, write):
         super().__init__(read, write)
-        self.watch, self.globals, self.kinds = [], {}, {}
+        self.watch, self.globals, self.kinds, self.proxies = [], {}, {}, {}
 
     def pack_object(self, value, depth):
         if hasattr(type(value), "_number") or isinstance(value, type) and hasattr(value, "_number"):
@@ -197,7 +197,9 @@ class Tests(Pipe):
 
     def unpack_object(self, name, rest):
         if name == "object":
-            return _proxy(self, rest[0])
+            if rest[0] not in self.proxies:
+                self.proxies[rest[0]] = _proxy(self, rest[0])  # one for each object, as `is` compares them
+            return self.proxies[rest[0]]
         if name == "part":
             base = self.unpack(rest[1])
             kind = type(

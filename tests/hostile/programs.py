@@ -79,5 +79,14 @@ HONEST = {  # programs and tests that hold
     ),
     "helper in a test": ("def f(x): return x * 2", "def check(y):\n    return f(y) == 4\nassert check(2)"),
     "large": ("def f(n): return 10 ** n", "assert f(5000) == 10 ** 5000"),
+    "identity": (
+        "import enum\nclass C(enum.Enum):\n    A = 1\ndef f(): return C.A",
+        "assert f() is C.A and f() == C.A and f().value == 1",
+    ),
+    "linked list": (
+        "class N:\n    def __init__(self, v, n=None): self.v, self.n = v, n\ndef f(h):\n    p = None\n"
+        "    while h: h.n, p, h = p, h, h.n\n    return p",
+        "r = f(N(1, N(2)))\nassert r.v == 2 and r.n.v == 1 and r.n.n is None",
+    ),
     "none": ("def f(): pass", "assert f() is None and f() == None"),
 }  # fmt: skip
