@@ -144,6 +144,7 @@ def values(answer: str | float, *, limit_s: float = LIMIT_S) -> list[list[float]
             "%" in plain
             or "percent" in plain
             or len(plain) > _LONGEST
+            or _NUMBER.fullmatch(plain)  # beyond the floats; the parser takes 1e999 for a product
             or _WORDS.fullmatch(_TEXT.sub(r"\1", plain).strip(" $."))
         ):
             return None

@@ -70,6 +70,10 @@ def test_classes_are_those_of_pairwise_comparison():
     assert answer_classes(forms).tolist() == expected
 
 
+def test_numbers_beyond_the_floats_are_compared_by_value():
+    assert answer_classes(["1e999", "2e998", "10e998"]).tolist() == [0, 1, 0]
+
+
 def test_many_distinct_expressions_take_seconds():
     answers = [rf"{a}\sqrt{{{b}}}+x^{{{c}}}" for a in range(2, 6) for b in (2, 3, 5, 7, 11) for c in (2, 3, 4)]
     began = time.monotonic()
