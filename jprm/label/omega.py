@@ -27,7 +27,7 @@ from jprm.policy.protocol import Prefix, Sample
 from jprm.tree import Node, ReasoningTree, without_chain
 
 Result = TypeVar("Result")
-Steps = Generator[Prefix, list[Sample], Result]
+Steps = Generator[Prefix, list[Sample] | None, Result]
 """A part of a search: it yields prefixes and receives the k rollouts of each, without failed ones."""
 
 FAILED_IN_A_ROW = 16
@@ -92,10 +92,11 @@ def label_problems(
     """
     trees = iter(trees)
     while chunk := list(itertools.islice(trees, config.problems_at_once)):
+        searches = []
         for tree in chunk:
             if tree.answer is None:
                 raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be judged")
-        searches = [Search(tree.problem, tree.answer) for tree in chunk]
+            searches.append(Search(tree.problem, tree.answer))
         run_searches(searches, rollouts, config, grader)
         for tree, search in zip(chunk, searches, strict=True):
             root = search.states.get(())
@@ -115,7 +116,8 @@ def run_searches(
     Raises:
       PolicyError: the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
     """
-    waiting = [(steps, None) for steps in (_run(search, config, grader) for search in searches)]
+    waiting: list[tuple[Steps[None], list[Sample] | None]]
+    waiting = [(_run(search, config, grader), None) for search in searches]
     while waiting:
         asks = []
         for steps, samples in waiting:
