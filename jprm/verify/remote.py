@@ -14,6 +14,7 @@ import json
 import operator
 import os
 import sys
+from typing import Any
 
 _PLAIN = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
 _MAPS = {"dict": dict, "Counter": collections.Counter, "OrderedDict": collections.OrderedDict}
@@ -58,7 +59,7 @@ class Pipe:
             return [name, *(self.pack(item, depth + 1) for item in items)]
         return self.pack_object(value, depth)
 
-    def unpack(self, packed):
+    def unpack(self, packed) -> Any:
         if not isinstance(packed, list):
             return packed
         name, *rest = packed
@@ -76,6 +77,12 @@ class Pipe:
             values = list(map(self.unpack, rest))
             return _MAPS[name](dict(zip(values[::2], values[1::2], strict=True)))
         return self.unpack_object(name, rest)
+
+    def pack_object(self, value, depth) -> Any:
+        raise NotImplementedError(f"packing of {type(value).__name__}")
+
+    def unpack_object(self, name, rest) -> Any:
+        raise NotImplementedError(f"unpacking of {name}")
 
 
 class Ended(Exception):
@@ -224,7 +231,7 @@ class Tests(Pipe):
         return self.kinds[number]
 
     def request(self, op, *values, **keys):
-        packed = {"values": [self.pack(value) for value in values]}
+        packed: dict[str, Any] = {"values": [self.pack(value) for value in values]}
         packed["keys"] = {key: self.pack(value) for key, value in keys.items()}
         self.send({"op": op, "watch": self.watch, **packed})
         while "callback" in (reply := self.receive()):
@@ -282,7 +289,7 @@ class Tests(Pipe):
     def result(self, test, names):
         code = compile(test, "test", "exec")
         used = _names(code) & set(names)
-        self.globals = {"__name__": "program"}
+        self.globals: dict[str, Any] = {"__name__": "program"}
         used -= {"__name__", "__builtins__"}
         if used & set(dir(builtins)):
             raise Undecided  # the program's own `abs` would see what the test expects
