@@ -352,5 +352,5 @@ def test_the_base_is_chosen_by_its_path(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match="Give the folder that holds config.json"):
         base.model_config(tmp_path / "model.safetensors")
-    with pytest.raises(FileNotFoundError, match="config.json: not there"):
+    with pytest.raises(FileNotFoundError, match="holds no model: neither experiment.json"):
         base.model_config(tmp_path)

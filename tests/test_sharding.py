@@ -40,13 +40,14 @@ def train(mesh, lead, config=CONFIG, steps=STEPS):
     )
     count = jnp.int32(0) if mesh is None else jax.device_put(jnp.int32(0), jax.NamedSharding(mesh, P()))
     state = State(count, trained, frozen, jax.jit(make_optimizer(OPTIMIZER).init)(trained))
-    step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, STEPS)
+    step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, STEPS)  # equal configs share their compiled steps
+    compiled = step.cache_size()
     rows = rows if mesh is None else put_rows(rows, mesh, lead=1)
     losses = []
     for _ in range(steps):
         state, metrics = step(state, rows)
         losses.append(float(metrics.loss / metrics.count))
-    assert step.cache_size() == 1  # one compilation, whatever was put where
+    assert step.cache_size() <= compiled + 1  # one compilation, whatever was put where
     return np.array(losses), state, jax.tree.map(np.asarray, metrics)
 
 
@@ -279,7 +280,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
         vocab_size=32768, layers=24, width=2048, heads=16, kv_heads=8, head_dim=128, mlp_width=8192, rope_theta=1e6,
         norm_eps=1e-6, qk_norm=True, dtype="bfloat16", attention="paths",
     )  # fmt: skip
-    tx = make_optimizer(OPTIMIZER, 100)
+    tx = make_optimizer(OPTIMIZER)
 
     def start(key):
         trained, frozen = split(init(config, key), "")
@@ -291,7 +292,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
         rows = abstract_rows(mesh, 4, 32, tokens=2048, slots=128)
         step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, 100)
-        after, metrics = jax.eval_shape(step, state, rows)
+        after, metrics = jax.eval_shape(step.step, state, rows, jax.ShapeDtypeStruct((), "float32"))
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert form(after) == form(state)
     place = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
