@@ -12,9 +12,11 @@ import re
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
+from flax.core import FrozenDict
 
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
@@ -72,6 +74,7 @@ class Experiment:
 
     objective: a name in `jprm.objectives.OBJECTIVES`, `module:function`, or `FILE.py:function`; in an experiment file
         that defines its own, `objective=f"{__file__}:function"`. The run keeps a copy of the file.
+    objective_options: the objective's hyperparameters that differ from their defaults, by name.
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
     reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
         not saved with the run.
@@ -88,6 +91,7 @@ class Experiment:
     steps: int
     base: str = ""
     reference: str = ""
+    objective_options: Mapping[str, Any] = FrozenDict()
     lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
     probe_rows: int = 0  # rows on which the head is fitted before training; 0: it starts at zero
     mesh: MeshConfig = MeshConfig()
@@ -100,6 +104,7 @@ class Experiment:
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
 
     def __post_init__(self):
+        object.__setattr__(self, "objective_options", _frozen(self.objective_options, "objective_options"))
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be positive")
         if self.probe_rows < 0:
@@ -161,7 +166,8 @@ def override(experiment: Experiment, assignments: typing.Sequence[str]) -> Exper
         place = tree
         for parent in parents:
             place = place.get(parent) if isinstance(place, dict) else None
-        if not equals or not isinstance(place, dict) or leaf not in place:
+        known_leaf = isinstance(place, dict) and (leaf in place or parents == ["objective_options"])
+        if not equals or not isinstance(place, dict) or not known_leaf:
             known = ", ".join(place) if isinstance(place, dict) else ", ".join(tree)
             raise ValueError(f"--set {assignment!r}: not of the form a.b=value with a known field; fields: {known}")
         try:
@@ -197,7 +203,7 @@ def written(experiment: Experiment) -> str:
 
 def to_json(config: Any) -> Any:
     """Turns frozen dataclasses into plain JSON values."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    return json.loads(json.dumps(dataclasses.asdict(config), default=dict))
 
 
 def from_json(kind: Any, value: Any, where: str = "") -> Any:
@@ -222,11 +228,24 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
             return tuple(from_json(a, v, where) for a, v in zip(args, value, strict=True))
     if origin is Literal and value in args:
         return value
+    if origin is Mapping and isinstance(value, Mapping):
+        return _frozen(value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
         return value
     raise ValueError(f"{where}: {value!r} is not a {getattr(kind, '__name__', kind)}")
+
+
+def _frozen(value: Any, where: str) -> Any:
+    """Returns a JSON value as one that hashes. Raises ValueError, naming the field, where it is no JSON value."""
+    if isinstance(value, Mapping):
+        return FrozenDict({name: _frozen(v, f"{where}.{name}") for name, v in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(v, where) for v in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{where}: {value!r} is a {type(value).__name__}, which JSON does not have")
 
 
 @jax.tree_util.register_static

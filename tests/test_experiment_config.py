@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from tiny import TINY
 
@@ -53,6 +54,22 @@ def test_overrides():
     assert override(EXPERIMENT, []) == EXPERIMENT
 
 
+def test_options_of_an_objective(tmp_path):
+    """Any name: only the objective knows its options."""
+    given = dataclasses.replace(EXPERIMENT, objective_options={"beta": 0.1, "levels": [1, [2]]})
+    same = override(EXPERIMENT, ["objective_options.beta=0.1", "objective_options.levels=[1, [2]]"])
+    assert same == given and hash(same) == hash(given)
+    assert override(given, ["objective_options.beta=0.2"]).objective_options["beta"] == 0.2
+    assert json.loads(written(given))["objective_options"] == {"beta": 0.1, "levels": [1, [2]]}
+    (tmp_path / "experiment.json").write_text(written(given))
+    assert read(tmp_path / "experiment.json") == given
+    older = {key: value for key, value in json.loads(written(EXPERIMENT)).items() if key != "objective_options"}
+    (tmp_path / "experiment.json").write_text(json.dumps(older))
+    assert read(tmp_path / "experiment.json") == EXPERIMENT
+    with pytest.raises(ValueError, match="objective_options.beta: .* is a float32, which JSON does not have"):
+        dataclasses.replace(EXPERIMENT, objective_options={"beta": np.float32(0.1)})
+
+
 def test_one_group_of_layers_follows_their_number():
     whole = dataclasses.replace(EXPERIMENT, model=TINY)
     assert override(whole, ["model.layers=5"]).model == dataclasses.replace(TINY, layers=5, layer_groups=(5,))
@@ -90,6 +107,8 @@ def test_one_group_of_layers_follows_their_number():
         ("optimizer.warmup_steps=-1", "optimizer.warmup_steps=-1 must be"),
         ("optimizer.freeze=(", "optimizer.freeze='\\(' is no regular expression: missing \\)"),
         ("optimizer.rate_factors=[[\"*\", 1]]", "optimizer.rate_factors='\\*' is no regular"),
+        ("objective_options=0.1", "objective_options: 0.1 is not a Mapping"),
+        ("objective_options.beta.x=1", "known field"),
         ("target.neutral=none", "labels='rating' with neutral='none'"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ To try an objective of your own, add a `Case`.
 
 import dataclasses
 import pathlib
+import re
 import shutil
 import types
 
@@ -219,3 +220,54 @@ def test_unknown_objectives_are_refused(tmp_path):
             objectives.find(name)
     assert len(FILE.read_text().splitlines()) <= 60
     assert {case.head for case in CASES.values()} == set(HEADS)
+
+
+HINGE = """
+from __future__ import annotations
+import dataclasses
+from typing import Literal
+
+@dataclasses.dataclass(frozen=True)
+class Hinge:
+    margin: float
+    power: Literal[1, 2] = 1
+    body: tuple = ()
+
+    def __post_init__(self):
+        if self.margin < 0:
+            raise ValueError(f"margin={self.margin} must not be negative")
+
+    def __call__(self, params, rows, config): ...
+
+hinge = Hinge(1.0)
+
+@dataclasses.dataclass
+class Thawed:
+    margin: float = 1.0
+
+    def __call__(self, params, rows, config): ...
+"""
+
+
+def test_options_are_fields_of_the_objective(tmp_path):
+    (tmp_path / "hinge.py").write_text(HINGE)
+    file = f"{tmp_path}/hinge.py"
+    changed = objectives.find(f"{file}:hinge", {"margin": 2})
+    assert (changed.margin, changed.power) == (2.0, 1)
+    assert changed == objectives.find(f"{file}:Hinge", {"margin": 2.0})
+    assert hash(changed) == hash(objectives.find(f"{file}:Hinge", {"margin": 2.0}))
+    assert objectives.find(f"{file}:hinge") == objectives.find(f"{file}:hinge", {"power": 1})
+    known = re.escape("may set: margin (float), power (1 or 2): ")
+    for name, options, message in [
+        (f"{file}:hinge", {"margins": 1.0}, known + "margins is not among them"),
+        (f"{file}:hinge", {"body": (1,)}, known + "body is not"),
+        (f"{file}:hinge", {"margin": "wide"}, known + "margin: 'wide' is not a float"),
+        (f"{file}:hinge", {"power": 3}, known + "power: 3 is not"),
+        (f"{file}:hinge", {"margin": -1}, known + "margin=-1.0 must not be negative"),
+        (f"{file}:Hinge", {}, known + ".*missing 1 required.*'margin'"),
+        (f"{file}:Thawed", {"margin": 1.0}, "may set: margin .float.: unhashable"),
+        ("cross_entropy", {"beta": 1.0}, "may set: none: beta is not among them"),
+        (f"{FILE}:bradley_terry", {"beta": 1.0}, "may set: none: beta is not among them"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            objectives.find(name, options)

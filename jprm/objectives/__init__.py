@@ -5,23 +5,37 @@ where the experiment has one. `rows` is a micro-batch; `config` is an `Objective
 over micro-batches and devices, divided by all counts. `metrics` are as in `jprm.objectives.metrics`.
 
 An objective may have a method `check(config)` that raises ValueError where it does not fit, before anything is loaded.
+
+Hyperparameters are fields of a frozen dataclass, with defaults. An experiment sets them in `objective_options`:
+
+    @dataclasses.dataclass(frozen=True)
+    class Hinge:
+        margin: float = 1.0  # `--set objective_options.margin=0.5`
+
+        def __call__(self, params, rows, config): ...
+
+    hinge = Hinge()  # register or name this instance; or name the class, whose fields may then lack defaults
+
+Options are the fields of type bool, int, float, str or Literal; other fields are no options.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from jaxtyping import Scalar
 
 from jprm import registry
-from jprm.experiment import ObjectiveConfig
+from jprm.experiment import ObjectiveConfig, from_json
 from jprm.objectives.cross_entropy import cross_entropy
 from jprm.objectives.next_token import next_token
 from jprm.objectives.pointwise import Pointwise, likelihood
@@ -39,27 +53,66 @@ OBJECTIVES: dict[str, Objective] = {
     "likelihood": Pointwise(likelihood),  # of any head that has one
 }
 
+PLAIN = (bool, int, float, str)
+"""Types of options, beside Literal."""
+
 COPY = "objective.py"
 """The copy, in a run's folder, of the file that defines its objective."""
 
 
-def find(name: str, workdir: str | os.PathLike | None = None) -> Objective:
-    """Returns the objective of an experiment.
+def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.PathLike | None = None) -> Objective:
+    """Returns the objective of an experiment. Equal names and options give equal objectives, which hash alike.
 
     Args:
-        name: a registered name, `module:function`, or `FILE.py:function`.
+        name: a registered name, `module:NAME`, or `FILE.py:NAME`, of a function or of a dataclass with `__call__`.
+        options: hyperparameters in place of the objective's defaults.
         workdir: the run's folder. Its copy of FILE.py is read where FILE.py is gone.
 
-    Raises ValueError where there is none, or where FILE.py is not what the run started with.
+    Raises ValueError where there is none, where FILE.py is not what the run started with, or for unknown options.
     """
     text = source(name, workdir)
     if text is None:
-        return registry.find(name, OBJECTIVES, "objective")
+        return with_options(registry.find(name, OBJECTIVES, "objective"), options or {}, name)
     path, _, function = name.rpartition(":")
     found = _defined(path, text).get(function)
     if not callable(found):
         raise ValueError(f"objective={name!r}: {path} defines no function {function}")
-    return cast(Objective, found)
+    return with_options(found, options or {}, name)
+
+
+def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objective:
+    """Returns the objective, called `name` in errors, with these options in place of its defaults.
+
+    Raises ValueError, listing the objective's options, for one that is unknown, missing, or of another type or range;
+    and for an objective that does not hash.
+    """
+    kinds = option_types(objective)
+    known = ", ".join(f"{option} ({_name(kind)})" for option, kind in kinds.items()) or "none"
+    try:
+        if unknown := set(options) - set(kinds):
+            raise ValueError(f"{', '.join(sorted(unknown))} is not among them")
+        values = {option: from_json(kinds[option], value, option) for option, value in options.items()}
+        if isinstance(objective, type):
+            objective = objective(**values)
+        elif values:
+            objective = dataclasses.replace(objective, **values)
+        hash(objective)  # a step is compiled once for each objective: a dataclass must be frozen
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"objective={name!r}, of which objective_options may set: {known}: {error}") from error
+    return cast(Objective, objective)
+
+
+def option_types(objective: Any) -> dict[str, Any]:
+    """Returns the options of an objective: the fields of a dataclass, or of its instance, whose types are plain."""
+    if not dataclasses.is_dataclass(objective):
+        return {}
+    kinds = typing.get_type_hints(objective if isinstance(objective, type) else type(objective))
+    plain = {field.name: kinds[field.name] for field in dataclasses.fields(objective) if field.init}
+    return {name: kind for name, kind in plain.items() if kind in PLAIN or typing.get_origin(kind) is typing.Literal}
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else " or ".join(map(repr, typing.get_args(kind)))
 
 
 def check(objective: Objective, config: ObjectiveConfig) -> None:

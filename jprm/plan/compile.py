@@ -49,7 +49,7 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
 def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
     """Returns the step that `jprm train` runs, and its arguments."""
     e = experiment
-    objective = objectives.find(e.objective)
+    objective = objectives.find(e.objective, e.objective_options)
     objectives.check(objective, e.task)
     step = make_step(objective, make_optimizer(e.optimizer), e.task, "tpu")
     data = experiment.data

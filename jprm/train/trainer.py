@@ -48,7 +48,7 @@ class Trainer:
     Args:
         workdir: the run's folder. Training continues from its newest checkpoint. None: nothing is saved, and the
             experiment's data are not read before `batches` is.
-        objective: a function in place of the one that `experiment.objective` names.
+        objective: an objective in place of the one that `experiment.objective` names; it takes the same options.
 
     Raises:
         ValueError: parts of the experiment that do not fit each other, or a folder of another experiment's run.
@@ -64,7 +64,9 @@ class Trainer:
         self.tokenizer = load_tokenizer(experiment.tokenizer)
         if (size := self.tokenizer.vocab_size) > experiment.model.vocab_size:
             raise ValueError(f"the tokenizer has {size} tokens, the model {experiment.model.vocab_size}")
-        self.objective = objective or objectives.find(experiment.objective, self.workdir)
+        name, options = experiment.objective, experiment.objective_options
+        given = objectives.with_options(objective, options, "given to Trainer") if objective else None
+        self.objective = given or objectives.find(name, options, self.workdir)
         objectives.check(self.objective, experiment.task)
         self._step = make_step(self.objective, make_optimizer(experiment.optimizer), experiment.task)
         self._compiled = False
