@@ -14,6 +14,7 @@ from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.compile_cache import enable_compile_cache
 from jprm.experiment import read
 from jprm.layout import NativeLayout
+from jprm.libtpu import quiet_without_tpu
 from jprm.model.attention.registry import suited
 from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
@@ -53,6 +54,7 @@ def load(
     if isinstance(folder, PRM):  # loaded already
         return folder
     enable_compile_cache()
+    quiet_without_tpu()
     folder = pathlib.Path(folder)
     if (kind := kind_of(folder)) == "gguf":
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")

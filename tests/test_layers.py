@@ -22,6 +22,7 @@ LAYERS = [
         "worker",
         "registry",
         "compile_cache",
+        "libtpu",
     ],
     ["gguf_file", "tokenizer", "layout", "token_tree", "rows", "pack"],
     ["model"],

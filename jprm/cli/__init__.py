@@ -28,6 +28,7 @@ from jprm.cli.report import report
 from jprm.cli.search import search
 from jprm.compile_cache import enable_compile_cache
 from jprm.export import FileDtype, Format
+from jprm.libtpu import quiet_without_tpu
 from jprm.model import Dtype
 from jprm.search.methods import METHODS
 
@@ -221,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     enable_compile_cache()
+    quiet_without_tpu()
     try:
         try:
             if args == ["--version"]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-import os
 from typing import Any
+
+from jprm.libtpu import describe_no_tpu
 
 GIB = 2**30
 
@@ -99,13 +100,7 @@ def devices(topology: Topology) -> list[Any]:
     """Returns abstract devices to compile for. Raises FileNotFoundError where libtpu is not installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise FileNotFoundError("libtpu, which holds the TPU compiler, is not installed: pip install -e '.[train,tpu]'")
-    # libtpu must not look for a TPU's metadata, and may be loaded by several processes. The other variables avoid its
-    # warning that this is no TPU machine.
-    for name, value in {
-        "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-    }.items():  # fmt: skip
-        os.environ.setdefault(name, value)
+    describe_no_tpu()  # it must not look for a TPU's metadata
     from jax.experimental import topologies
 
     kind = topology.name.partition("-")[0]
