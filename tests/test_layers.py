@@ -29,7 +29,7 @@ LAYERS = [
     ["experiment", "checkpoints"],
     ["score", "adapters", "loading"],
     ["data", "objectives", "train", "policy"],
-    ["verify", "label", "search", "evaluate"],
+    ["verify", "label", "search", "evaluate", "rl"],
     ["plan", "export", "report"],
     ["cli"],
     ["__main__"],

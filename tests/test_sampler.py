@@ -18,7 +18,8 @@ from jprm.model.transformer import AXES, head_logits
 from jprm.policy import sampler
 from jprm.policy.load import load_policy
 from jprm.policy.protocol import Prefix
-from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout, progress_table
+from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout
+from jprm.policy.step_ends import progress_table
 from jprm.tokenizer import load_tokenizer
 from jprm.train.initial import initial_state
 

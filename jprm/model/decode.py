@@ -139,18 +139,21 @@ def forward(
 
 
 def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
-    """Returns the same model with every layer in a group of its own."""
-    one = dataclasses.replace(config, layer_groups=(1,) * config.layers)
-    if one == config:
-        return dict(params), config
+    """Returns a copy of the parameters with every layer in a group of its own, and the config that fits them."""
+    return _unstacked(params, config.layer_groups), dataclasses.replace(config, layer_groups=(1,) * config.layers)
 
-    @jax.jit
-    def split(stacks):
-        return [jax.tree.map(lambda w, i=i: w[i : i + 1], s) for s in stacks for i in range(len(jax.tree.leaves(s)[0]))]
 
+@functools.partial(jax.jit, static_argnums=1)
+def _unstacked(params: Mapping, groups: tuple[int, ...]) -> dict:
+    stacks = [params["decoder"][f"layers_{group}"] for group in range(len(groups))]
     rest = {name: value for name, value in params["decoder"].items() if not name.startswith("layers_")}
-    layers = split([params["decoder"][f"layers_{group}"] for group in range(len(config.layer_groups))])
-    return {**params, "decoder": rest | {f"layers_{i}": layer for i, layer in enumerate(layers)}}, one
+    layers = [
+        jax.tree.map(lambda w, i=i: w[i : i + 1], stack)
+        for stack, count in zip(stacks, groups, strict=True)
+        for i in range(count)
+    ]
+    rest |= {f"layers_{i}": layer for i, layer in enumerate(layers)}
+    return jax.tree.map(jnp.copy, {**params, "decoder": rest})
 
 
 def _read(past: Past, group: int, index) -> tuple[Array, Array]:

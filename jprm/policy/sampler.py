@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Int8
+from jaxtyping import Array, Float32
 
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
@@ -35,6 +35,7 @@ from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, shardin
 from jprm.model.transformer import head_logits
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampling import draw, pick
+from jprm.policy.step_ends import progress_table, step_stops
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 128
@@ -116,6 +117,7 @@ class _Samples:
     progress_B: Array  # a column of the progress table
     end_B: Array  # RUNNING, STEP or STOP
     written_BN: Array
+    logprob_BN: Array  # of every written token, at the sampling temperature
     length_B: Array  # tokens written, the last one included
     logprob_B: Array
     cache: decode.Cache
@@ -151,6 +153,8 @@ def _decode(
         key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
         token_B = draw(key, logit_BV, temperature, top_p)
         logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
+        scaled_BV = logit_BV / (temperature or 1.0)
+        drawn_B1 = (pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1))[:, None]
         running_B = s.end_B == RUNNING
         progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
         ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
@@ -161,6 +165,7 @@ def _decode(
             progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
             end_B=jnp.where(running_B, jnp.where(ends_B, STOP, end_B), s.end_B),
             written_BN=jax.lax.dynamic_update_slice_in_dim(s.written_BN, token_B[:, None], s.count, 1),
+            logprob_BN=jax.lax.dynamic_update_slice_in_dim(s.logprob_BN, drawn_B1, s.count, 1),
             length_B=s.length_B + running_B,
             logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
             cache=cache,
@@ -177,7 +182,25 @@ def _grown(samples: _Samples, size: int) -> _Samples:
         return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
     cache = jax.tree.map(lambda x: pad(x, 2), samples.cache)
-    return dataclasses.replace(samples, written_BN=pad(samples.written_BN, 1), cache=cache)
+    written_BN, logprob_BN = pad(samples.written_BN, 1), pad(samples.logprob_BN, 1)
+    return dataclasses.replace(samples, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drawn:
+    """One sample as tokens.
+
+    Attributes:
+      ids: the sampled tokens, with the end of text if it was sampled.
+      logprob_N: of each token, float32, at the sampling temperature and over all tokens.
+      logprob: the sum under the model itself, at temperature 1.
+      finish_reason: as of `Sample`.
+    """
+
+    ids: tuple[int, ...]
+    logprob_N: Float32[np.ndarray, " N"]
+    logprob: float
+    finish_reason: str
 
 
 class Sampler:
@@ -197,22 +220,38 @@ class Sampler:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
         check_mesh(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
-        with jax.set_mesh(mesh):
-            self._params, self._config = decode.unstacked(params, config)
+        self._stacked = config
         self.layout: Layout = NativeLayout(tokenizer)
         if options.prompt:
             self.layout = TemplateLayout(tokenizer, options.prompt, options.delimiter)
         self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
         self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
-        digest = hashlib.sha256(json.dumps([sampled, options.delimiter, config.dtype]).encode()).hexdigest()
-        self.name = f"{name}#{digest[:12]}"
+        self._digest = hashlib.sha256(json.dumps([sampled, options.delimiter, config.dtype]).encode()).hexdigest()[:12]
+        self.push(params, name)
+
+    def push(self, params: Mapping, name: str) -> None:
+        """Replaces the parameters by a copy of others, of the same model on the same mesh; nothing is compiled again.
+
+        `name` says whose they are; the policy's own name adds the options.
+        """
+        with jax.set_mesh(self.mesh):
+            self._params, self._config = decode.unstacked(params, self._stacked)
+        self.name = f"{name}#{self._digest}"
 
     def sample(
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
     ) -> list[list[Sample]]:
         """As `Policy.sample`."""
-        prompts = [self._ids(prefix) for prefix in prefixes]
+        drawn = self.draw(prefixes, n, until=until, seed=seed)
+        return [[self._sample(each, until=until) for each in samples] for samples in drawn]
+
+    def draw(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int,
+        stream: tuple[int, ...] = (),
+    ) -> list[list[Drawn]]:  # fmt: skip
+        """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""
+        prompts, hashes = [self.prompt(prefix) for prefix in prefixes], [_hash(prefix, stream) for prefix in prefixes]
         # A job is a prompt and up to m of its samples: as many as may share one copy of its keys, fewer if some devices
         # would have none.
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
@@ -226,15 +265,16 @@ class Sampler:
         drawn: list[list[Any]] = [[None] * n for _ in prefixes]
         for first in range(0, len(jobs), size):
             batch = jobs[first : first + size]
-            for (i, j), samples in zip(batch, self._batch(prompts, prefixes, batch, m, n, until, seed), strict=True):
+            for (i, j), samples in zip(batch, self._batch(prompts, hashes, batch, m, n, until, seed), strict=True):
                 drawn[i][j : j + m] = samples
         return drawn
 
-    def _ids(self, prefix: Prefix) -> list[int]:
+    def prompt(self, prefix: Prefix) -> list[int]:
+        """Returns the token ids that a sample follows."""
         steps = (self.layout.step(text, number) for number, text in enumerate(prefix.steps))
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
-    def _batch(self, prompts, prefixes, jobs, m: int, n: int, until: str, seed: int) -> list[list[Sample]]:
+    def _batch(self, prompts, hashes, jobs, m: int, n: int, until: str, seed: int) -> list[list[Drawn]]:
         """Returns the samples of a batch of jobs."""
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         distinct = list(dict.fromkeys(i for i, _ in jobs))
@@ -252,7 +292,7 @@ class Sampler:
         for r, (i, j) in enumerate(jobs):
             draws = np.arange(j, min(j + m, n))
             own = slice(r * m, r * m + len(draws))
-            hash_B[own], number_B[own], end_B[own] = _hash(prefixes[i]), (seed + draws) % 2**32, RUNNING
+            hash_B[own], number_B[own], end_B[own] = hashes[i], (seed + draws) % 2**32, RUNNING
         last_B = tokens_US[row_B, length_U[row_B] - 1]
 
         limit = self.options.max_tokens
@@ -268,6 +308,7 @@ class Sampler:
                 progress_B=put(zero_B),
                 end_B=put(end_B),
                 written_BN=put(np.zeros((R * m, room), np.int32)),
+                logprob_BN=put(np.zeros((R * m, room), np.float32)),
                 length_B=put(zero_B),
                 logprob_B=put(zero_B.astype(np.float32)),
                 cache=_empty(self._config, R * m, room),
@@ -281,16 +322,22 @@ class Sampler:
                 if int(samples.count) >= limit or (np.asarray(samples.end_B) != RUNNING).all():
                     break
                 samples = _grown(samples, 2 * samples.written_BN.shape[1])
-        columns = (np.asarray(x) for x in (samples.written_BN, samples.length_B, samples.end_B, samples.logprob_B))
-        texts = [self._sample(*row, until=until) for row in zip(*columns, strict=True)]
-        return [texts[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
+        fields = (samples.written_BN, samples.logprob_BN, samples.length_B, samples.end_B, samples.logprob_B)
+        drawn = [
+            Drawn(tuple(ids_N[:N].tolist()), logprob_N[:N], float(logprob), ("length", "step", "stop")[end])
+            for ids_N, logprob_N, N, end, logprob in zip(*map(np.asarray, fields), strict=True)
+        ]
+        return [drawn[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
 
-    def _sample(self, written_N, length, end, logprob, *, until: str) -> Sample:
-        ids = written_N[:length].tolist()
-        text = self.tokenizer.decode(ids[:-1] if end == STOP and ids else ids)
+    def _sample(self, drawn: Drawn, *, until: str) -> Sample:
+        text = self.tokenizer.decode(list(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids))
         steps = tuple(step.strip() for step in text.split(self.options.delimiter) if step.strip())
         steps = steps[:1] if until == "step" else steps
-        return Sample(steps, int(length), ("length", "step", "stop")[end], float(logprob))
+        return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob)
+
+    def step_stops(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns, for each step that its delimiter ends in these ids, the index after its last token."""
+        return step_stops(self._table_VP, ids)
 
 
 def load_sampler(
@@ -319,33 +366,6 @@ def load_sampler(
     return Sampler(params, config, load_tokenizer(path), grid, options, name)
 
 
-def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
-    """Returns the progress after a token, by token and progress before it; -1 where the token ends a step.
-
-    Progress is the number of the delimiter's characters at the end of the text, plus the delimiter's length if there is
-    more than white space before them: a blank step is no step. A delimiter may end inside a token.
-    """
-    size = len(delimiter)
-    table = np.zeros((vocab_size, 2 * size), np.int8)
-    for token in range(vocab_size):
-        text = tokenizer.decode([token]) if token < tokenizer.vocab_size else ""
-        for progress in range(2 * size):
-            table[token, progress] = _advance(text, progress % size, progress >= size, delimiter)
-    return table
-
-
-def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
-    for letter in text:
-        written = written or not letter.isspace()
-        tail = delimiter[:matched] + letter
-        matched = next(k for k in range(len(tail), -1, -1) if tail.endswith(delimiter[:k]))
-        if matched == len(delimiter):
-            if written:
-                return -1
-            matched = 0
-    return matched + len(delimiter) * written
-
-
 @jax.jit
 def _keys(number_B, hash_B):
     return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
@@ -354,8 +374,8 @@ def _keys(number_B, hash_B):
 _empty = jax.jit(decode.empty_cache, static_argnums=(0, 1, 2))
 
 
-def _hash(prefix: Prefix) -> int:
-    text = json.dumps([prefix.problem, *prefix.steps])
+def _hash(prefix: Prefix, stream: tuple[int, ...]) -> int:
+    text = json.dumps([prefix.problem, *prefix.steps]) + (json.dumps(stream) if stream else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
