@@ -59,7 +59,7 @@ def check_exact(policy: Any) -> Sampler:
     return policy
 
 
-def sample(policy: Sampler, problems: Sequence[str], n: int, *, seed: int, update: int) -> list[list[Trajectory]]:
+def sample(policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int) -> list[list[Trajectory]]:
     """Returns n trajectories of each problem.
 
     A draw is numbered by seed, update, problem and sample alone: the same parameters give the same trajectories,
@@ -69,8 +69,8 @@ def sample(policy: Sampler, problems: Sequence[str], n: int, *, seed: int, updat
     """
     if len(set(problems)) < len(problems):
         raise ValueError("a problem occurs twice in an update: its samples would be the same")
-    prefixes = [Prefix(problem) for problem in problems]
-    drawn = check_exact(policy).draw(prefixes, n, until="end", seed=0, stream=(seed, update))
+    prefixes, policy = [Prefix(problem) for problem in problems], check_exact(policy)
+    drawn = policy.draw(prefixes, n, until="end", seed=0, stream=(seed, update))
     return [[trajectory(policy, each) for each in samples] for samples in drawn]
 
 
