@@ -74,6 +74,11 @@ def cut(file: IO[bytes], chunk: int) -> int:
     return there
 
 
+def stored_request(output: str | os.PathLike) -> dict[str, Any]:
+    """Returns the request that OUTPUT.info.json holds; empty where there is none."""
+    return _request_in(pathlib.Path(f"{os.fspath(output)}.info.json"))
+
+
 def _request_in(info: pathlib.Path) -> dict[str, Any]:
     """The request that was kept, without its version; empty where there is none or a full disk cut it short."""
     try:

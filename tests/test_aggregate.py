@@ -21,6 +21,7 @@ def brute_force(score_P):
     inner = np.clip(p, np.float32(LOG_ODDS_CLIP), np.float32(1 - LOG_ODDS_CLIP)).astype(np.float64)
     return {
         "min": p.min(),
+        "soft_min": (p * np.exp(-p / 0.1)).sum() / np.exp(-p / 0.1).sum(),
         "prod": np.prod(p),
         "mean": p.mean(),
         "last": p[-1],

@@ -79,7 +79,8 @@ _RECORDS = (
         aggregation="mean",
         context=4096,
     ),
-    # CJReinforce/PURE: the card of jinachris/PURE-PRM-7B. No bos, no template; its rewards are in [-1, 1].
+    # CJReinforce/PURE, openrlhf/utils/utils.py, and the card of jinachris/PURE-PRM-7B. No bos, no template; its rewards
+    # are in [-1, 1].
     Adapter(
         name="pure",
         problem="{problem}",
@@ -89,7 +90,7 @@ _RECORDS = (
         threshold=0.0,  # ssmisya/PRMBench, mr_eval/models/pure_prm.py
         weight="half",
         semantics="advantage",
-        aggregation="min",
+        aggregation="soft_min",
         context=4096,
     ),
     # GAIR-NLP/ReasonEval, codes/examples.py: the separator is taken out again, so a step ends in its own last token.

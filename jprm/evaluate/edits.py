@@ -123,12 +123,12 @@ def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTre
     return [tree for tree in trees if tree.extra.get("first_error") == -1 and tree.nodes[-1].correct][:most]
 
 
-def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int) -> dict[str, Any]:
+def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshold: float = 0.5) -> dict[str, Any]:
     """Edits up to `EDITED` right chains, scores the edits and reports how scores react."""
     right = right_chains(chains, EDITED)
     if not right:
         return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}
-    return edits_report(right, score(edited(right, seed), "edits"), seed)
+    return edits_report(right, score(edited(right, seed), "edits"), seed, threshold=threshold)
 
 
 def edits_report(
@@ -136,15 +136,16 @@ def edits_report(
     changed: Sequence[ReasoningTree],
     seed: int,
     *,
+    threshold: float = 0.5,
     margin: float = 0.05,
     nonsense_margin: float = 0.2,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """How scores react to edits, from scored chains and their scored edits (the trees of `edited`).
 
     `meaning_kept`, by edit: `change`, the mean distance of a step's score before and after, with an interval over
-    problems; `shift`, the same with its sign; `flips`, the fraction of steps that cross 0.5. A finding is a change
-    above `margin`. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's, ties half.
-    A finding is more than `nonsense_margin`: a search would be drawn to it.
+    problems; `shift`, the same with its sign; `flips`, the fraction of steps that cross `threshold`. A finding is
+    a change above `margin`. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's,
+    ties half. A finding is more than `nonsense_margin`: a search would be drawn to it.
     """
     before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
@@ -170,7 +171,7 @@ def edits_report(
                 "n": len(rows),
                 "change": change.json(),
                 "shift": jsonable((new_N - old_N).mean()),
-                "flips": jsonable(((new_N >= 0.5) != (old_N >= 0.5)).mean()),
+                "flips": jsonable(((new_N >= threshold) != (old_N >= threshold)).mean()),
                 "margin": margin,
                 "finding": bool(change.low > margin),
             }

@@ -31,8 +31,10 @@ def scores_of(
         where = f"{names[tree] if names else f'record {tree}'}, step {first - sum(sizes[:tree])}"
         found = "no score" if flat[first] is None else f"score {flat[first]}"
         wanted = "a probability in [0, 1]" if probability else "a finite score"
-        raise ScoreError(
-            f"{where}: {found}. {(~good_M).sum()} of {len(flat)} steps lack {wanted}. Score the file again with"
-            " `jprm score`."
-        )
+        fix = "Score the file again with `jprm score`."
+        if probability and np.isfinite(score_M).all():
+            fix = (
+                "Name the adapter of the model that scored them (--adapter), or score the file again with `jprm score`."
+            )
+        raise ScoreError(f"{where}: {found}. {(~good_M).sum()} of {len(flat)} steps lack {wanted}. {fix}")
     return np.split(score_M, np.cumsum(sizes)[:-1]) if trees else []

@@ -89,13 +89,13 @@ def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
     return np.array(pairs, int).reshape(-1, 2)
 
 
-def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> dict[str, Any]:
+def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, threshold: float = 0.5) -> dict[str, Any]:
     """Returns the figures of scored trees, and those of trivial scorers under `baselines`.
 
     Each figure is `{"value", "low", "high"}` with a 95 % interval over problems: `auroc`;
-    `average_precision_of_errors` and `_of_correct`, whose positives are wrong and right steps; `accuracy` at 0.5;
-    `alternatives`, the fraction of pairs of a right and a wrong sibling that the scores rank rightly, ties a half; and
-    `first_error` over `judged_chains` at 0.5, with `f1` as in ProcessBench.
+    `average_precision_of_errors` and `_of_correct`, whose positives are wrong and right steps; `accuracy` at
+    `threshold`; `alternatives`, the fraction of pairs of a right and a wrong sibling that the scores rank rightly, ties
+    a half; and `first_error` over `judged_chains` at `threshold`, with `f1` as in ProcessBench.
     """
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
@@ -108,12 +108,13 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> di
     }
     return {
         "neutral": neutral,
+        "threshold": threshold,
         "n_problems": len({tree.problem for tree in trees}),
         "n_records": len(trees),
         "n_steps": len(class_N),
         "n_right": int((class_N == 1).sum()),
         "n_wrong": int((class_N == 0).sum()),
-        **_figures(trees, lambda tree: tree.score_N, seed, threshold=0.5),
+        **_figures(trees, lambda tree: tree.score_N, seed, threshold=threshold),
         "baselines": {
             # Only the constant is a probability: depth and length have no threshold.
             name: _figures(trees, score, seed, threshold=0.5 if name == "constant" else None)

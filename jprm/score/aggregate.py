@@ -29,14 +29,20 @@ LOG_ODDS_CLIP = 1e-6
 """`sum_log_odds` clips probabilities to [1e-6, 1 - 1e-6], so that one step weighs at most 13.8 nats."""
 
 
+SOFT_MIN_TEMPERATURE = 0.1
+"""Of `soft_min`: `turn_process_reward_logits_to_reward` of CJReinforce/PURE, openrlhf/utils/utils.py."""
+
+
 @jax.jit
 def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
     """Returns the score of each of B chains of up to P >= 1 steps by every rule of `RULES`, in float32.
 
     With p_i the scores of a chain's k steps, those where the mask is true: `min`, `max`, `mean` and `last` as named;
-    `prod` is exp(sum log p_i); `mean_log` is exp(sum log p_i / k), the length-normalised product; `sum_log_odds` is
-    sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. The last three take probabilities; a probability of exactly 0
-    or 1 counts as such and gives no NaN. A chain without a step has -inf by every rule, so no argmax chooses it.
+    `soft_min` is sum_i w_i p_i with w the softmax of -p / `SOFT_MIN_TEMPERATURE` (PURE's sum of transformed rewards,
+    Cheng et al. 2025, arXiv 2504.15275), between the mean and the minimum. `prod` is exp(sum log p_i);
+    `mean_log` is exp(sum log p_i / k), the length-normalised product; `sum_log_odds` is sum log(p_i / (1 - p_i)),
+    clipped to `LOG_ODDS_CLIP`. The last three take probabilities; a probability of exactly 0 or 1 counts as such and
+    gives no NaN. A chain without a step has -inf by every rule, so no argmax chooses it.
 
     >>> import numpy as np
     >>> chains = jprm.aggregate(np.array([[0.5, 0.5], [0.25, 0.0]]), np.array([[True, True], [True, False]]))
@@ -79,9 +85,13 @@ def _rank_keys(xp, score_BP, mask_BP):
     def total(x_BP):
         return xp.where(mask_BP, x_BP, 0.0).sum(-1)
 
+    low_B = xp.where(mask_BP, score_BP, xp.inf).min(-1)
+    above_BP = xp.where(mask_BP, score_BP - xp.where(some_B, low_B, 0)[..., None], xp.inf)
+    soft_BP = xp.exp(-above_BP / SOFT_MIN_TEMPERATURE)  # 1 at the lowest step: the sum cannot vanish
     log_B = total(xp.log(score_BP))
     value = {
-        "min": xp.where(mask_BP, score_BP, xp.inf).min(-1),
+        "min": low_B,
+        "soft_min": total(soft_BP * score_BP) / xp.where(some_B, soft_BP.sum(-1), 1),
         "prod": log_B,
         "mean": total(score_BP) / steps_B,
         "last": xp.take_along_axis(score_BP, last_B[..., None], axis=-1)[..., 0],

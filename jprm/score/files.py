@@ -14,11 +14,12 @@ import jax
 
 from jprm import multihost
 from jprm.jsonl import Rejects, dump, read_lines, read_records
-from jprm.outputs import continued, cut, input_of
+from jprm.outputs import continued, cut, input_of, stored_request
 from jprm.progress import Bar
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.identity import identity
 from jprm.score.multihost import score_many
+from jprm.score.scale import Scale
 from jprm.score.scorer import CHUNK, PRM
 
 
@@ -62,6 +63,11 @@ def score_file(
 def request_of(prm: PRM, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
     """Returns what the scores depend on: the model, the input's path and age, and whatever else the caller names."""
     return {**identity(prm), **input_of(input), **more}
+
+
+def stored_scale(path: str | os.PathLike) -> Scale:
+    """Returns what the scores of a file mean, as `OUT.info.json` beside it says; probabilities where nothing does."""
+    return Scale(**(stored_request(path).get("scale") or {}))
 
 
 def write_scores(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -12,16 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jprm.score.scale import PROBABILITY
 from jprm.score.scorer import PRM
 
 
 def identity(prm: PRM) -> dict[str, Any]:
     """Returns what a model's scores depend on, for the request of a file that holds them.
 
-    A model that was replaced in its folder at the same step has another `digest`.
+    A model that was replaced in its folder at the same step has another `digest`. `scale` is there for scores that are
+    no probabilities, so that the file can be evaluated without the model.
     """
     about = {"model": prm.name, "step": prm.step, "digest": digest(prm)}
-    return about | {"dtype": prm.config.dtype, "attention": prm.config.attention}
+    about |= {"dtype": prm.config.dtype, "attention": prm.config.attention}
+    return about | ({} if prm.scale == PROBABILITY else {"scale": dataclasses.asdict(prm.scale)})
 
 
 def digest(prm: PRM) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-Rule = Literal["min", "prod", "mean", "last", "max", "sum_log_odds", "mean_log"]
+Rule = Literal["min", "soft_min", "prod", "mean", "last", "max", "sum_log_odds", "mean_log"]
 RULES: tuple[str, ...] = get_args(Rule)
 PROBABILITY_RULES = ("prod", "sum_log_odds", "mean_log")
 """Rules that multiply probabilities; the others take any scores."""

@@ -1,13 +1,20 @@
 """Scores that are no probabilities: thresholds, best of n and votes against brute force."""
 
+import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pytest
 
+from jprm import cli
 from jprm.adapters.published import PUBLISHED
+from jprm.evaluate.benchmark import Request
+from jprm.evaluate.benchmarks.steps import figures as steps_figures
 from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.evaluate.processbench import average_f1, processbench_report
+from jprm.evaluate.steps import steps_report
+from jprm.jsonl import write_records
 from jprm.score.rules import PROBABILITY_RULES
 from jprm.score.scale import PROBABILITY
 from jprm.search.growing_tree import GrowingTree, Problem
@@ -15,7 +22,13 @@ from jprm.search.result import choose
 from jprm.tree import tree_of
 
 PURE, PQM = PUBLISHED["pure"].score_scale, PUBLISHED["pqm"].score_scale
-REDUCE = {"min": np.min, "last": lambda x: x[-1], "mean": np.mean, "max": np.max}
+REDUCE = {
+    "min": np.min,
+    "soft_min": lambda x: (x * np.exp(-x / 0.1)).sum() / np.exp(-x / 0.1).sum(),
+    "last": lambda x: x[-1],
+    "mean": np.mean,
+    "max": np.max,
+}
 
 
 def pools(seed, shift):
@@ -102,3 +115,36 @@ def grown(scores, scale):
         tree.add(-1, Sample((f"step {i}",), 1, "stop"), "end")
         tree.score[i] = score
     return tree
+
+
+def test_step_figures_take_the_natural_threshold():
+    """PURE's 2p - 1 at 0 judges as p does at 0.5; the old 0.5 called every p below 0.75 wrong."""
+    rng = np.random.default_rng(3)
+    of_p, of_difference = [], []
+    for i in range(20):
+        p = rng.random(3).round(2)
+        chain = {"problem": f"p{i}", "steps": ["a", "b", "c"], "labels": rng.integers(0, 2, 3).tolist()}
+        of_p.append(tree_of(chain | {"semantics": "correctness", "scores": p.tolist()}))
+        of_difference.append(tree_of(chain | {"semantics": "correctness", "scores": (2 * p - 1).tolist()}))
+    expected, old = (steps_report(of_p, "drop", 0, threshold) for threshold in (0.5, 0.75))
+    found = steps_figures(Request({"chains": of_difference}, scale=PURE))
+    for key in ("accuracy", "first_error", "auroc", "alternatives"):
+        assert found[key] == expected[key]
+    assert (found["threshold"], expected["threshold"]) == (0.0, 0.5)
+    assert found["accuracy"] != old["accuracy"] and found["first_error"] != old["first_error"]
+
+
+def test_stored_scores_are_read_on_their_own_scale(tmp_path, capsys):
+    """Scores below 0 are refused with the fix; `--adapter`, or the request beside the file, says what they mean."""
+    path, out = tmp_path / "scored.jsonl", tmp_path / "out.json"
+    write_records(path, pools(0, -1.0))
+    call = ["eval", "best-of-n", "--input", str(path), "--json", str(out)]
+    assert cli.main(call) == 2 and "Name the adapter of the model that scored them" in capsys.readouterr().err
+    assert not out.exists()
+    expected = best_of_n_report(map(tree_of, pools(0, -1.0)), 0, scale=PURE)
+    assert cli.main([*call, "--adapter", "pure"]) == 0
+    assert json.loads(out.read_text()) == json.loads(json.dumps(expected))
+    out.unlink()
+    (tmp_path / "scored.jsonl.info.json").write_text(json.dumps({"version": 1, "scale": dataclasses.asdict(PURE)}))
+    assert cli.main(call) == 0
+    assert json.loads(out.read_text()) == json.loads(json.dumps(expected))

@@ -32,17 +32,21 @@ class Options(CommandOptions):
     model: Annotated[Path | None, arg(metavar="DIR")] = None
     """The folder of a trained model that scores the pools first, where they are not scored yet."""
     adapter: Adapter = None
-    """How to read a published model whose files do not show it: a name, or a JSON file."""
+    """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
+    stored scores mean; by default `jprm score` left that beside them."""
 
 
 def run(options: Options) -> Report:
+    from jprm.adapters.recognise import named
     from jprm.evaluate.best_of_n import best_of_n_report
     from jprm.evaluate.run import scored_trees, source
     from jprm.jsonl import read_trees
     from jprm.loading import load
+    from jprm.score.files import stored_scale
 
     if options.model is None:
-        return best_of_n_report(list(read_trees(options.input)), 0)
+        scale = named(options.adapter).score_scale if options.adapter else stored_scale(options.input)
+        return best_of_n_report(list(read_trees(options.input)), 0, scale=scale)
     prm = load(options.model, adapter=options.adapter)
     scored = scored_trees(prm, options.input, source("pools"), f"{options.to}.scores")
     return best_of_n_report(scored, 0, scale=prm.scale)

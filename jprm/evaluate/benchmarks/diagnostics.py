@@ -79,7 +79,7 @@ def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: S
     if "best_of_n" in requests:
         seed, pools = requests["best_of_n"].seed, requests["best_of_n"].data
     report = diagnostics_report(chains, pools, threshold, seed, scale)
-    return report | (edits_of(chains, score, seed) if chains is not None and score is not None else {})
+    return report | (edits_of(chains, score, seed, scale.threshold) if chains is not None and score is not None else {})
 
 
 def tables(report: Report) -> Iterator[str]:

@@ -29,11 +29,12 @@ def figures(request: Request) -> Report:
     from jprm.evaluate.steps import steps_report
 
     records = [tree for trees in request.data.values() for tree in trees]
-    return steps_report(records, request.neutral, request.seed)
+    return steps_report(records, request.neutral, request.seed, request.scale.threshold)
 
 
 def tables(report: Report) -> Iterator[Table]:
-    title = f"Steps: {report['n_right']} right, {report['n_wrong']} wrong, {report['n_problems']} problems"
+    title = f"Steps: {report['n_right']} right, {report['n_wrong']} wrong, {report['n_problems']} problems;"
+    title += f" threshold {report.get('threshold', 0.5):g}"
     columns = [report, *report["baselines"].values()]
     keys = ("auroc", "average_precision_of_errors", "average_precision_of_correct", "accuracy", "alternatives")
     rows = [[words(key), *(interval(column.get(key)) for column in columns)] for key in keys]
@@ -53,13 +54,14 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
         [name, *(interval(report.get(key)) for key in keys), interval(report.get("first_error", {}).get("accuracy"))]
         for name, report in reports.items()
     ]
-    columns = ("", "AUROC", "av. precision of errors", "alternatives", "accuracy at 0.5", "first error found")
+    columns = ("", "AUROC", "av. precision of errors", "alternatives", "accuracy", "first error found")
     title = f"{first['n_right']} right and {first['n_wrong']} wrong steps; neutral: {first['neutral']}"
     yield Table(title, columns, rows)
     yield Note(
         "AUROC: how often a right step scores above a wrong one; 50 is chance. Average precision of errors: the"
         " fraction of wrong steps among those that score lowest, over all cut-offs; chance is the fraction of wrong"
-        " steps. Alternatives: as AUROC, within one step of one problem, where nothing but content differs."
+        " steps. Alternatives: as AUROC, within one step of one problem, where nothing but content differs. Accuracy"
+        " and first errors are at 0.5, or the threshold that the model's adapter states."
     )
 
 
