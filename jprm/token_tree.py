@@ -119,6 +119,14 @@ class _Runs:
         self.parent.append(parent)
         return len(self.start) - 1
 
+    def ordered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Returns tokens, lengths and parents in depth-first order, and for each run its place in that order."""
+        order_R = _depth_first(np.array(self.start), np.array(self.length), np.array(self.parent))
+        rank_R = np.argsort(order_R)
+        start_R, length_R, parent_R = (np.array(x, np.int64)[order_R] for x in (self.start, self.length, self.parent))
+        parent_R[1:] = rank_R[parent_R[1:]]
+        return np.array(self.flat, np.int32)[ranges(start_R, length_R)], length_R, parent_R, rank_R
+
 
 def token_tree(
     tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = ()
@@ -153,17 +161,14 @@ def token_tree(
         ids = ids if index in inner else [*ids, *end]
         run_of.append(runs.insert(run_of[node.parent] if node.parent >= 0 else 0, ids))
 
-    order_R = _depth_first(np.array(runs.start), np.array(runs.length), np.array(runs.parent))
-    rank_R = np.argsort(order_R)
-    start_R, length_R, parent_R = (np.array(x, np.int64)[order_R] for x in (runs.start, runs.length, runs.parent))
-    parent_R[1:] = rank_R[parent_R[1:]]
+    tokens_N, length_R, parent_R, rank_R = runs.ordered()
     run_M = rank_R[np.array(run_of, np.int64)]
     node_M = np.argsort(run_M, kind="stable")
     above_M = np.array([node.parent for node in tree.nodes], np.int64)[node_M]
     marks = [node.label if supervise == "step" else node.correct for node in tree.nodes]
     whole = TokenTree(
         name=name,
-        tokens_N=np.array(runs.flat, np.int32)[ranges(start_R, length_R)],
+        tokens_N=tokens_N,
         length_R=length_R,
         parent_R=parent_R,
         run_M=run_M[node_M],
@@ -186,6 +191,19 @@ def _extra(tree: ReasoningTree, name: str, key: str) -> Float32[np.ndarray, " M"
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"problem {name!r}, node {index}: {key} is {value!r}, not a number")
     return np.array([0.0 if value is None else value for value in values], np.float32)
+
+
+def merged(name: str, problem: Sequence[int], chains: Sequence[Sequence[int]]) -> TokenTree:
+    """Returns the tree of chains of token ids, each of which is one step after the problem; `node_M` is its index."""
+    runs = _Runs(problem)
+    run_of = [runs.insert(0, ids) for ids in chains]
+    tokens_N, length_R, parent_R, rank_R = runs.ordered()
+    run_M = rank_R[np.array(run_of, np.int64)]
+    node_M = np.argsort(run_M, kind="stable")
+    one_M = np.ones(len(chains), np.float32)
+    return TokenTree(
+        name, tokens_N, length_R, parent_R, run_M[node_M], np.full(len(chains), -1), node_M, one_M, one_M, len(problem)
+    )
 
 
 def next_tokens(tree: TokenTree) -> TokenTree:

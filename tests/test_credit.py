@@ -1,0 +1,235 @@
+"""Credit: closed forms, limits, and what a step's reward does to the optimum of a task that can be enumerated."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jprm.rl import credit
+from jprm.rl.credit import ADVANTAGES, CREDITS, CreditConfig
+from jprm.rl.trajectory import Trajectory
+
+REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 0.5])
+
+
+def chain(*lengths, tail=0):
+    """A trajectory with steps of these many tokens."""
+    stops = tuple(int(x) for x in np.cumsum(lengths))
+    count = sum(lengths) + tail
+    if tail == 0 or not lengths:
+        return Trajectory(tuple(range(count)), np.zeros(count, np.float32), stops, ("x",) * len(lengths), True)
+    one = Trajectory(tuple(range(count)), np.zeros(count, np.float32), (), (), True)
+    object.__setattr__(one, "step_stop", stops)  # credit takes any tail, the loop's steps leave none
+    return one
+
+
+def config(name="verifier", advantage="rloo", norm: Any = "constant", length=1, **options):
+    return CreditConfig(name, advantage, norm, length if norm == "constant" else 0, **options)
+
+
+def test_outcome_advantages_by_their_definitions():
+    G, mean = len(REWARDS), REWARDS.mean()
+    deviation = np.sqrt(np.sum((REWARDS - mean) ** 2) / (G - 1))
+    others = np.array([np.delete(REWARDS, i).mean() for i in range(G)])
+    np.testing.assert_allclose(credit.grpo(REWARDS), (REWARDS - mean) / deviation)
+    np.testing.assert_allclose(credit.dr_grpo(REWARDS), REWARDS - mean)
+    np.testing.assert_allclose(credit.rloo(REWARDS), REWARDS - others)
+    np.testing.assert_allclose(credit.rloo(REWARDS), credit.dr_grpo(REWARDS) * G / (G - 1))
+    np.testing.assert_array_equal(credit.reinforce(REWARDS, "none"), REWARDS)
+    np.testing.assert_array_equal(credit.reinforce(REWARDS, "mean"), credit.dr_grpo(REWARDS))
+    np.testing.assert_array_equal(credit.reinforce(REWARDS, "others"), credit.rloo(REWARDS))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_a_group_without_variance_gives_exactly_nothing(name):
+    for rewards in (np.full(7, 0.1), np.zeros(3), 0.7 + 1e-8 * np.arange(6)):  # 0.1 seven times has a rounded mean
+        np.testing.assert_array_equal(credit.outcome(rewards, name), np.zeros(len(rewards)))
+    assert credit.outcome(np.array([0.1, 0.1, 0.2]), name).any()
+    with pytest.raises(ValueError, match="this group has 1"):
+        credit.outcome(np.ones(1), name)
+
+
+def test_min_form_goes_from_the_minimum_to_the_mean():
+    scores = np.random.default_rng(0).uniform(-1, 1, (20, 6))
+    for score_P in scores:
+        worst = int(score_P.argmin())
+        cold = credit.to_go(credit.min_form(score_P, 1e-5))
+        np.testing.assert_allclose(cold[: worst + 1], score_P.min(), atol=1e-9)
+        np.testing.assert_allclose(cold[worst + 1 :], 0, atol=1e-9)
+        assert credit.min_form(score_P, 1e6).sum() == pytest.approx(score_P.mean(), abs=1e-5)
+        weight = np.exp(-score_P / 0.3)
+        np.testing.assert_allclose(credit.min_form(score_P, 0.3)[:-1], weight / weight.sum() * score_P)
+    assert np.isfinite(credit.min_form(np.array([-1e3, 1e3]), 1e-3)).all()
+    np.testing.assert_array_equal(credit.min_form(np.zeros(0), 0.1), [0.0])
+
+
+def best_actions(reward_of, gamma):
+    """For every prefix of a task with steps a and b, at most three, the actions of best value, by enumeration.
+
+    `reward_of` gives a chain's rewards, one a step and one of the decision to stop.
+    """
+    value = {}
+    for length in range(4):
+        for steps in itertools.product("ab", repeat=length):
+            returns = credit.to_go(reward_of(steps), gamma)
+            for at in range(length + 1):
+                action = steps[at] if at < length else "stop"
+                actions = value.setdefault(steps[:at], {})
+                actions[action] = max(actions.get(action, -np.inf), returns[at])
+    return {
+        prefix: {action for action, x in actions.items() if x > max(actions.values()) - 1e-9}
+        for prefix, actions in value.items()
+    }
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.8])
+def test_shaping_leaves_the_optimum_and_the_sum_moves_it(gamma):
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        prefixes = [steps for length in range(4) for steps in itertools.product("ab", repeat=length)]
+        score = {steps: rng.uniform(0.2, 1) for steps in prefixes}
+        answer = {steps: float(rng.integers(2)) for steps in prefixes}
+        answer[("a",)] = 1.0
+
+        def rewards(steps, form, score=score, answer=answer):
+            reward_P1 = form(np.array([score[steps[: i + 1]] for i in range(len(steps))]))
+            reward_P1[-1] += answer[steps]
+            return reward_P1
+
+        verifier = best_actions(lambda x: rewards(x, lambda r: np.zeros(len(r) + 1)), gamma)
+        shaped = best_actions(lambda x: rewards(x, lambda r: credit.shaping(5 * r, gamma)), gamma)
+        summed = best_actions(lambda x: rewards(x, credit.sum_form), gamma)
+        assert shaped == verifier
+        assert verifier != summed
+        if gamma == 1.0:  # steps pay: under the sum no chain stops before the limit, though shorter ones are correct
+            best = ()
+            while "stop" not in summed[best]:
+                best += (min(summed[best]),)
+            assert len(best) == 3
+
+
+def test_progress_and_implicit_telescope():
+    value_P = np.array([0.6, 0.3, 0.9])
+    np.testing.assert_allclose(credit.progress(value_P, 0.5), [0.1, -0.3, 0.6, 0])
+    np.testing.assert_allclose(credit.implicit(value_P), [0.6, -0.3, 0.6, 0])
+    assert credit.shaping(value_P, 1.0).sum() == pytest.approx(0)
+
+
+def test_gate_keeps_what_is_negative():
+    credit_P1 = np.array([0.5, -0.2, 0.0])
+    np.testing.assert_array_equal(credit.gate(credit_P1, True), credit_P1)
+    np.testing.assert_array_equal(credit.gate(credit_P1, False), [0.0, -0.2, 0.0])
+
+
+def test_to_go_discounts_by_segment():
+    np.testing.assert_allclose(credit.to_go(np.array([1.0, 2.0, 4.0]), 0.5), [3.0, 4.0, 4.0])
+
+
+GROUP = [chain(2, 3, 1), chain(4), chain(1, 1, tail=2), chain(tail=3)]
+SCORES = [np.array([0.9, 0.2, 0.6]), np.array([0.4]), np.array([0.8, 0.7]), np.zeros(0)]
+VERDICTS = np.array([0.0, 1.0, 1.0, 0.0])
+
+
+def by_hand(name, gated=False, weight=0.5):
+    """Leave-one-out advantages of every token of `GROUP`, step by step."""
+    forms = {
+        "verifier": lambda r: [0.0] * len(r),
+        "sum": list,
+        "min_form": lambda r: [x * np.exp(-x / 0.1) / sum(np.exp(-y / 0.1) for y in r) for x in r],
+        "implicit": lambda r: [x - (r[i - 1] if i else 0) for i, x in enumerate(r)],
+    }
+    returns = []
+    for one, score_P, verdict in zip(GROUP, SCORES, VERDICTS, strict=True):
+        credits = [weight * x for x in forms[name](list(score_P))]
+        credits = [min(x, 0) for x in credits] if gated and not verdict else credits
+        start_of = [0, *one.step_stop]
+        tokens = []
+        for t in range(len(one.ids)):
+            step = sum(t >= stop for stop in one.step_stop)  # those before have ended
+            assert step == len(one.step_stop) or start_of[step] <= t < one.step_stop[step]
+            tokens.append(verdict + sum(credits[step:]))
+        returns.append(tokens)
+    firsts = [tokens[0] for tokens in returns]
+    return [np.array(tokens) - np.mean([x for j, x in enumerate(firsts) if j != i]) for i, tokens in enumerate(returns)]
+
+
+@pytest.mark.parametrize("name", ["verifier", "sum", "min_form", "implicit"])
+def test_tokens_have_the_return_of_their_step(name):
+    for gated in [False, True] if name != "verifier" else [False]:
+        found = credit.token_advantages(GROUP, VERDICTS, SCORES, config(name, weight=0.5, gate=gated))
+        for a, b in zip(found, by_hand(name, gated), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_progress_is_added_to_the_outcomes_advantage():
+    found = credit.token_advantages(GROUP, VERDICTS, SCORES, config("progress", weight=2.0))
+    start = float(np.mean([0.9, 0.4, 0.8]))
+    outcome = credit.rloo(VERDICTS)
+    np.testing.assert_allclose(found[0], outcome[0] + 2 * np.repeat([0.9 - start, -0.7, 0.4], [2, 3, 1]))
+    np.testing.assert_allclose(found[2], outcome[2] + 2 * np.repeat([0.8 - start, -0.1, 0.0], [1, 1, 2]))
+
+
+def test_norms_divide_by_what_they_say():
+    lengths = [len(one.ids) for one in GROUP]
+    plain = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum"))
+    sequence = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="sequence"))
+    group = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="group"))
+    constant = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", length=20))
+    last = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="last"))
+    for i, length in enumerate(lengths):
+        np.testing.assert_allclose(sequence[i], plain[i] / length)
+        np.testing.assert_allclose(group[i], plain[i] * len(GROUP) / sum(lengths))
+        np.testing.assert_allclose(constant[i], plain[i] / 20)
+        np.testing.assert_allclose(last[i], [0.0] * (length - 1) + [plain[i][0]])
+    for norm in ("sequence", "group", "last"):  # divided by the samples, a group weighs 1
+        weights = credit.token_weights(lengths, config(norm=norm))
+        assert sum(x.sum() for x in weights) == pytest.approx(len(GROUP))
+    assert sum(x.sum() for x in credit.token_weights(lengths, config(length=20))) == pytest.approx(sum(lengths) / 20)
+
+
+def test_offset_makes_steps_cost():
+    longer = credit.segment_advantages(np.zeros(2), [np.full(2, 0.9), np.full(5, 0.9)], config("sum_prm_alone"))
+    costly = config("sum_prm_alone", offset=-1.0)
+    shorter = credit.segment_advantages(np.zeros(2), [np.full(2, 0.9), np.full(5, 0.9)], costly)
+    assert longer[0][0] < longer[1][0] and shorter[0][0] > shorter[1][0]
+
+
+def test_a_prm_alone_is_asked_for_by_name():
+    alone = {name for name, one in CREDITS.items() if not one.verifier}
+    assert alone == {name for name in CREDITS if name.endswith(credit.PRM_ALONE)} and len(alone) == 4
+    for name, one in CREDITS.items():
+        assert one.source
+        one_way, other_way = (
+            np.concatenate(credit.segment_advantages(verdicts, SCORES, config(name)))
+            for verdicts in (VERDICTS, 1 - VERDICTS)
+        )
+        assert np.allclose(one_way, other_way) == (name in alone), name
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(name="prm"), "'prm' is not one of verifier, shaping, sum"),
+        (dict(advantage="ppo"), "'ppo' is not one of reinforce"),
+        (dict(norm="none"), "norm='none' is not one of"),
+        (dict(length=0), "norm='constant' alone has a length"),
+        (dict(temperature=0), "temperature=0 must be above 0"),
+        (dict(gamma=1.1), r"gamma=1.1 in \(0, 1\]"),
+        (dict(gate=True), "gate does not fit 'verifier'"),
+        (dict(name="shaping", gate=True), "gate does not fit 'shaping'"),
+        (dict(name="sum_prm_alone", gate=True), "gate does not fit 'sum_prm_alone'"),
+        (dict(name="progress", norm="last"), "norm='last' has one advantage a sample"),
+    ],
+)
+def test_configurations_that_mean_nothing_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        config(**values)
+
+
+def test_rewards_that_mean_nothing_are_refused():
+    assert set(ADVANTAGES) == {"reinforce", "dr_grpo", "rloo", "grpo"}
+    with pytest.raises(ValueError, match="not finite"):
+        credit.token_advantages(GROUP, np.array([np.nan, 0, 0, 0]), SCORES, config())
+    with pytest.raises(ValueError, match="sample 1 has 1 steps and 2 scores"):
+        credit.token_advantages(GROUP, VERDICTS, [SCORES[0], np.zeros(2), SCORES[2], SCORES[3]], config("sum"))

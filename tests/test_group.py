@@ -1,0 +1,107 @@
+"""Groups of samples as trees: every slot has the sums of the samples through it, against a dictionary of prefixes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jprm.pack import pack
+from jprm.rl.group import EXTRAS, group_tree
+from jprm.rl.trajectory import Trajectory
+
+PROMPT = [9, 8]
+
+
+def sample(rng, longest=6):
+    """A trajectory over two letters, so that prefixes and whole samples repeat; 0 ends it. One model sampled it."""
+    ids = rng.integers(1, 3, rng.integers(0, longest)).tolist() + [0]
+    old = [-1.0 - 0.1 * (sum(ids[:t]) % 7) - 0.3 * token for t, token in enumerate(ids)]
+    return Trajectory(tuple(ids), np.array(old, np.float32), (), (), True)
+
+
+def group(seed, count=12, **changes):
+    rng = np.random.default_rng(seed)
+    samples = [sample(rng, **changes) for _ in range(count)]
+    advantage = [rng.normal(size=len(one.ids)) for one in samples]
+    weight = [rng.uniform(size=len(one.ids)) for one in samples]
+    return samples, advantage, weight
+
+
+def sums(samples, advantage, weight):
+    """Of every prefix that a sample has: the numbers of its last token."""
+    found = {}
+    for one, advantage_T, weight_T in zip(samples, advantage, weight, strict=True):
+        for t in range(len(one.ids)):
+            values = found.setdefault(one.ids[: t + 1], {"old": one.log_probability_T[t], **dict.fromkeys("gpcw", 0)})
+            values["g"] += max(advantage_T[t], 0)
+            values["p"] += min(advantage_T[t], 0)
+            values["c"] += 1
+            values["w"] += weight_T[t]
+    return found
+
+
+def prefixes(rows, row, slot):
+    """The ids of a slot's sample up to its token, by the slots' parents."""
+    ids = ()
+    while slot >= 0:
+        ids = (int(rows.label[row, slot]), *ids)
+        slot = rows.parent[row, slot]
+    return ids
+
+
+@pytest.mark.parametrize("tokens", [64, 12])
+@pytest.mark.parametrize("seed", range(3))
+def test_slots_have_the_sums_of_their_samples(seed, tokens):
+    samples, advantage, weight = group(seed)
+    assert len({one.ids for one in samples}) < len(samples)  # there are duplicates
+    packed = pack([group_tree("p", PROMPT, samples, advantage, weight)], tokens, 64, too_long="error")
+    rows, wanted = packed.rows, sums(samples, advantage, weight)
+    assert (len(rows.tokens) > 1) == (tokens == 12)
+    for row, slot in zip(*np.nonzero(rows.owned), strict=True):
+        values = wanted.pop(prefixes(rows, row, slot))
+        slots = {"old": "old", "gain": "g", "penalty": "p", "count": "c"}
+        for key, short in slots.items():
+            assert rows.extras[key][row, slot] == pytest.approx(values[short], rel=1e-6), key
+        assert rows.weight[row, slot] == pytest.approx(values["w"], rel=1e-6)
+        end = rows.step_end[row, slot]
+        before = prefixes(rows, row, slot)[:-1]
+        assert rows.tokens[row, end] == (before[-1] if before else PROMPT[-1])
+        assert rows.position[row, end] == len(PROMPT) + len(before) - 1
+    assert not wanted
+
+
+def test_weights_count_samples_by_default():
+    samples, advantage, _ = group(0)
+    tree = group_tree("p", PROMPT, samples, advantage)
+    np.testing.assert_array_equal(tree.weight_M, tree.extras["count"])
+    assert tree.weight_M.sum() == sum(len(one.ids) for one in samples)
+    assert tuple(tree.extras) == EXTRAS
+
+
+def test_a_truncated_sample_may_begin_another():
+    whole = sample(np.random.default_rng(3), longest=2)
+    longer = Trajectory((1, 2, 1, 0), np.full(4, -1, np.float32), (), (), True)
+    cut = dataclasses.replace(longer, ids=(1, 2), log_probability_T=np.full(2, -1, np.float32), ended=False)
+    tree = group_tree("p", PROMPT, [longer, cut, whole], [np.ones(4), -np.ones(2), np.zeros(len(whole.ids))])
+    rows = pack([tree], 16, 16, too_long="error").rows
+    by_prefix = {prefixes(rows, 0, s): s for s in range(16) if rows.owned[0, s]}
+    both, one = by_prefix[1, 2], by_prefix[1, 2, 1]
+    assert (rows.extras["gain"][0, both], rows.extras["penalty"][0, both]) == (1, -1)
+    assert (rows.extras["gain"][0, one], rows.extras["penalty"][0, one]) == (1, 0)
+
+
+def test_a_group_that_means_nothing_is_refused():
+    samples, advantage, weight = group(0)
+    none = Trajectory((), np.zeros(0, np.float32), (), (), False)
+    other = dataclasses.replace(samples[0], log_probability_T=samples[0].log_probability_T - 3)
+    for arguments, message in [
+        ((PROMPT, [], []), "at least one sample"),
+        ((PROMPT, [none], [np.zeros(0)]), "samples have tokens"),
+        (([], samples, advantage), "a prompt"),
+        ((PROMPT, samples, [x[1:] for x in advantage]), "advantages for .* tokens"),
+        ((PROMPT, samples, advantage, weight[1:]), "weights for .* tokens"),
+        ((PROMPT, samples, [x * np.nan for x in advantage]), "advantages are not all finite"),
+        ((PROMPT, [samples[0], other], [advantage[0]] * 2), "1.50 from their mean.*of different models"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            group_tree("p", *arguments)
