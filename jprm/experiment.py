@@ -39,10 +39,14 @@ class DataConfig:
     streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only the
         blocks that it computes. Like the seed it decides the order of the data; 1 has every host pack everything.
         Streams advance at their own pace: their epochs end some batches apart.
-    supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM); `token`,
-        every token of the steps and the end of the chain (a policy, with the language head).
+    supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM);
+        `outcome_steps` and `outcome_tokens`, that outcome at every step or token of the chain, as Lightman et al. and
+        Cobbe et al. trained ORMs (where chains share a prefix: the mean, weighted by their number); `token`, every
+        token of the steps and the end of the chain (a policy, with the language head).
     too_long: a chain that exceeds a row is an `error`, or `truncate`d; steps lost are counted.
     extras: keys of tree records' nodes. Their numbers reach objectives as `Rows.extras`.
+    weight: a key of tree records' nodes, such as `rollouts` of Monte Carlo labels or a confidence. Its number
+        multiplies the weight of the node's label; a node without it keeps its weight. Empty: all labels weigh 1.
     """
 
     train: tuple[str, ...]
@@ -57,6 +61,7 @@ class DataConfig:
     streams: int = 1
     seed: int = 0
     extras: tuple[str, ...] = ()
+    weight: str = ""
 
     def __post_init__(self):
         if self.rows < 1 or self.micro_rows < 1 or self.rows % self.micro_rows:
@@ -123,7 +128,12 @@ class Experiment:
 
     @property
     def task(self) -> ObjectiveConfig:
-        return ObjectiveConfig(self.model, self.target, self.lora, bool(self.reference))
+        return ObjectiveConfig(self.model, self.target, self.lora, bool(self.reference), self.data.supervise)
+
+    @property
+    def semantics(self) -> str:
+        """What the model's scores mean, which decides their aggregation (`jprm.tree.SEMANTICS`)."""
+        return "value" if self.data.supervise.startswith("outcome") else self.target.labels
 
 
 @jax.tree_util.register_static
@@ -135,6 +145,7 @@ class ObjectiveConfig:
     target: TargetConfig
     lora: LoraConfig = LoraConfig()
     reference: bool = False
+    supervise: Supervise = "step"
 
 
 def load(path: str | os.PathLike, overrides: typing.Sequence[str] = ()) -> Experiment:

@@ -74,7 +74,12 @@ def load(
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
-    semantics = "value" if experiment.data.supervise == "outcome" else experiment.target.labels
     return PRM(
-        params, model, NativeLayout(load_tokenizer(folder, of_model=True)), grid, semantics, str(folder.resolve()), step
+        params,
+        model,
+        NativeLayout(load_tokenizer(folder, of_model=True)),
+        grid,
+        experiment.semantics,
+        str(folder.resolve()),
+        step,
     )

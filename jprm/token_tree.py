@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from array import array
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32
@@ -19,7 +19,7 @@ from jaxtyping import Float32, Int, Int32
 from jprm.layout import Layout
 from jprm.tree import ReasoningTree
 
-Supervise = Literal["step", "outcome", "token"]
+Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,24 +129,28 @@ class _Runs:
 
 
 def token_tree(
-    tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = ()
+    tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = (), weight: str = ""
 ) -> TokenTree:
     """Tokenises a tree and merges what its chains share.
 
     Args:
         supervise: `step` takes a node's label (1 with weight 0 where there is none). `outcome` ignores step labels and
-            takes whether the chain that ends at the node is correct (1 or 0; weight 0 where unknown). `token`, for a
-            policy, ignores both and ends a whole chain at every leaf; see `next_tokens`.
+            takes whether the chain that ends at the node is correct (1 or 0; weight 0 where unknown). `outcome_steps`
+            and `outcome_tokens` take the outcomes of the chains through a step or a token: their mean, and as weight
+            their number. The loss of such a tree is the sum over its chains, each alone with its outcome at every
+            step or token, if the loss is linear in the target, as cross-entropy is; for a squared error that holds of
+            the gradient. `token`, for a policy, ignores both and ends a whole chain at every leaf; see `next_tokens`.
         extras: numbers that nodes carry under these keys, one a step. A node without one gets 0.
+        weight: a key of nodes: its number multiplies the weight of the node's label or outcome. A node without one
+            keeps its weight, and so does a node of known outcome with 0, of which Monte Carlo drew no rollouts.
 
-    Raises:
-        ValueError: a step without tokens, which has no token to read its score at; `token` with a layout whose chains
-            have no end, or with extras; an extra that is not a number, or that no node of the tree has.
+    Raises ValueError for a step without tokens, which has no token to read its score at; `token` with a layout whose
+    chains have no end; slots for tokens with extras; numbers that are none, negative weights, keys that no node has.
     """
-    if supervise not in ("step", "outcome", "token"):
-        raise ValueError(f"supervise is {supervise!r}; use 'step', 'outcome' or 'token'")
-    if supervise == "token" and extras:
-        raise ValueError(f"extras {extras} have one number a step, but 'token' has a slot for every token")
+    if supervise not in get_args(Supervise):
+        raise ValueError(f"supervise is {supervise!r}; use one of {', '.join(get_args(Supervise))}")
+    if supervise in ("token", "outcome_tokens") and extras:
+        raise ValueError(f"extras {extras} have one number a step, but {supervise!r} has a slot for every token")
     end = _end_of_chain(layout) if supervise == "token" else []
     inner = {node.parent for node in tree.nodes}
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
@@ -165,7 +169,7 @@ def token_tree(
     run_M = rank_R[np.array(run_of, np.int64)]
     node_M = np.argsort(run_M, kind="stable")
     above_M = np.array([node.parent for node in tree.nodes], np.int64)[node_M]
-    marks = [node.label if supervise == "step" else node.correct for node in tree.nodes]
+    label_N, weight_N = _labels(tree, name, supervise, weight)
     whole = TokenTree(
         name=name,
         tokens_N=tokens_N,
@@ -174,23 +178,46 @@ def token_tree(
         run_M=run_M[node_M],
         above_M=np.where(above_M >= 0, np.argsort(node_M)[above_M], -1) if len(node_M) else above_M,
         node_M=node_M,
-        label_M=np.array([1.0 if mark is None else float(mark) for mark in marks], np.float32)[node_M],
-        weight_M=np.array([mark is not None for mark in marks], np.float32)[node_M],
+        label_M=label_N[node_M],
+        weight_M=weight_N[node_M],
         problem=problem,
-        extras={key: _extra(tree, name, key)[node_M] for key in extras},
+        extras={key: _extra(tree, name, key, "extras")[node_M] for key in extras},
     )
-    return next_tokens(whole) if supervise == "token" else whole
+    return {"outcome_tokens": outcome_tokens, "token": next_tokens}.get(supervise, lambda tree: tree)(whole)
 
 
-def _extra(tree: ReasoningTree, name: str, key: str) -> Float32[np.ndarray, " M"]:
-    """Returns the number that each node carries under `key`, 0 where it has none."""
+def _labels(
+    tree: ReasoningTree, name: str, supervise: Supervise, weight: str
+) -> tuple[Float32[np.ndarray, " M"], Float32[np.ndarray, " M"]]:
+    """Returns the label and the weight of every node, in the order of nodes."""
+    marks = [node.label if supervise == "step" else node.correct for node in tree.nodes]
+    label_M = np.array([1.0 if mark is None else mark for mark in marks])
+    weight_M = np.array([mark is not None for mark in marks], float)
+    if weight:
+        number_M = _extra(tree, name, weight, "weight", absent=1.0)
+        if (number_M < 0).any():
+            raise ValueError(f"problem {name!r}: {weight}, which data.weight names, is negative")
+        known_M = np.array([node.correct is not None for node in tree.nodes], bool)
+        weight_M *= np.where((number_M == 0) & known_M, 1.0, number_M)
+    if supervise == "outcome_steps":
+        right_M = label_M * weight_M
+        for i in reversed(range(len(tree.nodes))):
+            if (above := tree.nodes[i].parent) >= 0:
+                right_M[above] += right_M[i]
+                weight_M[above] += weight_M[i]
+        label_M = np.divide(right_M, weight_M, out=np.ones_like(right_M), where=weight_M > 0)
+    return label_M.astype(np.float32), weight_M.astype(np.float32)
+
+
+def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float = 0.0) -> Float32[np.ndarray, " M"]:
+    """Returns the number that each node carries under `key`."""
     values = [node.extra.get(key) for node in tree.nodes]
     if values and all(value is None for value in values):
-        raise ValueError(f"problem {name!r}: no node has {key!r}, which data.extras names")
+        raise ValueError(f"problem {name!r}: no node has {key!r}, which data.{field} names")
     for index, value in enumerate(values):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"problem {name!r}, node {index}: {key} is {value!r}, not a number")
-    return np.array([0.0 if value is None else value for value in values], np.float32)
+    return np.array([absent if value is None else value for value in values], np.float32)
 
 
 def merged(name: str, problem: Sequence[int], chains: Sequence[Sequence[int]]) -> TokenTree:
@@ -212,10 +239,8 @@ def next_tokens(tree: TokenTree) -> TokenTree:
     A slot's label is the id of its token. Where chains branch, the last shared token has a slot for each branch. Runs
     are single tokens, and `node_M` is the index of the token.
     """
-    total, problem = len(tree.tokens_N), int(tree.length_R[0])
-    above_N = np.arange(-1, total - 1)
-    above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]
-    node_M = np.arange(problem, total)
+    total, above_N = len(tree.tokens_N), _parents(tree)
+    node_M = np.arange(int(tree.length_R[0]), total)
     node_M = node_M[np.argsort(above_N[node_M], kind="stable")]
     slot_N = np.full(total, -1)
     slot_N[node_M] = np.arange(len(node_M))
@@ -231,6 +256,42 @@ def next_tokens(tree: TokenTree) -> TokenTree:
         weight_M=np.ones(len(node_M), np.float32),
         problem=tree.problem,
     )
+
+
+def outcome_tokens(tree: TokenTree) -> TokenTree:
+    """Returns the tree with a slot at every token after the problem, from a tree whose labels are outcomes.
+
+    A slot's label is the mean outcome of the chains through its token, its weight their summed weight. Runs are single
+    tokens, and `node_M` is the index of the token.
+    """
+    total, above_N, shape = len(tree.tokens_N), _parents(tree), geometry(tree.length_R, tree.parent_R)
+    node_M = np.arange(tree.problem, total)
+    end_M = shape.stop_R[tree.run_M] - 1
+
+    def below(x_M):
+        sum_J = np.concatenate([[0.0], np.cumsum(np.bincount(end_M, x_M, minlength=total))])
+        return sum_J[shape.until_N[node_M]] - sum_J[node_M]
+
+    right_M, weight_M = below(tree.weight_M * tree.label_M), below(tree.weight_M)
+    return TokenTree(
+        name=tree.name,
+        tokens_N=tree.tokens_N,
+        length_R=np.ones(total, np.int64),
+        parent_R=above_N,
+        run_M=node_M,
+        above_M=np.maximum(above_N[node_M] - tree.problem, -1),
+        node_M=node_M,
+        label_M=np.divide(right_M, weight_M, out=np.ones_like(right_M), where=weight_M > 0).astype(np.float32),
+        weight_M=weight_M.astype(np.float32),
+        problem=tree.problem,
+    )
+
+
+def _parents(tree: TokenTree) -> Int[np.ndarray, " N"]:
+    """Returns the index of the token before each token on its path, -1 for the first."""
+    above_N = np.arange(-1, len(tree.tokens_N) - 1)
+    above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]
+    return above_N
 
 
 def _end_of_chain(layout: Layout) -> list[int]:

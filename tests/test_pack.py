@@ -268,7 +268,7 @@ def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():
     order = np.argsort(packed.node_BS[0])
     assert packed.rows.label[0, order].tolist() == [1, 1, 0]
     assert packed.rows.weight[0, order].tolist() == [0, 1, 1]
-    with pytest.raises(ValueError, match="'step', 'outcome' or 'token'"):
+    with pytest.raises(ValueError, match="use one of step, outcome, outcome_steps"):
         token_tree(ReasoningTree("p", nodes), LAYOUT, "both")
 
 

@@ -3,12 +3,11 @@
 import dataclasses
 
 import pytest
-from tiny_run import MODEL, chains, experiment, loop, make_data
+from tiny_run import MODEL, VALUE, chains, experiment, loop, make_data
 
 from jprm.experiment import TargetConfig
 from jprm.jsonl import write_records
 
-VALUE = TargetConfig("value", "none", "keep")
 RATING = TargetConfig("rating", "positive", "keep")
 POLICY = dict(
     model=dataclasses.replace(MODEL, head="language"), objective="next_token", supervise="token", target=VALUE
@@ -23,6 +22,8 @@ POLICY = dict(
         (POLICY | dict(target=RATING), "supervise='token' gives outcomes or tokens"),
         (POLICY | dict(target=TargetConfig("value", "none", "keep", "hard")), "gives token ids"),
         (POLICY | dict(target=TargetConfig("value", "none", "mask")), "gives token ids"),
+        (dict(supervise="outcome_steps", target=TargetConfig("value", "none", "mask")), "gives mean outcomes"),
+        (dict(supervise="outcome_tokens", target=TargetConfig("value", "none", "keep", "hard")), "mean outcomes"),
         (dict(supervise="token", target=VALUE), "'token' does not fit head 'binary', which takes step or outcome"),
         (POLICY | dict(supervise="step"), "'step' does not fit head 'language', which takes token"),
     ],

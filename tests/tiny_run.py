@@ -24,6 +24,7 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.train import loop, trainer  # noqa: F401  (for the tests)
 
 MODEL = dataclasses.replace(TINY, vocab_size=256, attention="reference", remat="nothing")  # the quickest way so small
+VALUE = TargetConfig(labels="value", neutral="none", after_error="keep")
 WORDS = ("add", "bad", "cut", "dot", "end", "far")
 
 

@@ -32,6 +32,7 @@ class PipelineConfig:
     too_long: TooLong  # what to do with chains that exceed a row; see `jprm.pack.pack`
     supervise: Supervise = "step"
     extras: tuple[str, ...] = ()  # keys of nodes; see `jprm.token_tree.token_tree`
+    weight: str = ""  # a key of nodes, or none
     window: int = 256  # trees packed together: more leave less padding and take more memory
     seed: int = 0
     shuffle: bool = True  # trees within an epoch, and the rows of a window
@@ -67,7 +68,8 @@ def packed_batches(
         trees = trees.shuffle()
     if tree_of is not None:
         trees = trees.map(tree_of)
-    trees = trees.map(functools.partial(token_tree, layout=layout, supervise=config.supervise, extras=config.extras))
+    given = dict(supervise=config.supervise, extras=config.extras, weight=config.weight)
+    trees = trees.map(functools.partial(token_tree, layout=layout, **given))
     windows = trees.batch(config.window, batch_fn=list).repeat(config.epochs)
     packed = windows.map_with_index(functools.partial(_pack_window, config))
     first, count = config.stream

@@ -86,7 +86,8 @@ class Target:
     correct_from: float  # the least target that counts as correct in metrics
 
 
-PROBABILITY = Target("probability", ("step", "outcome"), ("positive", "negative", "drop", "none"), 0.5)
+_STEPS = ("step", "outcome", "outcome_steps", "outcome_tokens")
+PROBABILITY = Target("probability", _STEPS, ("positive", "negative", "drop", "none"), 0.5)
 """The probability that a step is correct, in [0, 1], hard or soft."""
 CLASS = Target("class", ("step",), ("third",), 1.0)
 """0, 1 or 2: negative, neutral, positive."""

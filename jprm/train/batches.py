@@ -29,8 +29,11 @@ def check_supervision(experiment: Experiment) -> None:
             f"data.supervise={supervise!r} gives outcomes or tokens, not ratings: set target.labels to value or"
             " correctness, and target.neutral=none"
         )
-    if supervise == "token" and (target.after_error, target.soft) != ("keep", "soft"):
-        raise ValueError("data.supervise='token' gives token ids: set target.after_error=keep and target.soft=soft")
+    if supervise not in ("step", "outcome") and (target.after_error, target.soft) != ("keep", "soft"):
+        gives = "token ids" if supervise == "token" else "mean outcomes, which no step is to blame for"
+        raise ValueError(
+            f"data.supervise={supervise!r} gives {gives}: set target.after_error=keep and target.soft=soft"
+        )
 
 
 def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer: Tokenizer) -> Streams:
@@ -52,7 +55,8 @@ def batches_of(
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
     pipeline = PipelineConfig(
         rows=config.rows // stream[1], tokens=config.tokens, slots=config.slots, too_long=config.too_long,
-        supervise=config.supervise, extras=config.extras, window=config.window, seed=config.seed, shuffle=not once,
+        supervise=config.supervise, extras=config.extras, weight=config.weight,
+        window=config.window, seed=config.seed, shuffle=not once,
         epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows,
     )  # fmt: skip
     source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
