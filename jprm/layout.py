@@ -1,16 +1,29 @@
 """Layouts: how one chain becomes token ids.
 
-The problem and each step are encoded alone and their ids concatenated. A joined string is never tokenised again: merges
-across a boundary would move the step's end. A step's score is read at its last token.
+A template is a sequence of segments, and each segment is encoded by itself: a string that joins the problem and the
+steps is never tokenised again, because merges across a boundary would move a step's end. A step's score is read at its
+last token.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from jprm.tokenizer import Tokenizer
+
+Template = Sequence[str]
+"""Segments. Each is split at {bos} and at the names of the layout's `ids`. A part between is tokenised at once, with
+{problem}, {step} or {number} (from 1) filled in as plain text. {bos} is empty where the tokenizer has no bos."""
+
+_FIELD = re.compile(r"\{(problem|step|number)\}")
+_LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
+
+_ANCHORS = ("\n", ".", "0")
+"""Texts to encode before a segment that continues a text. The first that merges with nothing after it is used."""
 
 
 class Layout(Protocol):
@@ -29,19 +42,102 @@ class Layout(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class NativeLayout:
-    """jprm's own layout: `[bos] problem newline`, then `step newline` each; bos where the tokenizer has one."""
+class TemplateLayout:
+    """A `Layout` made of templates. They may name control tokens; what is filled in is plain text.
+
+    A step that begins with its template's label ("Step 2:") does not get it twice.
+    """
 
     tokenizer: Tokenizer
-
-    @functools.cached_property
-    def newline(self) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode("\n"))
+    opening: Template  # with {problem}
+    later: Template  # of a step, with {step} and perhaps {number}
+    first: Template = ()  # of the first step; () is that of the later ones
+    ids: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the tokens that templates name
+    joined: bool = False  # whether a text that continues another gets no word start of SentencePiece's
+    strip: bool = False  # whether white space around a step is dropped
 
     def problem(self, text: str) -> list[int]:
-        bos = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
-        return [*bos, *self.tokenizer.encode(text), *self.newline]
+        return self._filled(self._pieces[0], {"problem": text})
 
     def step(self, text: str, number: int) -> list[int]:
-        del number  # plain text says nothing of depth
-        return [*self.tokenizer.encode(text), *self.newline]
+        template = self.later if number else self.first or self.later
+        text = text.strip() if self.strip else text
+        label = _LABEL.search("".join(template))
+        if label and text.startswith(stem := label[1].replace("{number}", str(number + 1)).rstrip()):
+            text = text[len(stem) :].lstrip()
+        return self._filled(self._pieces[2 if number else 1], {"step": text, "number": str(number + 1)})
+
+    def _filled(self, pieces: Sequence[list[int] | tuple[str, bool]], values: Mapping[str, str]) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, list):
+                ids += piece
+            else:
+                text, joined = piece
+                ids += self.encode(_FIELD.sub(lambda field: values.get(field[1], field[0]), text), joined)
+        return ids
+
+    @functools.cached_property
+    def _pieces(self) -> tuple[list[list[int] | tuple[str, bool]], ...]:
+        """The pieces of the opening, the first step and later steps: ids, or a text to fill in and its `joined`."""
+        return (
+            self._parsed(self.opening, False),
+            self._parsed(self.first or self.later, self._cut(self.opening[-1])[-1] not in self._control),
+            self._parsed(self.later, self._cut(self.later[-1])[-1] not in self._control),
+        )
+
+    def _parsed(self, template: Template, joined: bool) -> list[list[int] | tuple[str, bool]]:
+        """Returns the template's pieces; `joined` is whether text stands before it."""
+        pieces: list[list[int] | tuple[str, bool]] = []
+        for piece in (piece for segment in template for piece in self._cut(segment)):
+            if piece == "{bos}":
+                pieces.append([] if self.tokenizer.bos is None else [self.tokenizer.bos])
+            elif piece in self.ids:
+                pieces.append([self.ids[piece]])
+            elif _FIELD.search(piece):
+                pieces.append((piece, joined and self.joined))
+            elif piece:
+                pieces.append(self.encode(piece, joined and self.joined))
+            joined = piece not in self._control
+        return pieces
+
+    def _cut(self, segment: str) -> list[str]:
+        """Splits the segment at its tokens, longest name first; a piece is a token's name, "{bos}" or text."""
+        names = sorted(("{bos}", *self.ids), key=len, reverse=True)
+        return [piece for piece in re.split("(" + "|".join(map(re.escape, names)) + ")", segment) if piece] or [""]
+
+    @functools.cached_property
+    def _control(self) -> frozenset[str]:
+        """Tokens that end a text: after them a tokenizer begins anew. Others are text that happens to be one token."""
+        return frozenset({"{bos}"} | {name for name, i in self.ids.items() if self.tokenizer.token_id(name) == i})
+
+    def encode(self, text: str, joined: bool) -> list[int]:
+        """Returns the text's ids. A `joined` text continues another one: it gets no word start of SentencePiece's."""
+        if not text or not joined or not self._word_start:
+            return self.tokenizer.encode(text) if text else []
+        for anchor in _ANCHORS:
+            before, whole = self.tokenizer.encode(anchor), self.tokenizer.encode(anchor + text)
+            if whole[: len(before)] == before:
+                return whole[len(before) :]
+        raise ValueError(
+            f"text {text[:40]!r}: merges with whatever stands before it; remove the white space it starts with"
+        )
+
+    @functools.cached_property
+    def _word_start(self) -> bool:
+        encode = self.tokenizer.encode
+        return encode("\na") != encode("\n") + encode("a")
+
+
+def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
+    """Returns jprm's own layout: `[bos] problem newline`, then `step newline` each; bos where the tokenizer has one."""
+    return TemplateLayout(tokenizer, ("{bos}{problem}", "\n"), ("{step}", "\n"))
+
+
+def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
+    """Returns the layout of a prompt with {problem} and control tokens such as <|im_start|>, and a delimiter a step."""
+    before, field, after = prompt.partition("{problem}")
+    cut = [re.split(r"(<[^\s<>]+>)", text) for text in (before, after)]
+    found = {piece: tokenizer.token_id(piece) for pieces in cut for piece in pieces[1::2]}
+    ids = {name: i for name, i in found.items() if i is not None}
+    return TemplateLayout(tokenizer, (*cut[0], field, *cut[1]), ("{step}", delimiter), ids=ids)

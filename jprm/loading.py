@@ -13,7 +13,7 @@ from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.compile_cache import enable_compile_cache
 from jprm.experiment import read
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.libtpu import quiet_without_tpu
 from jprm.model.attention.registry import suited
 from jprm.model.heads import find
@@ -74,12 +74,5 @@ def load(
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
-    return PRM(
-        params,
-        model,
-        NativeLayout(load_tokenizer(folder, of_model=True)),
-        grid,
-        experiment.semantics,
-        str(folder.resolve()),
-        step,
-    )
+    layout = native_layout(load_tokenizer(folder, of_model=True))
+    return PRM(params, model, layout, grid, experiment.semantics, str(folder.resolve()), step)

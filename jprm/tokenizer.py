@@ -40,8 +40,8 @@ class Tokenizer(Protocol):
         """Returns the text of `ids`, control tokens included."""
         ...
 
-    def token_id(self, token: str) -> int:
-        """Returns the id of a token by its exact name. Raises KeyError where the vocabulary lacks it."""
+    def token_id(self, token: str) -> int | None:
+        """Returns the id of a token by its exact name, None where the vocabulary lacks it."""
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -75,11 +75,8 @@ class JsonTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)
 
-    def token_id(self, token: str) -> int:
-        found = self.inner.token_to_id(token)
-        if found is None:
-            raise KeyError(f"the tokenizer has no token {token!r}")
-        return found
+    def token_id(self, token: str) -> int | None:
+        return self.inner.token_to_id(token)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         names = {"bos_token": self.bos, "eos_token": self.eos}
@@ -113,11 +110,9 @@ class SentencePieceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode([int(i) for i in ids])
 
-    def token_id(self, token: str) -> int:
+    def token_id(self, token: str) -> int | None:
         found = self.inner.piece_to_id(token)
-        if self.inner.id_to_piece(found) != token:  # an unknown piece maps to <unk>
-            raise KeyError(f"the tokenizer has no token {token!r}")
-        return found
+        return found if self.inner.id_to_piece(found) == token else None  # an unknown piece maps to <unk>
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         atomic_write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())

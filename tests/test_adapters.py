@@ -14,11 +14,11 @@ import jprm
 from jprm import cli
 from jprm.adapters import load as loading
 from jprm.adapters import recognise, record
-from jprm.adapters.layout import TemplateLayout, token_ids
+from jprm.adapters.load import layout_of, token_ids
 from jprm.adapters.published import PUBLISHED
 from jprm.adapters.recognise import SIGNS
 from jprm.checkpoints.peft import Merged
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
@@ -48,8 +48,7 @@ def published(request, tmp_path_factory):
     case = CASES[request.param]
     folder, reference = make(tmp_path_factory.mktemp("published"), case)
     prm = jprm.load(folder, adapter=case.adapter or None)
-    assert f"({prm.layout.adapter.name} " in prm.name
-    assert prm.layout.adapter.name == request.param
+    assert prm.name == f"{folder.resolve()} ({request.param} {PUBLISHED[request.param].digest})"
     return case, folder, reference, prm
 
 
@@ -209,7 +208,7 @@ def test_tokens_that_are_absent_split_or_have_other_ids_are_refused():
 def test_a_label_that_a_step_has_already_is_not_written_twice():
     for name, kind in (("math-shepherd", pieces_tokenizer), ("math-psa", bytes_tokenizer), ("pqm", pieces_tokenizer)):
         a, own = PUBLISHED[name], tokenizer(kind)
-        layout = TemplateLayout(own, a, token_ids(a, own, 400, "here"))
+        layout = layout_of(a, own, token_ids(a, own, 400, "here"))
         for number in range(3):
             labelled = layout.step(f"Step {number + 1}: 7 eggs.", number)
             assert labelled == layout.step("7 eggs.", number) != layout.step(f"Step {number + 2}: 7 eggs.", number)
@@ -229,7 +228,7 @@ def test_what_jprm_exports_is_read_as_jprm_lays_it_out():
         assert PUBLISHED[name].channels == labels and set(PUBLISHED[name].score) == set(labels[1:])
         assert dict((sign.label, other) for other, sign in SIGNS if sign.label)[labels[0]] == name
     own = tokenizer(pieces_tokenizer)
-    native, layout = NativeLayout(own), TemplateLayout(own, PUBLISHED["jprm"], {})
+    native, layout = native_layout(own), layout_of(PUBLISHED["jprm"], own, {})
     assert native.problem(PROBLEM) == layout.problem(PROBLEM)
     assert [native.step(step, i) for i, step in enumerate(STEPS)] == [layout.step(s, i) for i, s in enumerate(STEPS)]
 
@@ -250,7 +249,7 @@ def test_a_record_of_ones_own(tmp_path):
     (folder / "adapter.json").write_text(json.dumps({"like": "trl", "step": ["{step}", "\n\n\n"]}))
     prm = jprm.load(folder)
     ids, ends = ids_of(prm)
-    assert (prm.layout.adapter.name, prm.semantics, prm.aggregation) == ("model", "correctness", "prod")
+    assert "(model " in prm.name and (prm.semantics, prm.aggregation) == ("correctness", "prod")
     assert len(prm.layout.tokenizer.encode("\n\n\n")) == 2
     expected = CASES["trl"].score(reference.logits(ids)[ends])
     np.testing.assert_allclose(prm.score(PROBLEM, STEPS), expected, atol=CLOSE, rtol=0)
@@ -311,7 +310,7 @@ def test_folders_that_show_no_sign_are_refused(tmp_path):
         jprm.load(folder, adapter="trl")
     with pytest.raises(FileNotFoundError, match="holds no model: neither experiment.json"):
         jprm.load(tmp_path)
-    assert jprm.load(folder, adapter="rlhflow").layout.adapter == PUBLISHED["rlhflow"]
+    assert jprm.load(folder, adapter="rlhflow").name.endswith(f"(rlhflow {PUBLISHED['rlhflow'].digest})")
 
 
 def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):

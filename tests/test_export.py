@@ -19,7 +19,7 @@ from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
 from jprm.export import export as exporting
 from jprm.export.export import export
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.model.heads import HEADS
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh
@@ -48,7 +48,7 @@ def untrained(folder, kind="llama"):
     model = dataclasses.replace(MODEL, **KINDS[kind])
     experiment = tiny.experiment(tiny.make_data(folder), model=model)
     (folder / "experiment.json").write_text(json.dumps(to_json(experiment)))
-    layout = NativeLayout(load_tokenizer(folder / "tokenizer.json"))
+    layout = native_layout(load_tokenizer(folder / "tokenizer.json"))
     return PRM(params(model), model, layout, make_mesh(devices=jax.devices()[:1]), "rating", str(folder), 3)
 
 
@@ -118,7 +118,8 @@ def test_the_folder_is_whole_and_says_what_it_is(tmp_path):
     card = (folder / "README.md").read_text()
     for part in ("train.jsonl", "neutral: positive", "0 = wrong, 1 = right", "bos: none", "3 steps"):
         assert part in card
-    assert f"ids {list(prm.layout.newline)}" in card
+    newline = prm.layout.tokenizer.encode("\n")
+    assert f"ids {newline}" in card
     assert load_tokenizer(folder).encode("3 + 4") == prm.layout.tokenizer.encode("3 + 4")
 
 

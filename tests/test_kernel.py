@@ -14,7 +14,7 @@ from test_attention import WINDOW, by_hand
 from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
 
 from jprm.data.prm800k import READER
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.model.attention.registry import attend, plan
 from jprm.model.attention.tpu_blocks import (
     FIRST,
@@ -185,7 +185,7 @@ def test_tables_hold_the_visible_pairs_and_no_other(data, sizes):
 
 def test_real_trees_visit_what_they_must(shared_data, smollm2_gguf):
     """PRM800K in rows for Qwen2.5-7B: the block pairs that the kernel computes are those that hold a visible pair."""
-    layout, tokens = NativeLayout(load_tokenizer(smollm2_gguf)), 8192
+    layout, tokens = native_layout(load_tokenizer(smollm2_gguf)), 8192
     options = dict(control_questions="keep", human_written="positive")
     records = itertools.islice(READER.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), 300)
     until_BT = pack(

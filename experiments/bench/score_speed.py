@@ -26,7 +26,7 @@ import jax
 import yardsticks
 
 from jprm.checkpoints import base
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
@@ -52,7 +52,7 @@ def made_up_prm() -> Counting:
     config, mesh = base.model_config(path, attention="paths", attention_block=128), make_mesh()
     with jax.set_mesh(mesh):
         params = yardsticks.parameters(config)
-    return Counting(params, config, NativeLayout(load_tokenizer(path)), mesh, "correctness", "made up", 0)
+    return Counting(params, config, native_layout(load_tokenizer(path)), mesh, "correctness", "made up", 0)
 
 
 def score(prm: Counting, pools: list[dict]) -> dict[str, float]:

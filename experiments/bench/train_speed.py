@@ -34,7 +34,7 @@ from jprm.checkpoints import base
 from jprm.data.readers import READERS
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.jsonl import write_records
-from jprm.layout import NativeLayout
+from jprm.layout import Layout, native_layout
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import REMAT
 from jprm.tokenizer import load_tokenizer
@@ -53,7 +53,7 @@ def experiment(train: pathlib.Path, tokens: int) -> Experiment:
     )  # fmt: skip
 
 
-def epoch(config: Experiment, layout: NativeLayout) -> dict[str, float]:
+def epoch(config: Experiment, layout: Layout) -> dict[str, float]:
     """Of the whole file once: what it holds as rows, and how fast the host alone makes them."""
     start = time.perf_counter()
     counts = [
@@ -131,7 +131,7 @@ def main() -> None:
         train = pathlib.Path(folder) / "trees.jsonl"
         write_records(train, records)
         config = override(experiment(train, args.tokens), args.set)
-        whole = epoch(config, NativeLayout(load_tokenizer(config.tokenizer)))
+        whole = epoch(config, native_layout(load_tokenizer(config.tokenizer)))
         ours = Ours(config, whole["rated_completions"] / whole["rows"])
         policies = remats(config, args.remat_layers, args.rounds) if args.remat_layers else []
 

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm.adapters.layout import TemplateLayout, token_ids
 from jprm.adapters.recognise import OUTER, named, recognise
 from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.layout import TemplateLayout
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, spec
@@ -62,9 +62,8 @@ def load(
     else:
         given["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)
-    layout = TemplateLayout(tokenizer, a, ids)
     name = f"{folder.resolve()} ({a.name} {a.digest})"
-    return PRM(model.params(head, grid), config, layout, grid, a.semantics, name, 0, **given)
+    return PRM(model.params(head, grid), config, layout_of(a, tokenizer, ids), grid, a.semantics, name, 0, **given)
 
 
 class _Model:
@@ -150,3 +149,41 @@ def _tokenizer(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
     """Loads the folder's own tokenizer, or its base model's where a LoRA has none."""
     own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
     return load_tokenizer(folder if own else base, of_model=True)
+
+
+def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:
+    """Returns the layout of an adapter's templates; `ids` are those of its tokens."""
+    a = adapter
+    return TemplateLayout(tokenizer, a.problem, a.step, a.first, ids, a.joined, a.strip)
+
+
+def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:
+    """Returns the ids of the adapter's tokens in the folder's own tokenizer.
+
+    A token is looked up by its text, which must be one token, or else by its name, as control tokens are found.
+
+    Raises:
+      ValueError: a token that is absent, splits or is outside the model's vocabulary, or whose id is not the published
+        one although `vocab_size` is the published vocabulary's.
+    """
+    probe = layout_of(dataclasses.replace(adapter, joined=True), tokenizer, {})
+    found = {}
+    for name, published in adapter.tokens.items():
+        text = probe.encode(name, joined=True)
+        whole = len(text) == 1 and tokenizer.decode(text).strip() == name.strip()  # one unknown is one token too
+        token = text[0] if whole else tokenizer.token_id(name)
+        if token is None:
+            raise ValueError(
+                f"{where}: adapter {adapter.name!r} needs {name!r} as one token, and the tokenizer splits it into"
+                f" {len(text)} and has none of that name: it is not the tokenizer of such a model, or the adapter is"
+                " another's (--adapter)"
+            )
+        if not token < vocab_size:
+            raise ValueError(f"{where}: token {name!r} has id {token}, the model has embeddings for {vocab_size} only")
+        if published is not None and vocab_size in adapter.vocabulary and token != published:
+            raise ValueError(
+                f"{where}: token {name!r} has id {token}, and {published} in the published vocabulary of adapter"
+                f" {adapter.name!r}: the tokenizer is not the one that the model was trained with"
+            )
+        found[name] = token
+    return found

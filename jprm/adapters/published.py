@@ -170,7 +170,7 @@ _RECORDS = (
         channels=("wrong", "right"),
         score={"right": 1.0},
     ),
-    # jprm.layout.NativeLayout, as `jprm convert` exports it
+    # jprm.layout.native_layout, as `jprm convert` exports it
     Adapter(
         name="jprm",
         problem=("{bos}{problem}", "\n"),

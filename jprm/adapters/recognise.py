@@ -9,11 +9,12 @@ import re
 from typing import Any
 
 from jprm.adapters.published import PUBLISHED
-from jprm.adapters.record import FILE, Adapter, Template
+from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import kinds
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
-from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.layout import Template
+from jprm.tokenizer import load_tokenizer
 
 OUTER = "pretrained_model."
 """What a value head's wrapper may put before the names of the model in it."""
@@ -84,7 +85,7 @@ def recognise(folder: pathlib.Path) -> Adapter:
     labels = fields.get("id2label")
     label = str(labels.get("0", "")) if isinstance(labels, dict) else ""
     for name, signs in SIGNS:
-        marked = not signs.token or (tokenizer is not None and _has(tokenizer, signs.token))
+        marked = not signs.token or (tokenizer is not None and tokenizer.token_id(signs.token) is not None)
         if marked and signs.found(architecture, tensors, place, label, lora):
             return PUBLISHED[name]
     raise ValueError(
@@ -144,10 +145,3 @@ def _fits(name: str, value: Any) -> bool:
     if wanted is float:
         return type(value) in _NUMBER
     return isinstance(value, wanted)
-
-
-def _has(tokenizer: Tokenizer, token: str) -> bool:
-    try:
-        return tokenizer.token_id(token) >= 0
-    except KeyError:
-        return False

@@ -19,18 +19,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
+from jprm.layout import Template
 from jprm.score.aggregate import DEFAULT_RULE, RULES
 from jprm.score.scale import WEIGHTS, Scale
 from jprm.tree import SEMANTICS
 
 FILE = "adapter.json"
-
-Template = Sequence[str]
-"""Segments. Each is split at the names in `Adapter.tokens` and at {bos}; a part between them is tokenised at once, with
-{problem}, {step} or {number} (from 1) filled in as plain text. {bos} is empty where the tokenizer has no bos."""
 
 
 @dataclasses.dataclass(frozen=True)

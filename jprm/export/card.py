@@ -37,8 +37,8 @@ def write(folder: pathlib.Path, prm: PRM, experiment: Experiment, labels: tuple[
 
 
 def _card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> str:
-    layout: Any = prm.layout  # of a run: the native one
-    data, target, tokenizer, lora = experiment.data, experiment.target, layout.tokenizer, experiment.lora
+    data, target, tokenizer, lora = experiment.data, experiment.target, prm.layout.tokenizer, experiment.lora
+    newline = tokenizer.encode("\n")
     bos = "none" if tokenizer.bos is None else f"id {tokenizer.bos}, once, at the very start"
     base = pathlib.Path(experiment.base).name if experiment.base else "random parameters"
     classes = ", ".join(f"{i} = {label}" for i, label in enumerate(labels))
@@ -69,7 +69,7 @@ A process reward model: it scores every step of a chain of reasoning. Trained wi
 Each part is encoded alone, without special tokens, and the ids are joined; a joined string is never encoded again.
 
 - bos: {bos}
-- the problem, then a newline (ids {list(layout.newline)})
+- the problem, then a newline (ids {newline})
 - each step, then a newline; its score is read at that newline's last token
 {specials}
 ```python

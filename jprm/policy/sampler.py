@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from jaxtyping import Array, Float32
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import read
-from jprm.layout import Layout, NativeLayout
+from jprm.layout import native_layout, prompt_layout
 from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
@@ -79,32 +78,6 @@ class SamplerConfig:
             raise ValueError(f"delimiter is {self.delimiter!r}: use white space, such as '\\n' or '\\n\\n'")
         if not self.prompt and self.delimiter != "\n":
             raise ValueError(f"delimiter is {self.delimiter!r}: jprm's own layout has '\\n'; another needs a prompt")
-
-
-@dataclasses.dataclass(frozen=True)
-class TemplateLayout:
-    """A prompt with the problem, then every step with a delimiter. Only the template has control tokens."""
-
-    tokenizer: Tokenizer
-    template: str
-    delimiter: str
-
-    def problem(self, text: str) -> list[int]:
-        before, after = self.template.split("{problem}", 1)
-        return [*self._template(before), *self.tokenizer.encode(text), *self._template(after)]
-
-    def step(self, text: str, number: int) -> list[int]:
-        del number
-        return [*self.tokenizer.encode(text), *self.tokenizer.encode(self.delimiter)]
-
-    def _template(self, text: str) -> list[int]:
-        ids = []
-        for piece in re.split(r"(<[^\s<>]+>)", text):
-            try:
-                ids += [self.tokenizer.token_id(piece)] if piece.startswith("<") else self.tokenizer.encode(piece)
-            except KeyError:
-                ids += self.tokenizer.encode(piece)
-        return ids
 
 
 @jax.tree_util.register_dataclass
@@ -221,9 +194,8 @@ class Sampler:
         check_mesh(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
         self._stacked = config
-        self.layout: Layout = NativeLayout(tokenizer)
-        if options.prompt:
-            self.layout = TemplateLayout(tokenizer, options.prompt, options.delimiter)
+        own = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
+        self.layout = own or native_layout(tokenizer)
         self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
         self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}

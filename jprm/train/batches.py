@@ -12,7 +12,7 @@ from jprm import data
 from jprm.data.pipeline import PipelineConfig, packed_batches
 from jprm.data.streams import Streams, own_streams
 from jprm.experiment import Experiment
-from jprm.layout import NativeLayout
+from jprm.layout import Layout, native_layout
 from jprm.model.heads import find
 from jprm.rows import Rows
 from jprm.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def check_supervision(experiment: Experiment) -> None:
 
 def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer: Tokenizer) -> Streams:
     """Returns endless batches of shape (A, B, ...). This process packs the rows that its devices compute."""
-    config, layout = experiment.data, NativeLayout(tokenizer)
+    config, layout = experiment.data, native_layout(tokenizer)
     streams = {
         k: batches_of(experiment, config.train, layout, stream=(k, config.streams))
         for k in own_streams(mesh, config.micro_rows, config.streams)
@@ -47,7 +47,7 @@ def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer:
 
 
 def batches_of(
-    experiment: Experiment, files: Sequence[str], layout: NativeLayout, *, once: bool = False,
+    experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False,
     stream: tuple[int, int] = (0, 1),
 ) -> grain.IterDataset[Rows]:  # fmt: skip
     """Returns one stream's part of batches of `data.rows` rows: shuffled and endless, or with `once` in file order."""

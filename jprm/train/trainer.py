@@ -26,7 +26,7 @@ from jprm import multihost, objectives
 from jprm.checkpoints import store
 from jprm.data.streams import Streams
 from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, to_json
-from jprm.layout import NativeLayout
+from jprm.layout import native_layout
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import join, split
 from jprm.objectives import Objective
@@ -184,7 +184,7 @@ def evaluated(
     labels are all correct or all incorrect. `params` are as an objective takes them.
     """
     config, mesh, found = experiment.data, jax.sharding.get_mesh(), []
-    for rows in batches_of(experiment, files or config.valid, NativeLayout(tokenizer), once=True):
+    for rows in batches_of(experiment, files or config.valid, native_layout(tokenizer), once=True):
         for micro in unstacked(micro_batches(rows, config.micro_rows)):
             arguments = objective, params, put_rows(micro, mesh), experiment.task
             if not found:
