@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import stdtrit
 
 DRAWS = 1000
+TIE = 1e-12  # what is smaller is rounding
 _CHUNK = 2_000_000  # weights in memory at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
 
 
@@ -65,7 +67,7 @@ def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarr
 
 
 class Interval(NamedTuple):
-    """A statistic and its percentile interval: scalars, or arrays of one shape for a curve."""
+    """A statistic and its 95 % interval: scalars, or arrays of one shape for a curve. NaN where undefined."""
 
     value: Any
     low: Any
@@ -77,7 +79,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A less B with its percentile interval. `better` is the fraction of draws in which A is ahead, ties half."""
+    """A less B with its 95 % interval. `better` is the fraction of draws in which A is ahead, ties half."""
 
     value: Any
     low: Any
@@ -89,13 +91,21 @@ class Difference(NamedTuple):
         return {key: jsonable(x) for key, x in self._asdict().items()}
 
 
+class Draws(NamedTuple):
+    """A statistic, its values on resamples, and the number of groups that were resampled."""
+
+    value: Any
+    drawn_R: Any
+    groups: int
+
+
 def draws(
     statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
     groups: Sequence[Any] | np.ndarray,
     n: int = DRAWS,
     *,
     seed: int,
-) -> tuple[Float[np.ndarray, "*C"], Float[np.ndarray, " R *C"]]:
+) -> Draws:
     """Returns the statistic and its values on `n` resamples of whole groups with replacement (a cluster bootstrap).
 
     `groups` names the group of each of N items, such as the problem of each step: steps of one problem depend on each
@@ -106,7 +116,7 @@ def draws(
     size = len(group_N)
     value = statistic(np.ones((1, size)))[0]
     if not size:
-        return value, np.repeat(np.asarray(value)[None], n, 0)
+        return Draws(value, np.repeat(np.asarray(value)[None], n, 0), 0)
     n_groups = int(group_N.max()) + 1
     rng = np.random.default_rng(seed)
     rows = max(1, _CHUNK // size)
@@ -116,7 +126,7 @@ def draws(
         chosen_RG += n_groups * np.arange(len(chosen_RG))[:, None]
         count_RG = np.bincount(chosen_RG.ravel(), minlength=chosen_RG.size).reshape(chosen_RG.shape)
         drawn.append(statistic(count_RG[:, group_N].astype(float)))
-    return value, np.concatenate(drawn)
+    return Draws(value, np.concatenate(drawn), n_groups)
 
 
 def bootstrap(
@@ -125,32 +135,49 @@ def bootstrap(
     n: int = DRAWS,
     *,
     seed: int,
-    level: float = 0.95,
+    fraction: bool = True,
 ) -> Interval:
-    """Returns the percentile interval of `statistic` over `draws`, without draws where it is undefined (NaN)."""
-    value, drawn_R = draws(statistic, groups, n, seed=seed)
-    return Interval(value, *percentiles(drawn_R, level))
+    """Returns `interval` of the `draws` of a statistic."""
+    return interval(draws(statistic, groups, n, seed=seed), fraction=fraction)
 
 
-def difference(
-    a: tuple[Any, Float[np.ndarray, " R *C"]], b: tuple[Any, Float[np.ndarray, " R *C"]], level: float = 0.95
-) -> Difference:
-    """Returns A less B from two results of `draws` with the same seed and groups: a paired bootstrap."""
-    drawn_R = a[1] - b[1]
-    defined_R = ~np.isnan(drawn_R)
-    ahead_R = np.where(defined_R, (drawn_R > 0) + 0.5 * (drawn_R == 0), 0.0)
-    low, high = percentiles(drawn_R, level)
-    return Difference(a[0] - b[0], low, high, _ratio(ahead_R.sum(0), defined_R.sum(0)))
+def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
+    """Returns the 95 % interval of a statistic by the standard error s of its draws and Student's t, groups less one.
+
+    Without `fraction`: value +- t s. A `fraction` is a mean, a ranking probability or a score in [0, 1], whose variance
+    is nearly p (1 - p) / n with an unknown n. The interval then holds the p within t standard errors of the value, each
+    by its own variance: Wilson's (JASA 22, 1927) with the effective sample size n = value (1 - value) / s^2 (Korn &
+    Graubard, Survey Methodology 24, 1998). It is in [0, 1] and leans to a half. At a value of 0 or 1, where all
+    resamples are equal, n is the number of groups.
+
+    Draws that are NaN are left out. NaN for fewer than two groups. Raises ValueError for a `fraction` that is none.
+    """
+    value, groups = np.asarray(drawn.value, float), drawn.groups
+    if fraction and ((value < -TIE) | (value > 1 + TIE)).any():
+        raise ValueError(f"a fraction is in [0, 1], not {value}: name `fraction=False`")
+    if groups < 2:
+        return Interval(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
+    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
+        error = np.nanstd(drawn.drawn_R, axis=0) * np.sqrt(groups / (groups - 1))
+        t = stdtrit(groups - 1, 0.975)
+        if not fraction:
+            return Interval(value, value - t * error, value + t * error)
+        spread = np.clip(value * (1 - value), 0, None)
+        ratio = np.where(spread < TIE, 1 / groups, error**2 / spread) * t**2  # t^2 / n
+    middle = (value + ratio / 2) / (1 + ratio)
+    half = np.sqrt(ratio * spread + ratio**2 / 4) / (1 + ratio)
+    return Interval(value, np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1))
 
 
-def percentiles(drawn_R: Float[np.ndarray, " R *C"], level: float = 0.95) -> Any:
-    """Returns (2, *C), the ends of the percentile interval. Leaves out draws that are NaN; NaN where all are."""
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    if not np.isnan(drawn_R).any():
-        return np.quantile(drawn_R, ends, axis=0)  # nanquantile walks over columns in Python
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
-        return np.nanquantile(drawn_R, ends, axis=0)
+def difference(a: Draws, b: Draws | None = None) -> Difference:
+    """Returns A less B from `draws` with the same seed and groups, a paired bootstrap; or A, differences."""
+    if b is not None:
+        a = Draws(a.value - b.value, a.drawn_R - b.drawn_R, a.groups)
+    found, defined_R = interval(a, fraction=False), ~np.isnan(a.drawn_R)
+    tied_R = np.abs(a.drawn_R) < TIE
+    ahead_R = np.where(defined_R, np.where(tied_R, 0.5, a.drawn_R > 0), 0.0)
+    return Difference(*found, _ratio(ahead_R.sum(0), defined_R.sum(0)))
 
 
 def jsonable(x: Any) -> Any:

@@ -12,13 +12,13 @@ def test_differences_agree_with_the_general_bootstrap_and_with_the_textbook():
     rng = np.random.default_rng(0)
     difference_PC = rng.normal(0.02, 0.3, (400, 3))
     problems = [f"p{i}" for i in range(400)]
-    found = paired.mean_differences(difference_PC, problems, seed=0, draws=4000)
+    found = paired.mean_differences(difference_PC, problems, seed=0)
     np.testing.assert_allclose(found.value, difference_PC.mean(0), rtol=1e-12)
     error = difference_PC.std(0) / 20
-    # An end of 4,000 draws has a standard error of about 0.03 of the statistic's; 6 ends: within 0.15.
-    np.testing.assert_allclose(found.low, found.value - 1.96 * error, atol=0.15 * error.max())
-    np.testing.assert_allclose(found.high, found.value + 1.96 * error, atol=0.15 * error.max())
-    np.testing.assert_allclose(found.better, norm.cdf(found.value / error), atol=0.04)
+    # The standard deviation of 1,000 draws is uncertain by 2.2 %, so an end by 0.044 errors.
+    np.testing.assert_allclose(found.low, found.value - 1.966 * error, atol=0.15 * error.max())
+    np.testing.assert_allclose(found.high, found.value + 1.966 * error, atol=0.15 * error.max())
+    np.testing.assert_allclose(found.better, norm.cdf(found.value / error), atol=0.06)
     # The same by subtracting the draws of two statistics, other random numbers: both within that error.
     a_N = rng.random(400)
     drawn = [
@@ -42,18 +42,7 @@ def test_items_of_one_problem_are_drawn_together():
 def test_no_difference_is_a_half_and_a_sure_one_is_one():
     found = paired.mean_differences(np.array([[0.0, 0.1, -0.1]] * 30), [str(i) for i in range(30)], seed=0)
     assert found.better.tolist() == [0.5, 1.0, 0.0]
-    np.testing.assert_allclose(found.low, found.value, atol=1e-6)  # float32
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.05])
-def test_the_interval_covers_at_its_rate(shift):
-    rng = np.random.default_rng(2)
-    problems, hits = [str(i) for i in range(80)], 0
-    for seed in range(200):
-        found = paired.mean_differences(rng.normal(shift, 0.4, (80, 1)), problems, seed)
-        hits += bool(found.low[0] <= shift <= found.high[0])
-    # 95 % of 200, less what a percentile interval of 80 problems loses (about 1 %), within 3 standard errors (1.6 %).
-    assert 0.89 <= hits / 200 <= 0.99
+    np.testing.assert_allclose(found.low, found.value, atol=1e-12)
 
 
 def pools(seed, quality, n=60, size=12):

@@ -23,7 +23,7 @@ from jprm.evaluate.votes import answer_classes, is_answer, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
 from jprm.score.rules import PROBABILITY_RULES
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.statistics import bootstrap, jsonable, weighted_mean
+from jprm.statistics import Difference, bootstrap, jsonable, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of
 
 DRAWN_SAMPLES = 2**23
@@ -187,6 +187,8 @@ def best_of_n_report(
         | ({"standard_error": jsonable(errors[name])} if name in errors else {})
         for name, curve_Pn in curves.items()  # one at a time: all draws of all curves would fill the memory
     }
+    paired = compare_curves(rivals, rivals, pairs, pools.problem, seed)
+    at_most = {row["a"]: {key: row[key][-1:] for key in Difference._fields} for row in paired if row["b"] == "majority"}
     in_pool_PN = np.arange(pools.correct_PN.shape[1]) < pools.size_P[:, None]
     right_P = np.where(in_pool_PN, pools.correct_PN, 0.0).sum(1)
     return {
@@ -207,11 +209,12 @@ def best_of_n_report(
         "pass_at_n": found["pass_at_n"],
         "majority": found.get("majority"),
         "rules": {
-            rule: {kind: found.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote", "minus_majority")}
+            rule: {kind: found.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote")}
+            | {"minus_majority": at_most.get(rule)}
             for rule in RULES
         },
         "baselines": {name: found[name] for name in ("random", "fewest_steps", "shortest")},
-        "paired": compare_curves(rivals, rivals, pairs, pools.problem, seed),
+        "paired": paired,
     }
 
 
@@ -231,8 +234,6 @@ def _curves(pools: Pools, n_max: int, trials: int, seed: int) -> tuple[dict[str,
     votes = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed)
     for k, name in enumerate(["majority", *(f"{rule}.weighted_vote" for rule in RULES)]):
         curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
-    for rule in RULES:
-        curves[f"{rule}.minus_majority"] = curves[f"{rule}.best_of_n"][:, -1:] - curves["majority"][:, -1:]
     return curves, errors
 
 

@@ -173,15 +173,11 @@ def reliability_curve(
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
     if not len(score_N):
         return {"n": [], "score": [], "value": [], "low": [], "high": []}
-    one_hot_NB = _one_hot(equal_mass_bins(score_N, bins))
-    n_B = one_hot_NB.sum(0)
-
-    def shares(weight_RN):
-        with np.errstate(invalid="ignore"):
-            return (weight_RN @ (right_N[:, None] * one_hot_NB)) / (weight_RN @ one_hot_NB)
-
-    curve = bootstrap(shares, groups, seed=seed).json()
-    return {"n": [int(n) for n in n_B], "score": jsonable(score_N @ one_hot_NB / n_B), **curve}
+    bin_N, groups = equal_mass_bins(score_N, bins), np.asarray(groups)
+    of_bin = [np.flatnonzero(bin_N == b) for b in range(bin_N.max() + 1)]
+    found = [bootstrap(lambda w, i=i: weighted_mean(right_N[i], w), groups[i], seed=seed) for i in of_bin]
+    curve = Interval(*map(np.array, zip(*found, strict=True))).json()
+    return {"n": [len(i) for i in of_bin], "score": [float(score_N[i].mean()) for i in of_bin], **curve}
 
 
 def calibration_report(

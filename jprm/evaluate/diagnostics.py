@@ -41,7 +41,7 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
     )
     expected_N = np.array([1 / len(tree.nodes) for tree in chains])
     problems = [tree.problem for tree in chains]
-    excess = bootstrap(lambda w: weighted_mean(share_N - expected_N, w), problems, seed=seed)
+    excess = bootstrap(lambda w: weighted_mean(share_N - expected_N, w), problems, seed=seed, fraction=False)
     return {
         "n": len(chains),
         "share": jsonable(share_N.mean()),
@@ -79,7 +79,7 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
             with np.errstate(invalid="ignore", divide="ignore"):
                 return np.where((ll_R > 0) & (ss_R > 0), ls_R / np.sqrt(ll_R * ss_R), np.where(ll_R > 0, 0.0, np.nan))
 
-        found = bootstrap(correlation, [pools.problem[p] for p in problem_M], seed=seed)
+        found = bootstrap(correlation, [pools.problem[p] for p in problem_M], seed=seed, fraction=False)
         total = moments_M3.sum(0)
         report[rule] = {
             "slope": jsonable(total[1] / total[0]) if total[0] > 0 else None,
@@ -114,13 +114,16 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
         raise ScoreError(f"{counts}: {LEAST} of each are needed")
 
     def flagged(of_N):
-        return bootstrap(lambda w: weighted_mean(low_N < threshold, w * of_N), problems, seed=seed).json()
+        some = np.flatnonzero(of_N)
+        return bootstrap(
+            lambda w: weighted_mean(low_N[some] < threshold, w), [problems[i] for i in some], seed=seed
+        ).json()
 
     def area(of_N, weight_RN):
         return auroc(low_N, clean_N, weight_RN * (clean_N | of_N))
 
     found = bootstrap(lambda w: area(hidden_N, w), problems, seed=seed)
-    gap = bootstrap(lambda w: area(open_N, w) - area(hidden_N, w), problems, seed=seed)
+    gap = bootstrap(lambda w: area(open_N, w) - area(hidden_N, w), problems, seed=seed, fraction=False)
     return {
         "n": int(hidden_N.sum()),
         "threshold": threshold,
@@ -152,7 +155,7 @@ def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str,
             if (fold_P != fold).any():
                 peak = int(np.argmax(value_Pn[fold_P != fold].mean(0)))
                 drop_P[fold_P == fold] = (value_Pn[:, peak] - value_Pn[:, -1])[fold_P == fold]
-        drop = bootstrap(lambda w, drop_P=drop_P: weighted_mean(drop_P, w), pools.problem, seed=seed)
+        drop = bootstrap(lambda w, drop_P=drop_P: weighted_mean(drop_P, w), pools.problem, seed=seed, fraction=False)
         curve_n = value_Pn.mean(0)
         report[rule] = {
             "n": list(range(1, n_max + 1)),

@@ -162,11 +162,11 @@ def edits_report(
             problems += [chains[edit["of"]].problem] * len(pairs or [0])
         old_N, new_N = np.array(values, float).T
 
-        def interval(x_N, problems=problems):
-            return bootstrap(lambda w: weighted_mean(x_N, w), problems, seed=seed)
+        def interval(x_N, fraction, problems=problems):
+            return bootstrap(lambda w: weighted_mean(x_N, w), problems, seed=seed, fraction=fraction)
 
         if name in MEANING_KEPT:
-            change = interval(np.abs(new_N - old_N))
+            change = interval(np.abs(new_N - old_N), fraction=False)
             report["meaning_kept"][name] = {
                 "n": len(rows),
                 "change": change.json(),
@@ -176,7 +176,7 @@ def edits_report(
                 "finding": bool(change.low > margin),
             }
         else:
-            preferred = interval((new_N > old_N) + 0.5 * (new_N == old_N))
+            preferred = interval((new_N > old_N) + 0.5 * (new_N == old_N), fraction=True)
             report["nonsense"][name] = {
                 "n": len(rows),
                 "preferred": preferred.json(),

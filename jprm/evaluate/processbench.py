@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.evaluate.scored import ScoreError, scores_of
-from jprm.statistics import Interval, bootstrap, draws, jsonable, percentiles, weighted_mean
+from jprm.statistics import Draws, bootstrap, draws, interval, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
@@ -171,17 +171,19 @@ def average_f1(
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     return {
-        kind: None if any(by_file[name] is None for name in files) else Interval(value, *percentiles(drawn_R)).json()
+        kind: None if average is None else interval(average).json()
         for kind, by_file in drawn.items()
-        for value, drawn_R in [average_draws(by_file, files)]
+        for average in [average_draws(by_file, files)]
     }
 
 
-def average_draws(by_file: Mapping[str, Any], files: Sequence[str]) -> tuple[Any, Any]:
-    """Returns the mean over `files` of one kind of `f1_draws`, and its draws; (None, None) where a file has none."""
-    if any(by_file[name] is None for name in files):
-        return None, None
-    return np.mean([by_file[name][0] for name in files]), np.mean([by_file[name][1] for name in files], 0)
+def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
+    """Returns the mean over `files` of one kind of `f1_draws`; None where a file has none."""
+    some = [found for name in files if (found := by_file[name]) is not None]
+    if len(some) < len(files):
+        return None
+    value, drawn_R = (np.mean([found[i] for found in some], 0) for i in (0, 1))
+    return Draws(value, drawn_R, sum(found.groups for found in some))
 
 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
@@ -222,13 +224,13 @@ def _file_report(
 
     def figures(right_N):
         point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
-        interval = bootstrap(
+        found = bootstrap(
             lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed
         )
         return {
             **{key: jsonable(value) for key, value in point._asdict().items()},
-            "f1_low": jsonable(interval.low),
-            "f1_high": jsonable(interval.high),
+            "f1_low": jsonable(found.low),
+            "f1_high": jsonable(found.high),
         }
 
     def at(scorer, threshold):

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.evaluate.processbench import weighted_f1
 from jprm.evaluate.scored import ScoreError, scores_of
-from jprm.statistics import auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
+from jprm.statistics import Draws, auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
 NEUTRAL = ("positive", "negative", "drop")
@@ -123,7 +123,7 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, thres
     }
 
 
-def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> tuple[Any, np.ndarray]:
+def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> Draws:
     """Returns the AUROC of all labelled steps and its draws over problems, for `jprm.statistics.difference`."""
     trees = labelled(scored, neutral)
     score_N, right_N, problem_N = _labelled_steps(trees, [tree.score_N for tree in trees])

@@ -138,7 +138,7 @@ def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, An
             if None not in (one[name], other[name]):
                 yield f"ProcessBench {name}, F1 {said}", difference(one[name], other[name])
         mine, its = average_draws(one, files), average_draws(other, files)
-        if len(files) > 1 and mine[0] is not None and its[0] is not None:
+        if len(files) > 1 and mine is not None and its is not None:
             yield f"ProcessBench, average F1 {said}", difference(mine, its)
 
 
