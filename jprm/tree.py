@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from jprm.fields import RecordError, answer_of, correct_of, label_of, list_of, number_of, text_of, type_name
+from jprm.free_text import chain_of
+
+__all__ = [
+    "SEMANTICS", "Node", "ReasoningTree", "RecordError", "chains_of", "in_order_of", "record_of", "tree_of",
+    "with_scores", "without_chain",
+]  # fmt: skip
 
 SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
 """What a label means. `correctness`: the probability in [0, 1] that the step is correct. `rating`: a human's three-way
@@ -42,16 +49,10 @@ class ReasoningTree:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class RecordError(ValueError):
-    """A record that breaks the schema: `FILE:LINE: FIELD: reason. remedy`."""
-
-    def __init__(self, where: str, field: str, reason: str, remedy: str):
-        super().__init__(f"{where}: {field}: {reason}. {remedy}")
-        self.where, self.field, self.reason, self.remedy = where, field, reason, remedy
-
-
 def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
-    """Returns the tree of a chain, pool or tree record (schema version 1), or of TRL's stepwise record as a chain.
+    """Returns the tree of a chain, pool or tree record (schema version 1), or of another form as a chain.
+
+    Other forms are TRL's stepwise records, free text and chat messages (`jprm.free_text`).
 
     A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys in that
     node's `extra`. A pool of samples without steps alone is a tree without nodes if its `empty_samples` counts them.
@@ -62,19 +63,19 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
       RecordError: names `where`, the field, the reason and what to do about it.
     """
     if not isinstance(record, Mapping):
-        raise RecordError(where, "record", f"is {_type(record)}, not an object", "Write one JSON object a line.")
+        raise RecordError(where, "record", f"is {type_name(record)}, not an object", "Write one JSON object a line.")
     kinds = [kind for kind, key in (("chain", "steps"), ("pool", "samples"), ("tree", "nodes")) if key in record]
     if len(kinds) > 1:
         raise RecordError(where, "record", f"is a {' and a '.join(kinds)} at once", "Rename the keys not meant.")
-    if not kinds and "completions" in record:
-        kinds, record = ["chain"], _chain_of_stepwise(record, where)
+    if not kinds and (chain := chain_of(record, where)) is not None:
+        kinds, record = ["chain"], chain
     if not kinds:
-        remedy = "A chain has `steps`, a pool `samples`, a tree `nodes`, a stepwise record `completions`."
+        remedy = "A chain has `steps`, a pool `samples`, a tree `nodes`, free text `response`, a chat `messages`."
         raise RecordError(where, "record", "is neither chain, pool nor tree", remedy)
 
     extra = dict(record)
-    problem = _text(extra.pop("problem", None), where, "problem")
-    answer = _answer(extra.get("answer"), where, "answer")
+    problem = text_of(extra.pop("problem", None), where, "problem")
+    answer = answer_of(extra.get("answer"), where, "answer")
     semantics = SEMANTICS[0] if extra.get("semantics") is None else extra["semantics"]
     if semantics not in SEMANTICS:
         raise RecordError(where, "semantics", f"is {semantics!r}", f"Use one of {', '.join(SEMANTICS)}.")
@@ -168,38 +169,26 @@ def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
 
 
-def _chain_of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    chain = dict(record)
-    for old, new in (("prompt", "problem"), ("completions", "steps")):
-        if new in record or old not in record:
-            reason = f"has {new!r} beside {old!r}" if new in record else f"has no {old!r}"
-            raise RecordError(where, old, f"a stepwise record {reason}", "Write `prompt`, `completions`, `labels`.")
-        chain[new] = chain.pop(old)
-    if isinstance(chain.get("labels"), list):
-        chain["labels"] = [float(label) if isinstance(label, bool) else label for label in chain["labels"]]
-    return chain
-
-
 def _branch(branch: Mapping[str, Any], start: int, semantics: str, where: str, field: str) -> tuple[list[Node], dict]:
     """Returns the nodes of a chain or sample, numbered from `start`, and the remaining keys."""
     extra = dict(branch)
-    steps = _list(extra.pop("steps", None), where, field + "steps")
+    steps = list_of(extra.pop("steps", None), where, field + "steps")
     if not steps:
         raise RecordError(where, field + "steps", "is empty", "A chain has at least one step.")
     labels, scores = _column(extra, "labels", steps, where, field), _column(extra, "scores", steps, where, field)
     for i in range(len(steps)):
-        _label(labels[i], semantics, where, f"{field}labels[{i}]")
+        label_of(labels[i], semantics, where, f"{field}labels[{i}]")
         if "scores" in extra:
-            _number(scores[i], where, f"{field}scores[{i}]")
+            number_of(scores[i], where, f"{field}scores[{i}]")
     if any(label is not None for label in labels):
         del extra["labels"]
     extra.pop("scores", None)
     outputs = extra.pop("outputs") if _are_outputs(extra.get("outputs"), len(steps)) else {}
-    correct = _correct(extra.get("correct"), where, field + "correct")
+    correct = correct_of(extra.get("correct"), where, field + "correct")
     if correct is not None:
         del extra["correct"]
     nodes = [
-        Node(start + i - 1 if i else -1, _text(text, where, f"{field}steps[{i}]"), label, score=score,
+        Node(start + i - 1 if i else -1, text_of(text, where, f"{field}steps[{i}]"), label, score=score,
              outputs={name: values[i] for name, values in outputs.items()})
         for i, (text, label, score) in enumerate(zip(steps, labels, scores, strict=True))
     ]  # fmt: skip
@@ -211,7 +200,7 @@ def _column(branch: Mapping[str, Any], key: str, steps: list, where: str, field:
     """Returns the branch's list of one entry a step, of nulls where it has none."""
     if key not in branch:
         return [None] * len(steps)
-    values = _list(branch[key], where, field + key)
+    values = list_of(branch[key], where, field + key)
     if len(values) != len(steps):
         reason = f"has {len(values)} entries for {len(steps)} steps"
         raise RecordError(where, field + key, reason, "Give one entry a step.")
@@ -231,11 +220,11 @@ def _are_outputs(value: Any, steps: int | None) -> bool:
 
 def _samples(samples: Any, semantics: str, where: str) -> list[Node]:
     nodes: list[Node] = []
-    for i, sample in enumerate(_list(samples, where, "samples")):
+    for i, sample in enumerate(list_of(samples, where, "samples")):
         field = f"samples[{i}]"
         if not isinstance(sample, Mapping):
-            raise RecordError(where, field, f"is {_type(sample)}, not an object", 'Write {"steps": [...]}.')
-        _answer(sample.get("answer"), where, field + ".answer")
+            raise RecordError(where, field, f"is {type_name(sample)}, not an object", 'Write {"steps": [...]}.')
+        answer_of(sample.get("answer"), where, field + ".answer")
         branch, extra = _branch(sample, len(nodes), semantics, where, field + ".")
         nodes += branch[:-1] + [dataclasses.replace(branch[-1], extra=extra)]
     return nodes
@@ -243,23 +232,25 @@ def _samples(samples: Any, semantics: str, where: str) -> list[Node]:
 
 def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
     nodes = []
-    for i, record in enumerate(_list(records, where, "nodes")):
+    for i, record in enumerate(list_of(records, where, "nodes")):
         field = f"nodes[{i}]"
         if not isinstance(record, Mapping):
-            raise RecordError(where, field, f"is {_type(record)}, not an object", 'Write {"parent": -1, "text": ...}.')
+            raise RecordError(
+                where, field, f"is {type_name(record)}, not an object", 'Write {"parent": -1, "text": ...}.'
+            )
         extra = dict(record)
         parent = extra.pop("parent", None)
         if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < i:
             reason = f"is {parent!r}, neither -1 (the problem) nor the index of an earlier node"
             raise RecordError(where, field + ".parent", reason, "Put parents before their children.")
-        score = _number(extra.pop("score"), where, field + ".score") if "score" in extra else None
+        score = number_of(extra.pop("score"), where, field + ".score") if "score" in extra else None
         outputs = extra.pop("outputs") if _are_outputs(extra.get("outputs"), None) else {}
-        text = _text(extra.pop("text", None), where, field + ".text")
+        text = text_of(extra.pop("text", None), where, field + ".text")
         origin = extra.get("origin")
         if origin is not None:
-            _text(origin, where, field + ".origin")
-        label = _label(extra.get("label"), semantics, where, field + ".label")
-        correct = _correct(extra.get("correct"), where, field + ".correct")
+            text_of(origin, where, field + ".origin")
+        label = label_of(extra.get("label"), semantics, where, field + ".label")
+        correct = correct_of(extra.get("correct"), where, field + ".correct")
         for key, value in (("label", label), ("origin", origin), ("correct", correct)):
             if value is not None:
                 del extra[key]
@@ -297,62 +288,3 @@ def _record_of_node(node: Node) -> dict[str, Any]:
     if node.outputs:
         record["outputs"] = dict(node.outputs)
     return record | {key: value for key, value in node.extra.items() if key not in record}
-
-
-def _type(value: Any) -> str:
-    names = {type(None): "null or absent", bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
-
-
-def _list(value: Any, where: str, field: str) -> list:
-    if not isinstance(value, list):
-        raise RecordError(where, field, f"is {_type(value)}, not a list", "Write a JSON list.")
-    return value
-
-
-def _text(value: Any, where: str, field: str) -> str:
-    if not isinstance(value, str):
-        raise RecordError(where, field, f"is {_type(value)}, not text", "Write a JSON string.")
-    if not value or value.isspace():
-        raise RecordError(where, field, "is empty", "Remove it or give it text: nothing can be read from it.")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise RecordError(where, field, "holds half a surrogate pair", "Write whole characters.") from None
-    return value
-
-
-def _number(value: Any, where: str, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RecordError(where, field, f"is {_type(value)}, not a number", "Write a finite number.")
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest float
-        finite = False
-    if not finite:
-        raise RecordError(where, field, "is not a finite number", "Write a finite number, null where there is none.")
-    return value
-
-
-def _label(value: Any, semantics: str, where: str, field: str) -> float | None:
-    if value is None:
-        return None
-    _number(value, where, field)
-    if semantics == "rating" and value not in (-1, 0, 1):
-        raise RecordError(where, field, f"is {value}, not a rating", "Use -1, 0, 1, or null where there is none.")
-    if semantics in ("correctness", "value") and not 0 <= value <= 1:
-        remedy = "Use [0, 1], null where there is none, or say `semantics`: rating, advantage or implicit."
-        raise RecordError(where, field, f"is {value}, not a {semantics} in [0, 1]", remedy)
-    return value
-
-
-def _correct(value: Any, where: str, field: str) -> bool | None:
-    if value is not None and not isinstance(value, bool):
-        raise RecordError(where, field, f"is {_type(value)}, not true or false", "Write true, false or null.")
-    return value
-
-
-def _answer(value: Any, where: str, field: str) -> str | float | None:
-    if isinstance(value, str) or value is None:
-        return value
-    return _number(value, where, field)

@@ -13,6 +13,9 @@ LAYERS = [
     [
         "jprm",
         "progress",
+        "steps",
+        "fields",
+        "free_text",
         "tree",
         "jsonl",
         "outputs",

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from jprm import steps
 from jprm.data.reader import Reader, Record, take
 
 _URL = "https://github.com/openai/prm800k/raw/main/prm800k/math_splits/"
-_BREAKS = {
-    "none": re.compile(r"(?!)"),
-    "paragraphs": re.compile(r"\n[^\S\n]*\n\s*"),
-    "sentences": re.compile(r"(?<=[.!?])\s+(?=[A-Z\\$])"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class MathOptions:
     """Attributes:
-    steps: the solution as one step (`none`), cut after blank lines (`paragraphs`), or after the white space that
-      follows a sentence (`sentences`). The joined steps are the solution.
+    steps: the solution as one step (`none`), or split by a rule of `jprm.steps`. The joined steps are the solution.
     """
 
     steps: Literal["none", "paragraphs", "sentences"]
@@ -30,15 +24,8 @@ class MathOptions:
 def parse(item: Any, where: str, options: MathOptions) -> Iterator[Record]:
     """Yields one correct chain of {"problem", "solution", "answer"?}, without step labels. Other keys are kept."""
     solution = take(item, "solution", str, where)
-    ends = [match.end() for match in _BREAKS[options.steps].finditer(solution)]
-    pieces = [solution[start:end] for start, end in zip([0, *ends], [*ends, len(solution)], strict=True)]
-    steps = [""]
-    for piece in pieces:  # a piece of white space alone joins the previous one
-        if piece.strip() and steps[-1].strip():
-            steps.append(piece)
-        else:
-            steps[-1] += piece
-    chain = {"problem": take(item, "problem", str, where), "steps": steps, "correct": True}
+    pieces = [solution] if options.steps == "none" else steps.split(solution, options.steps)
+    chain = {"problem": take(item, "problem", str, where), "steps": pieces, "correct": True}
     yield chain | {key: value for key, value in item.items() if key not in ("problem", "solution")}
 
 

@@ -13,5 +13,6 @@ READERS: dict[str, Reader] = {
     "prm800k": prm800k.READER,
     "prmbench": prmbench.READER,
     "processbench": processbench.READER,
+    "text": records.TEXT,
     "trl": records.TRL,
 }

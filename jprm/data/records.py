@@ -1,4 +1,4 @@
-"""jprm's own records (`jsonl`), pools among them (`pools`), and TRL's stepwise records (`trl`)."""
+"""jprm's own records (`jsonl`), pools among them (`pools`), TRL's stepwise records (`trl`), and free text (`text`)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ class PoolOptions:
     """
 
     empty_samples: Literal["error", "drop"] = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+    """Attributes:
+    segmentation: how free text is split into steps: a rule of `jprm.steps.RULES`, or `auto`. The record names the rule.
+    """
+
+    segmentation: Literal["auto", "thoughts", "markers", "numbered", "paragraphs", "lines", "sentences"] = "auto"
 
 
 def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -41,6 +50,14 @@ def parse_stepwise(item: Any, where: str, options: NoOptions) -> Iterator[Record
     yield from parse(item, where, options)
 
 
+def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
+    """Yields {"problem", "response"}, or {"messages"} of one user and one assistant, as a chain."""
+    key = "messages" if isinstance(item, dict) and "messages" in item else "response"
+    take(item, key, list if key == "messages" else str, where)
+    yield from parse({**item, "segmentation": options.segmentation}, where, NoOptions())
+
+
 JSONL = Reader(parse)
 POOLS = Reader(parse_pool, PoolOptions)
 TRL = Reader(parse_stepwise)
+TEXT = Reader(parse_text, TextOptions)

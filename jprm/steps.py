@@ -1,0 +1,172 @@
+"""Splits free text into steps by a named rule, without losing a character: `"".join(split(text)) == text`.
+
+Every rule proposes places where a step may begin. Places inside code fences, LaTeX environments and displayed formulas
+are dropped. A step keeps the white space that follows it, and no step is blank.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import re
+from collections.abc import Callable, Iterator
+
+_OPENING = re.compile(r"^[ ]{0,3}(```+|~~~+)|(\\begin)\{([^{}\n]{1,40})\}|\$\$|\\\[", re.MULTILINE)
+_OPENING_INLINE = re.compile(r"\\\(|(?<![\\$])\$(?![\s$]|\d[\d,.]*\s)")  # "$5 " is an amount
+_END = re.compile(r"\\end\{([^{}\n]{1,40})\}")
+_CLOSING = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_CLOSING_DOLLAR = re.compile(r"(?<![\\\s])\$(?!\d)")  # "$5 and $7" holds no formula
+
+_MARKER = re.compile(r"^[ \t#>*_-]{0,20}step[ \t]{0,5}(\d{1,4})\b", re.IGNORECASE | re.MULTILINE)
+_NUMBER = re.compile(r"^[ \t]*(?:\*\*|\()?(\d{1,4})(?:[.)]|\.\))(?=[ \t*])", re.MULTILINE)
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n\s*")
+_LINE = re.compile(r"\n\s*")
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*]{0,3}\s+(?=[\"'(\[*]{0,3}[A-Z0-9\\$])|(?<=[。！？])\s*")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:e\.g|i\.e|etc|cf|vs|resp|approx|Mr|Mrs|Ms|Dr|Prof|St|Fig|Eq|Eqs|No|Nos|Thm|Sec|Ch|vol|pp?|al|ca|w\.r\.t)"
+    r"|(?:^|[\s(.])[A-Za-z]|^[ \t]*\d{1,4})\.$",  # an initial, or the number of an item
+    re.MULTILINE,
+)
+_THOUGHTS = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
+
+
+def split(text: str, rule: str = "auto") -> list[str]:
+    """Returns the steps of a text; joined they are the text, and each holds more than white space.
+
+    A text without a place to cut is one step. Only a text that is white space gives a blank step.
+
+    Args:
+      rule: a name in `RULES`, or `auto` for the rule that `rule_of` names.
+
+    >>> split("We add: 3.5 + 4 = 7.5. So it is 7.5.\\n")
+    ['We add: 3.5 + 4 = 7.5. ', 'So it is 7.5.\\n']
+    """
+    if rule != "auto" and rule not in RULES:
+        raise ValueError(f"there is no rule {rule!r} to split text: use auto, {', '.join(RULES)}")
+    if not text:
+        return []
+    inside = _spans(_OPENING, text)
+    places = RULES[rule_of(text) if rule == "auto" else rule](text)
+    kept = sorted({at for at in places if 0 < at < len(text) and not _covered(inside, at)})
+    steps: list[str] = []
+    for begin, end in zip([0, *kept], [*kept, len(text)], strict=True):
+        piece = text[begin:end]
+        if steps and (not piece.strip() or not steps[-1].strip()):
+            steps[-1] += piece
+        else:
+            steps.append(piece)
+    return steps
+
+
+def rule_of(text: str) -> str:
+    """Returns the rule that `auto` takes: the first of `RULES` that fits the text, else `sentences`.
+
+    A rule fits if it finds two steps. Paragraphs must also be a sixth of the lines: a single blank line in a text of
+    many lines does not make two paragraphs its steps.
+    """
+    inside = _spans(_OPENING, text)
+    count = {name: _count(places(text), text, inside) for name, places in RULES.items()}
+    if 6 * count["paragraphs"] < count["lines"]:
+        count["paragraphs"] = 0
+    return next((name for name in RULES if count[name]), "sentences")
+
+
+def _count(places: Iterator[int], text: str, inside: tuple[list[int], list[int]]) -> int:
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    return len({at for at in places if first < at < last and not _covered(inside, at)})
+
+
+def _markers(text: str) -> Iterator[int]:
+    """Lines that open with "Step n", in Markdown or not, where n counts up from 1 or 0."""
+    return _counted(_MARKER, text)
+
+
+def _numbered(text: str) -> Iterator[int]:
+    """Lines that open with "n." or "n)", where n counts up from 1 or 0."""
+    return _counted(_NUMBER, text)
+
+
+def _paragraphs(text: str) -> Iterator[int]:
+    return (match.end() for match in _BLANK_LINE.finditer(text))
+
+
+def _lines(text: str) -> Iterator[int]:
+    return (match.end() for match in _LINE.finditer(text))
+
+
+def _sentences(text: str) -> Iterator[int]:
+    """Ends of sentences and lines, but for decimals, abbreviations, initials, and places inside formulas in a line."""
+    inside = _spans(_OPENING_INLINE, text)
+    yield from _lines(text)
+    for match in _SENTENCE.finditer(text):
+        before = text[max(0, match.start() - 12) : match.start()]
+        if not _ABBREVIATION.search(before) and not _covered(inside, match.end()):
+            yield match.end()
+
+
+def _thoughts(text: str) -> Iterator[int]:
+    """Paragraphs of a reasoning trace, and the place after its closing tag </think>."""
+    tags = [match.end() for match in _THOUGHTS.finditer(text)]
+    return iter([*tags, *_paragraphs(text)] if tags else ())
+
+
+RULES: dict[str, Callable[[str], Iterator[int]]] = {
+    "thoughts": _thoughts,
+    "markers": _markers,
+    "numbered": _numbered,
+    "paragraphs": _paragraphs,
+    "lines": _lines,
+    "sentences": _sentences,
+}
+"""The rules by name, in the order in which `auto` tries them."""
+
+
+def _counted(pattern: re.Pattern[str], text: str) -> Iterator[int]:
+    """Yields where numbered lines begin, if there are two or more and their numbers count up from 0 or 1."""
+    found = list(pattern.finditer(text))
+    numbers = [int(match[1]) for match in found]
+    if len(found) > 1 and numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        yield from (match.start() for match in found)
+
+
+def _spans(opening: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
+    """Returns the first and the last place inside each closed span, in order; spans do not overlap.
+
+    A fence that is never closed reaches to the end, as in Markdown.
+    """
+    begins, ends, at = [], [], 0
+    stops = collections.defaultdict(list)  # where each environment ends, so that none is searched for twice
+    for match in _END.finditer(text):
+        stops[match[1]].append(match.end())
+    last = {mark: text.rfind(mark) for mark in _CLOSING.values()}
+    while found := opening.search(text, at):
+        at = found.end()
+        fence, begin, name = (*found.groups(), None, None, None)[:3]
+        if fence:
+            end = _fence_end(text, fence, at)
+        elif begin:
+            index = bisect.bisect_left(stops[name], at)
+            end = stops[name][index] if index < len(stops[name]) else -1
+        elif found[0] == "$":
+            closing = _CLOSING_DOLLAR.search(text, at, at + 500)
+            end = closing.end() if closing and "\n" not in closing.string[at : closing.end()] else -1
+        else:
+            mark = _CLOSING[found[0]]
+            end = text.find(mark, at) + len(mark) if last[mark] >= at else -1
+        if end >= 0:
+            begins.append(found.start() + 1)
+            ends.append(end - 1)
+            at = end
+    return begins, ends
+
+
+def _fence_end(text: str, fence: str, at: int) -> int:
+    """Returns where the line after the closing fence begins, or the end of the text."""
+    found = re.compile(rf"^[ ]{{0,3}}{re.escape(fence)}[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, at)
+    return found.end() if found else len(text)
+
+
+def _covered(spans: tuple[list[int], list[int]], at: int) -> bool:
+    begins, ends = spans
+    index = bisect.bisect_right(begins, at) - 1
+    return index >= 0 and at <= ends[index]
