@@ -11,6 +11,8 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
+import stat
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -22,6 +24,21 @@ def input_of(path: str | os.PathLike) -> dict[str, Any]:
     """Returns what a request holds of its input: path, size and time of change."""
     stat = os.stat(path)
     return {"input": os.path.abspath(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
+
+
+def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
+    """Refuses, before any work, a file to be written that is there as something else than a file, or is an input.
+
+    Raises:
+      ValueError: a symbolic link, a device, a pipe, a folder, or one of `inputs` under this or another name.
+    """
+    for other in inputs:
+        same = os.path.realpath(other) == os.path.realpath(path)
+        if same or (os.path.exists(path) and os.path.exists(other) and os.path.samefile(other, path)):
+            raise ValueError(f"{os.fspath(path)}: is an input too; name another output")
+    if os.path.lexists(path) and not stat.S_ISREG(mode := os.lstat(path).st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise ValueError(f"{os.fspath(path)}: is {kind}, and only a file is replaced; name a file")
 
 
 @contextlib.contextmanager
@@ -38,8 +55,7 @@ def continued(
     """
     output = pathlib.Path(output)
     part, info = (output.with_name(output.name + end) for end in (".part", ".info.json"))
-    if "input" in request and output.exists() and os.path.samefile(request["input"], output):
-        raise ValueError(f"{output}: is the input too; name another output")
+    check_output(output, *([request["input"]] if "input" in request else []))
     output.parent.mkdir(parents=True, exist_ok=True)
     with only_writer(part) as file:
         try:
@@ -110,6 +126,8 @@ def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """
     partial = partial_of(path)
     pathlib.Path(partial).parent.mkdir(parents=True, exist_ok=True)
+    for file in (path, partial):
+        check_output(file)
     try:
         with _named(partial), open(partial, "wb") as file:
             yield file
@@ -125,14 +143,75 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+MARK = ".jprm"
+"""In `FOLDER.partial`: shows that jprm made it, and holds the request."""
+
+
+@contextlib.contextmanager
+def whole_folder(
+    out: str | os.PathLike, request: str | None = None, *, replace: bool = False
+) -> Iterator[pathlib.Path]:
+    """Yields a folder to fill, which takes the name `out` when the block ends well.
+
+    It is `OUT.partial/new`. After an error or a kill, a call with the same `request` finds what is in it; without a
+    request nothing is kept.
+
+    Args:
+      replace: a folder `out` that is there makes way. It waits as `OUT.partial/old`, from where a kill's next call
+        returns it.
+
+    Raises:
+      ValueError: `OUT.partial` is there without jprm's mark, or another process is writing it, or `out` to be replaced
+        is a symbolic link; nothing is touched.
+    """
+    out, work = pathlib.Path(out), pathlib.Path(partial_of(out))
+    new, old, mark = work / "new", work / "old", work / MARK
+    if replace and out.is_symlink():
+        raise ValueError(f"{out}: is a symbolic link, and only a folder is replaced; name the folder")
+    with only_run(work), _named(work):
+        if os.path.lexists(work) and (work.is_symlink() or not mark.is_file()) and not _empty(work):
+            raise ValueError(f"{work}: is not of jprm, which needs this name: move it, or name another folder")
+        if not out.exists() and old.exists():
+            old.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+        if request is None or not mark.exists() or mark.read_text() != request:
+            _remove(work)
+            work.mkdir(parents=True, exist_ok=True)
+            mark.write_text(request or "")
+        new.mkdir(exist_ok=True)
+        try:
+            yield new
+            if replace and out.exists():
+                out.rename(old)
+            new.rename(out)
+            request = None
+        finally:
+            if request is None:
+                _remove(work)
+
+
+def _remove(work: pathlib.Path) -> None:
+    """Deletes what `whole_folder` makes, the mark last."""
+    for name in ("new", "old"):
+        shutil.rmtree(work / name, ignore_errors=True)
+    with contextlib.suppress(OSError):  # not there, or a user's file is in it
+        (work / MARK).unlink(missing_ok=True)
+        work.rmdir()
+
+
+def _empty(folder: pathlib.Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
 @contextlib.contextmanager
 def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Opens the file to read and to append, locked against other processes.
 
     Raises:
-      ValueError: another process has it open.
+      ValueError: another process has it open, or it is no file.
       OSError: as the system's, with the file's name.
     """
+    check_output(path)
     with _named(path), open(path, "a+b") as file:
         _lock(file, path)
         yield file
@@ -151,7 +230,8 @@ def only_run(path: str | os.PathLike) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            if not lock.stat().st_size:  # else it is a user's file of this name
+                lock.unlink()
 
 
 @contextlib.contextmanager

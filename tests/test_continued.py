@@ -110,7 +110,7 @@ def test_the_input_is_no_output(tmp_path, name):
     (tmp_path / "in.jsonl").write_bytes(b"precious\n")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
     (tmp_path / "hard.jsonl").hardlink_to(tmp_path / "in.jsonl")
-    with pytest.raises(ValueError, match="is the input too; name another"):
+    with pytest.raises(ValueError, match="is an input too; name another"):
         write(tmp_path / name, b"", {"input": str(tmp_path / "in.jsonl")})
     assert names(tmp_path) == ["hard.jsonl", "in.jsonl", "link.jsonl"]
 

@@ -127,10 +127,12 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
     prm, out = untrained(tmp_path / "run"), tmp_path / "out"
     partial = tmp_path / "out.partial"
     partial.mkdir()
-    (partial / "left").touch()  # of another export
+    (partial / "left").touch()
     with only_run(partial), pytest.raises(ValueError, match="out.partial.lock: another run is writing it"):
         export(prm, out, shard_bytes=8_000)
-    assert (partial / "left").exists()
+    with pytest.raises(ValueError, match="out.partial: is not of jprm, which needs this name"):
+        export(prm, out, shard_bytes=8_000)
+    (partial / "left").unlink()
 
     saved, whole = [], exporting._save
 
@@ -145,7 +147,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
         patch.setattr(exporting, "_save", stop_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             export(prm, out, shard_bytes=8_000)
-    assert not out.exists() and not (partial / "left").exists()
+    assert not out.exists() and sorted(f.name for f in (partial / "new").glob("*.safetensors")) == saved
 
     def only_new(path, arrays):
         assert path.name not in saved

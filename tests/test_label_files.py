@@ -132,7 +132,7 @@ def test_one_file_for_two_purposes_is_refused(folder, capsys):
     folder, _ = folder
     before = (folder / "chains.jsonl").read_bytes()
     run(folder, "mc", "--estimate", "soft", rollouts="chains.jsonl", status=2)
-    assert "named twice" in capsys.readouterr().err
+    assert "is an input too" in capsys.readouterr().err
     assert (folder / "chains.jsonl").read_bytes() == before
 
 

@@ -261,7 +261,7 @@ def test_only_folders_of_prepare_are_deleted(tmp_path, console, overwrite):
     for name in ("out.old", "out.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"out\.partial exists and is not of jprm prepare"):
+    with pytest.raises(ValueError, match=r"out\.partial: is not of jprm, which needs this name"):
         prepare("jsonl", [source], out, overwrite=overwrite, console=console)
     assert (tmp_path / "out.partial" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "out.partial").rename(tmp_path / "elsewhere")

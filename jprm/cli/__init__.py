@@ -162,10 +162,12 @@ def score(
     """
     from jprm import multihost
     from jprm.loading import load
+    from jprm.outputs import check_output
     from jprm.score.files import score_file
 
     multihost.start(distributed)
-    os.stat(input)  # before the model is loaded
+    os.stat(input)  # this and the next before the model is loaded
+    check_output(output, input)
     prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
     summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated)
     if multihost.is_first():
@@ -189,7 +191,7 @@ def convert(
 
     Args:
         source: The folder of a trained model.
-        target: The folder to write. A stopped command leaves DST.partial, never half a DST.
+        target: The folder to write. A stopped command leaves DST.partial, which it continues, never half a DST.
         dtype: Type of the numbers in the files. The model's own is float32.
         format: transformers: a token classifier with merged adapters, which vLLM serves too. qwen2-prm: the format of
             Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the head of a LoRA run.

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from tyro.conf import arg
 
+from jprm.outputs import check_output
+
 
 def one_of(choices: Any) -> Any:
     """Returns the annotation of an option that takes one of a Literal's values or is left out."""
@@ -35,6 +37,7 @@ def command(run: Callable[[Any, Any], None], config: type, options: type, **type
     own = dataclasses.make_dataclass(config.__name__, fields, bases=(config,), frozen=True, namespace=unchecked)
 
     def call(options: Any, own: Any) -> None:
+        check_outputs(options)
         run(options, own)
 
     call.__annotations__ = {"options": Annotated[options, arg(name="")], "own": Annotated[own, arg(name="")]}
@@ -45,6 +48,14 @@ def command(run: Callable[[Any, Any], None], config: type, options: type, **type
 def built(config: type, options: Any, **more: Any) -> Any:
     """Returns the config that a command's own options describe, with `more` fields replaced."""
     return config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(config)} | more)
+
+
+def check_outputs(options: Any) -> None:
+    """Refuses options whose `output`, `to` or `rollouts` is no file, or another of their paths (`check_output`)."""
+    paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
+    for name in {"output", "to", "rollouts"} & paths.keys():
+        others = [path for other, values in paths.items() if other != name for path in values]
+        check_output(paths[name][0], *(path for path in others if isinstance(path, Path)))
 
 
 def print_counts(counts: Mapping[str, Any], path: Path) -> None:

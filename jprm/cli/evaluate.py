@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import arg
 from tyro.extras import SubcommandApp
 
-from jprm.cli.arguments import Folder
+from jprm.cli.arguments import Folder, check_outputs
 from jprm.evaluate.benchmark import Benchmark
 from jprm.evaluate.benchmarks import BENCHMARKS
 
@@ -45,6 +45,7 @@ def suite(
     """
     from jprm.evaluate.suite import read_suite, run_suite, tables
     from jprm.evaluate.terminal import show
+    from jprm.outputs import check_output
 
     wanted = read_suite(suite)
     names = [folder.resolve().name for folder in model]
@@ -52,6 +53,7 @@ def suite(
         raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
     for folder, name in zip(model, names, strict=True):
         target = out / name if len(model) > 1 else out
+        check_output(target / "results.json", suite)
         show(tables(run_suite(folder, wanted, target, print)))
         print(f"{target / 'results.json'}: written")
 
@@ -64,6 +66,7 @@ def _command(benchmark: Benchmark):
         from jprm.evaluate.terminal import show
         from jprm.outputs import write_json
 
+        check_outputs(options)
         report = run(benchmark, options)
         write_json(options.to, report)
         show(benchmark.tables(report))

@@ -50,8 +50,11 @@ def plan(
     # Before jax is imported: planning must not take this machine's TPU from a run that uses it.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jprm.experiment import load
+    from jprm.outputs import check_output
     from jprm.plan.topologies import find
 
+    if to is not None:
+        check_output(to, experiment)
     options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
     _plan(load(experiment, set_), find(topology, slices), search, to, options)
 

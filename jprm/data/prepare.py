@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -24,11 +21,8 @@ from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.data.readers import READERS
 from jprm.jsonl import Rejects
-from jprm.outputs import only_run
+from jprm.outputs import whole_folder
 from jprm.tree import tree_of
-
-_MARK = ".jprm-partial"
-"""The file that shows that an unfinished folder is of `prepare`, so that it may be deleted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +92,18 @@ def prepare(
     out = pathlib.Path(out)
     request = _request(name, source, exclude, on_error, options)
     there = _report_of(out) if out.exists() else None
+    if inside := [path for path in request.sha256 if out.resolve() in pathlib.Path(path).resolve().parents]:
+        raise ValueError(f"{inside[0]}: is in {out}, the folder to write: move it, or name another folder")
     if there is not None and not overwrite:
         return _unchanged(out, there, request, console)
     reader = READERS[name]
     files = [_local(path, reader, out, sha256, console) for path in request.source]
-    with _partial(out) as work:
+    with whole_folder(out, replace=overwrite) as work:
         report = _write(work, reader, files, request, console)
         _print(report, console)
         if report.kept == 0:
             raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
         (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
-        _replace(work, out)
     console.print(f"{out}: written")
     return report
 
@@ -165,26 +160,6 @@ def _local(
             {*sha256, *([known] if known else [])},
             lambda done, total: progress.update(task, completed=done, total=total),
         )
-
-
-@contextlib.contextmanager
-def _partial(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes `OUT.partial`, in place of one that a killed run left, and deletes it if it is still there at the end."""
-    work = out.with_name(out.name + ".partial")
-    with only_run(work):
-        if (work / _MARK).exists():
-            shutil.rmtree(work)
-        try:
-            work.mkdir(parents=True)
-        except FileExistsError:
-            raise ValueError(
-                f"{work} exists and is not of jprm prepare, which needs this name: move it, or name another folder"
-            ) from None
-        try:
-            (work / _MARK).touch()
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
 
 
 class _Tally:
@@ -254,16 +229,6 @@ def _write(
         rejected=rejects.count,
         reasons=[str(error) for error in rejects.errors],
     )
-
-
-def _replace(work: pathlib.Path, out: pathlib.Path) -> None:
-    """Gives the folder its name. The one that it replaces waits under a fresh name, which a kill may leave."""
-    old = pathlib.Path(tempfile.mkdtemp(prefix=f"{out.name}.replaced-", dir=out.parent))
-    if out.exists():
-        out.rename(old / out.name)
-    work.rename(out)
-    (out / _MARK).unlink()
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _columns() -> list[rich.progress.ProgressColumn]:

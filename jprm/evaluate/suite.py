@@ -32,7 +32,7 @@ from jprm.evaluate.run import Source, by_name, scored_trees, scorer, source_of
 from jprm.evaluate.steps import NEUTRAL
 from jprm.jsonl import parse, read_trees
 from jprm.loading import load
-from jprm.outputs import write_json
+from jprm.outputs import check_output, write_json
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree
@@ -109,10 +109,11 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     be judged; a diagnostic that finds nothing to look at is `{"not_computed": reason}` instead.
     """
     out = pathlib.Path(out)
-    (out / "results.json").unlink(missing_ok=True)  # results of an earlier run must not stand beside newer scores
-    prm = load(model)
-    scores = {}
-    for name, (path, source) in _files(suite).items():
+    prm, files, scores = load(model), _files(suite), {}
+    check_output(out / "results.json", *(path for path, _ in files.values()))
+    if not all((out / "scores" / f"{name}.jsonl").exists() for name in files):
+        (out / "results.json").unlink(missing_ok=True)  # results of an earlier run must not stand beside newer scores
+    for name, (path, source) in files.items():
         tell(f"scoring {path}")
         scores[name] = scored_trees(prm, path, source, out / "scores")
     tell("computing")

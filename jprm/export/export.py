@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,7 +34,8 @@ from jprm.loading import load
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.int8 import Int8
-from jprm.outputs import atomic_file, atomic_write, only_run
+from jprm.outputs import atomic_file, atomic_write, whole_folder
+from jprm.score.identity import identity
 from jprm.score.scorer import PRM
 
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
@@ -77,7 +77,7 @@ def export(
         peft_tensors.check(prm, experiment)
     else:
         config = config_json(prm, experiment, dtype, format)
-    request = json.dumps([prm.name, prm.step, dtype, format, shard_bytes, to_json(experiment)])
+    request = json.dumps([identity(prm), dtype, format, shard_bytes, to_json(experiment)])
     about = {"experiment": experiment.name, "step": prm.step, "dtype": dtype, "format": format}
     about["request"] = hashlib.sha256(request.encode()).hexdigest()
     if out.exists():
@@ -85,12 +85,8 @@ def export(
             raise FileExistsError(f"{out}: is there already, and not this export; name another folder or remove it")
         verify(out)
         return out
-    partial = out.with_name(out.name + ".partial")
-    with only_run(partial):
-        if _json_of(partial / EXPORT) != about:
-            shutil.rmtree(partial, ignore_errors=True)  # of another export
-            partial.mkdir(parents=True)
-            _write_json(partial / EXPORT, about)
+    with whole_folder(out, request) as partial:
+        _write_json(partial / EXPORT, about)
         single, config_name = (peft.FILE, kinds.PEFT) if format == "peft" else (FILE, kinds.PUBLISHED)
         if format == "peft":
             arrays = peft_tensors.tensors(prm, experiment)
@@ -98,17 +94,16 @@ def export(
             tensors = [(name, array.shape, functools.partial(np.asarray, array)) for name, array in arrays.items()]
         else:
             tensors = list(_tensors(prm, format))
-        files = _write_tensors(partial, tensors, _NUMBERS[dtype], shard_bytes, single)
+        _write_tensors(partial, tensors, _NUMBERS[dtype], shard_bytes, single)
         _write_json(partial / config_name, config)
         _write_json(partial / "adapter.json", card.adapter_json(prm, experiment, find(prm.config.head).channels))
         prm.layout.tokenizer.save(partial)
         card.write(partial, prm, experiment, find(prm.config.head).channels, format)
-        for file in list(partial.iterdir()):  # what an export in other shards, or a killed one, left
-            if file.name not in files and file.suffix in (".safetensors", ".partial"):
+        for file in list(partial.iterdir()):  # what a killed export left
+            if file.suffix == ".partial":
                 file.unlink()
         lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
         (partial / SUMS).write_text("".join(lines))
-        os.replace(partial, out)
     return out
 
 
@@ -268,10 +263,8 @@ def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"0.weight": weight_DD, "0.bias": bias_D, "2.weight": out_CD, "2.bias": np.zeros(C, np.float32)}
 
 
-def _write_tensors(
-    folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str
-) -> list[str]:
-    """Writes one file, or shards and their index; returns the names. Files that are there already are kept.
+def _write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:
+    """Writes one file, or shards and their index. Files that are there already are kept.
 
     The host holds one shard and one stack of layers.
     """
@@ -304,7 +297,6 @@ def _write_tensors(
     if len(names) > 1:
         places = {key: name for name, shard in zip(names, shards, strict=True) for key, _, _ in shard}
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-    return names
 
 
 def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -14,7 +14,7 @@ from jprm.label.consensus import consensus
 from jprm.label.monte_carlo import label_trees
 from jprm.label.omega import label_problems
 from jprm.label.rollouts import Rollouts
-from jprm.outputs import continued, cut, input_of
+from jprm.outputs import check_output, continued, cut, input_of
 from jprm.policy.protocol import Policy
 from jprm.progress import Bar
 from jprm.tree import ReasoningTree, record_of, tree_of
@@ -47,8 +47,7 @@ def label_consensus(
     input: Path, other: Path, output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
     """Writes the chains of `input` on whose first error `other` agrees."""
-    if os.path.realpath(output) in (os.path.realpath(input), os.path.realpath(other)):
-        raise ValueError(f"{os.fspath(output)}: is an input too; name another output")
+    check_output(output, input, other)
     counts = collections.Counter(kept=0)
     write_records(output, map(record_of, consensus(_trees(input), _trees(other), thresholds=thresholds, counts=counts)))
     return dict(counts)
@@ -73,11 +72,12 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
     """Labels the chains, pools and trees of a file with a teacher's scores. The same call continues a stopped one."""
     from jprm.label.teacher import label_trees as taught
     from jprm.loading import load
+    from jprm.score.identity import identity
     from jprm.score.scorer import CHUNK
 
+    check_output(output, input)
     prm = load(model)
-    request = {"model": prm.name, "step": prm.step}
-    _continued(input, output, request, lambda trees: taught(prm, trees), chunk=CHUNK)
+    _continued(input, output, identity(prm), lambda trees: taught(prm, trees), chunk=CHUNK)
     sizes = [len(tree.nodes) for tree in _trees(output)]
     return {"trees": len(sizes), "labels": sum(sizes)}
 
@@ -122,8 +122,8 @@ def _problems(path: Path) -> Iterator[ReasoningTree]:
 
 def _check(input: Path, output: Path, rollouts: Path, read: Callable[[Path], Iterator[ReasoningTree]] = _trees) -> None:
     """Refuses bad input before the first rollout is paid for."""
-    if len({os.path.realpath(path) for path in (input, output, rollouts)}) < 3:
-        raise ValueError("input, output and rollouts are three files: one of them is named twice")
+    check_output(output, input, rollouts)
+    check_output(rollouts, input)
     for number, tree in enumerate(read(input), start=1):
         if tree.answer is None:
             raise ValueError(

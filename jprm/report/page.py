@@ -19,7 +19,7 @@ from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import heat_maps, slug
 from jprm.evaluate.wording import decided, percent, points
-from jprm.outputs import atomic_file
+from jprm.outputs import atomic_file, check_output
 from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
 
@@ -46,6 +46,7 @@ def report(
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
+    check_output(out, *(file for folder in folders for file in pathlib.Path(folder).rglob("*.json*")))
     page = collect(folders)
     sections = list(sections_of(page, more or {}))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}

@@ -16,6 +16,7 @@ import numpy as np
 
 from jprm.evaluate.conformal import Threshold, accept_threshold
 from jprm.jsonl import read_records, write_records
+from jprm.outputs import check_output
 
 Path = str | os.PathLike
 
@@ -66,8 +67,7 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
     Raises:
       ValueError: as `calibrate`; results that were searched differently from the calibration's, or share a problem.
     """
-    if len({os.path.realpath(path) for path in (input, calibration, output)}) < 3:
-        raise ValueError("input, calibration and output are three files: one of them is named twice")
+    check_output(output, input, calibration)
     known, records = (list(read_records(path)) for path in (calibration, input))
     how, problems = _one_way(known, calibration), {record["problem"] for record in known}
     other = _one_way(records, input)

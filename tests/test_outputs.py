@@ -1,0 +1,182 @@
+"""Outputs take the place of nothing but files, and folders that jprm made."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_evaluate_run import processbench_file
+
+import jprm.evaluate.run
+import jprm.evaluate.suite
+import jprm.loading
+from jprm import cli
+from jprm.outputs import atomic_write, check_output, only_run, whole_folder
+from jprm.policy import load as policies
+
+COMMANDS = {
+    "score": "score --model {model} --input {input} --output {out}",
+    "label mc": "label mc --estimate soft --policy {model} --input {input} --rollouts r.jsonl --output {out}",
+    "rollouts": "label mc --estimate soft --policy {model} --input {input} --rollouts {out} --output mc.jsonl",
+    "label omega": "label omega --policy {model} --input {input} --rollouts r.jsonl --output {out}",
+    "verify": "label verify --kind arithmetic --input {input} --output {out}",
+    "teacher": "label teacher --model {model} --input {input} --output {out}",
+    "consensus": "label consensus --input other.jsonl --other {input} --output {out}",
+    "search": "search best-of-n --policy {model} --model {model} --input {input} --budget 9 --output {out}",
+    "filter": "search filter --input {input} --calibration other.jsonl --error-rate 0.1 --output {out}",
+    "steps": "eval steps --model {model} --neutral positive --data {input} --json {out}",
+    "calibration": "eval calibration --neutral drop --model {model} --data {input} --calibrate {input} --json {out}",
+    "drift": "eval drift {input} other.jsonl --json {out}",
+    "report": "report {model} --out {out}",
+    "plan": "plan {input} --topology v5e-16 --json {out}",
+}
+RECORD = '{"problem": "p", "steps": ["1 + 1 = 2"], "labels": [1], "answer": "2", "search": {"chosen": 0}}\n'
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("input.jsonl", "other.jsonl", "precious.txt"):
+        pathlib.Path(name).write_text(RECORD)
+    pathlib.Path("model").mkdir()
+    pathlib.Path("model/results.json").write_text("{}")
+    pathlib.Path("link").symlink_to("precious.txt")
+    pathlib.Path("dangling").symlink_to("nothing")
+    pathlib.Path("same.jsonl").hardlink_to("input.jsonl")
+    os.mkfifo("pipe")
+    return tmp_path
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Loading a model or a policy is the work that a refusal spares."""
+
+    def load(*args, **kwargs):
+        raise AssertionError("the output was not looked at first")
+
+    monkeypatch.setattr(jprm, "load", load, raising=False)
+    for module in (jprm.loading, jprm.evaluate.run, jprm.evaluate.suite):
+        monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(policies, "load_policy", load)
+
+
+@pytest.mark.parametrize("out", ["input.jsonl", "same.jsonl", "link", "dangling", "pipe", "model", "/dev/null"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_replaces_its_input_or_what_is_no_file(folder, no_model, capsys, command, out):
+    if command == "report" and "." in out:
+        shutil.copy("input.jsonl", "model/scores.jsonl")
+        os.remove(out)
+        pathlib.Path(out).hardlink_to("model/scores.jsonl")
+    before = listed(folder)
+    line = COMMANDS[command].format(model="model", input="input.jsonl", out=out)
+    assert cli.main(line.split()) == 2
+    said = capsys.readouterr().err
+    assert out in said and ("is an input too" in said or "only a file is replaced" in said)
+    assert listed(folder) == before
+
+
+def listed(folder):
+    return {path: (path.lstat().st_ino, path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def test_a_suite_is_not_its_own_result(folder, no_model, capsys):
+    pathlib.Path("results.json").write_text('{"neutral": "drop", "steps": {"data": ["input.jsonl"]}}')
+    assert cli.main("eval suite --model model --suite results.json --out .".split()) == 2
+    assert "results.json: is an input too" in capsys.readouterr().err
+    assert pathlib.Path("results.json").exists()
+
+
+def test_a_suite_keeps_its_results_until_the_model_is_there(folder, capsys):
+    processbench_file(folder / "easy.json", 3, 1)
+    pathlib.Path("suite.json").write_text('{"processbench": {"data": "easy.json", "calibrate": "easy.json"}}')
+    pathlib.Path("out").mkdir()
+    pathlib.Path("out/results.json").write_text("{}")
+    assert cli.main("eval suite --model nowhere --suite suite.json --out out".split()) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert pathlib.Path("out/results.json").read_text() == "{}"
+
+
+def test_an_output_through_a_link_to_a_folder_is_a_file(folder):
+    pathlib.Path("place").symlink_to("model")
+    atomic_write("place/new.json", "1")
+    check_output("place/new.json", "input.jsonl")
+    with pytest.raises(ValueError, match=r"place/new\.json: is an input too"):
+        check_output("place/new.json", "model/new.json")
+    assert pathlib.Path("model/new.json").read_text() == "1"
+
+
+FILL = """
+import os, sys
+from jprm import outputs
+at = int(sys.argv[1])
+def dying(module, name):
+    whole = getattr(module, name)
+    def call(*args, **kwargs):
+        global at
+        at -= 1
+        if at == 0:
+            os.kill(os.getpid(), 9)
+        return whole(*args, **kwargs)
+    setattr(module, name, call)
+for name in ("mkdir", "write_text", "rename", "unlink", "rmdir"):
+    dying(outputs.pathlib.Path, name)
+dying(outputs.shutil, "rmtree")
+with outputs.whole_folder("out", sys.argv[2] or None, replace=True) as new:
+    (new / "a").write_text("new")
+    (new / "b").write_text("new")
+"""
+
+
+@pytest.mark.parametrize("request_", ["", "mine"])
+def test_a_folder_killed_at_any_moment_is_the_old_or_the_new_one(tmp_path, request_):
+    """Every call that changes the disk is the last one once; the next run then ends as an undisturbed one."""
+    out, ended = tmp_path / "out", []
+    for at in range(1, 40):
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        (out / "old").write_text("old")
+        command = [sys.executable, "-c", FILL, str(at), request_]
+        ended.append(subprocess.run(command, cwd=tmp_path, env=os.environ).returncode)
+        assert not out.exists() or [path.name for path in sorted(out.iterdir())] in (["old"], ["a", "b"])
+        assert subprocess.run([*command[:3], "0", request_], cwd=tmp_path).returncode == 0
+        assert [path.name for path in sorted(out.iterdir())] == ["a", "b"]
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        if ended[-1] == 0:
+            break
+    assert len(ended) > 8 and set(ended[:-1]) == {-9} and ended[-1] == 0
+
+
+def test_a_folder_goes_on_for_the_same_request_alone(tmp_path):
+    out = tmp_path / "out"
+    for request in ("one", "one", "two"):
+        with pytest.raises(KeyboardInterrupt), whole_folder(out, request) as new:
+            found = sorted(path.name for path in new.iterdir())
+            (new / f"{len(found)}").touch()
+            raise KeyboardInterrupt
+        assert found == (["0"] if request == "one" and len(found) else [])
+    with whole_folder(out, "two") as new:
+        assert [path.name for path in new.iterdir()] == ["0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_user_keeps_under_jprms_names_stays(tmp_path):
+    """A folder OUT.partial without jprm's mark, a file in one that has it, a lock file with content, a link as OUT."""
+    out, work = tmp_path / "out", tmp_path / "out.partial"
+    work.mkdir()
+    (work / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"out\.partial: is not of jprm"), whole_folder(out):
+        pass
+    (work / ".jprm").write_text("another request")
+    (tmp_path / "out.partial.lock").write_text("mine")
+    with only_run(work):
+        pass
+    with whole_folder(out) as new:
+        (new / "a").touch()
+    assert [path.name for path in out.iterdir()] == ["a"]
+    assert (work / "thesis.tex").read_text() == "years of work"
+    assert (tmp_path / "out.partial.lock").read_text() == "mine"
+    (tmp_path / "link").symlink_to("out")
+    with pytest.raises(ValueError, match="link: is a symbolic link"), whole_folder(tmp_path / "link", replace=True):
+        pass
