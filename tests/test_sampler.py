@@ -259,7 +259,12 @@ def test_a_run_is_a_policy(language_run, tmp_path, monkeypatch):
     file = tmp_path / "policy.json"
     file.write_text(json.dumps({"model": str(folder), "temperature": 0.0, "max_tokens": 8}))
     policy = load_policy(file)
-    assert policy.name.startswith(f"{folder}@7#")
+    assert policy.name.startswith(f"{folder}@7#") and load_policy(file).name == policy.name
+    with monkeypatch.context() as patch:  # another model under the same path and step
+        restored = store.load_params
+        patch.setattr(store, "load_params", lambda *args: (jax.tree.map(lambda x: x * 1.5, restored(*args)[0]), 7))
+        assert load_policy(file).name.split("#")[0] == policy.name.split("#")[0]
+        assert load_policy(file).name != policy.name
     ((sample,),) = policy.sample([Prefix("p")], 1, until="end", seed=0)
     tokenizer = load_tokenizer(folder)
     ids, prompt = [], policy.layout.problem("p")

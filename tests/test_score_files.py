@@ -11,12 +11,14 @@ from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains, pool_of, trees
 
 import jprm
+from jprm.evaluate.run import scorer as scorer_of
 from jprm.jsonl import read_records, write_records
+from jprm.label.files import label_teacher
 from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.score.files import score_file
-from jprm.score.identity import digest
+from jprm.score.identity import identity
 from jprm.tree import tree_of
 
 
@@ -60,19 +62,29 @@ def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file
 
 
 def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, score, input_file, tmp_path):
-    score(input_file, tmp_path / "out.jsonl")
+    """Of scores, of a teacher's labels and of the edits that an evaluation scores beside."""
+    chains = [record for record in read_records(input_file) if "steps" in record][:1]
+
+    def every(prm):
+        yield lambda: score_file(prm, input_file, tmp_path / "out.jsonl")
+        yield lambda: label_teacher(prm, input_file, tmp_path / "soft.jsonl")
+        yield lambda: scorer_of(prm, tmp_path)(chains, "edits")
+
+    for make in every(prm):
+        make()
     kernel = prm.params["head"]["kernel"]
     changed = prm.params | {"head": prm.params["head"] | {"kernel": kernel * 1.001}}
-    with pytest.raises(ValueError, match=r"of another model, input or request \(digest\)"):
-        score_file(dataclasses.replace(prm, params=changed), input_file, tmp_path / "out.jsonl")
+    for make in every(dataclasses.replace(prm, params=changed)):
+        with pytest.raises(ValueError, match=r"of another model, input or request \(digest\)"):
+            make()
 
 
 def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatch):
     monkeypatch.setattr(jprm.loading, "make_mesh", make_mesh)  # all devices
     whole = jprm.load(tiny_run.folder, MeshConfig(fsdp=4, tensor=2))
-    assert whole.mesh.size == 8 and digest(whole) == digest(prm)
+    assert whole.mesh.size == 8 and identity(whole)["digest"] == identity(prm)["digest"]
     permuted = jax.tree.map(lambda x: x[..., ::-1] + 1, prm.params)
-    assert digest(dataclasses.replace(prm, params=permuted)) != digest(prm)
+    assert identity(dataclasses.replace(prm, params=permuted))["digest"] != identity(prm)["digest"]
 
 
 def test_an_output_of_a_newer_version_is_refused(score, input_file, tmp_path):

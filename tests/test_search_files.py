@@ -15,6 +15,7 @@ from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.jsonl import read_records, write_records
 from jprm.policy import load as policies
 from jprm.policy.sample_cache import PolicyError
+from jprm.score import identity
 from jprm.search import live_scorer as scorers
 from jprm.search.beam import Beam
 from jprm.search.best_of_n import BestOfN
@@ -103,7 +104,7 @@ def test_another_request_touches_nothing(folder):
         with pytest.raises(ValueError, match="out.jsonl: is there, but of another model, input or request"):
             run(folder, **change)
     assert (folder / "out.jsonl").read_bytes() == before
-    with pytest.raises(ValueError, match="is the input too"):
+    with pytest.raises(ValueError, match="is an input too"):
         run(folder, input="out.jsonl")
 
 
@@ -154,6 +155,7 @@ def test_a_server_that_goes_down_loses_nothing(folder):
 
 def load_good(monkeypatch):
     monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
+    monkeypatch.setattr(identity, "identity", lambda prm: {"model": prm.name, "digest": "0"})
     monkeypatch.setattr(scorers, "live_scorer", Rescorer)
 
 
@@ -183,7 +185,7 @@ def test_the_command(method, folder, monkeypatch, capsys):
         assert record_of(tree_of(record)) == record
         found = record["search"]
         assert found["rule"] == "prod" and found["policy"] == "markov"  # what the model's labels call for
-        assert found["scorer"] == {"model": "good", "step": 3} and found["policy_tokens"] <= 2000
+        assert found["scorer"] == {"model": "good", "digest": "0"} and found["policy_tokens"] <= 2000
     if method == "best-of-n":
         report = best_of_n_report(map(tree_of, records), seed=0)
         right = [record["search"]["correct"] for record in records]

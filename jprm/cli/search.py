@@ -54,6 +54,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
     def run(options: SearchOptions, own: Any) -> None:
         import jprm
         from jprm.policy.load import load_policy
+        from jprm.score.identity import identity
         from jprm.search.files import search_file
         from jprm.search.live_scorer import live_scorer
         from jprm.search.lockstep import SearchConfig
@@ -62,9 +63,8 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
         policy, prm = load_policy(options.policy), jprm.load(options.model)
         rule = options.rule or prm.rule
         config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
-        scored_by = {"model": prm.name, "step": prm.step}
         files = options.input, options.output
-        counts = search_file(policy, live_scorer(prm), scored_by, *files, config, on_error=options.on_error)
+        counts = search_file(policy, live_scorer(prm), identity(prm), *files, config, on_error=options.on_error)
         print_counts(counts, options.output)
 
     return run

@@ -18,6 +18,7 @@ from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.jsonl import dump, parse, read_trees
 from jprm.loading import load
 from jprm.score.files import request_of, write_scores
+from jprm.score.identity import identity
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree
 
@@ -84,11 +85,12 @@ def scored_trees(prm: PRM, path: PathLike, source: Source, folder: PathLike) -> 
 
 def scorer(prm: PRM, folder: PathLike) -> Scorer:
     """Scores further records into `FOLDER/NAME-DIGEST.jsonl`, a file for each set of records."""
+    scored_by = identity(prm)
 
     def score(records, name):
         digest = hashlib.sha256("".join(map(dump, records)).encode()).hexdigest()
         output = pathlib.Path(folder) / f"{name}-{digest[:12]}.jsonl"
-        write_scores(prm, records, output, {"model": prm.name, "step": prm.step, name: digest}, len(records))
+        write_scores(prm, records, output, {**scored_by, name: digest}, len(records))
         return list(read_trees(output))
 
     return score

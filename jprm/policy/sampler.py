@@ -35,6 +35,7 @@ from jprm.model.transformer import head_logits
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampling import draw, pick
 from jprm.policy.step_ends import progress_table, step_stops
+from jprm.score.identity import digest
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 128
@@ -327,15 +328,16 @@ def load_sampler(
             config = experiment.model
             params, step = store.load_params(path, experiment, grid)
             params = merge(params, experiment.lora)
-            name = f"{path.resolve()}@{step}"
         else:
             config = base.model_config(path, head=of_channels(0))
             config = dataclasses.replace(config, layer_groups=(1,) * config.layers)
             decode.check(config)
-            params, name = {"decoder": base.load_decoder(path, config)}, str(path.resolve())
+            params, step = {"decoder": base.load_decoder(path, config)}, 0
             if not config.tied_embeddings:
                 params["head"] = base.load_language_head(path, config)
-    return Sampler(params, config, load_tokenizer(path), grid, options, name)
+    tokenizer = load_tokenizer(path)
+    name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
+    return Sampler(params, config, tokenizer, grid, options, name)
 
 
 @jax.jit

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jprm.score.scale import PROBABILITY
 from jprm.score.scorer import PRM
+from jprm.tokenizer import Tokenizer
 
 
 def identity(prm: PRM) -> dict[str, Any]:
@@ -23,24 +25,24 @@ def identity(prm: PRM) -> dict[str, Any]:
     A model that was replaced in its folder at the same step has another `digest`. `scale` is there for scores that are
     no probabilities, so that the file can be evaluated without the model.
     """
-    about = {"model": prm.name, "step": prm.step, "digest": digest(prm)}
+    params = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
+    about = {"model": prm.name, "step": prm.step, "digest": digest(params, prm.layout.tokenizer, prm.mesh)}
     about |= {"dtype": prm.config.dtype, "attention": prm.config.attention}
     return about | ({} if prm.scale == PROBABILITY else {"scale": dataclasses.asdict(prm.scale)})
 
 
-def digest(prm: PRM) -> str:
+def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
     """Returns 16 hexadecimal digits that differ between models whose parameters or tokenizers differ.
 
     Sums on the devices read every parameter once, and do not depend on the mesh.
     """
     found = hashlib.sha256()
-    params = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
-    with jax.set_mesh(prm.mesh):
+    with jax.set_mesh(mesh):
         sums = [np.asarray(x).tolist() for x in jax.tree.leaves(_sums(params))]
     about = [(jax.tree_util.keystr(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
     found.update(json.dumps([about, sums]).encode())
     with tempfile.TemporaryDirectory() as folder:
-        prm.layout.tokenizer.save(folder)
+        tokenizer.save(folder)
         for file in sorted(pathlib.Path(folder).iterdir()):
             found.update(file.read_bytes())
     return found.hexdigest()[:16]
