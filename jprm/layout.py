@@ -55,6 +55,8 @@ class TemplateLayout:
     ids: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the tokens that templates name
     joined: bool = False  # whether a text that continues another gets no word start of SentencePiece's
     strip: bool = False  # whether white space around a step is dropped
+    benchmarks: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
+    """The layouts of the model authors' scripts for single benchmarks, by the name of the reader of their files."""
 
     def problem(self, text: str) -> list[int]:
         return self._filled(self._pieces[0], {"problem": text})

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published import CASES, PROBLEM, STEPS, bytes_tokenizer, eurus_ids, make, pieces_tokenizer, plant, tokenizer_of
+from published import (
+    CASES,
+    LLAMA_CHAT,
+    PROBLEM,
+    STEPS,
+    bytes_tokenizer,
+    chat,
+    eurus_ids,
+    make,
+    pieces_tokenizer,
+    plant,
+    tokenizer_of,
+)
 
 import jprm
 from jprm import cli
@@ -18,6 +30,8 @@ from jprm.adapters.load import layout_of, token_ids
 from jprm.adapters.published import PUBLISHED
 from jprm.adapters.recognise import SIGNS
 from jprm.checkpoints.peft import Merged
+from jprm.evaluate.equal_cost import parameters
+from jprm.evaluate.run import as_in
 from jprm.layout import native_layout
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -81,6 +95,20 @@ def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
     assert np.ptp(expected) > 100 * CLOSE  # else another position would pass too
     for k in range(1, len(STEPS)):
         np.testing.assert_allclose(prm.score(PROBLEM, STEPS[:k]), scores[:k], atol=1e-6, rtol=0)
+
+
+def test_rlhflow_joins_as_each_benchmarks_script_does(published):
+    """ProcessBench's script joins problem and first step by an empty line, PRMBench's by a space."""
+    case, _, reference, prm = published
+    if case is not CASES["rlhflow"]:
+        pytest.skip("one adapter's")
+    tokenizer = tokenizer_of(reference.folder)
+    for reader, between in (("processbench", "\n\n"), ("prmbench", " "), ("pools", " ")):
+        problem = f"{PROBLEM} Say it."  # whose end is one token with the empty line
+        said = [f"{problem}{between}{STEPS[0]}", "+", STEPS[1], "+", STEPS[2], "+"]
+        wanted = chat(tokenizer, LLAMA_CHAT, *said)
+        ids, ends = ids_of(as_in(reader, prm), problem=problem)
+        assert ids == wanted[: ends[-1] + 1] and ends[-1] == len(wanted) - 3
 
 
 def test_company_and_shared_prefixes_make_no_difference(published):
@@ -168,6 +196,11 @@ def test_an_implicit_prm_is_the_log_ratio_of_two_models_along_the_chain(tmp_path
     ratio = 0.05 * (log_probs(model) - log_probs(other))  # of the token behind each index
     start = len(prm.layout.problem(PROBLEM))
     expected = [ratio[start - 1 : end].sum() for end in ends]
+    # A token is multiplied with both models, and their language heads, by hand from the shapes: SIZES of published.py.
+    both = [{k: v for k, v in p["decoder"].items() if k != "embed"} for p in (prm.params, prm.ratio.params)]
+    heads = [p.get("head") or p["decoder"]["embed"] for p in (prm.params, prm.ratio.params)]
+    assert parameters(prm) == sum(x.size for x in jax.tree.leaves([both, heads]))
+    assert parameters(prm) == 2 * parameters(dataclasses.replace(prm, ratio=None))
     scores = prm.score(PROBLEM, STEPS)
     np.testing.assert_allclose(scores, expected, atol=CLOSE, rtol=0)
     assert np.abs(expected).min() > 100 * CLOSE

@@ -206,6 +206,16 @@ def test_accepted_chains_are_as_good_as_promised(shape):
         assert accepting > 290
 
 
+def test_scores_above_099_are_told_apart():
+    """A sure scorer: chains from 0.999 up are right, those of 0.99 to 0.999 wrong half of the time."""
+    score = np.repeat([0.9995, 0.995], 500)
+    right = np.r_[np.ones(500, bool), np.arange(500) % 2 == 0]
+    found = conformal.accept_threshold(score, right, 0.1, confidence=0.9)
+    assert 0.995 < found.threshold <= 0.9995 and found.bound < 0.01
+    coarse = conformal.accept_threshold(score, right, 0.1, confidence=0.9, grid=np.linspace(1, 0, 101))
+    assert coarse.threshold == np.inf  # it accepts nothing
+
+
 def test_thresholds_survive_json():
     found = conformal.accept_threshold(np.zeros(5), np.zeros(5, bool), 0.1, confidence=0.9)
     assert found.threshold == np.inf and found.to_json()["threshold"] is None

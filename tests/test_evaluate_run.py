@@ -1,11 +1,12 @@
 """Evaluation commands on published files: reading, scoring once, reporting."""
 
+import dataclasses
 import json
 
 import pytest
 from tiny_run import WORDS, chains, pool_of, trees
 
-from jprm import cli
+from jprm import cli, loading
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.run import run
 from jprm.jsonl import read_lines, write_records
@@ -181,6 +182,26 @@ def test_calibration(tiny_run, tmp_path, capsys, counted):
         "hard"
     ]
     assert len(counted) == 21 and set(report["recalibrated"]) == {"temperature", "platt", "isotonic", "quantile"}
+
+
+def test_chains_beyond_the_context_are_refused_or_counted(tiny_run, tmp_path, capsys, monkeypatch):
+    """With `skip` the figures are those of the file without them, and table and report count them."""
+    whole, short, out = (tmp_path / name for name in ("pools.jsonl", "short.jsonl", "out.json"))
+    records = [pool_of(chains(4, seed)) | {"problem": f"pool {seed}"} for seed in range(3)]
+    write_records(short, records)
+    long = {"problem": "pool", "samples": [{"steps": ["far " * 60], "correct": True}]}
+    write_records(whole, [records[0], long, *records[1:]])
+    load = loading.load
+    monkeypatch.setattr(loading, "load", lambda *a, **k: dataclasses.replace(load(*a, **k), context=120))
+    options = ["--model", tiny_run.folder, "--json", out]
+    assert call("best-of-n", *options, "--input", whole) == 2
+    error = capsys.readouterr().err
+    assert "reads 120 at most" in error and "--too-long skip" in error and not out.exists()
+    assert call("best-of-n", *options, "--input", whole, "--too-long", "skip") == 0
+    assert "; 1 left out (too long)" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert call("best-of-n", *options, "--input", short) == 0
+    assert found == json.loads(out.read_text()) | {"too_long": 1}
 
 
 def test_best_of_n(tiny_run, tmp_path, capsys, counted):

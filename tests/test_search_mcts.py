@@ -14,8 +14,8 @@ STEPS = {(): ["a", "b"], ("a",): ["aa.", "ab."], ("b",): ["ba.", "bb."]}
 VALUES = {"a": 0.6, "b": 0.5, "aa.": 0.2, "ab.": 0.3, "ba.": 0.9, "bb.": 0.1}
 
 
-def run(method, table=STEPS, scores=VALUES, rule="last", **options):
-    policy, scorer = Script(table), Table(scores)
+def run(method, table=STEPS, scores=VALUES, rule="last", scorer=None, **options):
+    policy, scorer = Script(table), scorer or Table(scores)
     ((_, tree),) = search([Problem("p")], policy, scorer, SearchConfig(method, rule, **options))
     return tree, policy, scorer
 
@@ -129,6 +129,32 @@ def test_refinement_by_hand():
                             ([("a", "c")], 1, "end", 0)]  # fmt: skip
     assert best_chain(tree, "min") == "a c cy."
     assert tree.ended == "rounds" and scorer.tokens == len(tree.text) == 6
+
+
+class Values(Table):
+    semantics = "value"
+
+
+def test_a_chain_of_values_is_cut_at_the_largest_drop():
+    """After the mistake in b every value is low, the lowest by chance at the end: b is sampled again, not d."""
+    table = {(): ["a"], ("a",): ["b", "x."], ("a", "b"): ["c"], ("a", "b", "c"): ["d."]}
+    scores = {"a": 0.8, "b": 0.3, "c": 0.3, "d.": 0.2, "x.": 0.9}
+    _, policy, _ = run(Refine(rounds=1), table, scores, "last")
+    assert policy.calls[1][0] == [("a", "b", "c")]  # scores of steps: the lowest
+    tree, policy, _ = run(Refine(rounds=1), table, scores, "last", scorer=Values(scores))
+    assert policy.calls[1][0] == [("a",)]
+    assert best_chain(tree, "last") == "a b c d."  # its sample 0 was b again
+
+
+def test_the_first_step_drops_from_the_mean_of_first_steps():
+    """Drafts a. and b c d.: the problem's value is the mean of a. and b, from which b drops little, or most."""
+    table = {(): ["a.", "b"], ("b",): ["c"], ("b", "c"): ["d."]}
+    scores = {"a.": 0.25, "b": 0.2, "c": 0.4, "d.": 0.3}
+    _, policy, _ = run(Refine(rounds=1, drafts=2), table, scores, "last", scorer=Values(scores))
+    assert policy.calls[1][0] == [("b", "c")]  # 0.225 -> 0.2 -> 0.4 -> 0.3
+    scores |= {"a.": 0.29, "b": 0.1, "c": 0.35}
+    _, policy, _ = run(Refine(rounds=1, drafts=2), table, scores, "last", scorer=Values(scores))
+    assert policy.calls[1][0] == [()]  # 0.195 -> 0.1 -> 0.35 -> 0.3
 
 
 def test_a_finished_chain_replaces_one_that_was_cut_off():

@@ -154,7 +154,8 @@ def _tokenizer(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
 def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:
     """Returns the layout of an adapter's templates; `ids` are those of its tokens."""
     a = adapter
-    return TemplateLayout(tokenizer, a.problem, a.step, a.first, ids, a.joined, a.strip)
+    others = {reader: layout_of(a.in_benchmark(reader), tokenizer, ids) for reader in a.benchmarks or ()}
+    return TemplateLayout(tokenizer, a.problem, a.step, a.first, ids, a.joined, a.strip, others)
 
 
 def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:

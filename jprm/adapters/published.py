@@ -18,6 +18,11 @@ _LLAMA = {
 _LLAMA_DATES = "\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 _LLAMA_TURN = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 
+_LLAMA_FIRST = (
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>" + _LLAMA_DATES
+    + "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{problem}"
+)  # fmt: skip
+
 _RECORDS = (
     # The card of Qwen/Qwen2.5-Math-PRM-7B. One layout and head for 7B, 72B and Qwen2.5-Math-7B-PRM800K.
     Adapter(
@@ -52,11 +57,10 @@ _RECORDS = (
     # predicted. Both checkpoints, Mistral-Data and Deepseek-Data. The dates are those of the template at training.
     Adapter(
         name="rlhflow",
-        problem="<|begin_of_text|><|start_header_id|>system<|end_header_id|>" + _LLAMA_DATES
-        + "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{problem}",
+        problem=_LLAMA_FIRST,
         first=" {step}" + _LLAMA_TURN,
         step="+<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{step}" + _LLAMA_TURN,
-        tokens=_LLAMA | {"\n\n": 271, "+": 10, "-": 12},
+        tokens=_LLAMA | {"+": 10, "-": 12},
         vocabulary=(128256,),
         joined=True,
         strip=True,
@@ -65,6 +69,8 @@ _RECORDS = (
         score={"+": 1.0},
         semantics="value",
         aggregation="mean",
+        # QwenLM/ProcessBench, code/run_eval_prm_rlhflow.py; ssmisya/PRMBench joins by a space, as above
+        benchmarks={"processbench": {"problem": _LLAMA_FIRST + "\n\n", "first": "{step}" + _LLAMA_TURN}},
     ),
     # SkyworkAI/skywork-o1-prm-inference, model_utils/io_utils.py and prm_model.py
     Adapter(

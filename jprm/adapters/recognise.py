@@ -126,6 +126,7 @@ _TYPES = {
     "head": str, "activation": str, "tokens": dict, "vocabulary": list, "joined": bool, "strip": bool,
     "semantics": str, "aggregation": str, "context": int, "base": str, "reference": str, "scale": float,
     "redundancy": dict, "redundancy_threshold": float, "threshold": float, "weight": str,
+    "benchmarks": dict,
 }  # fmt: skip
 _NUMBER = (int, float)
 

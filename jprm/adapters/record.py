@@ -68,6 +68,8 @@ class Adapter:
     """Channel to factor, as `score`: a second output, by which PRMBench judges steps without need."""
     redundancy_threshold: float | None = None  # above it a step is redundant
     threshold: float | None = None  # above it a step is correct; None: 0.5
+    benchmarks: Mapping[str, Mapping[str, Any]] | None = None
+    """Fields that differ in the authors' scripts of single benchmarks, by the name of the reader of their files."""
     weight: str | None = None
     """How a score becomes a vote's weight, one of `jprm.score.scale.Weight`; None: it is a probability."""
 
@@ -85,6 +87,11 @@ class Adapter:
         """What its scores mean."""
         threshold = 0.5 if self.threshold is None else self.threshold
         return Scale(threshold, cast(Any, self.weight or "score"), self.redundancy_threshold)
+
+    def in_benchmark(self, reader: str) -> Adapter:
+        """Returns the record as the authors' script of the benchmark of this reader has it."""
+        fields = (self.benchmarks or {}).get(reader)
+        return dataclasses.replace(self, **fields, benchmarks=None) if fields else self
 
     @property
     def digest(self) -> str:
@@ -105,6 +112,11 @@ def _wrong(a: Adapter) -> str:
     for field, template in (("step", a.step), ("first", a.first or a.step)):
         if sum(part.count("{step}") for part in template) != 1 or "{problem}" in "".join(template):
             return f"{field} must hold {{step}} once, and not {{problem}}"
+    for reader, fields in (a.benchmarks or {}).items():
+        if not isinstance(fields, Mapping) or not fields or set(fields) - {"problem", "step", "first"}:
+            return f"benchmarks: {reader}: give an object with problem, step or first"
+        if reason := _wrong(a.in_benchmark(reader)):
+            return f"benchmarks: {reader}: {reason}"
     if a.weight not in (None, *WEIGHTS):
         return f"weight {a.weight!r} is not one of {', '.join(WEIGHTS)}"
     if a.activation == "log_ratio":

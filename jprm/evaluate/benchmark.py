@@ -23,6 +23,7 @@ File = Annotated[Path, arg(metavar="FILE")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Adapter = Annotated[str | None, arg(metavar="NAME")]
 Neutral = Literal["positive", "negative", "drop"]
+TooLong = Literal["error", "skip"]
 Report = dict[str, Any]
 Scores = Mapping[str, Sequence[ReasoningTree]]
 """Scored trees by the name of their file."""
@@ -44,17 +45,28 @@ class ModelOptions(CommandOptions):
     """The folder of a trained model."""
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, or a JSON file."""
+    too_long: TooLong = "error"
+    """Stop at a record with a chain beyond the model's context, or leave such records out and count them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What figures are computed from: scored trees by file, and the settings that they depend on."""
+    """What figures are computed from: scored trees by file, and the settings that they depend on.
+
+    `too_long` counts the records of each file that were left out because the model takes no chain so long.
+    """
 
     data: Scores
     calibrate: Scores = dataclasses.field(default_factory=dict)
     neutral: str = "drop"
     seed: int = 0
     scale: Scale = PROBABILITY
+    too_long: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def left_out(self) -> int:
+        """Records of `data` that are left out because a chain is too long."""
+        return sum(self.too_long.get(name, 0) for name in self.data)
 
 
 def scales_of(results: Results) -> list[Scale]:

@@ -133,9 +133,16 @@ def _accuracies(
 
 
 def parameters(prm: PRM) -> int:
-    """Returns the number of parameters that a token is multiplied with: all but the embedding table."""
-    decoder = {name: part for name, part in prm.params["decoder"].items() if name != "embed"}
-    return sum(x.size for x in jax.tree.leaves([decoder, prm.params.get("head", {})]))
+    """Returns the number of parameters that a token is multiplied with, those of an implicit PRM's reference included.
+
+    The embedding table counts only where it is the language head too.
+    """
+    models = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
+    used = [
+        [{k: v for k, v in of["decoder"].items() if k != "embed" or not of.get("head")}, of.get("head", {})]
+        for of in models
+    ]
+    return sum(x.size for x in jax.tree.leaves(used))
 
 
 @functools.lru_cache(maxsize=4)

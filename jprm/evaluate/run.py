@@ -6,15 +6,16 @@ nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
-from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer
+from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
 from jprm.jsonl import dump, parse, read_trees
 from jprm.loading import load
 from jprm.score.files import request_of, write_scores
@@ -41,6 +42,10 @@ class Source(NamedTuple):
     reader: Reader
     options: Mapping[str, Any]
 
+    def records(self, path: PathLike) -> list[dict[str, Any]]:
+        """Returns a file's records."""
+        return [record for _, record in self.reader.read(path, **self.options)]
+
 
 def run(benchmark: Benchmark, options: Any) -> Report:
     """Returns the report of a benchmark's command."""
@@ -52,15 +57,16 @@ def run(benchmark: Benchmark, options: Any) -> Report:
     return next(iter(benchmark.reports(benchmark.figures(request))))
 
 
-def load_and_score(benchmark: Benchmark, options: Any, seed: int = 0) -> tuple[PRM, Request]:
+def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     """Returns the model that the options name, and its scores of their files `data` and `calibrate`."""
     calibrate = getattr(options, "calibrate", ())
     calibrate = calibrate if isinstance(calibrate, tuple) else (calibrate,)
-    files = by_name([*options.data, *calibrate])
-    prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
-    scores = {name: scored_trees(prm, path, source_of(benchmark, path), folder) for name, path in files.items()}
+    files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
+    prm = load(options.model, adapter=options.adapter)
+    scores, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))
-    return prm, Request(data, fitted, getattr(options, "neutral", "drop"), seed, prm.scale)
+    neutral = getattr(options, "neutral", "drop")
+    return prm, Request(data, fitted, neutral, scale=prm.scale, too_long=too_long)
 
 
 def source_of(benchmark: Benchmark, path: PathLike) -> Source:
@@ -75,12 +81,44 @@ def source(reader: str) -> Source:
     return Source(reader, READERS[reader], OPTIONS.get(reader, {}))
 
 
-def scored_trees(prm: PRM, path: PathLike, source: Source, folder: PathLike) -> list[ReasoningTree]:
-    """The trees of a file's records with scores, read from `FOLDER/NAME.jsonl` or scored into it."""
+def scored_files(
+    prm: PRM,
+    files: Mapping[str, tuple[PathLike, Source]],
+    folder: PathLike,
+    too_long: TooLong = "error",
+    tell: Callable[[str], None] = lambda line: None,
+) -> tuple[dict[str, list[ReasoningTree]], dict[str, int]]:
+    """Returns the scored trees of each file (`scored_trees`), and how many records it leaves out as too long."""
+    found, left_out = {}, {}
+    for name, (path, source) in files.items():
+        tell(f"scoring {path}")
+        found[name] = scored_trees(prm, path, source, folder, too_long)
+        left_out[name] = len(source.records(path)) - len(found[name])
+    return found, left_out
+
+
+def scored_trees(
+    prm: PRM, path: PathLike, source: Source, folder: PathLike, too_long: TooLong = "error", also: Sequence[PRM] = ()
+) -> list[ReasoningTree]:
+    """The trees of a file's records with scores, read from `FOLDER/NAME.jsonl` or scored into it.
+
+    Chains are written as the authors' script of the file's benchmark has them. With `too_long="skip"` records with a
+    chain beyond the context of the model, or of one of `also`, are left out.
+    """
+    models = [as_in(source.name, model) for model in (prm, *also)]
     output = pathlib.Path(folder) / f"{pathlib.Path(path).stem}.jsonl"
-    records = [record for _, record in source.reader.read(path, **source.options)]
-    write_scores(prm, records, output, request_of(prm, path, reader=source.name, **source.options), len(records))
+    records = source.records(path)
+    limit = {"too_long": "skip", "contexts": [model.context for model in models]} if too_long == "skip" else {}
+    if limit:
+        records = [record for record in records if all(model.fits(record) for model in models)]
+    request = request_of(prm, path, reader=source.name, **source.options, **limit)
+    write_scores(models[0], records, output, request, len(records))
     return list(read_trees(output))
+
+
+def as_in(reader: str, prm: PRM) -> PRM:
+    """The model with the layout of the authors' script for the benchmark of this reader."""
+    return dataclasses.replace(prm, layout=getattr(prm.layout, "benchmarks", {}).get(reader, prm.layout))
 
 
 def scorer(prm: PRM, folder: PathLike) -> Scorer:

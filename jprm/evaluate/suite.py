@@ -9,7 +9,8 @@
 
 Sections may be left out. Paths are relative to the suite's file. A missing file of `data` is left out and listed under
 `absent`, so that one suite serves machines that have some of the splits. A section without any file is an error, and so
-is a missing file of `calibrate`.
+is a missing file of `calibrate`. `"too_long": "skip"` leaves out and counts records with a chain beyond the model's
+context.
 
 The output folder has `results.json` and `scores/NAME.jsonl` for each file. A stopped run continues from the scores, and
 `jprm report` shows them chain by chain.
@@ -22,13 +23,13 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jprm
-from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores
+from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Results, Table
-from jprm.evaluate.run import Source, by_name, scored_trees, scorer, source_of
+from jprm.evaluate.run import Source, by_name, scored_files, scorer, source_of
 from jprm.evaluate.steps import NEUTRAL
 from jprm.jsonl import parse, read_trees
 from jprm.loading import load
@@ -49,6 +50,7 @@ class Suite:
     calibrate: Mapping[str, tuple[pathlib.Path, ...]]  # section -> the files that thresholds and maps are fitted on
     absent: tuple[str, ...]
     seed: int = 0
+    too_long: TooLong = "error"
 
 
 def read_suite(path: PathLike) -> Suite:
@@ -59,8 +61,8 @@ def read_suite(path: PathLike) -> Suite:
     known = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.figures}
     if not isinstance(found, dict) or not set(found) & set(known):
         raise ValueError(f"{where}: no suite: it names none of the sections {', '.join(known)}")
-    if unknown := set(found) - set(known) - {"neutral", "seed"}:
-        names = ", ".join([*known, "neutral", "seed"])
+    if unknown := set(found) - set(known) - {"neutral", "seed", "too_long"}:
+        names = ", ".join([*known, "neutral", "seed", "too_long"])
         raise ValueError(f"{where}: {', '.join(sorted(unknown))}: unknown. A suite has {names}")
     judged = [name for name in known if name in found and "neutral" in known[name].needs]
     if judged and found.get("neutral") not in NEUTRAL:
@@ -69,6 +71,8 @@ def read_suite(path: PathLike) -> Suite:
         )
     if not isinstance(found.get("seed", 0), int) or not 0 <= found.get("seed", 0) < 2**63:
         raise ValueError(f"{where}: seed is {found['seed']!r}, not a whole number from 0 to 2^63 - 1")
+    if found.get("too_long", "error") not in get_args(TooLong):
+        raise ValueError(f"{where}: too_long is {found['too_long']!r}, not one of {', '.join(get_args(TooLong))}")
     data, calibrate, absent = {}, {}, []
     for section in (name for name in known if name in found):
         files = _section(found[section], known[section], path)
@@ -81,7 +85,8 @@ def read_suite(path: PathLike) -> Suite:
         if "calibrate" in files:
             calibrate[section] = files["calibrate"]
     by_name([file for files in [*data.values(), *calibrate.values()] for file in files])  # no two of one name
-    return Suite(found.get("neutral", "drop"), data, calibrate, tuple(dict.fromkeys(absent)), found.get("seed", 0))
+    settings = {key: found[key] for key in ("seed", "too_long") if key in found}
+    return Suite(found.get("neutral", "drop"), data, calibrate, tuple(dict.fromkeys(absent)), **settings)
 
 
 def _section(section: Any, benchmark: Benchmark, path: pathlib.Path) -> dict[str, tuple[pathlib.Path, ...]]:
@@ -109,20 +114,24 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     be judged; a diagnostic that finds nothing to look at is `{"not_computed": reason}` instead.
     """
     out = pathlib.Path(out)
-    prm, files, scores = load(model), _files(suite), {}
+    prm, files = load(model), _files(suite)
     check_output(out / "results.json", *(path for path, _ in files.values()))
     if not all((out / "scores" / f"{name}.jsonl").exists() for name in files):
         (out / "results.json").unlink(missing_ok=True)  # results of an earlier run must not stand beside newer scores
-    for name, (path, source) in files.items():
-        tell(f"scoring {path}")
-        scores[name] = scored_trees(prm, path, source, out / "scores")
+    scores, too_long = scored_files(prm, files, out / "scores", suite.too_long, tell)
     tell("computing")
-    results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale) | {"model": _model(prm)}
+    results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale, too_long) | {"model": _model(prm)}
     write_json(out / "results.json", results)
     return results
 
 
-def results_of(suite: Suite, scores: Scores, score: Scorer | None = None, scale: Scale = PROBABILITY) -> Report:
+def results_of(
+    suite: Suite,
+    scores: Scores,
+    score: Scorer | None = None,
+    scale: Scale = PROBABILITY,
+    too_long: Mapping[str, int] | None = None,
+) -> Report:
     """Computes everything that a suite asks for, from scored records by the name of their file."""
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}
@@ -130,14 +139,14 @@ def results_of(suite: Suite, scores: Scores, score: Scorer | None = None, scale:
         name: {"path": os.fspath(path), "reader": source.name, "n": len(scores[name])}
         for name, (path, source) in _files(suite).items()
     }
-    results["absent"] = list(suite.absent)
+    results |= {"absent": list(suite.absent), "too_long": dict(too_long or {})}
     requests = {}
     for name, benchmark in BENCHMARKS.items():
         if benchmark.figures is not None and name in suite.data:
             data, calibrate = (
                 {file: scores[file] for file in _names(files.get(name, ()))} for files in (suite.data, suite.calibrate)
             )
-            requests[name] = Request(data, calibrate, suite.neutral, suite.seed, scale)
+            requests[name] = Request(data, calibrate, suite.neutral, suite.seed, scale, too_long or {})
             results[name] = benchmark.figures(requests[name])
     for name, benchmark in BENCHMARKS.items():
         if benchmark.derive is not None:

@@ -13,6 +13,12 @@ def words(key: str) -> str:
     return key.replace("_", " ")
 
 
+def left_out_words(report: Mapping[str, Any]) -> str:
+    """`; 2 left out (too long)`, or nothing."""
+    count = report.get("too_long", 0)
+    return f"; {count} left out (too long)" if count else ""
+
+
 def percent(value: float | None) -> str:
     """A fraction in per cent, with one decimal."""
     return ABSENT if value is None else f"{100 * value:.1f}"

@@ -138,6 +138,8 @@ def _heat(page: Page) -> Iterator[Block]:
 def _left_out(page: Page) -> Iterator[Block]:
     results = page.models[0].results
     rows = [[f"file {path}", "is not there"] for path in results["absent"]]
+    too_long = results.get("too_long", {})
+    rows += [[f"{name}: records with a chain too long for the model", str(n)] for name, n in too_long.items() if n]
     for name, benchmark in BENCHMARKS.items():
         if name in results:
             rows += [[what, str(count)] for what, count in benchmark.left_out(results[name]) if count]

@@ -63,7 +63,7 @@ class LiveTrees:
             raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
         if prm.ratio is not None:
             raise NotImplementedError(f"{prm.name}: an implicit PRM is two models, and live trees are kept for one")
-        self._prm, self.scale = prm, prm.scale
+        self._prm, self.scale, self.semantics = prm, prm.scale, prm.semantics
         self.tokens = 0
         self._nodes: dict[int, _Node] = {}
         self._next = 0

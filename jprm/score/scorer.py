@@ -222,12 +222,19 @@ class PRM:
         """Whether a row must hold one chain, for this model or for the reference of an implicit PRM."""
         return self.config.chain_rows or (self.ratio is not None and self.ratio.config.chain_rows)
 
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Returns whether the model takes every chain of a record."""
+        if self.context is None:
+            return True
+        tree = token_tree(tree_of(dict(record)), self.layout)
+        return geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0) <= self.context
+
     def check_length(self, tokens: int, where: str) -> None:
         """Raises ValueError for a chain of more tokens than the model takes."""
         if self.context is not None and tokens > self.context:
             raise ValueError(
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
-                " Drop it, or use a model with a longer context"
+                " Drop it (evaluations: --too-long skip), or use a model with a longer context"
             )
 
 

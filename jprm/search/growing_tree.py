@@ -64,6 +64,7 @@ class GrowingTree:
     """Nodes by index, a parent before its children. Equal steps after one parent are one node.
 
     Attributes:
+      scale, semantics: what the scorer's scores mean.
       parent, text, score, handle: per node. A score is NaN until it is known. The handle is the scorer's, None before
         the node has one and after its release.
       draws: all samples that did not fail, in order.
@@ -75,8 +76,16 @@ class GrowingTree:
       ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
     """
 
-    def __init__(self, problem: Problem, handle: int, budget: int | None, scale: Scale = PROBABILITY):
-        self.problem, self.root_handle, self.budget, self.scale = problem, handle, budget, scale
+    def __init__(
+        self,
+        problem: Problem,
+        handle: int,
+        budget: int | None,
+        scale: Scale = PROBABILITY,
+        semantics: str = "correctness",
+    ):
+        self.problem, self.root_handle, self.budget = problem, handle, budget
+        self.scale, self.semantics = scale, semantics
         self.parent: list[int] = []
         self.text: list[str] = []
         self.score: list[float] = []

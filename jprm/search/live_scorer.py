@@ -57,6 +57,7 @@ class Rescorer:
     def __init__(self, prm: Any):
         self.prm, self.tokens = prm, 0
         self.scale = getattr(prm, "scale", PROBABILITY)
+        self.semantics = getattr(prm, "semantics", "correctness")
         self._parent: list[int] = []  # by handle; -1 for a problem
         self._text: list[str] = []
 

@@ -90,11 +90,12 @@ def search(
     """
     numbered = enumerate(problems)
     answered = [False]  # whether the policy ever answered
+    means = getattr(scorer, "scale", PROBABILITY), getattr(scorer, "semantics", "correctness")
     while chunk := list(itertools.islice(numbered, config.at_once)):
         roots = scorer.open([problem.text for _, problem in chunk])
         running = []
         for (index, problem), root in zip(chunk, roots, strict=True):
-            tree = GrowingTree(problem, root, config.budget, getattr(scorer, "scale", PROBABILITY))
+            tree = GrowingTree(problem, root, config.budget, *means)
             running.append(_Running(index, tree, config.method.steps(tree, config.rule), []))
         ended = _advance(running, lambda run: next(run.steps))
         while True:

@@ -1,4 +1,8 @@
-"""Iterative refinement: samples a chain again from its weakest step on and keeps the new one if it scores higher."""
+"""Iterative refinement: samples a chain again from its weakest step on and keeps the new one if it scores higher.
+
+The weakest step has the lowest score. Where a score is the value of the whole chain so far, it is the step with the
+largest drop: after one mistake every later value is low.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from jprm.score.rules import OF_CHAINS
 from jprm.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps, at_least_one
 
 
@@ -40,7 +45,7 @@ class Refine:
             if current is None:
                 return None
             path = tree.path(current.end)
-            start = tree.parent[path[weakest([tree.score[node] for node in path])]]
+            start = tree.parent[path[weakest(_own_scores(tree, path))]]
             (drawn,) = yield [Ask(start, self.samples, "end")]
             current = _better(tree, rule, current, drawn)
         return "rounds"
@@ -49,6 +54,19 @@ class Refine:
 def weakest(score_P: Sequence[float]) -> int:
     """Returns the index of the lowest score, the first of equals."""
     return min(range(len(score_P)), key=lambda i: score_P[i])
+
+
+def _own_scores(tree: GrowingTree, path: Sequence[int]) -> list[float]:
+    """Returns what each step of a path scores by itself: of values, the change that it brings.
+
+    The value of the problem is the mean over the first steps sampled so far: that of a state is the expectation over
+    its next steps.
+    """
+    score_P = [tree.score[node] for node in path]
+    if tree.semantics not in OF_CHAINS:
+        return score_P
+    first = [score for score, parent in zip(tree.score, tree.parent, strict=True) if parent == ROOT and score == score]
+    return [after - before for before, after in zip([sum(first) / len(first), *score_P], score_P, strict=False)]
 
 
 def _better(tree: GrowingTree, rule: str, current: Draw | None, drawn: Iterable[Draw]) -> Draw | None:

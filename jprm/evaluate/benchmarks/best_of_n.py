@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from jprm.evaluate.benchmark import Adapter, Benchmark, CommandOptions, Report, Request, scales_of
+from jprm.evaluate.benchmark import Adapter, Benchmark, CommandOptions, Report, Request, TooLong, scales_of
 from jprm.evaluate.blocks import Block, Figure, Heading, Model, Table
 from jprm.evaluate.plots import Series, curves, slug
-from jprm.evaluate.wording import decided, interval, last, percent, points, words
+from jprm.evaluate.wording import decided, interval, last, left_out_words, percent, points, words
 
 SHOWN_RULES = ("prod", "min", "last", "mean")
 
@@ -34,12 +34,14 @@ class Options(CommandOptions):
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
     stored scores mean; by default `jprm score` left that beside them."""
+    too_long: TooLong = "error"
+    """Stop at a pool with a chain beyond the model's context, or leave such pools out and count them."""
 
 
 def run(options: Options) -> Report:
     from jprm.adapters.recognise import named
     from jprm.evaluate.best_of_n import best_of_n_report
-    from jprm.evaluate.run import scored_trees, source
+    from jprm.evaluate.run import scored_files, source
     from jprm.jsonl import read_trees
     from jprm.loading import load
     from jprm.score.files import stored_scale
@@ -48,8 +50,9 @@ def run(options: Options) -> Report:
         scale = named(options.adapter).score_scale if options.adapter else stored_scale(options.input)
         return best_of_n_report(list(read_trees(options.input)), 0, scale=scale)
     prm = load(options.model, adapter=options.adapter)
-    scored = scored_trees(prm, options.input, source("pools"), f"{options.to}.scores")
-    return best_of_n_report(scored, 0, scale=prm.scale)
+    files = {"pools": (options.input, source("pools"))}
+    scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
+    return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"]
 
 
 def figures(request: Request) -> Report:
@@ -57,7 +60,8 @@ def figures(request: Request) -> Report:
     from jprm.evaluate.best_of_n import best_of_n_report
 
     return {
-        name: best_of_n_report(records, request.seed, scale=request.scale) for name, records in request.data.items()
+        name: best_of_n_report(records, request.seed, scale=request.scale) | {"too_long": request.too_long.get(name, 0)}
+        for name, records in request.data.items()
     }
 
 
@@ -77,6 +81,7 @@ def tables(report: Report) -> Iterator[Table]:
         if curve is not None
     ]
     title = f"Best of n: {report['n_problems']} problems, mean accuracy {percent(report['mean_accuracy'])} %"
+    title += left_out_words(report)
     yield Table(title, ("", *(f"n = {n}" for n in shown[:-1]), f"n = {n_max} [95 %]"), rows)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Neutral, Report, Request
 from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import reliability, slug
-from jprm.evaluate.wording import interval, percent, words
+from jprm.evaluate.wording import interval, left_out_words, percent, words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ def figures(request: Request) -> Report:
     from jprm.evaluate.calibration import calibration_report
 
     fitted = [tree for trees in request.calibrate.values() for tree in trees]
-    return calibration_report(request.data, fitted, request.neutral, request.seed)
+    report = calibration_report(request.data, fitted, request.neutral, request.seed)
+    return report | {"too_long": request.left_out}
 
 
 COLUMNS = ("steps", "mean score, %", "right, %", "ECE [95 %]", "plain / noise", "Brier [95 %]", "AUROC")
@@ -60,6 +61,7 @@ COLUMNS = ("steps", "mean score, %", "right, %", "ECE [95 %]", "plain / noise", 
 
 def tables(report: Report) -> Iterator[Table]:
     title = f"Calibration: {report['n_steps']} steps of {report['n_problems']} problems; neutral: {report['neutral']}"
+    title += left_out_words(report)
     yield Table(title, ("", *COLUMNS), list(_rows(report)))
     rows = []
     for row in report["conformal"]:

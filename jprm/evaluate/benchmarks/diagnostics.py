@@ -52,7 +52,8 @@ def run(options: Options) -> Report:
     prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
     requests = {
         section: Request(
-            {path.stem: scored_trees(prm, path, source(reader), folder) for path in paths}, scale=prm.scale
+            {path.stem: scored_trees(prm, path, source(reader), folder, options.too_long) for path in paths},
+            scale=prm.scale,
         )
         for section, reader, paths in (
             ("processbench", "processbench", options.chains),

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from jprm.evaluate.benchmark import Benchmark, CommandOptions, Report
+from jprm.evaluate.benchmark import Benchmark, CommandOptions, Report, TooLong
 from jprm.evaluate.blocks import Table
-from jprm.evaluate.wording import interval, last, percent
+from jprm.evaluate.wording import interval, last, left_out_words, percent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,8 @@ class Options(CommandOptions):
     """The folders of trained models."""
     input: Annotated[pathlib.Path, arg(metavar="POOL.jsonl")]
     """Pools of samples with answers and known correctness."""
+    too_long: TooLong = "error"
+    """Stop at a pool with a chain beyond a model's context, or leave such pools out for all models and count them."""
     policy_parameters: float
     """Parameters of the model that wrote the samples, without its embedding table."""
     policy_tokens_per_second: float | None = None
@@ -45,10 +47,12 @@ def run(options: Options) -> Report:
     if len(loaded) < len(options.model):
         raise ValueError(f"{', '.join(map(str, options.model))}: two models of one name: rename one")
     scores = {
-        name: scored_trees(prm, options.input, source("pools"), f"{options.to}.scores/{name}")
+        name: scored_trees(prm, options.input, source("pools"), f"{options.to}.scores/{name}", options.too_long,
+                           [other for other in loaded.values() if other is not prm])
         for name, prm in loaded.items()
-    }
-    return equal_cost_report(scores, loaded, options.policy_parameters, options.policy_tokens_per_second, 0)
+    }  # fmt: skip
+    report = equal_cost_report(scores, loaded, options.policy_parameters, options.policy_tokens_per_second, 0)
+    return report | {"too_long": len(source("pools").records(options.input)) - report["n_problems"]}
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -62,6 +66,7 @@ def tables(report: Report) -> Iterator[Table]:
             cells = [f"{percent(value)} ({n})" for value, n in zip(row["value"], row["n"], strict=True)]
             rows.append([row["name"], *cells, interval(last(row["less"])) if "less" in row else ""])
         title = f"Accuracy at equal {unit.upper() if unit == 'flops' else unit}: what a majority of n samples costs"
+        title += left_out_words(report)
         columns = ("", *(f"n = {n}" for n in counts), f"less majority of {report['n_max']} [95 %]")
         yield Table(title, columns, rows, caption="in brackets, the samples that the budget buys")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Report, Request
 from jprm.evaluate.blocks import Block, Model, Note, Table
-from jprm.evaluate.wording import against, interval, percent, words
+from jprm.evaluate.wording import against, interval, left_out_words, percent, words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class Options(ModelOptions):
 def figures(request: Request) -> Report:
     from jprm.evaluate.prmbench import prmbench_report
 
-    return prmbench_report([tree for trees in request.data.values() for tree in trees], request.seed, request.scale)
+    trees = [tree for trees in request.data.values() for tree in trees]
+    return prmbench_report(trees, request.seed, request.scale) | {"too_long": request.left_out}
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -42,7 +43,8 @@ def tables(report: Report) -> Iterator[Table]:
     best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
     for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
         rows.append([words(label), percent(row["prm_score"]), *[""] * 5])
-    yield Table(f"PRMBench: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong", columns, rows)
+    title = f"PRMBench: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong"
+    yield Table(title + left_out_words(report), columns, rows)
 
 
 def section(models: Sequence[Model]) -> Iterator[Block]:

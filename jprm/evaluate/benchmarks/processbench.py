@@ -9,7 +9,7 @@ from typing import Any
 from jprm.evaluate.benchmark import Benchmark, File, Files, ModelOptions, Report, Request, scales_of
 from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.published import PROCESSBENCH, SPLITS
-from jprm.evaluate.wording import ABSENT, against, interval, percent, words
+from jprm.evaluate.wording import ABSENT, against, interval, left_out_words, percent, words
 
 THRESHOLDS = {"half": "untuned threshold", "tuned": "tuned threshold", "cross_fit": "cross-fitted threshold"}
 
@@ -36,7 +36,7 @@ def figures(request: Request) -> Report:
     chains = {**request.data, **request.calibrate}
     report = processbench_report(chains, tuned_on, request.seed, request.scale.threshold)
     return {
-        "files": {name: report[name] for name in request.data},
+        "files": {name: report[name] | {"too_long": request.too_long.get(name, 0)} for name in request.data},
         "average": average_f1(chains, tuned_on, request.seed, list(request.data), request.scale.threshold),
         "calibrate": tuned_on,
     }
@@ -47,7 +47,7 @@ def tables(report: Report) -> Iterator[Table]:
     for name, file in report.items():
         tuned = file["tuned"]
         named = {
-            f"{name}, n = {file['n']}": file,
+            f"{name}, n = {file['n']}{left_out_words(file)}": file,
             f"  tuned on {tuned['calibrated_on']}{' (in sample)' if tuned['in_sample'] else ''}": tuned,
             "  cross-fitted": file["cross_fit"],
             "  oracle (best threshold in sample)": file["upper_bound"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Neutral, Report, Request
 from jprm.evaluate.blocks import Block, Model, Note, Table
-from jprm.evaluate.wording import interval, words
+from jprm.evaluate.wording import interval, left_out_words, words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,13 @@ def figures(request: Request) -> Report:
     from jprm.evaluate.steps import steps_report
 
     records = [tree for trees in request.data.values() for tree in trees]
-    return steps_report(records, request.neutral, request.seed, request.scale.threshold)
+    report = steps_report(records, request.neutral, request.seed, request.scale.threshold)
+    return report | {"too_long": request.left_out}
 
 
 def tables(report: Report) -> Iterator[Table]:
     title = f"Steps: {report['n_right']} right, {report['n_wrong']} wrong, {report['n_problems']} problems;"
-    title += f" threshold {report.get('threshold', 0.5):g}"
+    title += f" threshold {report.get('threshold', 0.5):g}{left_out_words(report)}"
     columns = [report, *report["baselines"].values()]
     keys = ("auroc", "average_precision_of_errors", "average_precision_of_correct", "accuracy", "alternatives")
     rows = [[words(key), *(interval(column.get(key)) for column in columns)] for key in keys]
