@@ -97,16 +97,13 @@ def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
         np.testing.assert_allclose(prm.score(PROBLEM, STEPS[:k]), scores[:k], atol=1e-6, rtol=0)
 
 
-def test_rlhflow_joins_as_each_benchmarks_script_does(published):
+def test_rlhflow_joins_as_each_benchmarks_script_does(tmp_path):
     """ProcessBench's script joins problem and first step by an empty line, PRMBench's by a space."""
-    case, _, reference, prm = published
-    if case is not CASES["rlhflow"]:
-        pytest.skip("one adapter's")
-    tokenizer = tokenizer_of(reference.folder)
+    folder, _ = make(tmp_path, CASES["rlhflow"])
+    prm, tokenizer = jprm.load(folder), tokenizer_of(folder)
     for reader, between in (("processbench", "\n\n"), ("prmbench", " "), ("pools", " ")):
         problem = f"{PROBLEM} Say it."  # whose end is one token with the empty line
-        said = [f"{problem}{between}{STEPS[0]}", "+", STEPS[1], "+", STEPS[2], "+"]
-        wanted = chat(tokenizer, LLAMA_CHAT, *said)
+        wanted = chat(tokenizer, LLAMA_CHAT, f"{problem}{between}{STEPS[0]}", "+", STEPS[1], "+", STEPS[2], "+")
         ids, ends = ids_of(as_in(reader, prm), problem=problem)
         assert ids == wanted[: ends[-1] + 1] and ends[-1] == len(wanted) - 3
 
@@ -196,7 +193,6 @@ def test_an_implicit_prm_is_the_log_ratio_of_two_models_along_the_chain(tmp_path
     ratio = 0.05 * (log_probs(model) - log_probs(other))  # of the token behind each index
     start = len(prm.layout.problem(PROBLEM))
     expected = [ratio[start - 1 : end].sum() for end in ends]
-    # A token is multiplied with both models, and their language heads, by hand from the shapes: SIZES of published.py.
     both = [{k: v for k, v in p["decoder"].items() if k != "embed"} for p in (prm.params, prm.ratio.params)]
     heads = [p.get("head") or p["decoder"]["embed"] for p in (prm.params, prm.ratio.params)]
     assert parameters(prm) == sum(x.size for x in jax.tree.leaves([both, heads]))

@@ -40,7 +40,6 @@ class Options(CommandOptions):
 
 def run(options: Options) -> Report:
     from jprm.adapters.recognise import named
-    from jprm.evaluate.best_of_n import best_of_n_report
     from jprm.evaluate.run import scored_files, source
     from jprm.jsonl import read_trees
     from jprm.loading import load
@@ -48,7 +47,7 @@ def run(options: Options) -> Report:
 
     if options.model is None:
         scale = named(options.adapter).score_scale if options.adapter else stored_scale(options.input)
-        return best_of_n_report(list(read_trees(options.input)), 0, scale=scale)
+        return figures(Request({"pools": list(read_trees(options.input))}, scale=scale))["pools"]
     prm = load(options.model, adapter=options.adapter)
     files = {"pools": (options.input, source("pools"))}
     scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
