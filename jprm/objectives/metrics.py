@@ -1,7 +1,7 @@
 """Metrics of an objective: sums that add up over micro-batches, devices and steps, and are divided on the host.
 
-An objective returns a dict. A scalar is a sum, logged divided by the objective's count. `Judged` scores are logged as
-`step_accuracy` and `auroc`.
+An objective returns a dict. A scalar is a sum, logged divided by the objective's count; a `Mean` has a divisor of its
+own. `Judged` scores are logged as `step_accuracy` and `auroc`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,18 @@ from jaxtyping import Array, Bool, Float, Scalar
 
 BINS = 512
 """Score bins of the training AUROC: two classes' histograms add up over steps, devices and micro-batches."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A sum and what it is divided by; both add up. Of nothing, the mean is None."""
+
+    total: Scalar
+    weight: Scalar
+
+    def value(self) -> float | None:
+        return float(self.total) / float(self.weight) if float(self.weight) else None
 
 
 @jax.tree_util.register_dataclass
@@ -62,5 +74,8 @@ def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
     """Returns the values to log of metrics summed over `count` labels."""
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
-        values |= value.means(count) if isinstance(value, ScoreSums) else {name: float(value) / count}
+        if isinstance(value, ScoreSums):
+            values |= value.means(count)
+        else:
+            values[name] = value.value() if isinstance(value, Mean) else float(value) / count
     return values

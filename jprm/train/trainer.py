@@ -30,7 +30,7 @@ from jprm.layout import native_layout
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import join, split
 from jprm.objectives import Objective
-from jprm.objectives.metrics import Judged
+from jprm.objectives.metrics import Judged, means
 from jprm.rows import Rows
 from jprm.statistics import auroc, jsonable
 from jprm.tokenizer import Tokenizer, load_tokenizer
@@ -198,7 +198,8 @@ def evaluated(
         if isinstance(parts[0], Judged):
             values |= _judgement(jax.tree.map(lambda *xs: np.concatenate([x.ravel() for x in xs]), *parts))
         else:
-            values[name] = float(np.sum(parts, dtype=np.float64)) / max(count, 1)
+            total = jax.tree.map(lambda *xs: np.sum(xs, dtype=np.float64), *parts)
+            values |= means({name: total}, max(count, 1))
     return {f"valid_{name}": value for name, value in {**values, "labels": count}.items()}
 
 

@@ -1,0 +1,184 @@
+"""Policy gradients on trees of samples (`jprm.rl.group`): clipped ratios of tokens or sequences, and a KL term.
+
+A slot has the sums U and D of its samples' positive and negative advantages, norms folded in, and one ratio r:
+
+    loss = -sum_slots w [min(r, 1 + clip_high) U + max(r, 1 - clip_low) D] + kl sum_slots weight KL
+
+which is that of GRPO, Dr. GRPO, RLOO, REINFORCE and their relatives exactly: they differ in their advantages
+(`jprm.rl.credit`). The loss is divided by the number of samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Scalar
+
+from jprm.experiment import ObjectiveConfig
+from jprm.model.collectives import at_tokens
+from jprm.model.heads import TOKEN, find, token_log_probability
+from jprm.model.transformer import head_logits
+from jprm.model.vocabulary import gathered_head, in_blocks, slot_states
+from jprm.objectives.metrics import Mean
+from jprm.rows import Rows
+
+FARTHEST = 20.0
+"""Logarithms of ratios are cut off here, where float32 still multiplies them. Their gradient is 0 beyond."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyGradient:
+    """An objective for the language head and rows of `jprm.rl.group.group_tree`.
+
+    ratio: `token`, p / p_old of each token (PPO, GRPO). `sequence`, the geometric mean of the ratios of the sample up
+        to the slot, for advantages at the samples' last tokens (GSPO, Zheng et al. 2025).
+    clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high]; a higher `clip_high` is DAPO's (Yu et al. 2025).
+    dual_clip: the ratio's bound for negative advantages, above 1 (Ye et al. 2020); 0 is none.
+    temperature: at which the samples were drawn; log-probabilities are of logits / temperature.
+    kl: coefficient of KL(policy || reference) at every token. It needs a reference model, with which the KL is measured
+        at 0 too.
+    estimator: of that KL. `exact` sums over the vocabulary. `k3` has only the sampled token's r (p_ref / p - 1 - log
+        p_ref / p), with r = p / p_old: its gradient has the expectation r log(p / p_ref) grad log p, as the exact one.
+        Without r its gradient would be of KL(reference || policy), and the gradient of k1, log(p / p_ref), would be 0
+        in expectation, so that there is no `k1`.
+    truncate: for samples of an older policy: ratios are to `extras["proximal"]`, the log-probabilities under the policy
+        before the update, or to the current policy where rows have none, and w = min(p_proximal / p_old, truncate)
+        (Espeholt et al. 2018; Hilton et al. 2022). 0: ratios are to the policy that sampled, and w = 1.
+
+    The KL term holds the sampled prefixes fixed. For the KL of whole texts, put it into the reward.
+    """
+
+    ratio: Literal["token", "sequence"] = "token"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 0.0
+    temperature: float = 1.0
+    kl: float = 0.0
+    estimator: Literal["k3", "exact"] = "k3"
+    truncate: float = 0.0
+
+    def __post_init__(self):
+        for name, good, range in (
+            ("clip_low", 0 < self.clip_low <= 1, "above 0 and at most 1"),
+            ("clip_high", self.clip_high > 0, "above 0"),
+            ("dual_clip", self.dual_clip == 0 or self.dual_clip > 1, "above 1, or 0 for none"),
+            ("temperature", self.temperature > 0, "above 0"),
+            ("kl", self.kl >= 0, "0 or more"),
+            ("truncate", self.truncate >= 0, "above 0, or 0 for no weights"),
+        ):
+            if not good:
+                raise ValueError(f"{name}={getattr(self, name)} must be {range}")
+        if self.estimator not in ("k3", "exact"):
+            raise ValueError(
+                f"estimator={self.estimator!r}: use 'k3' or 'exact'. The gradient of k1 as a loss is 0 in expectation"
+            )
+
+    def check(self, config: ObjectiveConfig) -> None:
+        """Raises ValueError where the head is no language head, or the KL term has no reference."""
+        if find(config.model.head).target != TOKEN:
+            raise ValueError(f"the objective does not fit head {config.model.head!r}; it takes language")
+        if self.kl and not config.reference:
+            raise ValueError(f"kl={self.kl} is a distance from a reference: set reference, or kl to 0")
+
+    def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
+        if missing := {"old", "gain", "penalty", "count"} - set(rows.extras):
+            raise ValueError(f"rows lack {', '.join(sorted(missing))}: this objective takes trees of group_tree")
+        own_BS = rows.owned.astype(jnp.float32)
+        old_BS, gain_BS, penalty_BS, count_BS = (rows.extras[key] for key in ("old", "gain", "penalty", "count"))
+        gain_BS, penalty_BS, count_BS = gain_BS * own_BS, penalty_BS * own_BS, count_BS * own_BS
+        log_BS, entropy_BS, far_BS = self._distributions(params, rows, config)
+        near_BS, importance_BS = self._proximal(log_BS, old_BS, rows)
+        ratio_BS = _exp(self._of_samples(log_BS - near_BS, rows))
+        above_BS = jnp.minimum(ratio_BS, 1 + self.clip_high)
+        below_BS = jnp.maximum(ratio_BS, 1 - self.clip_low)
+        below_BS = jnp.minimum(below_BS, self.dual_clip) if self.dual_clip else below_BS
+        loss = -jnp.sum(importance_BS * (above_BS * gain_BS + below_BS * penalty_BS))
+        cut_BS = (above_BS < ratio_BS) * gain_BS + (below_BS != ratio_BS) * -penalty_BS
+        drift_BS = _exp(log_BS - old_BS) - 1 - (log_BS - old_BS)
+        metrics = {
+            "clipped": Mean(jnp.sum(cut_BS), jnp.sum(gain_BS - penalty_BS)),
+            "entropy": Mean(jnp.sum(entropy_BS * count_BS), jnp.sum(count_BS)),
+            "kl_old": Mean(jnp.sum(drift_BS * count_BS), jnp.sum(count_BS)),
+        }
+        if far_BS is not None:
+            metrics["kl"] = Mean(jnp.sum(far_BS * count_BS), jnp.sum(count_BS))
+            loss += self.kl * jnp.sum(far_BS * rows.weight) if self.kl else 0.0
+        samples = jnp.sum(jnp.where(rows.parent < 0, count_BS, 0.0))  # through the first tokens
+        return loss, samples, metrics
+
+    def _distributions(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig):
+        """Returns every slot's log p(token), its entropy, and its KL from the reference or None, each (B, S)."""
+        names = [name for name in ("model", "reference") if name in params]
+        models = {name: gathered_head(params[name], config.model) for name in names}
+        states = [slot_states(params[name], config.model, rows) for name in names]
+        old_BS = rows.extras["old"]
+
+        def of_block(token_BS, old_BS, *states):
+            logits = [
+                head_logits(models[name], config.model, x_BSD) / self.temperature
+                for name, x_BSD in zip(names, states, strict=True)
+            ]
+            log_BS, still_BSV = token_log_probability(logits[0], token_BS), jax.lax.stop_gradient(logits[0])
+            entropy_BS = -jnp.sum(jax.nn.softmax(still_BSV) * jax.nn.log_softmax(still_BSV), axis=-1)
+            if len(logits) == 1:
+                return log_BS, entropy_BS
+            reference_BSV = jax.lax.stop_gradient(logits[1])
+            if self.estimator == "exact":
+                far_BS = exact_kl(logits[0], reference_BSV)
+            else:
+                far_BS = k3(log_BS, token_log_probability(reference_BSV, token_BS), old_BS)
+            return log_BS, entropy_BS, far_BS
+
+        found = in_blocks(of_block, rows.label, old_BS, *states)
+        return found[0], found[1], found[2] if len(found) > 2 else None
+
+    def _proximal(self, log_BS: Array, old_BS: Array, rows: Rows) -> tuple[Array, Array]:
+        """Returns the log-probabilities that ratios are to, and the weights of samples of an older policy."""
+        if not self.truncate:
+            return old_BS, jnp.ones_like(old_BS)
+        near_BS = rows.extras.get("proximal", jax.lax.stop_gradient(log_BS))
+        return near_BS, jnp.minimum(_exp(self._of_samples(near_BS - old_BS, rows)), self.truncate)
+
+    def _of_samples(self, x_BS: Array, rows: Rows) -> Array:
+        """Returns logarithms of the ratios of tokens, or their means over the samples up to each slot."""
+        if self.ratio == "token":
+            return x_BS
+        tokens_BS = at_tokens(rows.position, rows.step_end) + 2 - rows.problem  # read at the token before
+        return path_sum(x_BS, rows) / jnp.maximum(tokens_BS, 1)
+
+
+policy_gradient = PolicyGradient()
+
+
+def k3(log_BS: Array, reference_BS: Array, old_BS: Array) -> Float[Array, "B S"]:
+    """r (p_ref / p - 1 - log p_ref / p), r = p / p_old: unbiased for KL(p || p_ref) in value and gradient.
+
+    For tokens sampled from p_old (Schulman 2020, with the ratio of DeepSeek-V3.2). Its first term is a constant.
+    """
+    return _exp(reference_BS - old_BS) - _exp(log_BS - old_BS) * (1 + reference_BS - log_BS)
+
+
+def exact_kl(logit_BSV: Array, reference_BSV: Array) -> Float[Array, "B S"]:
+    """KL(p || p_ref) of softmaxes over the vocabulary."""
+    log_BSV = jax.nn.log_softmax(logit_BSV)
+    return jnp.sum(jnp.exp(log_BSV) * (log_BSV - jax.nn.log_softmax(reference_BSV)), axis=-1)
+
+
+def path_sum(x_BS: Float[Array, "B S"], rows: Rows) -> Float[Array, "B S"]:
+    """Returns the sum of x over the slots of every slot's chain, from the first to the slot itself.
+
+    Every round doubles the number of slots that are summed. A part of a split tree repeats the slots before its own.
+    """
+    jump_BS = rows.parent
+    for _ in range(max(x_BS.shape[1] - 1, 1).bit_length()):
+        at_BS = jnp.maximum(jump_BS, 0)
+        x_BS = x_BS + jnp.where(jump_BS >= 0, jnp.take_along_axis(x_BS, at_BS, axis=1), 0.0)
+        jump_BS = jnp.where(jump_BS >= 0, jnp.take_along_axis(jump_BS, at_BS, axis=1), -1)
+    return x_BS
+
+
+def _exp(x_BS: Array) -> Array:
+    return jnp.exp(jnp.minimum(x_BS, FARTHEST))

@@ -1,0 +1,327 @@
+"""Policy gradients on trees against naive sums over sequences, and against the gradient of an expectation.
+
+There are four tokens, of which 0 ends a text and 3 is the prompt, and texts have two tokens at most: all 13 can be
+enumerated. Where the transformer does not matter, a table of hidden states stands in, which compiles in no time.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import TINY, chain_rows, filled, optimised, params
+
+from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.model import transformer, vocabulary
+from jprm.model.mesh import MeshConfig, make_mesh, put_rows
+from jprm.objectives.metrics import Mean, means
+from jprm.objectives.policy_gradient import PolicyGradient
+from jprm.pack import pack
+from jprm.rl import credit
+from jprm.rl.credit import CreditConfig
+from jprm.rl.group import group_tree
+from jprm.rl.trajectory import Trajectory
+
+SMALL = dataclasses.replace(TINY, head="language", vocab_size=4, layers=1, layer_groups=(1,))
+TASK = ObjectiveConfig(SMALL, TargetConfig("correctness", "none", "keep"), reference=True)
+PROMPT = (3, 3, 1)
+TEXTS = [(0,), *itertools.product((1, 2, 3), range(4))]
+T = 0.7
+"""The temperature of all samples."""
+MODEL, REFERENCE, OLDER = (jax.tree.map(jnp.asarray, params(SMALL, seed)) for seed in (0, 1, 2))
+
+
+def table(params, config, rows):
+    """The stand-in: a hidden state for every token at every depth."""
+    return params["decoder"]["embed"][rows.tokens] * (1.0 + rows.position[..., None])
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Logits of 8 slots at a time, so that rows have several blocks."""
+    monkeypatch.setattr(vocabulary, "BLOCK", 8)
+
+
+@pytest.fixture
+def tabular(monkeypatch):
+    monkeypatch.setattr(vocabulary, "hidden", table)
+
+
+def distributions(model):
+    """log p(token | text so far), (13, 2, 4), at every token of every text, each text in a row of its own."""
+    rows = jax.tree.map(jnp.asarray, chain_rows([[*PROMPT, *text] for text in TEXTS], 8))
+    x_GTD = vocabulary.hidden(model, SMALL, rows)[:, len(PROMPT) - 1 : len(PROMPT) + 1]
+    return jax.nn.log_softmax(transformer.head_logits(model, SMALL, x_GTD) / T)
+
+
+TOKENS = np.array([(*text, 0)[:2] for text in TEXTS])
+REAL = np.array([[t < len(text) for t in range(2)] for text in TEXTS])
+
+
+def log_probabilities(model):
+    """Of the texts' tokens, (13, 2), 0 after their ends."""
+    return jnp.where(REAL, jnp.take_along_axis(distributions(model), TOKENS[..., None], axis=-1)[..., 0], 0.0)
+
+
+def text_probabilities(model):
+    return jnp.exp(jnp.sum(log_probabilities(model), axis=1))
+
+
+def trajectories(model):
+    """All texts, every token a step."""
+    found = np.asarray(jax.jit(lambda model: log_probabilities(model))(model))  # traced anew: tests differ in `hidden`
+    return [
+        Trajectory(text, found[g, : len(text)], tuple(range(1, len(text) + 1)), ("x",) * len(text), True)
+        for g, text in enumerate(TEXTS)
+    ]
+
+
+def evaluated(objective, rows, models=(MODEL, REFERENCE), task=TASK):
+    """Returns loss, count, metrics and gradient."""
+
+    @jax.jit
+    def run(model, reference, rows):
+        def loss(model):
+            total, count, metrics = objective({"model": model, "reference": reference}, rows, task)
+            return total, (count, metrics)
+
+        (total, (count, metrics)), gradient = jax.value_and_grad(loss, has_aux=True)(model)
+        return total, count, metrics, gradient
+
+    return jax.tree.map(np.asarray, run(*models, rows))
+
+
+def close(found, wanted, tolerance=1e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, wanted)
+
+
+def largest(gradient):
+    return max(np.abs(x).max() for x in jax.tree.leaves(gradient))
+
+
+REWARD = np.random.default_rng(0).integers(0, 2, len(TEXTS)).astype(float)
+SCORE = {prefix: float(x) for prefix, x in zip(
+    sorted({text[:n] for text in TEXTS for n in (1, 2)}), np.random.default_rng(1).uniform(0.2, 1, 99), strict=False
+)}  # fmt: skip
+SCORES = [np.array([SCORE[text[: n + 1]] for n in range(len(text))]) for text in TEXTS]
+
+
+def expected_rows(samples, config):
+    """Rows whose loss is the expectation over all groups of two texts of the group's loss, divided by two."""
+    chance = np.array([np.exp(one.log_probability_T.astype(np.float64).sum()) for one in samples])
+    assert chance.sum() == pytest.approx(1, abs=1e-5)
+    trees = []
+    for pair in itertools.product(range(len(TEXTS)), repeat=2):
+        group = [samples[g] for g in pair]
+        advantage = credit.token_advantages(group, REWARD[list(pair)], [SCORES[g] for g in pair], config)
+        trees.append(group_tree("p", PROMPT, group, [chance[list(pair)].prod() / 2 * x for x in advantage]))
+    return pack(trees, 64, 64, too_long="error").rows
+
+
+def test_expected_gradients_are_gradients_of_expectations():
+    """One compiled function for all credits: rows differ in their advantages alone."""
+    task, samples = dataclasses.replace(TASK, reference=False), trajectories(MODEL)
+    total = np.array([x.sum() for x in SCORES])
+    last = np.array([x[-1] for x in SCORES])
+    rewards = np.stack([REWARD, REWARD + total, REWARD + last])
+    wanted = jax.jit(jax.jacrev(lambda model: -rewards @ text_probabilities(model)))(MODEL)
+    of_reward, of_sum, of_last = (jax.tree.map(lambda x, i=i: np.asarray(x[i]), wanted) for i in range(3))
+    assert largest(of_reward) > 0.02 and largest(jax.tree.map(np.subtract, of_reward, of_sum)) > 0.02
+    run = jax.jit(jax.grad(lambda model, rows: PolicyGradient(temperature=T)({"model": model}, rows, task)[0]))
+    for name, advantage, factor, gradient in [
+        ("verifier", "reinforce", 1.0, of_reward),
+        ("verifier", "rloo", 1.0, of_reward),
+        ("verifier", "dr_grpo", 0.5, of_reward),  # (G - 1) / G
+        ("shaping", "reinforce", 1.0, of_reward),  # its optimum is the verifier's, and so is every step towards it
+        ("shaping", "rloo", 1.0, of_reward),
+        ("sum", "rloo", 1.0, of_sum),
+        ("implicit", "dr_grpo", 0.5, of_last),  # differences of scores add up to the last score
+    ]:
+        found = run(MODEL, expected_rows(samples, CreditConfig(name, advantage, "constant", 1)))
+        close(found, jax.tree.map(lambda x, factor=factor: factor * x, gradient))
+
+
+# Groups with duplicates, whose samples an older policy drew, against plain sums over the samples.
+
+GROUP = np.random.default_rng(3).integers(0, len(TEXTS), 16)
+ADVANTAGE = np.where(REAL, np.random.default_rng(4).normal(size=(len(TEXTS), 2)), 0)[GROUP]
+LAST = np.array([np.where(np.arange(2) == len(TEXTS[g]) - 1, x[0], 0) for g, x in zip(GROUP, ADVANTAGE, strict=True)])
+ADVANTAGE = ADVANTAGE + np.where(REAL[GROUP], 0.1 * np.random.default_rng(5).normal(size=(16, 2)), 0)
+WEIGHT = np.where(REAL, np.random.default_rng(6).uniform(size=(len(TEXTS), 2)), 0)[GROUP]
+
+
+def naive(model, reference, options):
+    """The loss, sample by sample and token by token."""
+    log, old, away = (log_probabilities(x)[GROUP] for x in (model, OLDER, reference))
+    real, importance = REAL[GROUP], 1.0
+    advantage = LAST if options.ratio == "sequence" else ADVANTAGE
+    length = real.sum(axis=1, keepdims=True)
+    apart = log - old
+    if options.truncate:
+        near = jax.lax.stop_gradient(log)
+        shift = jnp.sum(near - old, axis=1, keepdims=True) / length if options.ratio == "sequence" else near - old
+        importance, apart = jnp.minimum(jnp.exp(shift), options.truncate), log - near
+    if options.ratio == "sequence":
+        apart = jnp.sum(apart, axis=1, keepdims=True) / length
+    ratio = jnp.exp(apart) * jnp.ones((1, 2))
+    clipped = jnp.clip(ratio, 1 - options.clip_low, 1 + options.clip_high)
+    surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
+    if options.dual_clip:
+        surrogate = jnp.where(advantage < 0, jnp.maximum(surrogate, options.dual_clip * advantage), surrogate)
+    cut = (jnp.abs(surrogate - ratio * advantage) > 1e-7) & real
+    p, q = distributions(model)[GROUP], distributions(reference)[GROUP]
+    exact = jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+    sampled = jnp.exp(log - old) * (jnp.exp(away - log) - 1 - (away - log))
+    far = exact if options.estimator == "exact" else sampled
+    loss = jnp.sum(jnp.where(real, -importance * surrogate + options.kl * WEIGHT * far, 0))
+    metrics = {
+        "clipped": jnp.sum(cut * jnp.abs(advantage)) / jnp.sum(jnp.abs(advantage)),
+        "kl": jnp.sum(real * far) / real.sum(),
+        "entropy": -jnp.sum(jnp.where(real, jnp.sum(jnp.exp(p) * p, axis=-1), 0)) / real.sum(),
+        "kl_old": jnp.sum(jnp.where(real, jnp.exp(log - old) - 1 - (log - old), 0)) / real.sum(),
+    }
+    return loss, metrics
+
+
+def tree_rows(tokens, advantage=ADVANTAGE, count=8):
+    samples = [trajectories(OLDER)[g] for g in GROUP]
+    sizes = [len(one.ids) for one in samples]
+    cut = lambda values: [x[:n] for x, n in zip(values, sizes, strict=True)]  # noqa: E731
+    rows = pack([group_tree("p", PROMPT, samples, cut(advantage), cut(WEIGHT))], tokens, 16, too_long="error").rows
+    return filled(rows, count) if count else rows
+
+
+VARIANTS = {
+    "grpo": PolicyGradient(temperature=T),
+    "clip-higher": PolicyGradient(temperature=T, clip_low=0.1, clip_high=0.5),
+    "dual clip": PolicyGradient(temperature=T, dual_clip=1.5),
+    "gspo": PolicyGradient(temperature=T, ratio="sequence", clip_low=0.1, clip_high=0.1),
+    "k3": PolicyGradient(temperature=T, kl=0.3),
+    "stale, exact": PolicyGradient(temperature=T, kl=0.3, estimator="exact", truncate=1.2),
+    "stale sequences": PolicyGradient(temperature=T, ratio="sequence", truncate=1.1),
+}
+"""Each cuts some of the advantages off."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_tree_is_its_sequences(name, tabular):
+    options = VARIANTS[name]
+    (loss, metrics), gradient = jax.jit(
+        jax.value_and_grad(lambda model: naive(model, REFERENCE, options), has_aux=True)
+    )(MODEL)
+    advantage = LAST if options.ratio == "sequence" else ADVANTAGE
+    assert len(set(GROUP.tolist())) < len(GROUP)
+    rows = tree_rows(32, advantage)
+    found = evaluated(options, rows)
+    assert int((rows.tree >= 0).any(axis=1).sum()) == 1
+    close(found[0], loss)
+    assert found[1] == len(GROUP)
+    close(found[3], gradient)
+    close(means(found[2], 1.0), {key: float(x) for key, x in metrics.items()})
+    assert options.truncate or 0.05 < metrics["clipped"] < 0.95
+
+
+EVERYTHING = PolicyGradient("sequence", 0.1, 0.2, dual_clip=1.1, temperature=T, kl=0.3, truncate=1.1)
+
+
+def test_split_trees_and_several_devices_change_nothing():
+    """With the transformer, and with sequences whose ratios need the slots that a part repeats."""
+    wanted = evaluated(EVERYTHING, tree_rows(32, LAST))
+    gradient = jax.jit(jax.grad(lambda model: naive(model, REFERENCE, EVERYTHING)[0]))(MODEL)
+    close(wanted[3], gradient)
+    rows = tree_rows(7, LAST)
+    assert int((rows.tree >= 0).any(axis=1).sum()) > 2 and ((rows.tree >= 0) & ~rows.owned).any()
+    task = dataclasses.replace(TASK, model=dataclasses.replace(SMALL, attention_block=7))
+    close(evaluated(EVERYTHING, rows, task=task), wanted)
+    mesh = make_mesh(MeshConfig(fsdp=2, tensor=2), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        like = jax.eval_shape(lambda: transformer.init(SMALL, jax.random.key(0)))
+        place = lambda x, y: jax.device_put(x, jax.NamedSharding(mesh, y.sharding.spec))  # noqa: E731
+        models = [jax.tree.map(place, x, like) for x in (MODEL, REFERENCE)]
+        close(evaluated(EVERYTHING, put_rows(rows, mesh), models, task), wanted)
+
+
+def test_the_kl_term_is_that_of_the_enumerated_vocabulary(tabular):
+    """Texts weigh their probability under the policy that drew them: the sampled estimate is then an expectation."""
+    chance = np.asarray(text_probabilities(OLDER), np.float64)
+    samples = trajectories(OLDER)
+    nothing = [np.zeros(len(one.ids)) for one in samples]
+    weight = [np.full(len(one.ids), p) for one, p in zip(samples, chance, strict=True)]
+    rows = pack([group_tree("p", PROMPT, samples, nothing, weight)], 32, 16, too_long="error").rows
+
+    def brute_force(model):
+        """Over prefixes, as often as the older policy visits them: the first token's, then those of 1, 2 and 3."""
+        p, q = distributions(model), distributions(REFERENCE)
+        kl = jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+        visits = jnp.exp(distributions(OLDER)[0, 0])
+        second = [next(g for g, text in enumerate(TEXTS) if text[0] == first) for first in (1, 2, 3)]
+        return kl[0, 0] + sum(jax.lax.stop_gradient(visits[TEXTS[g][0]]) * kl[g, 1] for g in second)
+
+    loss, gradient = jax.jit(jax.value_and_grad(brute_force))(MODEL)
+    assert largest(gradient) > 0.1
+    for estimator in ("k3", "exact"):
+        found = evaluated(PolicyGradient(temperature=T, kl=1.0, estimator=estimator), rows)
+        close((found[0], found[3]), (loss, gradient))
+
+
+def test_ratios_are_to_the_proximal_policy_where_rows_have_one(tabular):
+    """Its log-probabilities, computed by the learner, may come in an extra; those of now are the default."""
+    options = VARIANTS["stale, exact"]
+    rows = tree_rows(32)
+    near = jax.jit(lambda rows: vocabulary.log_probabilities(MODEL, SMALL, rows, T))(rows)
+    given = dataclasses.replace(rows, extras={**rows.extras, "proximal": np.asarray(near)})
+    close(evaluated(options, given), evaluated(options, rows))
+
+
+def test_no_array_has_the_vocabulary_of_a_row(tabular, monkeypatch):
+    """The logits of a row of 8,192 slots over 9,504 tokens, a sixteenth of Qwen2.5's, are 297 MiB."""
+    monkeypatch.setattr(vocabulary, "BLOCK", 128)
+    wide = dataclasses.replace(SMALL, vocab_size=152_064 // 16, tied_embeddings=True)
+    task = dataclasses.replace(TASK, model=wide)
+    model = jax.eval_shape(lambda: transformer.init(wide, jax.random.key(0)))
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, 8192), x.dtype), tree_rows(32))
+
+    def temporary(objective):
+        def loss(model, reference, rows):
+            return objective({"model": model, "reference": reference}, rows, task)[0]
+
+        with optimised():
+            report = jax.jit(jax.grad(loss)).lower(model, model, rows).compile().memory_analysis()
+        assert report is not None
+        return report.temp_size_in_bytes
+
+    for estimator in ("k3", "exact"):
+        assert temporary(PolicyGradient(estimator=estimator, kl=0.1)) < 297 * 2**20 / 8
+
+
+def test_metrics_of_nothing_have_no_mean():
+    assert means({"kl": Mean(jnp.float32(0), jnp.float32(0)), "x": np.float32(3)}, 2.0) == {"kl": None, "x": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(clip_low=0.0), "clip_low=0.0 must be above 0"),
+        (dict(clip_high=-1.0), "clip_high=-1.0 must be above 0"),
+        (dict(dual_clip=0.9), "dual_clip=0.9 must be above 1"),
+        (dict(temperature=0.0), "temperature=0.0 must be above 0"),
+        (dict(kl=-0.1), "kl=-0.1 must be 0 or more"),
+        (dict(truncate=-1.0), "truncate=-1.0 must be"),
+        (dict(estimator="k1"), "The gradient of k1 as a loss is 0"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PolicyGradient(**options)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="head 'binary'; it takes language"):
+        PolicyGradient().check(dataclasses.replace(TASK, model=dataclasses.replace(SMALL, head="binary")))
+    with pytest.raises(ValueError, match="kl=0.1 is a distance from a reference"):
+        PolicyGradient(kl=0.1).check(dataclasses.replace(TASK, reference=False))
+    rows = dataclasses.replace(tree_rows(32), extras={})
+    with pytest.raises(ValueError, match="rows lack count, gain, old, penalty"):
+        PolicyGradient()({"model": MODEL}, rows, TASK)
