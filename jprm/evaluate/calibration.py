@@ -98,22 +98,23 @@ def ece_interval(
 ) -> Interval:
     """Returns the debiased ECE, and an interval that has the ECE of the population in at least 95 % of samples.
 
-    With gaps g of the population's bins and noise e, the plain ECE is sum |g_b + e_b|. Its mean is at least the ECE
-    (Jensen), so `high` is the plain ECE plus the lower tail of its resamples. It exceeds the ECE by at most sum |e_b|,
-    and the ECE is at least |sum g_b|: `low` is the higher of the two bounds that follow. Each has 98.75 %. `value` is s
-    times the plain ECE, where s scales the measured gaps so that the plain ECE is the median of sum |s gap_b + e_b|.
-    The noise is that of `ece_if_calibrated`.
+    With gaps g of the population's bins and noise e, the plain ECE is sum |g_b + e_b|. With s the signs of g it is at
+    least s (g + e), so the ECE s g exceeds it by at most -s e: `high` adds the 97.5 % quantile of that, the larger one
+    for the measured signs and for equal signs. The plain ECE exceeds the ECE by at most sum |e_b|, and the ECE is at
+    least |sum g_b|: `low` is the higher of the two bounds that follow, each with 98.75 %. `value` is c times the plain
+    ECE, where c scales the measured gaps so that the plain ECE is the median of sum |c gap_b + e_b|. The noise is that
+    of `ece_if_calibrated`.
     """
     gap_B, noise_RB = _gaps(score_N, right_N, groups, bins, seed)
     plain, tail = np.abs(gap_B).sum(), (1 - LEVEL) / 4
     if not len(gap_B):
         return Interval(np.nan, np.nan, np.nan)
-    again_R = np.abs(gap_B + noise_RB).sum(-1)
     beyond_noise = plain - np.quantile(np.abs(noise_RB).sum(-1), 1 - tail)
     overall = np.abs(gap_B.sum()) - np.quantile(np.abs(noise_RB.sum(-1)), 1 - tail)
     scale_K = np.linspace(0, 1, 41)
     median_K = [np.median(np.abs(scale * gap_B + noise_RB).sum(-1)) for scale in scale_K]
-    low, high = max(0.0, beyond_noise, overall), min(1.0, plain + again_R.mean() - np.quantile(again_R, tail))
+    signed_2R = np.stack([noise_RB @ np.where(gap_B < 0, -1, 1), noise_RB.sum(-1)])
+    low, high = max(0.0, beyond_noise, overall), min(1.0, plain + np.quantile(signed_2R, 1 - 2 * tail, axis=1).max())
     value = plain * np.interp(plain, np.maximum.accumulate(median_K), scale_K) if plain > median_K[0] else 0.0
     return Interval(float(np.clip(value, low, high)), low, high)
 

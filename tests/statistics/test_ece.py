@@ -26,11 +26,12 @@ POPULATIONS = {
 
 
 @pytest.mark.parametrize("name", POPULATIONS)
-@pytest.mark.parametrize("problems", [60, 200])
-def test_the_interval_covers_the_ece(name, problems):
-    """The percentile bootstrap covered 13 % at a true ECE of 0.03."""
+@pytest.mark.parametrize(("problems", "repetitions"), [(20, 400), (60, 120), (200, 120)])
+def test_the_interval_covers_the_ece(name, problems, repetitions):
+    """The percentile bootstrap covered 13 % at a true ECE of 0.03, and a bound by the spread of the resampled ECE 89 %
+    at 20 problems and 0.1: where the gap of the sample is small, folding at 0 hides the spread of its noise."""
     rng, covered, bias, plain_bias = np.random.default_rng(0), [], [], []
-    for _ in range(120):
+    for _ in range(repetitions):
         *data, bins, truth = sample(rng, problems, POPULATIONS[name])
         found = cal.ece_interval(*data, bins, seed=0)
         covered.append(found.low <= truth <= found.high)
@@ -39,7 +40,7 @@ def test_the_interval_covers_the_ece(name, problems):
         plain_bias.append(cal.ece(*data[:2], bins) - truth)
     assert at_least(covered, 0.95)
     if name != "0.1 too sure":  # there noise cancels, and the plain one has no bias
-        assert abs(np.mean(bias)) < np.mean(plain_bias) / 2
+        assert abs(np.mean(bias)) < np.mean(plain_bias) * (0.5 if problems > 20 else 0.65)
 
 
 @pytest.mark.slow
