@@ -8,12 +8,13 @@ import pathlib
 import re
 import shutil
 import types
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import filled, init, random_tree
+from tiny import chain_ids, filled, init, random_tree
 from tiny_run import MODEL, equal, experiment, lines, loop, make_data, one_device, params, untimed
 
 import jprm
@@ -22,9 +23,12 @@ from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
-from jprm.objectives.metrics import summed
+from jprm.objectives.metrics import Mean, summed
 from jprm.pack import pack, token_tree
+from jprm.rl.group import group_tree
+from jprm.rl.trajectory import Trajectory
 from jprm.rows import empty_rows
+from jprm.token_tree import TokenTree
 from jprm.tree import Node, ReasoningTree
 
 FILE = pathlib.Path(__file__).with_name("pairwise.py")
@@ -38,12 +42,27 @@ class Case:
     supervise: str = "step"
     reference: bool = False
     alone: bool = True  # the loss of trees packed together is the sum of each alone
+    tokenised: Callable[[ReasoningTree], TokenTree] | None = None  # by default as `data.supervise` says
+
+
+def sampled(tree):
+    """The tree's whole chains as a group of samples, which a policy drew that knew nothing."""
+    layout, inner = Bytes(), {node.parent for node in tree.nodes}
+    chains = [chain_ids(tree, leaf, layout) + [1] for leaf in range(len(tree.nodes)) if leaf not in inner]
+    prompt = layout.problem(tree.problem)
+    samples = [
+        Trajectory(tuple(ids[len(prompt) :]), np.full(len(ids) - len(prompt), -5.5, np.float32), (), (), True)
+        for ids in chains
+    ]
+    advantage = [(-1.0) ** g * np.linspace(0.5, 1.5, len(one.ids)) for g, one in enumerate(samples)]
+    return group_tree(tree.problem, prompt, samples, advantage)
 
 
 def pull(params, rows, config):
     """The squared distance from the reference's logits: the least that looks at a second model."""
     far_BSC = step_logits(params["model"], config.model, rows) - step_logits(params["reference"], config.model, rows)
-    return jnp.sum(rows.weight * jnp.sum(far_BSC**2, axis=-1)), jnp.sum(rows.weight), {}
+    total, count = jnp.sum(rows.weight * jnp.sum(far_BSC**2, axis=-1)), jnp.sum(rows.weight)
+    return total, count, {"distance": Mean(total, 2 * count)}
 
 
 THIRD, TOKEN = TargetConfig("rating", "third", "keep"), TargetConfig("correctness", "none", "keep")
@@ -53,6 +72,7 @@ CASES = {
     "ternary_cross_entropy": Case("ternary_cross_entropy", "ternary", THIRD),
     "next_token": Case("next_token", "language", TOKEN, "token"),
     "likelihood": Case("likelihood", "binary"),
+    "policy_gradient": Case("policy_gradient", "language", TOKEN, "token", reference=True, tokenised=sampled),
     "pairwise": Case(f"{FILE}:bradley_terry", "binary"),
     "pull": Case(f"{__name__}:pull", "binary", reference=True),
 }
@@ -84,7 +104,7 @@ def model(case, seed=0):
 
 
 def packed(trees, case, slots=128):
-    made = [token_tree(tree, Bytes(), case.supervise) for tree in trees]
+    made = [case.tokenised(tree) if case.tokenised else token_tree(tree, Bytes(), case.supervise) for tree in trees]
     return pack(made, 128, slots, too_long="error").rows
 
 
@@ -133,7 +153,7 @@ def test_packed_is_alone_padding_is_inert_and_gradients_are_finite(case):
     if case.alone:
         alone = [evaluate(both, filled(packed([tree], case), 4)) for tree in TREES]
         close(together, jax.tree.map(lambda *parts: sum(parts), *alone))
-    nothing = evaluate(both, empty_rows(4, 128, 128))
+    nothing = evaluate(both, empty_rows(4, 128, 128, tuple(packed(TREES, case).extras)))
     assert not any(np.any(x) for x in jax.tree.leaves((nothing[0], nothing[1], nothing[3])))
     # What unused slots and padding tokens hold does not matter.
     rows = filled(packed(TREES, case), 4)
@@ -186,6 +206,8 @@ def test_resumed_is_undisturbed(name, tmp_path):
     assert equal(params(cut), params(whole))
     assert untimed(lines(cut)) == untimed(lines(whole))
     assert np.isfinite(result["valid_loss"]) and result["valid_labels"] > 0
+    if name == "pull":
+        assert result["valid_distance"] == pytest.approx(result["valid_loss"] / 2)
     if name == "pairwise":
         assert {"pair_accuracy", "auroc", "valid_pair_accuracy", "valid_auroc"} <= set(result)
         assert jprm.load(whole).score("p", ["add 1"]).shape == (1,)  # scoring needs no objective

@@ -39,6 +39,7 @@ from jprm.experiment import ObjectiveConfig, from_json
 from jprm.objectives.cross_entropy import cross_entropy
 from jprm.objectives.next_token import next_token
 from jprm.objectives.pointwise import Pointwise, likelihood
+from jprm.objectives.policy_gradient import policy_gradient
 from jprm.objectives.squared_error import squared_error
 from jprm.objectives.ternary_cross_entropy import ternary_cross_entropy
 from jprm.rows import Rows
@@ -51,6 +52,7 @@ OBJECTIVES: dict[str, Objective] = {
     "squared_error": squared_error,
     "next_token": next_token,
     "likelihood": Pointwise(likelihood),  # of any head that has one
+    "policy_gradient": policy_gradient,  # on groups of samples, which `jprm.rl` makes
 }
 
 PLAIN = (bool, int, float, str)
