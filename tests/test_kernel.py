@@ -15,7 +15,7 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning
 
 from jprm.data.prm800k import READER
 from jprm.layout import native_layout
-from jprm.model.attention.registry import attend, plan
+from jprm.model.attention.registry import ATTENTION, attend, plan
 from jprm.model.attention.tpu_blocks import (
     FIRST,
     LAST,
@@ -28,7 +28,6 @@ from jprm.model.attention.tpu_blocks import (
     find_blocks,
     vmem_bytes,
 )
-from jprm.model.attention.tpu_kernel import interval_attention
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
@@ -58,8 +57,8 @@ def with_gradients(attend, *arrays):
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def by_sizes(q, k, v, until_BT, position_BT, sizes, config, window=None):
     """The kernel in blocks that only an interpreter takes: small ones, so that small rows have many."""
-    blocks = dataclasses.replace(find_blocks(until_BT, position_BT, sizes), window=window)
-    return with_gradients(lambda *qkv: interval_attention(*qkv, blocks, config), q, k, v)
+    blocks = find_blocks(until_BT, position_BT, sizes)
+    return with_gradients(lambda *qkv: ATTENTION["kernel"].attend(*qkv, blocks, config, window), q, k, v)
 
 
 @functools.partial(jax.jit, static_argnums=5)

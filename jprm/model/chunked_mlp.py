@@ -42,13 +42,13 @@ def with_chunks(w: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "*B F"]:
-    """GELU (by tanh) for Gemma, SiLU for the others."""
+    """Returns the gate's activation: GELU (by tanh) for Gemma, SiLU for the others."""
     return jax.nn.gelu(gate, approximate=True) if config.design == "gemma" else jax.nn.silu(gate)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def chunked_mlp(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], config: ModelConfig) -> Float[Array, "B T D"]:
-    """The gated MLP with weights of `with_chunks`; outputs and input gradients of chunks are summed in float32."""
+    """Returns the gated MLP by chunks of weights (`with_chunks`), whose outputs and input gradients sum in float32."""
     return _forward(x_BTD, w, config)[0]
 
 

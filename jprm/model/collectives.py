@@ -76,12 +76,12 @@ def gathered_weight(w: jax.Array, axis: int) -> jax.Array:
 
 
 def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Mesh axes that split an array's axis."""
+    """Returns the mesh axes that split one axis of an array, from its entry in a PartitionSpec."""
     return (place,) if isinstance(place, str) else place or ()
 
 
 def _over() -> tuple[str, ...]:
-    """Mesh axes that split rows and tokens, over which a weight's gradient is summed."""
+    """Returns the mesh axes that split rows and tokens, over which a weight's gradient is summed."""
     return tuple(name for place in spec("batch", "tokens") for name in _names(place))
 
 

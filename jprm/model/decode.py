@@ -167,7 +167,7 @@ def _read(past: Past, group: int, index) -> tuple[Array, Array]:
 
 
 def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
-    """Attention over two sets of keys in float32: partial softmaxes of each, then combined."""
+    """Returns attention over cached and new keys in float32: a partial softmax of each, then combined."""
     T, G, S = q_BTKGH.shape[1], q_BTKGH.shape[3], k_BKSH.shape[2]
     seen_TS = jnp.arange(S) <= start + jnp.arange(T)[:, None]
     parts = [_part(q_BTKGH, k_BKSH, v_BKSH, jnp.repeat(seen_TS, G, axis=0))]

@@ -141,26 +141,26 @@ class Head:
 
 
 def token_log_probability(logit_BSV: Array, token_BS: Array) -> Float[Array, "B S"]:
-    """Natural logarithm of the softmax at one token a slot."""
+    """Returns the natural logarithm of the softmax at one token a slot."""
     chosen_BS1 = jnp.take_along_axis(logit_BSV, token_BS.astype(jnp.int32)[..., None], axis=-1)
     return chosen_BS1[..., 0] - jax.nn.logsumexp(logit_BSV, axis=-1)
 
 
 def class_log_probability(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """log p[class]."""
+    """Returns log p[class], with p the softmax and the target the class."""
     log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
     chosen_BSC = jax.nn.one_hot(target_BS.astype(jnp.int32), logit_BSC.shape[-1], dtype=log_BSC.dtype)
     return jnp.sum(chosen_BSC * log_BSC, axis=-1)
 
 
 def two_class_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """t log p + (1 - t) log(1 - p), with p the softmax's second class."""
+    """Returns t log p + (1 - t) log(1 - p), with t the target and p the softmax's second class."""
     log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
     return target_BS * log_BSC[..., 1] + (1.0 - target_BS) * log_BSC[..., 0]
 
 
 def log_odds_log_likelihood(logit_BS1: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """t log p + (1 - t) log(1 - p), with p the logit's sigmoid."""
+    """Returns t log p + (1 - t) log(1 - p), with t the target and p the logit's sigmoid."""
     return two_class_log_likelihood(jnp.concatenate([jnp.zeros_like(logit_BS1), logit_BS1], axis=-1), target_BS)
 
 
@@ -183,10 +183,7 @@ HEADS: dict[str, Head] = {
 
 def find(name: str) -> Head:
     """Returns the registered head, or the one that `module:NAME` names. Raises ValueError where there is none."""
-    head = registry.find(name, HEADS, "head")
-    if not isinstance(head, Head):
-        raise ValueError(f"head={name!r} is a {type(head).__name__}, not a jprm.model.heads.Head")
-    return head
+    return registry.find(name, HEADS, "head", Head)
 
 
 def of_channels(count: int) -> str:

@@ -68,7 +68,7 @@ def _param(module: nn.Module, name: str, shape: tuple[int, ...], scale: float | 
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
-    """x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang and Sennrich 2019)."""
+    """Returns x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang and Sennrich 2019)."""
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (x32 * scale).astype(x.dtype)
@@ -179,7 +179,7 @@ Rotation = tuple[Array, Array]
 
 
 def block(x_BTD, layer: Mapping[str, Array], window, rotations: tuple[Rotation, Rotation], plan, config: ModelConfig):
-    """One layer: attention and gated MLP, each after an RMSNorm and added to the residual stream.
+    """Applies one layer: attention and gated MLP, each after an RMSNorm and added to the residual stream.
 
     window: the layer's entry of `windows`; rotations: for layers without and with a window.
     """

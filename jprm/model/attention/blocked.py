@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model.attention.interface import HIDDEN, AttentionConfig, Implementation, capped
+from jprm.model.attention.interface import HIDDEN, Implementation, capped
 from jprm.model.mesh import parts, reshape, spec
+
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
 
 
 @jax.tree_util.register_dataclass
@@ -28,7 +32,7 @@ class Unsplit:
     window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
-def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Unsplit:
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Unsplit:
     return Unsplit(*unsplit(until_BT, position_BT))
 
 
@@ -42,7 +46,7 @@ def attend(
     k_BSKH: Float[Array, "B S K H"],
     v_BSKH: Float[Array, "B S K H"],
     rows: Unsplit,
-    config: AttentionConfig,
+    config: ModelConfig,
     window: Int[Array, ""] | None = None,
     at_once: bool = False,
 ) -> Float[Array, "B T K G H"]:
@@ -58,7 +62,7 @@ def attend(
 
 
 def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
-    """The queries of every device against all keys: its own, and those that it receives."""
+    """Attends where tokens are split: each device gathers all keys and values of its rows for its own queries."""
 
     def own(q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
         k_BKSH, v_BKSH = (jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in (k_BKTH, v_BKTH))
@@ -70,10 +74,10 @@ def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
     return jax.shard_map(own, in_specs=places, out_specs=queries)(*arguments)
 
 
-def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: AttentionConfig, at_once: bool, first=0):
-    """A block's logits live only while it is computed, in the backward pass too: each block is rematerialised.
+def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: ModelConfig, at_once: bool, first=0):
+    """Attends a block of queries at a time, and rematerialises it in the backward pass: only its logits are in memory.
 
-    `first` is the row's index of the first query.
+    `first` is the index, in its row, of the first query.
     """
     T, S = q_BKGTH.shape[3], k_BKSH.shape[2]
     # At most 64 blocks, which bounds the size of the compiled program.

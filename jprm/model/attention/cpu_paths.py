@@ -12,16 +12,18 @@ This is for CPUs, where small exact work beats large regular work. No T x T arra
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from jprm.model.attention.interface import HIDDEN, SAVED, AttentionConfig, Implementation, capped, unsplit_only
+from jprm.model.attention.interface import HIDDEN, SAVED, Implementation, capped, unsplit_only, with_backward
 from jprm.model.mesh import reshape
+
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
 
 CHUNK = 256
 """Keys of a path that a block attends to at once. A path's last chunk is half padding on average."""
@@ -39,7 +41,7 @@ class Paths:
     window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
-def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Paths:
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Paths:
     """Finds the paths. Raises ValueError for rows of a length that is no multiple of `attention_block`."""
     T, block = until_BT.shape[1], config.attention_block
     if T % block:
@@ -52,19 +54,7 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: At
     return Paths(until_BT, position_BT, index_BNS, chunks_N)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def path_attention(
-    q_BTKGH: Float[Array, "B T K G H"],
-    k_BTKH: Float[Array, "B T K H"],
-    v_BTKH: Float[Array, "B T K H"],
-    paths: Paths,
-    config: AttentionConfig,
-) -> Float[Array, "B T K G H"]:
-    """Grouped-query attention under `until`; T must be a multiple of `attention_block`. Softmax in float32."""
-    return _forward(q_BTKGH, k_BTKH, v_BTKH, paths, config)[0]
-
-
-def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: AttentionConfig):
+def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: ModelConfig):
     T, G, block = q_BTKGH.shape[1], q_BTKGH.shape[3], config.attention_block
 
     def body(_, inputs):
@@ -100,8 +90,11 @@ def _merged(one, other):
     return top_BKX, a_BKX * total_BKX + b_BKX * more_BKX, y_BKXH
 
 
-def _backward(config: AttentionConfig, saved, dy_BTKGH):
-    """With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q (Dao et al. 2022)."""
+def _backward(config: ModelConfig, saved, dy_BTKGH):
+    """Returns the gradients (Dao et al. 2022).
+
+    With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
+    """
     q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX = saved
     T, G, block, scale = q_BTKGH.shape[1], q_BTKGH.shape[3], config.attention_block, config.query_scale
     inner_BTKG = jnp.sum(dy_BTKGH.astype(jnp.float32) * y_BTKGH.astype(jnp.float32), axis=-1)
@@ -138,17 +131,12 @@ def _backward(config: AttentionConfig, saved, dy_BTKGH):
     return _rows(dq_NBQKGH), dk_BTKH.astype(k_BTKH.dtype), dv_BTKH.astype(v_BTKH.dtype), None
 
 
-path_attention.defvjp(_forward, _backward)
+PATHS = Implementation(
+    plan, with_backward(_forward, _backward), lambda config, backend, context: unsplit_only("paths", context), flat=True
+)
 
 
-def attend(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: AttentionConfig, window=None) -> Any:
-    return path_attention(q_BTKGH, k_BTKH, v_BTKH, dataclasses.replace(paths, window=window), config)
-
-
-PATHS = Implementation(plan, attend, lambda config, backend, context: unsplit_only("paths", context), flat=True)
-
-
-def path_pairs(paths: Paths, config: AttentionConfig) -> int:
+def path_pairs(paths: Paths, config: ModelConfig) -> int:
     """Returns the pairs of query and key that are computed for each head, hidden ones included."""
     block, (B, N, _) = config.attention_block, paths.index.shape
     return B * block * int(N * block + CHUNK * jnp.sum(paths.chunks))
@@ -178,7 +166,7 @@ def _scatter(x_BTKH, index_BS, update_BKSH):
     return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(x_BTKH, index_BS, update_BSKH)
 
 
-def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: AttentionConfig):
+def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: ModelConfig):
     """Logits in float32 under the rule key <= query < until[key] and the window; X is (G, block) flattened."""
 
     def of_keys(x_BT, index_BS=index_BS):
@@ -205,12 +193,12 @@ def _tokens_first(x_BKXH, G: int) -> Float[Array, "B Q K G H"]:
 
 
 def _blocks(x_BTK, block: int):
-    """(B, T, K, ...) to (N, B, block, K, ...)"""
+    """Cuts tokens into N blocks: (B, T, K, ...) to (N, B, block, K, ...)."""
     B, T, *rest = x_BTK.shape
     return jnp.moveaxis(reshape(x_BTK, (B, T // block, block, *rest), "batch", None, None, "kv_heads"), 1, 0)
 
 
 def _rows(x_NBQK):
-    """The inverse of `_blocks`."""
+    """Inverts `_blocks`: (N, B, block, K, ...) to (B, T, K, ...)."""
     N, B, Q, *rest = x_NBQK.shape
     return reshape(jnp.moveaxis(x_NBQK, 0, 1), (B, N * Q, *rest), "batch", None, "kv_heads")

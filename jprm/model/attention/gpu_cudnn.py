@@ -17,13 +17,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model.attention.interface import AttentionConfig, Implementation, unsplit_only
+from jprm.model.attention.interface import Implementation, unsplit_only
 from jprm.model.mesh import spec
+
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
 
 TILE = 128
 """Rows are a multiple of this many tokens: some releases of cuDNN give NaN gradients where the last tile of 128 keys is
@@ -38,7 +42,7 @@ class Chains:
     alone: Bool[Array, " B"]
 
 
-def refuses(config: AttentionConfig, backend: str | None, context: int) -> str | None:
+def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
     """Returns why cuDNN's attention refuses. (Hopper and later also take heads of 256, other GPUs do not.)"""
     for takes, fits, field in [
         ("dtype='bfloat16' alone", config.dtype == "bfloat16", "dtype"),
@@ -62,7 +66,7 @@ def refuses(config: AttentionConfig, backend: str | None, context: int) -> str |
     return unsplit_only("cudnn", context)
 
 
-def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Chains:
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Chains:
     """Finds the rows of one chain. Raises ValueError for rows of a length that is no multiple of TILE."""
     T = until_BT.shape[1]
     if T % TILE:
@@ -78,10 +82,10 @@ def attend(
     k_BTKH: Float[Array, "B T K H"],
     v_BTKH: Float[Array, "B T K H"],
     chains: Chains,
-    config: AttentionConfig,
+    config: ModelConfig,
     window: None = None,
 ) -> Float[Array, "B T K G H"]:
-    """Grouped-query attention with a softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
+    """Returns grouped-query attention with a softmax in float32; rows and key-value heads are split over the mesh."""
     # NaN goes into the values, since a maximum of logits could ignore it.
     v_BTKH = jnp.where(chains.alone[:, None, None, None], v_BTKH, jnp.nan)
     call = functools.partial(_causal, scale=config.query_scale)

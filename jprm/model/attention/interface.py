@@ -7,11 +7,16 @@ Query i sees key j if and only if j <= i < until[j]. In a layer with a sliding w
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
+
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
 
 HIDDEN = -1e30
 """The logit of a hidden key. It is finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in
@@ -19,37 +24,6 @@ float32."""
 
 SAVED = "attention"
 """The name of what `remat="dots"` keeps, beside products."""
-
-
-class AttentionConfig(Protocol):
-    """The fields of `ModelConfig` that implementations read."""
-
-    @property
-    def attention(self) -> str: ...
-
-    @property
-    def kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    @property
-    def windows(self) -> tuple[int, ...]: ...
-
-    @property
-    def attention_softcap(self) -> float: ...
-
-    @property
-    def attention_block(self) -> int: ...
-
-    @property
-    def group(self) -> int: ...
-
-    @property
-    def query_scale(self) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +43,26 @@ class Implementation:
     flops: (config, rows, tokens, tensor, context) to FLOPs of every kernel's call on one device, for `jprm plan`.
     """
 
-    plan: Callable[[Array, Array, AttentionConfig], Any]
+    plan: Callable[[Array, Array, ModelConfig], Any]
     attend: Callable[..., Array]
-    refuses: Callable[[AttentionConfig, str | None, int], str | None] = lambda config, backend, context: None
+    refuses: Callable[[ModelConfig, str | None, int], str | None] = lambda config, backend, context: None
     backend: str = ""
     chain_rows: bool = False
     flat: bool = False
-    flops: Callable[[AttentionConfig, int, int, int, int], dict[str, float]] = lambda *_: {}
+    flops: Callable[[ModelConfig, int, int, int, int], dict[str, float]] = lambda *_: {}
+
+
+def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]:
+    """Returns `attend` of a forward pass, (q, k, v, plan, config) to (output, saved), and its gradient's function."""
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+    def attention(q_BTKGH, k_BTKH, v_BTKH, plan, config):
+        return forward(q_BTKGH, k_BTKH, v_BTKH, plan, config)[0]
+
+    attention.defvjp(forward, backward)
+    return lambda q, k, v, plan, config, window=None: attention(
+        q, k, v, dataclasses.replace(plan, window=window), config
+    )
 
 
 def capped(logit, softcap: float):

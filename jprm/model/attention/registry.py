@@ -13,7 +13,7 @@ Decoding with a cache has attention of its own (`jprm.model.decode`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -22,10 +22,13 @@ from jprm import registry
 from jprm.model.attention.blocked import BLOCKED
 from jprm.model.attention.cpu_paths import PATHS
 from jprm.model.attention.gpu_cudnn import CUDNN
-from jprm.model.attention.interface import AttentionConfig, Implementation
+from jprm.model.attention.interface import Implementation
 from jprm.model.attention.reference import REFERENCE
 from jprm.model.attention.tpu_kernel import KERNEL
 from jprm.model.mesh import parts
+
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
 
 ATTENTION: dict[str, Implementation] = {
     "reference": REFERENCE, "blocked": BLOCKED, "paths": PATHS, "kernel": KERNEL, "cudnn": CUDNN,
@@ -35,13 +38,10 @@ ATTENTION: dict[str, Implementation] = {
 
 def find(name: str) -> Implementation:
     """Returns the implementation of the name. Raises ValueError where there is none."""
-    found = registry.find(name, ATTENTION, "attention")
-    if not isinstance(found, Implementation):
-        raise ValueError(f"attention={name!r} is a {type(found).__name__}, not an attention Implementation")
-    return found
+    return registry.find(name, ATTENTION, "attention", Implementation)
 
 
-def check(name: str, config: AttentionConfig, backend: str | None = None, context: int = 1) -> Implementation:
+def check(name: str, config: ModelConfig, backend: str | None = None, context: int = 1) -> Implementation:
     """Returns the implementation. Raises ValueError where it refuses the model, the backend or rows in so many parts.
 
     backend: of jax, or None for any.
@@ -52,14 +52,14 @@ def check(name: str, config: AttentionConfig, backend: str | None = None, contex
     return found
 
 
-def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Any:
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Any:
     """Returns what `config.attention` needs to know of the rows. Raises ValueError where it refuses them, or this
     backend."""
     own = check(config.attention, config, jax.default_backend(), parts(until_BT))
     return own.plan(until_BT, position_BT, config)
 
 
-def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: AttentionConfig, window=None) -> Float[Array, "B T K G H"]:
+def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: ModelConfig, window=None) -> Float[Array, "B T K G H"]:
     """Returns grouped-query attention by `config.attention`, as `Implementation.attend`."""
     return find(config.attention).attend(q_BTKGH, k_BSKH, v_BSKH, plan, config, window)
 

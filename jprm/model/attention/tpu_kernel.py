@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from jprm.model.attention.blocked import unsplit
-from jprm.model.attention.interface import HIDDEN, AttentionConfig, Implementation, capped
+from jprm.model.attention.interface import HIDDEN, Implementation, capped, with_backward
 from jprm.model.attention.tpu_blocks import (
     FIRST,
     LANES,
@@ -41,18 +41,21 @@ from jprm.model.attention.tpu_blocks import (
 )  # fmt: skip
 from jprm.model.mesh import parts, spec
 
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
+
 PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
 """Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
 logits, the gradients of weights, keys and values."""
 
 
-def refuses(config: AttentionConfig, backend: str | None, context: int) -> str | None:
+def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
     if backend == "gpu":
         return "attention='kernel' is for TPUs; a GPU takes attention='blocked', or 'cudnn' for chains"
     return None
 
 
-def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: AttentionConfig) -> Blocks:
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Blocks:
     """Finds the pairs of blocks. Raises ValueError for rows or heads that no blocks fit (`block_sizes`)."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
@@ -60,11 +63,7 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: At
     return find_blocks(until_BT, position_BT, sizes, split)
 
 
-def attend(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: AttentionConfig, window=None) -> Any:
-    return interval_attention(q_BTKGH, k_BTKH, v_BTKH, dataclasses.replace(blocks, window=window), config)
-
-
-def flops(config: AttentionConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
+def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
     """Returns FLOPs of a call of each kernel on a device's rows, each of which one chain fills: all pairs of blocks.
 
     Trees need fewer, and a kernel skips the others. Where rows are split over `context`, the figures are for the device
@@ -76,27 +75,18 @@ def flops(config: AttentionConfig, rows: int, tokens: int, tensor: int, context:
     return {name: 2.0 * n * rows * heads * config.head_dim * pairs for name, n in PRODUCTS.items()}
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def interval_attention(
-    q_BTKGH: Float[Array, "B T K G H"],
-    k_BTKH: Float[Array, "B T K H"],
-    v_BTKH: Float[Array, "B T K H"],
-    blocks: Blocks,
-    config: AttentionConfig,
-) -> Float[Array, "B T K G H"]:
-    """Grouped-query attention with a softmax in float32. On a mesh, rows and key-value heads are split as elsewhere."""
-    return _forward(q_BTKGH, k_BTKH, v_BTKH, blocks, config)[0]
-
-
-def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: AttentionConfig):
+def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
     q_BKGTH, k_BKTH, v_BKTH = q_BTKGH.transpose(0, 2, 3, 1, 4), k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
     heads = dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH])
     y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
     return y_BKGTH.transpose(0, 3, 1, 2, 4), (q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T)
 
 
-def _backward(config: AttentionConfig, saved, dy_BTKGH):
-    """With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q (Dao et al. 2022)."""
+def _backward(config: ModelConfig, saved, dy_BTKGH):
+    """Returns the gradients (Dao et al. 2022).
+
+    With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
+    """
     q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T = saved
     dy_BKGTH = dy_BTKGH.transpose(0, 2, 3, 1, 4)
     inner_BKG1T = jnp.sum(dy_BKGTH.astype(jnp.float32) * y_BKGTH.astype(jnp.float32), axis=-1)[:, :, :, None]
@@ -104,9 +94,6 @@ def _backward(config: AttentionConfig, saved, dy_BTKGH):
     results = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
     dq_BKGTH, dk_BKTH, dv_BKTH = results
     return dq_BKGTH.transpose(0, 3, 1, 2, 4), dk_BKTH.swapaxes(1, 2), dv_BKTH.swapaxes(1, 2), None
-
-
-interval_attention.defvjp(_forward, _backward)
 
 
 def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
@@ -140,7 +127,7 @@ def _whole(blocks: Blocks, heads: dict) -> dict:
     return heads | dict(keys=[jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in heads["keys"]])
 
 
-def _attend(config: AttentionConfig, blocks: Blocks, heads: dict):
+def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     (q_BKGTH,) = heads["queries"]
     G, T, H = q_BKGTH.shape[2:]
     acc, state = (pltpu.VMEM((G, blocks.sizes.query, width), jnp.float32) for width in (H, LANES))
@@ -152,7 +139,7 @@ def _attend(config: AttentionConfig, blocks: Blocks, heads: dict):
     )  # fmt: skip
 
 
-def _gradients(config: AttentionConfig, blocks: Blocks, heads: dict):
+def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
     inputs, own = _whole(blocks, heads), heads["keys"][0].shape[2]
     G, H = inputs["queries"][0].shape[2], inputs["queries"][0].shape[4]
     sums = pltpu.VMEM((G, blocks.sizes.query, H), jnp.float32)
@@ -165,14 +152,14 @@ def _gradients(config: AttentionConfig, blocks: Blocks, heads: dict):
 
 
 def _pair(K: int, P: int, major: str, table, i, p):
-    """The table's entry of a step, for its flags, and its blocks of queries and of keys."""
+    """Returns the table's entry at a grid step, which holds its flags, and its blocks of queries and of keys."""
     entry = table[jax.lax.div(i, K) * P + p]
     of = entry >> 17, (entry >> 3) & MINOR
     return entry, *(of if major == "query" else of[::-1])
 
 
 def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec], list[pl.BlockSpec]]:
-    """What a step sees of arrays, by their kind (`_walk`), and of the marks of queries and of keys."""
+    """Returns block specs of arrays by their kind (`_walk`), and of `until` and positions of queries and of keys."""
     K, G, H = shape
 
     def place(*index):
@@ -192,7 +179,7 @@ def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec]
     return kinds, marks
 
 
-def _walk(kernel, blocks: Blocks, config: AttentionConfig, major: str, inputs: dict, outputs: dict, scratch: list):
+def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
     """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
 
     inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
@@ -352,11 +339,11 @@ def _seen(t, s, of_query, of_key, numbers, windowed: bool, keys_first: bool):
     return seen
 
 
-def _logits(a_MH, b_NH, config: AttentionConfig):
+def _logits(a_MH, b_NH, config: ModelConfig):
     return capped(_dot(a_MH, b_NH, (1, 1)) * config.query_scale, config.attention_softcap)
 
 
-def _weights(logit, dweight, seen, log, inner, config: AttentionConfig):
+def _weights(logit, dweight, seen, log, inner, config: ModelConfig):
     """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap."""
     weight = jnp.exp(jnp.where(seen, logit, HIDDEN) - log)
     dlogit = weight * (dweight - inner)
@@ -376,4 +363,4 @@ def _lanes(x_TL, width: int):
     return jnp.tile(x_TL, (1, -(-width // LANES)))[:, :width]
 
 
-KERNEL = Implementation(plan, attend, refuses, backend="tpu", flops=flops)
+KERNEL = Implementation(plan, with_backward(_forward, _backward), refuses, backend="tpu", flops=flops)
