@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -12,7 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -21,6 +22,7 @@ from flax.core import FrozenDict
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
+from jprm.outputs import check_version
 from jprm.token_tree import Supervise
 
 VERSION = 2
@@ -109,7 +111,7 @@ class Experiment:
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
 
     def __post_init__(self):
-        object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
+        object.__setattr__(self, "objective_options", _frozen(self.objective_options, "objective_options"))
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be positive")
         if self.probe_rows < 0:
@@ -148,25 +150,8 @@ class ObjectiveConfig:
     supervise: Supervise = "step"
 
 
-T = typing.TypeVar("T")
-
-
-def load(path: str | os.PathLike, overrides: typing.Sequence[str] = (), kind: type[T] = Experiment) -> T:
-    """Runs the file's `experiment()` and applies `a.b=value` overrides, checked against the fields' types.
-
-    Raises ValueError or FileNotFoundError for a file without an experiment of this kind.
-    """
-    module, what = module_of(path), f"a {kind.__module__}.{kind.__name__}"
-    if not hasattr(module, "experiment"):
-        raise ValueError(f"{path}: defines no function experiment() that returns {what}")
-    made = module.experiment()
-    if not isinstance(made, kind):
-        raise ValueError(f"{path}: experiment() returns a {type(made).__name__}, not {what}")
-    return override(made, overrides)
-
-
-def module_of(path: str | os.PathLike) -> types.ModuleType:
-    """Runs a Python file and returns its module."""
+def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
+    """Runs the file's `experiment()` and applies `a.b=value` overrides, checked against the fields' types."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such experiment file")
@@ -177,10 +162,15 @@ def module_of(path: str | os.PathLike) -> types.ModuleType:
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
     module_spec.loader.exec_module(module)
-    return module
+    if not hasattr(module, "experiment"):
+        raise ValueError(f"{path}: defines no function experiment() that returns a jprm.experiment.Experiment")
+    made = module.experiment()
+    if not isinstance(made, Experiment):
+        raise ValueError(f"{path}: experiment() returns a {type(made).__name__}, not a jprm.experiment.Experiment")
+    return override(made, overrides)
 
 
-def override(experiment: T, assignments: typing.Sequence[str]) -> T:
+def override(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
     """Returns the experiment with all `a.b=value` applied at once, so that dependent fields can change together."""
     tree = to_json(experiment)
     for assignment in assignments:
@@ -197,7 +187,7 @@ def override(experiment: T, assignments: typing.Sequence[str]) -> T:
             place[leaf] = json.loads(text)
         except json.JSONDecodeError:
             place[leaf] = text
-    return from_json(type(experiment), tree)
+    return from_json(Experiment, tree)
 
 
 def read(path: str | os.PathLike) -> Experiment:
@@ -208,10 +198,9 @@ def read(path: str | os.PathLike) -> Experiment:
     try:
         values = json.loads(pathlib.Path(path).read_text())
         version = values.pop("version", 1) if isinstance(values, dict) else 1
+        check_version(version, VERSION, path)
         if version == 1 and "loss" in values:
             values["objective"] = values.pop("loss")
-        if version not in (1, VERSION):
-            raise ValueError(f"version {version}, and this jprm reads versions up to {VERSION}")
         return from_json(Experiment, values)
     except ValueError as error:  # broken JSON and broken UTF-8 are ValueErrors too
         raise ValueError(
@@ -244,6 +233,12 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
         except TypeError as error:
             raise ValueError(f"{where or kind.__name__}: {error}") from error
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        for choice in args:
+            with contextlib.suppress(ValueError):
+                return from_json(choice, value, where)
+    if origin is Sequence and isinstance(value, list | str):
+        return value if isinstance(value, str) else [from_json(args[0], v, where) for v in value]
     if origin is tuple and isinstance(value, list | tuple):
         if args[-1] is Ellipsis:
             return tuple(from_json(args[0], v, where) for v in value)
@@ -252,20 +247,23 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
     if origin is Literal and value in args:
         return value
     if origin is Mapping and isinstance(value, Mapping):
-        return frozen(value, where)
+        if args[1] is not Any:
+            value = {name: from_json(args[1], v, f"{where}.{name}") for name, v in value.items()}
+        return _frozen(value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
         return value
-    raise ValueError(f"{where}: {value!r} is not a {getattr(kind, '__name__', kind)}")
+    wanted = f"one of {', '.join(map(str, args))}" if origin is Literal else f"a {getattr(kind, '__name__', kind)}"
+    raise ValueError(f"{where}: {value!r} is not {wanted}")
 
 
-def frozen(value: Any, where: str) -> Any:
+def _frozen(value: Any, where: str) -> Any:
     """Returns a JSON value as one that hashes. Raises ValueError, naming the field, where it is no JSON value."""
     if isinstance(value, Mapping):
-        return FrozenDict({name: frozen(v, f"{where}.{name}") for name, v in value.items()})
+        return FrozenDict({name: _frozen(v, f"{where}.{name}") for name, v in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(frozen(v, where) for v in value)
+        return tuple(_frozen(v, where) for v in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{where}: {value!r} is a {type(value).__name__}, which JSON does not have")

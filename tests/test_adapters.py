@@ -293,18 +293,18 @@ def test_a_record_of_ones_own(tmp_path):
     [
         (dict(head_="score"), "head_ is no field of an adapter"),
         (dict(like="qwen"), "like 'qwen' is not one of qwen-prm, "),
-        (dict(step=7), "step is '7', which is not of its type"),
+        (dict(step=7), "step: 7 is not a Sequence"),
         (dict(step="{problem} {step}"), "step must hold {step} once, and not {problem}"),
         (dict(problem="{problem} {step}"), "problem must hold {problem}, and not {step}"),
         (dict(channels=[]), "channels must be names, each once"),
-        (dict(channels=list("abcd")), "4 channels; a head has one, two or three"),
+        (dict(channels=list("abcd")), "4 channels; a head has 1 or 2 or 3"),
         (dict(score={"up": 1}), "score names 'up', which is no channel"),
         (dict(head="lm_head"), "channel 'right' of the language head is not among tokens"),
-        (dict(activation="tanh"), "activation 'tanh' is not one of"),
+        (dict(activation="tanh"), "activation: 'tanh' is not one of softmax"),
         (dict(semantics="good"), "semantics 'good' is not one of"),
         (dict(aggregation="median"), "aggregation 'median' is not one of"),
         (dict(activation="log_ratio"), "log_ratio takes no channels and no score"),
-        (dict(context=0), "context is '0', which is not of its type"),
+        (dict(context=0), "context is 0; it must be positive"),
     ],
 )
 def test_records_that_say_nothing_sensible_are_refused(tmp_path, changes, message):

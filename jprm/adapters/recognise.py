@@ -6,14 +6,14 @@ import dataclasses
 import os
 import pathlib
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
 from jprm.adapters.published import PUBLISHED
 from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import kinds
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
-from jprm.layout import Template
+from jprm.experiment import from_json
 from jprm.tokenizer import load_tokenizer
 
 OUTER = "pretrained_model."
@@ -103,11 +103,11 @@ def read(path: str | os.PathLike) -> Adapter:
     like = fields.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in PUBLISHED):
         raise ValueError(f"{path}: like {like!r} is not one of {', '.join(PUBLISHED)}")
+    types = get_type_hints(Adapter)
     for name, value in fields.items():
-        if name not in _TYPES:
-            raise ValueError(f"{path}: {name} is no field of an adapter; its fields are {', '.join(_TYPES)}, like")
-        if not _fits(name, value):
-            raise ValueError(f"{path}: {name} is {str(value)[:60]!r}, which is not of its type")
+        if name not in types:
+            raise ValueError(f"{path}: {name} is no field of an adapter; its fields are {', '.join(types)}, like")
+        from_json(types[name], value, f"{path}: {name}")
     for name in ("base", "reference"):  # relative to the file that names them
         if fields.get(name):
             fields[name] = str(path.parent / fields[name])
@@ -119,30 +119,3 @@ def read(path: str | os.PathLike) -> Adapter:
         return dataclasses.replace(PUBLISHED[like], **({"name": path.parent.resolve().name} | fields))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {re.sub(r'^.*__init__.. ', '', str(error))}") from error
-
-
-_TYPES = {
-    "name": str, "problem": Template, "step": Template, "first": Template, "channels": Template, "score": dict,
-    "head": str, "activation": str, "tokens": dict, "vocabulary": list, "joined": bool, "strip": bool,
-    "semantics": str, "aggregation": str, "context": int, "base": str, "reference": str, "scale": float,
-    "redundancy": dict, "redundancy_threshold": float, "threshold": float, "weight": str,
-    "benchmarks": dict,
-}  # fmt: skip
-_NUMBER = (int, float)
-
-
-def _fits(name: str, value: Any) -> bool:
-    wanted = _TYPES[name]
-    if wanted is Template:
-        return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
-    if wanted is list:
-        return isinstance(value, list) and all(type(x) is int for x in value)
-    if name in ("score", "redundancy"):
-        return isinstance(value, dict) and all(type(x) in _NUMBER for x in value.values())
-    if name == "tokens":
-        return isinstance(value, dict) and all(x is None or type(x) is int for x in value.values())
-    if wanted is int:
-        return value is None or (type(value) is int and value > 0)
-    if wanted is float:
-        return type(value) in _NUMBER
-    return isinstance(value, wanted)

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from jprm.layout import Template
+from jprm.model.heads import HEADS
 from jprm.score.aggregate import DEFAULT_RULE, RULES
 from jprm.score.scale import WEIGHTS, Scale
 from jprm.tree import SEMANTICS
@@ -41,7 +42,7 @@ class Adapter:
     name: str
     problem: Template
     step: Template
-    channels: tuple[str, ...]
+    channels: Template
     """The head's outputs, in order. Of a language head: the tokens whose logits are taken."""
     score: Mapping[str, float]
     """Channel to factor: the score is the sum of factor x activation over these channels."""
@@ -121,10 +122,12 @@ def _wrong(a: Adapter) -> str:
         return f"weight {a.weight!r} is not one of {', '.join(WEIGHTS)}"
     if a.activation == "log_ratio":
         return "log_ratio takes no channels and no score" if a.channels or a.score else ""
-    if len(a.channels) > 3:
-        return f"{len(a.channels)} channels; a head has one, two or three"
+    if a.context is not None and a.context < 1:
+        return f"context is {a.context}; it must be positive"
     if not a.channels or len(set(a.channels)) < len(a.channels):
         return "channels must be names, each once"
+    if len(a.channels) not in (counts := {len(head.channels) for head in HEADS.values() if head.channels}):
+        return f"{len(a.channels)} channels; a head has {' or '.join(map(str, sorted(counts)))}"
     if not a.score or (unknown := sorted(set(a.score) - set(a.channels))):
         return f"score names {unknown[0]!r}, which is no channel" if a.score else "score is empty"
     if unknown := sorted(set(a.redundancy or ()) - set(a.channels)):
