@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
-from tyro.extras import SubcommandApp
 
 import jprm
-from jprm.cli.arguments import Adapter, Distributed, Files, Folder, OnError, Settings, one_of
+from jprm.cli.arguments import Adapter, Commands, Distributed, Files, Folder, OnError, Settings, one_of
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
 from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
-from jprm.cli.rl import rl
 from jprm.cli.search import search
 from jprm.compile_cache import enable_compile_cache
 from jprm.export import FileDtype, Format
@@ -46,7 +44,7 @@ JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints
 REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Errors whose message is written for the user. Any other is a bug and shows its traceback."""
 
-app = SubcommandApp()
+app = Commands()
 
 
 @app.command
@@ -210,7 +208,6 @@ app.command(
 )
 app.command(report)
 app.command(plan)
-app.command(rl)
 app.command(
     label,
     name="label",

@@ -1,11 +1,14 @@
 """Types of arguments that several commands take, and configs as groups of options."""
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from tyro.conf import arg
+from tyro.extras import SubcommandApp
 
 from jprm.outputs import check_output
 
@@ -22,7 +25,19 @@ Folder = Annotated[Path, arg(metavar="DIR")]
 PolicyFile = Annotated[Path, arg(metavar="P")]
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
+
+
+class Commands(SubcommandApp):
+    """A group of commands. Arguments' descriptions are paragraphs, where tyro would keep the docstring's lines."""
+
+    def command(self, func: Any = None, **options: Any) -> Any:
+        if inspect.isfunction(func):
+            func.__doc__ = re.sub(r"\n {8,}", " ", inspect.cleandoc(func.__doc__ or ""))
+        elif func is None:
+            return lambda func: self.command(func, **options)
+        return super().command(func, **options)
 
 
 def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
-from tyro.extras import SubcommandApp
 
-from jprm.cli.arguments import Folder, check_outputs
+from jprm.cli.arguments import Commands, Folder, check_outputs
 from jprm.evaluate.benchmark import Benchmark
 from jprm.evaluate.benchmarks import BENCHMARKS
 
 
-def evaluation() -> SubcommandApp:
-    """The commands of `jprm eval`: `suite`, and one for every registered benchmark."""
-    app = SubcommandApp()
+def evaluation() -> Commands:
+    """Returns the commands of `jprm eval`: `suite`, and one for every registered benchmark."""
+    app = Commands()
     app.command(suite)
     for benchmark in BENCHMARKS.values():
         app.command(name=benchmark.command)(_command(benchmark))
@@ -59,7 +58,7 @@ def suite(
 
 
 def _command(benchmark: Benchmark):
-    """The command of a benchmark: writes its report as JSON and prints its tables."""
+    """Returns the command of a benchmark, which writes its report as JSON and prints its tables."""
 
     def command(options) -> None:
         from jprm.evaluate.run import run

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, arg
-from tyro.extras import SubcommandApp
 
-from jprm.cli.arguments import Count, Folder, PolicyFile, built, command, print_counts
+from jprm.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, print_counts
 from jprm.label.config import Adaptive, MonteCarloConfig, OmegaConfig
 from jprm.verify.checkers import Kind
 
-label = SubcommandApp()
+label = Commands()
 
 Input = Annotated[Path, arg(metavar="F.jsonl")]
 Output = Annotated[Path, arg(metavar="G.jsonl")]
@@ -115,8 +114,8 @@ def label_consensus(
     input: Annotated[Path, arg(metavar="F.jsonl")],
     other: Annotated[Path, arg(metavar="G.jsonl")],
     output: Annotated[Path, arg(metavar="H.jsonl")],
-    threshold: float | None = None,
-    other_threshold: float | None = None,
+    threshold: Number = None,
+    other_threshold: Number = None,
 ) -> None:
     """Keep the chains on whose first error two sources of labels agree.
 

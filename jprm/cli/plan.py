@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from jprm.cli.arguments import Settings
+from jprm.cli.arguments import Number, Settings
 
 
 def plan(
@@ -17,9 +17,9 @@ def plan(
     slices: int = 1,
     scoring: FlagCreatePairsOff[bool] = False,
     search: FlagCreatePairsOff[bool] = False,
-    tokens_per_epoch: float | None = None,
-    labels_per_epoch: float | None = None,
-    to: Annotated[Path | None, arg(name="json", metavar="OUT")] = None,
+    tokens_per_epoch: Number = None,
+    labels_per_epoch: Number = None,
+    to: Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")] = None,
     set_: Settings = (),
 ) -> None:
     """Compile an experiment's step for a TPU slice, here: memory, FLOPs, collectives, and how fast it can be at most.

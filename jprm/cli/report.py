@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 def report(
     folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
     out: Annotated[Path, arg(metavar="PAGE.html")],
-    figures: Annotated[Path | None, arg(metavar="DIR")] = None,
+    figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
 ) -> None:
     """One page with verdict, figures and every chain with its scores: a single file that works without a network.
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
-from tyro.extras import SubcommandApp
 
-from jprm.cli.arguments import Folder, OnError, PolicyFile, built, command, one_of, print_counts
+from jprm.cli.arguments import Commands, Folder, OnError, PolicyFile, built, command, one_of, print_counts
 from jprm.score.rules import Rule
 from jprm.search.methods import METHODS, Choice, find
 
-search = SubcommandApp()
+search = Commands()
 
 
 @dataclasses.dataclass(frozen=True)
