@@ -25,6 +25,10 @@ judgement, -1, 0 (neutral) or +1, which a training config turns into targets. `v
 completion from here is correct (Monte Carlo). `advantage` and `implicit`: real numbers."""
 
 
+NONE: Mapping[str, Any] = {}
+"""What nodes without outputs or further keys share: a dict each would take 128 bytes."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
     """One step. `parent` is an index into the tree's nodes, -1 for the problem; a parent comes before its children."""
@@ -35,8 +39,8 @@ class Node:
     origin: str | None = None  # human, monte_carlo, formal, model:NAME@STEP
     correct: bool | None = None  # outcome of the chain that ends at this node, where it is known
     score: float | None = None  # of a PRM
-    outputs: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of the head beside the score
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys that jprm does not know, untouched
+    outputs: Mapping[str, float] = dataclasses.field(default_factory=lambda: NONE)  # of the head beside the score
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NONE)  # keys unknown to jprm, untouched
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ def with_scores(
     """
     nodes = []
     for i, (node, score) in enumerate(zip(tree.nodes, scores, strict=True)):
-        named = node.outputs if outputs is None else {name: values[i] for name, values in outputs.items()}
+        named = node.outputs if outputs is None else {name: values[i] for name, values in outputs.items()} or NONE
         nodes.append(dataclasses.replace(node, score=score, outputs=named))
     return dataclasses.replace(tree, nodes=tuple(nodes))
 
@@ -189,7 +193,7 @@ def _branch(branch: Mapping[str, Any], start: int, semantics: str, where: str, f
         del extra["correct"]
     nodes = [
         Node(start + i - 1 if i else -1, text_of(text, where, f"{field}steps[{i}]"), label, score=score,
-             outputs={name: values[i] for name, values in outputs.items()})
+             outputs={name: values[i] for name, values in outputs.items()} or NONE)
         for i, (text, label, score) in enumerate(zip(steps, labels, scores, strict=True))
     ]  # fmt: skip
     nodes[-1] = dataclasses.replace(nodes[-1], correct=correct)
@@ -244,7 +248,7 @@ def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
             reason = f"is {parent!r}, neither -1 (the problem) nor the index of an earlier node"
             raise RecordError(where, field + ".parent", reason, "Put parents before their children.")
         score = number_of(extra.pop("score"), where, field + ".score") if "score" in extra else None
-        outputs = extra.pop("outputs") if _are_outputs(extra.get("outputs"), None) else {}
+        outputs = extra.pop("outputs") if _are_outputs(extra.get("outputs"), None) else NONE
         text = text_of(extra.pop("text", None), where, field + ".text")
         origin = extra.get("origin")
         if origin is not None:
@@ -254,7 +258,7 @@ def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
         for key, value in (("label", label), ("origin", origin), ("correct", correct)):
             if value is not None:
                 del extra[key]
-        nodes.append(Node(parent, text, label, origin, correct, score, outputs, extra))
+        nodes.append(Node(parent, text, label, origin, correct, score, outputs, extra or NONE))
     if not nodes:
         raise RecordError(where, "nodes", "is empty", "A tree has at least one node.")
     return nodes
