@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jprm.score.scorer import PRM
     from jprm.train.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = ["PRM", "Trainer", "aggregate", "load"]
 

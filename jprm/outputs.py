@@ -96,7 +96,7 @@ def stored_request(output: str | os.PathLike) -> dict[str, Any]:
 
 
 def _request_in(info: pathlib.Path) -> dict[str, Any]:
-    """The request that was kept, without its version; empty where there is none or a full disk cut it short."""
+    """Returns the stored request without its version; empty where there is none or a full disk cut it short."""
     try:
         kept = json.loads(info.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
@@ -113,7 +113,7 @@ def check_version(found: Any, known: int, path: str | os.PathLike) -> None:
 
 
 def partial_of(path: str | os.PathLike) -> str:
-    """The name under which a file is written until it is whole."""
+    """Returns the name under which a file is written until it is complete."""
     return f"{os.fspath(path)}.partial"
 
 

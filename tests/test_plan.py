@@ -106,7 +106,7 @@ def test_a_convolution_counts_what_meets_an_input(seed):
     dilated = np.zeros((size - 1) * lhs + 1 + 8 * low + 64)
     dilated[low : low + (size - 1) * lhs + 1 : lhs] = 1  # ones where the input has an element
     pairs = sum(dilated[o * stride + w * rhs] for o in range(outputs) for w in range(window))
-    assert counts._meetings(size, window, outputs, stride, low, lhs, rhs) == pairs
+    assert counts._pairs_along(size, window, outputs, stride, low, lhs, rhs) == pairs
 
 
 LOOP = """HloModule loop

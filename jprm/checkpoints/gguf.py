@@ -70,13 +70,13 @@ class Reader:
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Row-major, (out, in)."""
+        """Returns the shape of a tensor in row-major order, (out, in) for a matrix."""
         if name not in self._tensors:
             raise ValueError(f"{self.path}: tensor {name} is missing; the file is cut short or of another model")
         return tuple(int(n) for n in reversed(self._tensors[name].shape))
 
     def tensor(self, name: str) -> np.ndarray:
-        """float32, in row-major order (out, in)."""
+        """Returns a tensor in float32, in row-major order: (out, in) for a matrix."""
         shape, tensor = self.shape(name), self._tensors[name]
         return np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(shape)
 

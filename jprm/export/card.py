@@ -17,7 +17,7 @@ CALIBRATION = "calibration.json"
 
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
-    """jprm's own layout and reading: each part tokenised alone, the score read at the end of the step's newline."""
+    """Returns the record of jprm's own layout and head, from which `jprm.adapters` reads the exported folder."""
     return {
         "name": experiment.name,
         "problem": ["{bos}{problem}", "\n"],

@@ -25,7 +25,7 @@ from jprm.train.step import State, make_step
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns abstract rows of shape (*lead, ...), sharded as by `put_rows`; the last axis of `lead` is the rows."""
+    """Returns `Rows` of shapes and shardings without values: (*lead, ...), with rows on the last axis of `lead`."""
 
     def abstract(place: Any, arrays: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)

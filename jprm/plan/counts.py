@@ -68,7 +68,7 @@ def product_flops(where: Computation, product: Instruction) -> float:
             return window[name].split("x")[axis] if name in window else default
 
         low = int(option("pad", "0_0").split("_")[0])
-        pairs *= _meetings(
+        pairs *= _pairs_along(
             left[lhs.index(label)], right[rhs.index(label)], result[out.index(label)], int(option("stride", "1")), low,
             int(option("lhs_dilate", "1")), int(option("rhs_dilate", "1")),
         )  # fmt: skip
@@ -76,8 +76,11 @@ def product_flops(where: Computation, product: Instruction) -> float:
     return 2.0 * result[out.index("b")] * features * pairs / int(product.attribute("batch_group_count") or 1)
 
 
-def _meetings(size: int, window: int, outputs: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
-    """Returns the pairs of output and window position along one axis that meet an input element."""
+def _pairs_along(size: int, window: int, outputs: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
+    """Counts, along one axis of a convolution, the pairs of an output and a window position that meet an input element.
+
+    The others fall on padding, or on the zeros that dilation puts between elements, and are not multiplied.
+    """
     position = np.arange(outputs)[:, None] * stride + np.arange(window) * rhs_dilate - low
     return int(np.sum((position >= 0) & (position <= (size - 1) * lhs_dilate) & (position % lhs_dilate == 0)))
 

@@ -82,7 +82,7 @@ def _measured(
     program: counts.Program, topology: Topology, needed: float, tokens: int, epoch_tokens: float | None,
     epoch_labels: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the program does, its bounds and an epoch's; `needed` are the model's FLOPs for a step of `tokens`."""
+    """Returns the fields `program`, `bounds` and `epoch` of a plan; `needed`: the model's FLOPs for a step."""
     bound = roofline.bounds(program, topology.chip)
     per_second = tokens / bound.step
     hours = (epoch_tokens or 0) / per_second / 3600

@@ -227,7 +227,7 @@ class ServerPolicy:
 
 
 def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) -> dict[str, Any]:
-    """Returns the JSON of one request, for one sample."""
+    """Returns the JSON body that requests one sample from the server: a completion, or an answer in a chat."""
     prompt = config.prompt.replace("{problem}", prefix.problem)
     written = "".join(step + config.delimiter for step in prefix.steps)
     body: dict[str, Any] = {

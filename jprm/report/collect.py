@@ -57,7 +57,7 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
 
 
 def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
-    """The browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree:
+    """Returns the browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree:
 
     `f`, `p` its file and problem by index, `t` texts of the steps, `d` their depth (trees), `l` labels (1 right, 0
     wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null).
@@ -74,7 +74,7 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
 
 
 def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int]) -> dict[str, Any]:
-    """The nodes `order` of a tree, with the scores of each model."""
+    """Returns one of the items of `chains`: the nodes `order` of a tree, with the scores of each model."""
     labels = [tree.nodes[i].label for i in order]
     if tree.semantics == "rating":
         labels = [None if label is None else (label + 1) / 2 for label in labels]

@@ -59,7 +59,7 @@ def report(
 
 
 def html(page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str]) -> str:
-    """The page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
+    """Returns the page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
     several = len(page.models) > 1
     loader = jinja2.PackageLoader("jprm.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
@@ -78,19 +78,19 @@ def html(page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn
 
 
 def embedded(data: Any) -> str:
-    """JSON that no text inside can close or comment out: `<` is written as its escape."""
+    """Returns JSON that no text inside can close or comment out: `<` is written as its escape."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def verdict(model: Model) -> Iterator[tuple[str, str]]:
-    """(`good`, `bad` or `open`, sentence) of every benchmark in a model's results."""
+    """Yields (`good`, `bad` or `open`, sentence) for every benchmark in a model's results."""
     for name, benchmark in BENCHMARKS.items():
         if name in model.results:
             yield from benchmark.verdict(model.results)
 
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
-    """(id, heading, blocks) of every section that has something to show."""
+    """Yields (id, heading, blocks) of every section that has something to show."""
     own = {name: x for name, x in BENCHMARKS.items() if name in page.models[0].results}
     found: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
     found += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]

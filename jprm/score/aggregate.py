@@ -75,7 +75,7 @@ def host_rank_keys(
 
 
 def _rank_keys(xp, score_BP, mask_BP):
-    """`xp` is numpy or jax.numpy."""
+    """Computes `rank_keys` with `xp`, which is numpy or jax.numpy."""
     score_BP = xp.asarray(score_BP, xp.float32)
     some_B = mask_BP.any(-1)
     steps_B = xp.maximum(mask_BP.sum(-1), 1)

@@ -96,7 +96,9 @@ def apply(recalibration: Recalibration, score: Float[np.ndarray, "*N"]) -> Float
 
 
 def fit(kind: str, score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"]) -> Recalibration:
-    """The map of `KINDS` that fits a calibration split best. Raises ValueError without both right and wrong steps.
+    """Returns the map of this kind that fits a calibration split best.
+
+    Raises ValueError without both correct and incorrect steps.
 
     temperature  minimises the log loss over T (Guo et al. 2017, arXiv 1706.04599, section 4.2)
     platt        the same over slope and intercept (Platt 1999)

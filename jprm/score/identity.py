@@ -50,7 +50,7 @@ def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
 
 @jax.jit
 def _sums(params: Any) -> Any:
-    """Two sums of each array's bits modulo 2^32, one of them of scrambled bits: exact in any order of addition."""
+    """Returns two sums of each array's bits modulo 2^32, one of scrambled bits: exact in any order of addition."""
 
     def of(x: jax.Array) -> jax.Array:
         kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]

@@ -75,7 +75,7 @@ def parents(position_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 @jax.jit
 def _path_sum(x_BT: Float[Array, "B T"], rows: Rows, start_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
-    """The sum of x over the tokens that a step's last token sees: those of its chain from depth `start_BS` on."""
+    """Sums x over the tokens that a step's last token sees: those of its chain from depth `start_BS` on."""
     index_T = jnp.arange(x_BT.shape[1])
     end_BS1 = rows.step_end[..., None]
     seen_BST = (index_T <= end_BS1) & (end_BS1 < rows.until[:, None, :])

@@ -205,7 +205,7 @@ def _extend(
     score_PS = score(head_logits(params, config, x_PSD))
 
     def put(slots_NKH, x_PKTH):
-        """Of a layer, or of a group of many."""
+        """Writes the keys or values of a layer, or of a group of layers, into their slots."""
         place = spec(*[None] * (x_PKTH.ndim - 2), "kv_heads", None)
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
