@@ -19,8 +19,10 @@ TRAIN = [
     "tensorflow-datasets>=4.9.10",
 ]
 
+SERVE = ["prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
+
 TEST = [
-    "jprm[train]",
+    "jprm[serve,train]",
     "pytest>=9.2.0",
     "pytest-xdist>=3.8.0",
     "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel
@@ -67,6 +69,7 @@ setuptools.setup(
         "tyro>=1.0.17",
     ],
     extras_require={
+        "serve": SERVE,
         "train": TRAIN,
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],

@@ -33,7 +33,7 @@ LAYERS = [
     ["score", "adapters", "loading"],
     ["data", "objectives", "train", "policy"],
     ["verify", "label", "search", "evaluate", "rl"],
-    ["plan", "export", "report"],
+    ["plan", "export", "report", "serve"],
     ["cli"],
     ["__main__"],
 ]

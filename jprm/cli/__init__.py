@@ -25,6 +25,7 @@ from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.search import search
+from jprm.cli.serve import serve
 from jprm.compile_cache import enable_compile_cache
 from jprm.export import FileDtype, Format
 from jprm.libtpu import quiet_without_tpu
@@ -207,6 +208,7 @@ app.command(
     " diagnostics; and drift and contamination of data.",
 )
 app.command(report)
+app.command(serve)
 app.command(plan)
 app.command(
     label,

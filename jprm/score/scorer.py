@@ -7,6 +7,7 @@ prm.score_many(records)            # records of any kind, with their scores
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -155,6 +156,19 @@ class PRM:
     def output_names(self) -> tuple[str, ...]:
         """Names of what `outputs_of` returns."""
         return ("score",) if self.ratio is not None else tuple(name for name, _ in self.readout.outputs)
+
+    def warm_up(self, longest: int) -> list[int]:
+        """Compiles what chains of up to `longest` tokens need; returns the lengths of rows, in tokens.
+
+        Afterwards no tree whose chains have at most so many tokens, and half as many steps, compiles anything.
+        """
+        sizes = [SHORTEST]
+        while sizes[-1] < max(LONGEST, longest):
+            sizes.append(2 * sizes[-1])
+        for tokens in sizes:
+            rows = empty_rows(1, tokens, tokens // 2)
+            collections.deque(self._run(rows, rows.step_end, self.readout), maxlen=0)
+        return sizes
 
     def _read(self, trees: Sequence[ReasoningTree], readout: Callable) -> list[dict[str, np.ndarray]]:
         """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""

@@ -1,0 +1,43 @@
+"""`jprm serve`: scores over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from jprm.cli.arguments import Adapter, one_of
+from jprm.model import Dtype
+from jprm.serve.config import ServeConfig
+
+DEFAULTS = ServeConfig()
+
+
+def serve(
+    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    config: OmitArgPrefixes[ServeConfig] = DEFAULTS,
+    view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None,
+    adapter: Adapter = None,
+    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
+    attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+) -> None:
+    """Score over HTTP: /v1/score, /v1/rerank, OpenRLHF's /get_reward; /v1/models, /health, /ready, /metrics.
+
+    With the environment variable JPRM_API_KEY, clients send the key as `Authorization: Bearer KEY`. SIGTERM ends the
+    server after it has answered what it admitted.
+
+    For example:
+      jprm serve runs/prm800k_smollm2
+      curl localhost:8000/v1/score -d '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
+
+    Args:
+        model: Folders of trained or published models. A request names a folder, or takes the first.
+        view: How OpenRLHF's prompts are written: {"prompt": "...{problem}...", "ends": [...], "segmentation": "auto"}.
+        adapter: How to read a published model whose files do not show it: a name, or a JSON file.
+        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
+        attention: The attention implementation, as in `jprm score`.
+    """
+    from jprm.serve.run import serve
+
+    serve(model, config, view=view, adapter=adapter, dtype=dtype, attention=attention)

@@ -1,0 +1,1 @@
+"""`jprm serve`: scores over HTTP, on one device thread that packs what waits together."""

@@ -1,0 +1,139 @@
+"""The server as an ASGI application: routes, who may call them, and what is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import prometheus_client
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jprm.serve.config import ServeConfig
+from jprm.serve.engine import Closed, Engine
+from jprm.serve.http import Refusal, Server, server_of, shutting_down
+from jprm.serve.openrlhf import View, get_reward
+from jprm.serve.score import rerank, score
+
+OPEN = ("/health", "/ready")
+"""Routes that need no key: a load balancer asks them."""
+
+
+def make_app(engines: Mapping[str, Engine], config: ServeConfig, key: str | None = None, view: View | None = None):
+    """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
+
+    Args:
+      engines: by the models' names; the first is the default.
+      key: what a client sends as `Authorization: Bearer KEY`; None where no key is needed.
+      view: how OpenRLHF's prompts are written.
+    """
+    registry = prometheus_client.CollectorRegistry()
+    routes = [
+        Route("/v1/score", score, methods=["POST"]),
+        Route("/v1/rerank", rerank, methods=["POST"]),
+        Route("/get_reward", get_reward, methods=["POST"]),
+        Route("/v1/models", _models),
+        Route("/health", lambda request: PlainTextResponse("ok")),
+        Route("/ready", lambda request: PlainTextResponse("ready")),
+        Route("/metrics", _metrics),
+    ]
+    names = [config.host, "localhost", "127.0.0.1", "[::1]", "testserver", *config.hosts]
+    middleware = [
+        Middleware(_Measured, registry=registry, paths=[route.path for route in routes]),
+        Middleware(TrustedHostMiddleware, allowed_hosts=names if config.loopback or config.hosts else ["*"]),
+        Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
+                   allow_headers=["Authorization", "Content-Type"]),
+        Middleware(_Key, key=key),
+    ]  # fmt: skip
+    handlers = {
+        Refusal: lambda request, error: error.response(),
+        Closed: lambda request, error: shutting_down(error).response(),
+        404: lambda request, error: Refusal(404, f"there is no route {request.url.path}").response(),
+        405: lambda request, error: Refusal(405, f"{request.url.path} takes no {request.method}").response(),
+        Exception: lambda request, error: Refusal(500, f"{type(error).__name__}; the server's log has more").response(),
+    }
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        for engine in engines.values():  # what was admitted has been answered: uvicorn waits for its connections
+            engine.close()
+
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)  # pyright: ignore[reportArgumentType]  # handlers of single kinds of errors
+    app.state.server, app.state.view, app.state.registry = Server(dict(engines), config), view or View(), registry
+    waiting = prometheus_client.Gauge("jprm_waiting_tokens", "Tokens that wait.", ["model"], registry=registry)
+    rate = prometheus_client.Gauge("jprm_tokens_per_second", "Measured rate.", ["model"], registry=registry)
+    for name, engine in engines.items():
+        waiting.labels(name).set_function(lambda engine=engine: engine.waiting_tokens)
+        rate.labels(name).set_function(lambda engine=engine: engine.rate)
+    return app
+
+
+async def _models(request: Request) -> Response:
+    engines = server_of(request).engines
+    data = [
+        {"id": name, "object": "model", "owned_by": "jprm", "max_model_len": e.longest, "rule": e.prm.rule,
+         "semantics": e.prm.semantics, "step": e.prm.step}
+        for name, e in engines.items()
+    ]  # fmt: skip
+    return JSONResponse({"object": "list", "data": data})
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(
+        prometheus_client.generate_latest(request.app.state.registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
+    )
+
+
+class _Key:
+    """Refuses requests without the key, comparing in constant time."""
+
+    def __init__(self, app: ASGIApp, key: str | None):
+        self.app, self.expected = app, None if key is None else f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.expected is not None and scope["path"] not in OPEN:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self.expected):
+                await Refusal(401, "no valid key: send it as Authorization: Bearer KEY").response()(
+                    scope, receive, send
+                )
+                return
+        await self.app(scope, receive, send)
+
+
+class _Measured:
+    """Counts requests and their seconds by route and status, and nothing of what they hold."""
+
+    def __init__(self, app: ASGIApp, registry: prometheus_client.CollectorRegistry, paths: Sequence[str]):
+        self.app, self.paths = app, paths
+        self.seconds = prometheus_client.Histogram(
+            "jprm_request_seconds", "Time from the request to the end of its answer.", ["route", "status"],
+            registry=registry, buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+        )  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            known = scope["path"] if scope["path"] in self.paths else "other"
+            self.seconds.labels(known, status).observe(time.monotonic() - began)

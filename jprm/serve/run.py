@@ -1,0 +1,59 @@
+"""Loads the models, compiles what they need, and serves until SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import uvicorn
+
+from jprm.loading import load
+from jprm.model import Dtype
+from jprm.serve.app import make_app
+from jprm.serve.config import ServeConfig
+from jprm.serve.engine import Engine
+from jprm.serve.openrlhf import View, read_view
+
+KEY = "JPRM_API_KEY"
+"""The environment variable that holds the key, which a command line would show to all users of the machine."""
+
+DRAIN_SECONDS = 60
+"""How long requests may take to be answered after SIGTERM."""
+
+
+def serve(
+    models: Sequence[str | os.PathLike],
+    config: ServeConfig,
+    *,
+    view: str | os.PathLike | None = None,
+    dtype: Dtype | None = None,
+    attention: str | None = None,
+    adapter: str | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serves the models by their folders' names until SIGTERM or Ctrl-C, then answers what was admitted.
+
+    Raises ValueError for an address that others reach without a key, no model, or two models of one name.
+    """
+    if not models:
+        raise ValueError("name the folder of a model to serve")
+    key = os.environ.get(KEY) or None
+    if key is None and not config.loopback:
+        raise ValueError(f"host {config.host}: others can reach it. Set {KEY}, or use 127.0.0.1")
+    names = [pathlib.Path(model).resolve().name for model in models]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")
+    prompts = read_view(view) if view else View()
+    engines = {}
+    for name, folder in zip(names, models, strict=True):
+        prm = load(folder, dtype=dtype, adapter=adapter, attention=attention)
+        say(f"{prm!r}: compiling")
+        lengths = prm.warm_up(config.longest)
+        say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens")
+        engines[name] = Engine(prm, config.longest)
+    # Its access log would hold addresses and query strings; /metrics has the counts.
+    uvicorn.run(
+        make_app(engines, config, key, prompts), host=config.host, port=config.port, access_log=False,
+        log_level="info", server_header=False, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30,
+    )  # fmt: skip

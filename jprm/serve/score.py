@@ -1,0 +1,139 @@
+"""`POST /v1/score`: any record with the scores of its steps, or lines of records in and out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from jprm.jsonl import dump, parse
+from jprm.score.rules import RULES
+from jprm.score.scorer import CHUNK, PRM, scored
+from jprm.search.chain_scores import chain_scores
+from jprm.serve.engine import Engine
+from jprm.serve.http import Refusal, admit, answer, body_of, field, json_of, of_record, server_of
+from jprm.tree import ReasoningTree, RecordError, chains_of, tree_of
+
+LINES = "application/x-ndjson"
+
+
+async def score(request: Request) -> Response:
+    """Scores one record, or with the content type application/x-ndjson one record a line.
+
+    The answer to lines has the bytes of `jprm score`, which packs them by 64, so they share no row with other requests.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip() == LINES:
+        return await _lines(request)
+    body = await json_of(request)
+    options = {name: body.pop(name, None) for name in ("model", "rule")}
+    engine = server_of(request).engine(options["model"])
+    rule = rule_of(engine.prm, options["rule"])
+    admit(request, engine)
+    tree, tokens = await asyncio.to_thread(_read, engine, body)
+    (outputs,) = await answer(request, engine.score([tree], tokens))
+    made = {
+        "object": "score",
+        "model": engine.prm.name,
+        "rule": rule,
+        "record": scored(body, tree, outputs),
+        "chains": chains(engine.prm, tree, outputs["score"], rule),
+        "usage": usage(tokens),
+    }
+    return JSONResponse(made)
+
+
+def rule_of(prm: PRM, rule: Any) -> str:
+    """Returns the rule by its name, the model's own for None. Raises Refusal for an unknown one."""
+    if rule is not None and rule not in RULES:
+        raise Refusal(400, f"there is no rule {rule!r}: use {', '.join(RULES)}", "rule")
+    return rule or prm.rule
+
+
+def chains(prm: PRM, tree: ReasoningTree, score_N: np.ndarray, rule: str) -> list[dict[str, Any]]:
+    """Returns for every chain its nodes, its score by the rule, and the node of its lowest score."""
+    paths = chains_of(tree)
+    value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, prm.scale)
+    weakest = [path[int(np.argmin(score_N[path]))] for path in paths]
+    return [
+        {"nodes": path, "score": float(value), "weakest": node}
+        for path, value, node in zip(paths, value_B, weakest, strict=True)
+    ]
+
+
+def usage(tokens: int) -> dict[str, int]:
+    """Returns the tokens of a request in OpenAI's form. A prefix that its chains share counts once."""
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def _read(engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
+    try:
+        tree = tree_of(record, "body")
+        return tree, engine.tokens_of([tree])
+    except RecordError as error:
+        raise of_record(error) from None
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+
+
+async def _lines(request: Request) -> Response:
+    engine = server_of(request).engine(request.query_params.get("model"))
+    body = await body_of(request)
+    admit(request, engine)
+    records, tokens = await asyncio.to_thread(_records, engine, body)
+    chunks = [records[i : i + CHUNK] for i in range(0, len(records), CHUNK)]
+    first = await _scored(request, engine, chunks[0], tokens) if chunks else b""
+
+    async def written() -> AsyncIterator[bytes]:
+        yield first  # an error in it was still an error of the request
+        for chunk in chunks[1:]:
+            yield await _scored(request, engine, chunk, 0)
+
+    return StreamingResponse(written(), media_type=LINES)
+
+
+def _records(engine: Engine, body: bytes) -> tuple[list[tuple[dict[str, Any], ReasoningTree]], int]:
+    """Returns the records with their trees, and their tokens. Every line is checked before the first is scored."""
+    found = []
+    try:
+        for number, line in enumerate(body.split(b"\n"), start=1):
+            if line.strip():
+                record = parse(line, f"line {number}")
+                found.append((record, tree_of(record, f"line {number}")))
+        return found, engine.tokens_of([tree for _, tree in found])
+    except RecordError as error:
+        raise of_record(error) from None
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+
+
+async def _scored(request: Request, engine: Engine, chunk: Sequence[Any], tokens: int) -> bytes:
+    trees = [tree for _, tree in chunk]
+    found = await answer(request, engine.run(lambda: engine.prm.outputs_of(trees), tokens))
+    lines = [dump(scored(record, tree, outputs)) for (record, tree), outputs in zip(chunk, found, strict=True)]
+    return "".join(line + "\n" for line in lines).encode()
+
+
+async def rerank(request: Request) -> Response:
+    """`POST /v1/rerank`: orders documents, which are solutions, by their chains' scores, for any rerank client."""
+    body = await json_of(request)
+    engine = server_of(request).engine(body.get("model"))
+    rule, problem = rule_of(engine.prm, body.get("rule")), field(body, "query", str)
+    texts = [text.get("text") if isinstance(text, dict) else text for text in field(body, "documents", list)]
+    top = field(body, "top_n", int, default=len(texts) or 1)
+    admit(request, engine)
+    read = await asyncio.to_thread(lambda: [_read(engine, {"problem": problem, "response": text}) for text in texts])
+    tokens = sum(count for _, count in read)
+    found = await answer(request, engine.score([tree for tree, _ in read], tokens))
+    values = [
+        chains(engine.prm, tree, outputs["score"], rule)[0]["score"]
+        for (tree, _), outputs in zip(read, found, strict=True)
+    ]
+    order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: max(top, 0)]
+    results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
+    if body.get("return_documents"):
+        results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
+    return JSONResponse({"model": engine.prm.name, "results": results, "usage": usage(tokens)})

@@ -1,0 +1,216 @@
+"""The server: its answers equal the library's, a bad request harms no other, and what it cannot take it refuses."""
+
+import asyncio
+import json
+import threading
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+import tiny_run as tiny
+
+import jprm
+from jprm.jsonl import dump, write_records
+from jprm.score import scorer
+from jprm.score.files import score_file
+from jprm.serve.app import make_app
+from jprm.serve.config import ServeConfig
+from jprm.serve.engine import Engine
+from jprm.serve.openrlhf import View
+from jprm.tree import tree_of
+
+CONFIG = ServeConfig(longest=256)
+
+
+def chains(count, seed=0):
+    return [{key: record[key] for key in ("problem", "steps")} for record in tiny.chains(count, seed=seed)]
+
+
+CHAIN = chains(1)[0]
+
+
+@pytest.fixture(scope="module")
+def prm(tiny_run):
+    """A model whose longest rows have 512 tokens, so that few shapes are compiled."""
+    with tiny.one_device(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scorer, "LONGEST", 512)
+        made = jprm.load(tiny_run.folder)
+        assert made.warm_up(256) == [256, 512]
+        yield made
+
+
+@pytest.fixture
+def engine(prm):
+    made = Engine(prm, 256)
+    yield made
+    made.close()
+
+
+def call(engine, *requests, config=CONFIG, key=None, view=None, headers=None):
+    """Returns the responses of requests (method, path, arguments) that are sent at once."""
+    app = make_app({"tiny": engine}, config, key, view)
+
+    async def send():
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+            base_url="http://testserver",
+            headers=headers,
+        ) as client:
+            return await asyncio.gather(*(client.request(m, path, **more) for m, path, more in requests))
+
+    return asyncio.run(send())
+
+
+def post(path, body, **more):
+    return ("POST", path, {"content": body if isinstance(body, bytes) else json.dumps(body).encode(), **more})
+
+
+def test_a_record_comes_back_with_the_librarys_scores(engine, prm):
+    (got,) = call(engine, post("/v1/score", CHAIN))
+    made = got.json()
+    expected = prm.score(CHAIN["problem"], CHAIN["steps"])
+    assert made["record"]["scores"] == pytest.approx(expected.tolist(), abs=1e-7)
+    assert made["chains"][0]["weakest"] == int(np.argmin(expected))
+    assert made["rule"] == prm.rule and made["usage"]["prompt_tokens"] == engine.tokens_of([tree_of(CHAIN)])
+
+
+def test_free_text_is_split_and_the_rule_is_reported(engine):
+    text = {"problem": CHAIN["problem"], "response": "\n".join(CHAIN["steps"]), "rule": "min"}
+    (got,) = call(engine, post("/v1/score", text))
+    record = got.json()["record"]
+    assert record["steps"] == CHAIN["steps"] and record["segmentation"] in jprm.steps.RULES
+    assert got.json()["chains"][0]["score"] == pytest.approx(min(record["scores"]))
+
+
+def test_lines_have_the_bytes_of_the_command_under_load(engine, prm, tmp_path):
+    records = chains(100)
+    write_records(tmp_path / "in.jsonl", records)
+    score_file(prm, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    lines = post("/v1/score", (tmp_path / "in.jsonl").read_bytes(), headers={"content-type": "application/x-ndjson"})
+    answers = call(engine, lines, *(post("/v1/score", record) for record in records[:20]), lines)
+    assert answers[0].content == answers[-1].content == (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_requests_at_once_equal_requests_alone_and_share_one_tree(engine, prm):
+    """Rows of another length round differently: 1e-6 is ten units in the last place of a float32 near 1."""
+    samples = [dict(CHAIN, steps=CHAIN["steps"][:n]) for n in range(1, len(CHAIN["steps"]) + 1)] + chains(8, seed=3)
+    before = scorer.readout_of_rows._cache_size()
+    together = [a.json()["record"]["scores"] for a in call(engine, *(post("/v1/score", record) for record in samples))]
+    for record, scores in zip(samples, together, strict=True):
+        assert scores == pytest.approx(prm.score(record["problem"], record["steps"]).tolist(), abs=1e-6)
+    assert scorer.readout_of_rows._cache_size() == before  # nothing is compiled after the warm-up
+
+
+def test_a_poisoned_request_fails_alone(engine, monkeypatch):
+    outputs_of = type(engine.prm).outputs_of
+
+    def poisoned(self, trees):
+        if any(node.text == "poison" for tree in trees for node in tree.nodes):
+            raise FloatingPointError("not finite")
+        return outputs_of(self, trees)
+
+    monkeypatch.setattr(type(engine.prm), "outputs_of", poisoned)
+    bad = dict(CHAIN, steps=["poison"])
+    answers = call(engine, *(post("/v1/score", bad if i == 3 else record) for i, record in enumerate(chains(9))))
+    assert [a.status_code for a in answers] == [500 if i == 3 else 200 for i in range(9)]
+    assert "not finite" not in answers[3].text  # the log has it; an answer names only the kind
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, "line"),
+        (b"[" * 100_000, 400, "line"),
+        (b'{"problem": "p", "steps": [NaN]}', 400, "line"),
+        (b'{"problem": "p", "steps": ["\\ud800"]}', 400, "line"),
+        (b"[]", 400, None),
+        ({"problem": "p"}, 400, "record"),
+        ({"problem": "p", "steps": []}, 400, "steps"),
+        (dict(CHAIN, rule="best"), 400, "rule"),
+        (dict(CHAIN, model="other"), 404, "model"),
+        (dict(CHAIN, steps=["1 + 1 = 2"] * 200), 400, None),
+        (b" " * (2**20 + 1), 413, None),
+    ],
+)
+def test_bad_requests_are_errors_in_openais_form(engine, body, status, param):
+    (got,) = call(engine, post("/v1/score", body), config=ServeConfig(longest=256, body_bytes=2**20))
+    assert got.status_code == status
+    assert got.json()["error"]["param"] == param and got.json()["error"]["message"]
+
+
+def test_rerank_orders_documents_by_their_chains(engine):
+    records = [dict(record, problem=CHAIN["problem"]) for record in chains(5, seed=2)]
+    documents = ["\n".join(record["steps"]) for record in records]
+    body = {"query": CHAIN["problem"], "documents": documents, "top_n": 3, "return_documents": True}
+    (got,) = call(engine, post("/v1/rerank", body))
+    results = got.json()["results"]
+    values = [result["relevance_score"] for result in results]
+    assert len(results) == 3 and values == sorted(values, reverse=True)
+    assert all(result["document"]["text"] == documents[result["index"]] for result in results)
+
+
+def test_openrlhfs_call_gets_the_chains_scores(engine, prm):
+    view = View(prompt="<user>{problem}<assistant>", ends=("<end>",), segmentation="lines")
+    prompt = f"<user>{CHAIN['problem']}<assistant>"
+    body = {
+        "query": [prompt + "\n".join(CHAIN["steps"]) + "<end>", prompt + " "],
+        "prompts": [prompt] * 2,
+        "labels": ["", ""],
+    }
+    (got,) = call(engine, post("/get_reward", body | {"rule": "min"}), view=view)
+    lowest = float(prm.score(CHAIN["problem"], CHAIN["steps"]).min())
+    assert got.json()["rewards"] == got.json()["scores"] == pytest.approx([lowest, 0.0], abs=1e-6)
+    assert got.json()["extra_logs"]["steps"] == [len(CHAIN["steps"]), 0]
+    (got,) = call(engine, post("/get_reward", {"query": ["x"], "prompts": ["y"], "labels": [""]}), view=view)
+    assert got.status_code == 400 and got.json()["error"]["param"] == "query"
+
+
+def test_keys_hosts_and_origins(engine):
+    requests = [("GET", path, {}) for path in ("/v1/models", "/health", "/ready", "/metrics")]
+    assert [a.status_code for a in call(engine, *requests, key="secret")] == [401, 200, 200, 401]
+    (got,) = call(engine, requests[0], key="secret", headers={"authorization": "Bearer secret"})
+    assert got.json()["data"][0]["id"] == "tiny"
+    (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": "evil.example"}}))
+    assert got.status_code == 400
+    (got,) = call(engine, ("GET", "/v1/models", {"headers": {"origin": "https://evil.example"}}))
+    assert "access-control-allow-origin" not in got.headers
+    with pytest.raises(ValueError, match="name the sites"):
+        ServeConfig(origins=("*",))
+
+
+def test_an_overload_is_refused_with_the_time_to_come_back_and_passes(engine):
+    started, go = threading.Event(), threading.Event()
+    engine.rate = 10.0
+    blocked = engine.run(lambda: (started.set(), go.wait(60)), tokens=10_000)
+    assert started.wait(60)
+    (got,) = call(engine, post("/v1/score", CHAIN))
+    assert got.status_code == 503 and int(got.headers["retry-after"]) == 970
+    go.set()
+    blocked.result(60)
+    (got,) = call(engine, post("/v1/score", CHAIN))
+    assert got.status_code == 200
+
+
+def test_a_late_answer_is_cancelled_and_its_work_dropped(engine):
+    started, go = threading.Event(), threading.Event()
+    blocked = engine.run(lambda: (started.set(), go.wait(60)))
+    assert started.wait(60)
+    (got,) = call(engine, post("/v1/score", CHAIN), config=ServeConfig(longest=256, answer_seconds=0.05))
+    assert got.status_code == 504
+    go.set()
+    blocked.result(60)
+    engine.run(lambda: None).result(60)
+    assert engine.waiting_tokens == engine.busy_tokens == 0
+
+
+def test_metrics_count_and_hold_no_content(engine):
+    call(engine, post("/v1/score", dict(CHAIN, problem="a secret problem")))
+    app_answers = call(engine, post("/v1/score", dict(CHAIN, problem="a secret problem")), ("GET", "/metrics", {}))
+    text = app_answers[-1].text
+    assert "jprm_waiting_tokens" in text and "secret" not in text
+
+
+def test_a_record_without_its_answer_is_written_as_it_came(engine):
+    (got,) = call(engine, post("/v1/score", dict(CHAIN, id="x", note={"a": [1, None]})))
+    record = got.json()["record"]
+    assert dump({k: v for k, v in record.items() if k != "scores"}) == dump(dict(CHAIN, id="x", note={"a": [1, None]}))
