@@ -21,6 +21,7 @@ from rich.progress import track
 import jprm
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
 from jprm.evaluate.blocks import Table
+from jprm.evaluate.searches import at_own_tokens, mean_tokens
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.evaluate.terminal import show as show_tables
 from jprm.evaluate.wording import interval, percent
@@ -69,7 +70,7 @@ def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dic
         "wrong_working": {MODELS[name]: _wrong_working(out, name, suites[name], seed) for name in MODELS},
         "first_error": {MODELS[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in MODELS},
         "label_agreement": label_agreement(out),
-        "search": searches(policy, out, suites["formal"]["model"]["rule"], seed, console),
+        "search": searches(policy, out, suites["formal"], seed, console),
     }
     more = {
         "Search at equal cost": search_tables(found),
@@ -189,9 +190,15 @@ def _labels_by_path(file: pathlib.Path) -> dict[tuple[str, ...], float]:
     return labels
 
 
-def searches(policy: Policy, out: pathlib.Path, rule: str, seed: int, console: Console) -> dict[str, Any]:
-    """Every method with the PRM of formal labels, at equal policy tokens a problem; `tokens` as it was counted."""
-    pools = list(read_records(out / "test_pools.jsonl"))[:SEARCHED]
+def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console: Console) -> dict[str, Any]:
+    """Every method with the PRM of formal labels and one budget of tokens a problem.
+
+    Each stands beside best of n and majority vote of the test pools at the tokens that it spent, paired over problems
+    (`jprm.evaluate.searches`).
+    """
+    pools, rule = list(read_records(out / "test_pools.jsonl"))[:SEARCHED], suite["model"]["rule"]
+    scored = read_scores(out / "judged" / "formal", suite)["test_pools"][:SEARCHED]
+    rivals = pools_of(scored), mean_tokens(scored), rule, seed
     tokens = np.mean([sample["tokens"] for record in pools for sample in record["samples"]])
     budget = round(BUDGET_SAMPLES * float(tokens))
     prm = jprm.load(out / "formal")
@@ -209,8 +216,7 @@ def searches(policy: Policy, out: pathlib.Path, rule: str, seed: int, console: C
                 steps = tree.steps(tree.draws[result.draw].end)
                 sample = {"steps": steps, "correct": task.answer_of(steps) == pools[p]["answer"]}
                 right_P[p], wrong_working_P[p] = sample["correct"], _is_wrong_working(pools[p], sample)
-        found[name] = {
-            "accuracy": bootstrap(_mean_of(right_P), groups, seed=seed).json(),
+        found[name] = at_own_tokens(right_P, spent_P, *rivals) | {
             "wrong_working": bootstrap(_mean_of(wrong_working_P), groups, seed=seed).json(),
             "policy_tokens": float(spent_P.mean()),
             "prm_tokens": scorer.tokens / len(problems),
@@ -223,7 +229,8 @@ def _mean_of(value_P: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
 
 
 CHOSEN_COLUMNS = ("chosen by", "right answer, %", "right with wrong working, %")
-SEARCHED_COLUMNS = ("method", "right answer, %", "right with wrong working, %", "policy tokens", "PRM tokens")
+SEARCHED_COLUMNS = ("method", "right answer, %", "best of n at its tokens", "less that", "less majority at its tokens",
+                    "right with wrong working, %", "policy tokens", "PRM tokens")  # fmt: skip
 
 
 def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -246,8 +253,9 @@ def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def searched_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (name, interval(row["accuracy"]), interval(row["wrong_working"]), f"{row['policy_tokens']:.0f}",
-         f"{row['prm_tokens']:.0f}")
+        (name, *(interval(row[key]) for key in ("accuracy", "best_of_n", "less_best_of_n", "less_majority",
+                                                "wrong_working")),
+         f"{row['policy_tokens']:.0f}", f"{row['prm_tokens']:.0f}")
         for name, row in found["search"]["methods"].items()
     ]  # fmt: skip
 

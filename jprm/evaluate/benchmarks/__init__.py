@@ -10,6 +10,7 @@ from jprm.evaluate.benchmarks import (
     equal_cost,
     prmbench,
     processbench,
+    searches,
     steps,
 )
 
@@ -23,6 +24,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         calibration.BENCHMARK,
         diagnostics.BENCHMARK,
         equal_cost.BENCHMARK,
+        searches.BENCHMARK,
         drift.BENCHMARK,
         contamination.BENCHMARK,
     )

@@ -1,0 +1,113 @@
+"""Searches against best of n and majority vote at the searches' own tokens, paired over problems.
+
+A search spends another number of tokens on every problem. Best of n gets the same on the same problem: n = tokens of
+the search / mean tokens of a sample, as a mixture of the whole numbers beside it, whose expected cost is that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.evaluate.paired import mean_differences
+from jprm.evaluate.scored import ScoreError
+from jprm.evaluate.votes import vote_accuracy
+from jprm.score.rules import RULES
+from jprm.score.scale import PROBABILITY, Scale
+from jprm.statistics import bootstrap, weighted_mean
+from jprm.tree import ReasoningTree, chains_of
+
+
+def searches_report(
+    searches: Mapping[str, Sequence[ReasoningTree]],
+    pools: Sequence[ReasoningTree],
+    seed: int,
+    scale: Scale = PROBABILITY,
+) -> dict[str, dict[str, Any]]:
+    """Returns `at_own_tokens` for every file of search results, with best of n by the rule of the search.
+
+    `pools` are scored samples of the same policy for at least the searched problems. The tokens of a search include
+    those beyond its budget. Raises ScoreError naming file and record where something of this is missing.
+    """
+    pool_of = {tree.problem: tree for tree in pools}
+    report = {}
+    for name, trees in searches.items():
+        found = [_found(tree, f"{name}: record {i}") for i, tree in enumerate(trees, start=1)]
+        if len({tree.problem for tree in trees}) < len(trees):
+            raise ScoreError(f"{name}: a problem occurs twice: give one result per problem")
+        if absent := [tree.problem for tree in trees if tree.problem not in pool_of]:
+            raise ScoreError(f"{name}: problem {absent[0][:60]!r} has no pool: sample the problems that were searched")
+        own = [pool_of[tree.problem] for tree in trees]
+        rules = {search["rule"] for search in found}
+        if len(rules) != 1 or not rules <= set(RULES):
+            raise ScoreError(f"{name}: search.rule: is {sorted(map(str, rules))}: give results of one rule")
+        right_P = np.array([search["correct"] for search in found], float)
+        spent_P = np.array([search["policy_tokens"] + search["over_budget_tokens"] for search in found], float)
+        report[name] = at_own_tokens(right_P, spent_P, pools_of(own, scale), mean_tokens(own), rules.pop(), seed)
+    return report
+
+
+def at_own_tokens(
+    right_P: Float[np.ndarray, " P"],
+    spent_P: Float[np.ndarray, " P"],
+    pools: Pools,
+    tokens_P: Float[np.ndarray, " P"],
+    rule: str,
+    seed: int,
+) -> dict[str, Any]:
+    """Returns the accuracy of a search beside best of n and majority vote, which spend its tokens on every problem.
+
+    `right_P` is whether the search was correct, `spent_P` its tokens, `tokens_P` the mean tokens of a sample. The
+    report has `accuracy`, `best_of_n`, `majority` (None without answers) with 95 % intervals over problems,
+    `less_best_of_n` and `less_majority` paired (`jprm.statistics.Difference`), mean `tokens` and `n`, and the problems
+    where the tokens buy less than one sample (it gets one, `below_one`) or more than the smallest pool has
+    (`beyond_pool`).
+    """
+    n_max = int(pools.size_P.min())
+    wanted_P = spent_P / tokens_P
+    n_P = np.clip(wanted_P, 1, n_max)
+    curves = {"best_of_n": chosen_curves(pools)[rule]}
+    if pools.class_PN is not None:
+        one_PN1 = np.ones((*pools.correct_PN.shape, 1))
+        votes = vote_accuracy(pools.class_PN, pools.correct_PN, one_PN1, pools.size_P, n_max, trials=128, seed=seed)
+        curves["majority"] = votes.value_PnK[:, :, 0]
+    n_n = np.arange(1, n_max + 1)
+    rivals = {
+        name: np.array([np.interp(n, n_n, curve_n) for n, curve_n in zip(n_P, curve_Pn, strict=True)])
+        for name, curve_Pn in curves.items()
+    }
+    report: dict[str, Any] = {"rule": rule, "n_problems": len(right_P), "tokens": float(spent_P.mean()),
+              "n": float(n_P.mean()), "below_one": int((wanted_P < 1).sum()),
+              "beyond_pool": int((wanted_P > n_max).sum()), "majority": None, "less_majority": None}  # fmt: skip
+    for name, value_P in {"accuracy": right_P, **rivals}.items():
+        report[name] = bootstrap(lambda w, x=value_P: weighted_mean(x, w), pools.problem, seed=seed).json()
+        if name != "accuracy":
+            less = mean_differences((right_P - value_P)[:, None], pools.problem, seed).json()
+            report[f"less_{name}"] = {key: value[0] for key, value in less.items()}
+    return report
+
+
+def mean_tokens(pools: Sequence[ReasoningTree]) -> Float[np.ndarray, " P"]:
+    """Returns the mean `tokens` of each pool's samples; one without steps has none."""
+    found = []
+    for tree in pools:
+        leaves = [tree.nodes[chain[-1]].extra for chain in chains_of(tree)]
+        if not leaves or not all(isinstance(leaf.get("tokens"), (int, float)) for leaf in leaves):
+            raise ScoreError(f"pool {tree.problem[:60]!r}: give each sample its `tokens`, as `jprm search` does")
+        found.append(sum(leaf["tokens"] for leaf in leaves) / (len(leaves) + tree.extra.get("empty_samples", 0)))
+    return np.array(found)
+
+
+def _found(tree: ReasoningTree, where: str) -> Mapping[str, Any]:
+    search = tree.extra.get("search")
+    if not isinstance(search, Mapping) or not {"rule", "policy_tokens", "over_budget_tokens"} <= set(search):
+        raise ScoreError(f"{where}: search: is absent; the file must be of `jprm search`")
+    if search.get("chosen") is None:
+        return {**search, "correct": False}
+    if search.get("correct") is None:
+        raise ScoreError(f"{where}: search.correct: is not known. Give the problem its `answer` and search again")
+    return search
