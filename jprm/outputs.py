@@ -246,7 +246,7 @@ def _named(path: str | os.PathLike) -> Iterator[None]:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems have no locks
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems have no locks
 
 
 def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
@@ -258,7 +258,7 @@ def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError as error:
-        if error.errno in _NO_LOCKS:
+        if error.errno in NO_LOCKS:
             return
         raise
     raise ValueError(

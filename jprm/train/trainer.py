@@ -39,6 +39,7 @@ from jprm.train.initial import initial_state, reference_params, with_fitted_head
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
 from jprm.train.preemption import Goodput, versions
 from jprm.train.run_folder import EXPERIMENT, claim
+from jprm.train.run_lock import RunLock
 from jprm.train.step import Metrics, State, make_step, models
 
 
@@ -51,7 +52,8 @@ class Trainer:
         objective: an objective in place of the one that `experiment.objective` names; it takes the same options.
 
     Raises:
-        ValueError: parts of the experiment that do not fit each other, or a folder of another experiment's run.
+        ValueError: parts of the experiment that do not fit each other, or a folder of another experiment's run, or one
+            in which another process trains.
     """
 
     def __init__(
@@ -72,16 +74,19 @@ class Trainer:
         self._compiled = False
         rates = schedule(experiment.optimizer, experiment.steps)
         self._rate = jax.jit(lambda step, skips: jnp.float32(rates(step - skips)))
-        self.goodput, self.checkpoints = Goodput(), None
-        if (folder := self.workdir) is not None:
-            self.batches  # noqa: B018  (made first: where its files are missing, nothing is written)
-            multihost.first(lambda: claim(folder, experiment, self.tokenizer))
-            if not multihost.everywhere((folder / EXPERIMENT).is_file()):
-                raise ValueError(
-                    f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
-                )
-            self.checkpoints = store.open_checkpoints(folder, experiment.keep, experiment.keep_every)
+        self.goodput, self.checkpoints, self._lock = Goodput(), None, None
         try:
+            if (folder := self.workdir) is not None:
+                self.batches  # noqa: B018  (made first: where its files are missing, nothing is written)
+                self._lock = RunLock(folder)
+                while not multihost.first(self._lock.attempt):
+                    pass
+                multihost.first(lambda: claim(folder, experiment, self.tokenizer))
+                if not multihost.everywhere((folder / EXPERIMENT).is_file()):
+                    raise ValueError(
+                        f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
+                    )
+                self.checkpoints = store.open_checkpoints(folder, experiment.keep, experiment.keep_every)
             with jax.set_mesh(self.mesh):
                 self.state = self._start()
         except BaseException:
@@ -92,8 +97,12 @@ class Trainer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.close()
+        try:
+            if self.checkpoints is not None:
+                self.checkpoints.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     @functools.cached_property
     def batches(self) -> Streams:
