@@ -41,14 +41,14 @@ def prm(tiny_run):
 
 @pytest.fixture
 def engine(prm):
-    made = Engine(prm, 256)
+    made = Engine(prm, 256, "tiny")
     yield made
     made.close()
 
 
 def call(engine, *requests, config=CONFIG, key=None, view=None, headers=None):
     """Returns the responses of requests (method, path, arguments) that are sent at once."""
-    app = make_app({"tiny": engine}, config, key, view)
+    app = make_app([engine], config, key, view)
 
     async def send():
         async with httpx.AsyncClient(
@@ -71,7 +71,11 @@ def test_a_record_comes_back_with_the_librarys_scores(engine, prm):
     expected = prm.score(CHAIN["problem"], CHAIN["steps"])
     assert made["record"]["scores"] == pytest.approx(expected.tolist(), abs=1e-7)
     assert made["chains"][0]["weakest"] == int(np.argmin(expected))
-    assert made["rule"] == prm.rule and made["usage"]["prompt_tokens"] == engine.tokens_of([tree_of(CHAIN)])
+    assert (
+        made["model"] == "tiny"
+        and made["rule"] == prm.rule
+        and made["usage"]["prompt_tokens"] == engine.tokens_of([tree_of(CHAIN)])
+    )
 
 
 def test_free_text_is_split_and_the_rule_is_reported(engine):

@@ -21,9 +21,9 @@ class Running:
     """A server on a free port, in a thread."""
 
     def __init__(self, model, **changes):
-        self.engine = Engine(model, 256)
+        self.engine = Engine(model, 256, "tiny")
         self.config = ServeConfig(longest=256, port=0, **changes)
-        app = make_app({"tiny": self.engine}, self.config)
+        app = make_app([self.engine], self.config)
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=60))
         self.thread = threading.Thread(target=self.server.run)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import prometheus_client
 from starlette.applications import Starlette
@@ -27,11 +27,11 @@ OPEN = ("/health", "/ready")
 """Routes that need no key: a load balancer asks them."""
 
 
-def make_app(engines: Mapping[str, Engine], config: ServeConfig, key: str | None = None, view: View | None = None):
+def make_app(engines: Sequence[Engine], config: ServeConfig, key: str | None = None, view: View | None = None):
     """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
 
     Args:
-      engines: by the models' names; the first is the default.
+      engines: one a model; the first is the default.
       key: what a client sends as `Authorization: Bearer KEY`; None where no key is needed.
       view: how OpenRLHF's prompts are written.
     """
@@ -64,16 +64,20 @@ def make_app(engines: Mapping[str, Engine], config: ServeConfig, key: str | None
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        for engine in engines.values():  # what was admitted has been answered: uvicorn waits for its connections
+        for engine in engines:  # what was admitted has been answered: uvicorn waits for its connections
             engine.close()
 
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)  # pyright: ignore[reportArgumentType]  # handlers of single kinds of errors
-    app.state.server, app.state.view, app.state.registry = Server(dict(engines), config), view or View(), registry
+    app.state.server, app.state.view, app.state.registry = (
+        Server({engine.name: engine for engine in engines}, config),
+        view or View(),
+        registry,
+    )
     waiting = prometheus_client.Gauge("jprm_waiting_tokens", "Tokens that wait.", ["model"], registry=registry)
     rate = prometheus_client.Gauge("jprm_tokens_per_second", "Measured rate.", ["model"], registry=registry)
-    for name, engine in engines.items():
-        waiting.labels(name).set_function(lambda engine=engine: engine.waiting_tokens)
-        rate.labels(name).set_function(lambda engine=engine: engine.rate)
+    for engine in engines:
+        waiting.labels(engine.name).set_function(lambda engine=engine: engine.waiting_tokens)
+        rate.labels(engine.name).set_function(lambda engine=engine: engine.rate)
     return app
 
 

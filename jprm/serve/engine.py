@@ -43,8 +43,8 @@ class Engine:
     computed once. A job that fails is tried again by itself, and only the caller at fault sees the error.
     """
 
-    def __init__(self, prm: PRM, longest: int):
-        self.prm, self.longest = prm, longest
+    def __init__(self, prm: PRM, longest: int, name: str):
+        self.prm, self.longest, self.name = prm, longest, name
         self.waiting_tokens = self.busy_tokens = 0
         self.rate = 0.0  # tokens a second, measured
         self._jobs: collections.deque[_Job] = collections.deque()

@@ -45,13 +45,13 @@ def serve(
     if len(set(names)) < len(names):
         raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")
     prompts = read_view(view) if view else View()
-    engines = {}
+    engines = []
     for name, folder in zip(names, models, strict=True):
         prm = load(folder, dtype=dtype, adapter=adapter, attention=attention)
         say(f"{prm!r}: compiling")
         lengths = prm.warm_up(config.longest)
         say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens")
-        engines[name] = Engine(prm, config.longest)
+        engines.append(Engine(prm, config.longest, name))
     # Its access log would hold addresses and query strings; /metrics has the counts.
     uvicorn.run(
         make_app(engines, config, key, prompts), host=config.host, port=config.port, access_log=False,

@@ -37,7 +37,7 @@ async def score(request: Request) -> Response:
     (outputs,) = await answer(request, engine.score([tree], tokens))
     made = {
         "object": "score",
-        "model": engine.prm.name,
+        "model": engine.name,
         "rule": rule,
         "record": scored(body, tree, outputs),
         "chains": chains(engine.prm, tree, outputs["score"], rule),
@@ -136,4 +136,4 @@ async def rerank(request: Request) -> Response:
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
     if body.get("return_documents"):
         results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
-    return JSONResponse({"model": engine.prm.name, "results": results, "usage": usage(tokens)})
+    return JSONResponse({"model": engine.name, "results": results, "usage": usage(tokens)})
