@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.evaluate.scored import ScoreError, scores_of
-from jprm.statistics import Draws, bootstrap, draws, interval, jsonable, weighted_mean
+from jprm.statistics import Draws, difference, draws, interval, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
@@ -144,8 +144,8 @@ def processbench_report(
     `calibration` names the file whose best threshold is the tuned one of all files, also for the baselines; that file's
     own `tuned` has `in_sample` true. `cross_fit`, also of the baselines with a threshold, tunes on the file itself but
     judges each chain by a threshold that has not seen its problem; None where the file is too small. `upper_bound` is
-    the oracle of each file, in sample.
-    Intervals resample problems and keep thresholds fixed.
+    the oracle of each file, in sample. `less`, in `tuned` and `cross_fit`, is the paired difference from the baseline
+    tuned alike that has the highest F1. Intervals resample problems and keep thresholds fixed.
     """
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
@@ -222,11 +222,12 @@ def _file_report(
     first_error_N = file["first_error"]
     threshold_K, curve = f1_curve(first_error_N, file["scores"])
 
+    def drawn(right_N):
+        return draws(lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed)
+
     def figures(right_N):
         point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
-        found = bootstrap(
-            lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed
-        )
+        found = interval(drawn(right_N))
         return {
             **{key: jsonable(value) for key, value in point._asdict().items()},
             "f1_low": jsonable(found.low),
@@ -240,9 +241,19 @@ def _file_report(
     def at_tuned(scorer):
         return {**at(scorer, tuned[scorer]), "calibrated_on": calibration, "in_sample": in_sample}
 
+    fitted = {scorer: _cross_fitted(file, scorer, seed) for scorer in ("scores", *_BASELINES)}
+
     def at_cross_fit(scorer):
-        fitted = _cross_fitted(file, scorer, seed)
-        return None if fitted is None else figures(fitted[0]) | {"thresholds": jsonable(np.array(fitted[1]))}
+        found = fitted[scorer]
+        return None if found is None else figures(found[0]) | {"thresholds": jsonable(np.array(found[1]))}
+
+    def less(right_N, cross_fitted):
+        others = [right_at(first_error_N, file["position"], end) for end in (-np.inf, np.inf)]
+        for scorer in _BASELINES:
+            found = fitted[scorer] if cross_fitted else None
+            others.append(found[0] if found else right_at(first_error_N, file[scorer], tuned[scorer]))
+        best = max(map(drawn, others), key=lambda found: np.nan_to_num(found.value))
+        return {"less": difference(drawn(right_N), best).json()}
 
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
     return {
@@ -250,8 +261,8 @@ def _file_report(
         "n": len(first_error_N),
         "n_error": int((first_error_N >= 0).sum()),
         "n_correct": int((first_error_N < 0).sum()),
-        "tuned": at_tuned("scores"),
-        "cross_fit": at_cross_fit("scores"),
+        "tuned": at_tuned("scores") | less(right_at(first_error_N, file["scores"], tuned["scores"]), False),
+        "cross_fit": (own := fitted["scores"]) and {**(at_cross_fit("scores") or {}), **less(own[0], True)},
         "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top]), "in_sample": True},
         "baselines": {
             "always_correct": at("position", -np.inf),

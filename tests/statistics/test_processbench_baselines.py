@@ -1,6 +1,9 @@
 """The report's verdict compares a model with baselines whose thresholds are tuned as the model's are."""
 
+import functools
+
 import numpy as np
+from scipy.stats import binom
 
 from jprm.evaluate.benchmarks.processbench import verdict
 from jprm.evaluate.processbench import processbench_report
@@ -8,6 +11,7 @@ from jprm.evaluate.wording import percent
 from jprm.tree import tree_of
 
 
+@functools.cache
 def report(seed, n=40):
     """Chains whose scores and step lengths are noise of one distribution: neither knows of errors."""
     rng = np.random.default_rng(seed)
@@ -39,3 +43,11 @@ def test_the_verdict_shows_the_cross_fitted_baseline():
         ((_, said),) = verdict({"processbench": {"files": {"a": file}}})
         rows = [row.get("cross_fit", row)["f1"] for row in file["baselines"].values()]
         assert f"tuned alike, has {percent(max(rows))}" in said
+
+
+def test_a_scorer_of_noise_is_seldom_better_than_a_baseline_of_noise():
+    """Each side has noise. Whether the baseline is inside the model's interval ignored the baseline's."""
+    files = [report(seed) for seed in range(60)]
+    kinds = [kind for file in files for kind, _ in verdict({"processbench": {"files": {"a": file}}})]
+    assert kinds.count("good") <= binom.ppf(0.999, 60, 0.025)
+    assert kinds.count("bad") <= binom.ppf(0.999, 60, 0.05)  # the best of two baselines is lucky twice as often

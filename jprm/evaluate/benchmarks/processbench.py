@@ -9,7 +9,7 @@ from typing import Any
 from jprm.evaluate.benchmark import Benchmark, File, Files, ModelOptions, Report, Request, scales_of
 from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.published import PROCESSBENCH, SPLITS
-from jprm.evaluate.wording import ABSENT, against, interval, left_out_words, percent, words
+from jprm.evaluate.wording import ABSENT, decided, interval, left_out_words, percent, points, words
 
 THRESHOLDS = {"half": "untuned threshold", "tuned": "tuned threshold", "cross_fit": "cross-fitted threshold"}
 
@@ -114,11 +114,12 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             # tuned as the model is; baselines without a threshold have no `cross_fit`
             rows = {name: row.get("cross_fit") or row for name, row in rows.items()}
         best, base = max(rows.items(), key=lambda pair: pair[1]["f1"] or 0)
-        kind, place = against({"low": use["f1_low"], "high": use["f1_high"]}, base["f1"] or 0.0)
+        less = use.get("less", {"low": None})  # results of 0.1 have none
         yield (
-            kind,
+            {"better": "good", "worse": "bad", "undecided": "open"}[decided(less)],
             f"ProcessBench {name}: F1 {_f1(use)} {how}; {percent(file['f1'])} at {file['threshold']:.4g}. The best"
-            f" trivial baseline ({best}), tuned alike, has {percent(base['f1'])}, which is {place} the interval.",
+            f" trivial baseline ({best}), tuned alike, has {percent(base['f1'])}"
+            + (f": a difference of {points(less)}." if less["low"] is not None else "."),
         )
 
 
