@@ -1,31 +1,23 @@
-"""The registry of benchmarks, in the order of suites, pages and model cards."""
+"""The registry of benchmarks, in the order of suites, pages and model cards. A new one is a file and a line here."""
+
+import importlib
 
 from jprm.evaluate.benchmark import Benchmark
-from jprm.evaluate.benchmarks import (
-    best_of_n,
-    calibration,
-    contamination,
-    diagnostics,
-    drift,
-    equal_cost,
-    prmbench,
-    processbench,
-    searches,
-    steps,
+
+NAMES = (
+    "processbench",
+    "prmbench",
+    "steps",
+    "best_of_n",
+    "calibration",
+    "diagnostics",
+    "equal_cost",
+    "searches",
+    "drift",
+    "contamination",
 )
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
-    for benchmark in (
-        processbench.BENCHMARK,
-        prmbench.BENCHMARK,
-        steps.BENCHMARK,
-        best_of_n.BENCHMARK,
-        calibration.BENCHMARK,
-        diagnostics.BENCHMARK,
-        equal_cost.BENCHMARK,
-        searches.BENCHMARK,
-        drift.BENCHMARK,
-        contamination.BENCHMARK,
-    )
+    for benchmark in (importlib.import_module(f"{__name__}.{name}").BENCHMARK for name in NAMES)
 }
