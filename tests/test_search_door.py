@@ -82,6 +82,7 @@ def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jprm.policy.load.load_policy", lambda path: path)
     monkeypatch.setattr("jprm.load", lambda path: Prm(), raising=False)
     monkeypatch.setattr("jprm.search.live_scorer.live_scorer", lambda prm: prm)
+    monkeypatch.setattr("jprm.score.identity.identity", lambda prm: {"model": prm.name})
     monkeypatch.setattr("jprm.search.files.search_file", lambda *args, **_: made.append(args[-1]) or {"problems": 1})
     assert greedy.main([*line, "--expand", "5"]) == 0
     assert capsys.readouterr().out == "o: written. problems: 1\n"
