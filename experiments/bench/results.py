@@ -1,10 +1,10 @@
-"""Runs the benchmarks of this folder and rewrites RESULTS.md with what they gave.
+"""Runs the benchmarks of this folder and rewrites RESULTS.md with their results.
 
     make bench                                                  # or: python experiments/bench/results.py
-    python experiments/bench/results.py train_speed attention   # some of them; the others' lines stay as they were
+    python experiments/bench/results.py train_speed attention   # some of them; the lines of the others stay
 
-Options behind `--` go to every benchmark: `-- --data FOLDER --no-peer`. What each gave lies in runs/bench, one JSON
-file a benchmark, from which the page is written.
+Options after `--` go to every benchmark: `-- --data FOLDER --no-peer`. The page is written from runs/bench, which holds
+a JSON file of results for every benchmark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BENCHES = ("attention", "search_speed", "score_speed", "train_speed")
 
 
 def measure(bench: str, options: list[str]) -> bool:
-    """Runs one benchmark, showing what it says, and keeps its last line; whether it ended well."""
+    """Runs one benchmark, shows its output and stores its last line; returns whether it succeeded."""
     start, last = time.perf_counter(), ""
     command = [sys.executable, str(HERE / f"{bench}.py"), *options]
     print(f"$ {' '.join(command)}", flush=True)
@@ -53,7 +53,7 @@ def cpu() -> str:
 
 
 def number(x: float | None, digits: int = 3) -> str:
-    """A figure of so many digits, or a whole number of more; a dash where there is none."""
+    """Returns a figure with so many digits, or as a whole number if it has more; a dash for None."""
     if x is None:
         return "–"
     return f"{x:,.0f}" if abs(x) >= 10 ** (digits - 1) else f"{x:.{digits}g}"

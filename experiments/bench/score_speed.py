@@ -2,10 +2,10 @@
 
     python experiments/bench/score_speed.py [--data ../shared/data] [--problems 4] [--rounds 3]
 
-What counts is chains a second, every chain scored in full. jprm merges the chains of a problem by common token prefix;
+The figure is chains a second, every chain scored in full. jprm merges the chains of a problem by common token prefix;
 the peer, a Hugging Face token classifier, scores them sorted by length and padded in batches of 8. The two are measured
-in turns on the same problems. Ours begins with text: tokenising, merging, packing and reading the scores are in it; of
-the peer's the forward passes alone. Compilation is left out.
+in turns on the same problems. Ours begins with text and includes tokenising, merging, packing and reading the scores.
+The peer's includes the forward passes alone. Compilation is left out.
 
 The last line is one JSON object: `ours` and `peer`, chains a second, their `ratio`; and of jprm
 
@@ -35,7 +35,7 @@ SAMPLES = (1, 4, 19)
 
 
 class Counting(PRM):
-    """A scorer that counts what it computes: cells of rows, tokens in them, pairs that attention is about."""
+    """A scorer that counts the cells of its rows, the tokens in them, and the visible pairs of query and key."""
 
     counts: ClassVar[collections.Counter] = collections.Counter()
 
@@ -47,7 +47,7 @@ class Counting(PRM):
 
 
 def made_up_prm() -> Counting:
-    """SmolLM2-135M with a head that knows nothing: its scores cost what a trained one's do."""
+    """Returns SmolLM2-135M with a random head, whose scores cost as much as a trained one's."""
     path = yardsticks.smollm2()
     config, mesh = base.model_config(path, attention="paths", attention_block=128), make_mesh()
     with jax.set_mesh(mesh):
@@ -67,7 +67,7 @@ def score(prm: Counting, pools: list[dict]) -> dict[str, float]:
 
 
 def chain_tokens(prm: Counting, pools: list[dict]) -> int:
-    """Of all chains, each laid out alone."""
+    """Returns the tokens of all chains, each packed alone."""
     layout = prm.layout
     return sum(
         len(layout.problem(pool["problem"])) + sum(len(layout.step(step, n)) for n, step in enumerate(sample["steps"]))

@@ -2,14 +2,14 @@
 
     python experiments/bench/search_speed.py [--data ../shared/data] [--beams 16] [--steps 10]
 
-A round draws a next step for each of 16 beams, scores all, and keeps the best 4, each of which 4 beams go on from, as
-search-and-learn does with n = 16 and a beam width of 4. The policy is free: its steps are texts of PRM800K's trees of
+A round samples a next step for each of 16 beams, scores all, and keeps the best 4; 4 beams continue from each, as
+in search-and-learn with n = 16 and a beam width of 4. The policy is free: its steps are texts of PRM800K's trees of
 the same depth, all different. jprm computes a step against the keys and values of its path, which stay on the device.
 The peer scores the whole text of every beam in every round, in batches of 4 (search-and-learn's default), with a
 Hugging Face token classifier on the same token ids, padded to the longest of the batch.
 
-What counts is tokens computed for a new token: `ours` and `peer` (of both without padding; with it, `cells`). A new
-token is one of a step that was drawn, or of the problem. `seconds` and `peer_seconds` are of the whole search, and
+The figures `ours` and `peer` are tokens computed for every new token, without padding; `cells` is with padding. A new
+token is one of a sampled step or of the problem. `seconds` and `peer_seconds` are of the whole search, and
 `speedup` is their ratio; compilation is left out.
 """
 
@@ -37,7 +37,7 @@ WIDTH = 4  # of the beams that go on from one prefix; search-and-learn's default
 
 
 class Texts:
-    """A policy whose draw is a function of prefix and number: a text of the right depth, never the end of a chain."""
+    """A policy whose sample follows from prefix and number: a text of the prefix's depth, never the end of a chain."""
 
     name = "texts"
 
@@ -54,7 +54,7 @@ class Texts:
 
 
 class Recorded(LiveTrees):
-    """Live trees that keep the chains of every round, as token ids, and count cells."""
+    """Live trees that record the token ids of every round's chains, and count cells."""
 
     def __init__(self, prm):
         self.ids: dict[int, list[int]] = {}
@@ -83,7 +83,7 @@ class Recorded(LiveTrees):
 
 
 def texts(data: pathlib.Path) -> tuple[str, list[list[str]]]:
-    """A problem of PRM800K, and what stands at every depth of the trees of phase 1."""
+    """Returns a problem of PRM800K, and the texts at every depth of the trees of phase 1."""
     file = yardsticks.dataset(data, "prm800k/phase1_train.jsonl")
     options = {"human_written": "unlabelled", "control_questions": "keep"}
     by_depth, problem = collections.defaultdict(set), None

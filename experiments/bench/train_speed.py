@@ -2,8 +2,8 @@
 
     python experiments/bench/train_speed.py [--data ../shared/data] [--rounds 3]
 
-What counts is distinct rated completions a second. jprm lays a labelling record out as one tree and packs trees into
-rows; TRL lays out a sequence for every alternative. Each side's speed is that of its units (rows, sequences) on a fixed
+The figure is distinct rated completions a second. jprm packs a labelling record as one tree, many trees to a row; TRL
+makes a sequence of every alternative. Each side's speed is that of its units (rows, sequences) on a fixed
 sample, times the rated completions of the file over the units that hold them all. The two are measured in turns. A step
 of ours is all of a training step: waiting for data, forward and backward, clipping, AdamW; compilation is left out.
 
@@ -54,7 +54,7 @@ def experiment(train: pathlib.Path, tokens: int) -> Experiment:
 
 
 def epoch(config: Experiment, layout: Layout) -> dict[str, float]:
-    """Of the whole file once: what it holds as rows, and how fast the host alone makes them."""
+    """Returns what the file holds as rows, and how fast the host alone makes them, in one pass."""
     start = time.perf_counter()
     counts = [
         (1, int(np.sum(rows.weight > 0)), int(yardsticks.real_tokens(rows).sum()), yardsticks.visible_pairs(rows))
@@ -70,7 +70,7 @@ class Ours:
     """The training step on the pipeline's batches, ready to run."""
 
     def __init__(self, config: Experiment, completions: float):
-        """completions: rated ones of a row, on average over the file."""
+        """completions: rated completions in a row, on average over the file."""
         self.config, self.completions, self.trainer = config, completions, Trainer(config)
         self.batches, self.step, mesh = self.trainer.batches, self.trainer._step, self.trainer.mesh
         with jax.set_mesh(mesh):
@@ -104,7 +104,7 @@ class Ours:
 
 
 def remats(config: Experiment, layers: int, rounds: int) -> list[dict]:
-    """What a step of so many layers takes under each policy of rematerialisation; the fastest of the rounds."""
+    """Returns time and memory of a step with so many layers under each remat policy; the fastest round counts."""
     rows = []
     for name in REMAT:
         ours = Ours(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=layers, remat=name)), 0)

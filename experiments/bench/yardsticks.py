@@ -1,9 +1,8 @@
-"""What the benchmarks of this folder measure against, and what their command lines share.
+"""Reference speeds for the benchmarks of this folder, and what their command lines share.
 
-`matmul_limit` is what the machine can do at the moment; `peer` runs a yardstick of what people use today in an
-environment of its own, beside this one, on the same machine and in the same minutes. The peers' scripts lie in
-`bench/` beside the folder of data. Their environment is made at the first need, which takes minutes, in
-~/.cache/jprm-peer/venv, or where JPRM_PEER says.
+`matmul_limit` is what the machine can do at the moment. `peer` runs the script of another library on the same machine,
+in the same minutes and in an environment of its own. The peers' scripts are in `bench/` beside the folder of data.
+Their environment is made when it is first needed, which takes minutes, in JPRM_PEER or ~/.cache/jprm-peer/venv.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SIZE = 3072  # of the square matrices: 58 GFLOP a product, 36 MiB a matrix
 
 
 def parser(doc: str, rounds: int = 3) -> argparse.ArgumentParser:
-    """A command line whose help is the script's docstring."""
+    """Returns an argument parser whose help is the script's docstring."""
     args = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument(
         "--data", type=pathlib.Path, default=DATA, help=f"folder of published data (default: JPRM_DATA, else {DATA})"
@@ -53,7 +52,7 @@ def parser(doc: str, rounds: int = 3) -> argparse.ArgumentParser:
 
 
 def needed(path: pathlib.Path, remedy: str) -> pathlib.Path:
-    """`path`, or the end of the program with what to do about its absence."""
+    """Returns `path`. Ends the program, with the remedy, where it is absent."""
     if not path.exists():
         raise SystemExit(f"{path}: is not there. {remedy}")
     return path
@@ -70,7 +69,7 @@ def report(bench: str, ours: float, peer: float | None, **made_of: Any) -> None:
 
 
 def matmul_limit(seconds: float = 1.5) -> float:
-    """FLOP/s of the fastest float32 product of two square matrices that jax or numpy makes here and now."""
+    """Returns FLOP/s of the fastest float32 product of two square matrices by jax or numpy on this machine."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((SIZE, SIZE), np.float32) for _ in range(2))
     x, y, product = jnp.asarray(a), jnp.asarray(b), jax.jit(jnp.matmul)
@@ -87,9 +86,9 @@ def matmul_limit(seconds: float = 1.5) -> float:
 def in_turns(
     rounds: int, ours: Callable[[], dict[str, float]], peer: Callable[[], dict[str, Any]] | None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Medians of what the two return, measured one after the other, round by round; {} of no peer.
+    """Returns the medians of both functions' figures, measured in turns, round by round; {} without a peer.
 
-    With ours: the machine's limit before each round, and the share of it that `flops_per_s` is.
+    Ours include the machine's limit before each round, and `flops_per_s` as a fraction of it.
     """
     found: list[dict[str, float]] = []
     peers: list[dict[str, Any]] = []
@@ -110,7 +109,7 @@ def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def peer_python() -> str:
-    """The interpreter of the peers' environment, which is made where it is absent."""
+    """Returns the interpreter of the peers' environment, and makes the environment where it is absent."""
     python = PEER / "bin" / "python"
     if not (PEER / "made").exists():
         print(f"making the peers' environment in {PEER}: some minutes, once", file=sys.stderr, flush=True)
@@ -127,7 +126,7 @@ def peer_python() -> str:
 
 
 def peer_script(args: argparse.Namespace, name: str) -> pathlib.Path | None:
-    """The peer's script, its environment made; None with --no-peer."""
+    """Returns the peer's script, after its environment is made; None with --no-peer."""
     if not args.peer:
         return None
     peer_python()
@@ -135,7 +134,7 @@ def peer_script(args: argparse.Namespace, name: str) -> pathlib.Path | None:
 
 
 def peer(script: pathlib.Path, *arguments: Any, stdin: str | None = None) -> dict[str, Any]:
-    """The JSON that the script prints last, run by the peers' interpreter."""
+    """Runs a script with the peers' interpreter; returns the JSON of its last line."""
     run = subprocess.run(
         [peer_python(), str(script), *map(str, arguments)], input=stdin, capture_output=True, text=True
     )
@@ -155,7 +154,7 @@ def smollm2() -> pathlib.Path:
 
 
 def parameters(config: ModelConfig) -> dict:
-    """SmolLM2-135M and a head of its own, made up but fixed, on the mesh that is set."""
+    """Returns the parameters of SmolLM2-135M with a random but fixed head, on the mesh that is set."""
     kernel_DC = np.random.default_rng(0).normal(size=(config.width, 2)).astype(np.float32) / config.width**0.5
     head = {"kernel": kernel_DC, "bias": np.zeros(2, np.float32)}
     mesh = jax.sharding.get_mesh()
@@ -164,21 +163,21 @@ def parameters(config: ModelConfig) -> dict:
 
 
 def real_tokens(rows: Rows) -> np.ndarray:
-    """Which cells of numpy rows are no padding: a padding token is a root that is seen by itself alone."""
+    """Marks the cells of numpy rows that are no padding; a padding token is a root that only itself sees."""
     return (rows.position > 0) | (rows.until > np.arange(rows.until.shape[-1]) + 1)
 
 
 def visible_pairs(rows: Rows) -> int:
-    """Pairs of query and key that attention is about: a token sees itself and what is above it."""
+    """Counts the visible pairs of query and key: a token sees itself and its ancestors."""
     return int(np.sum((rows.position + 1) * real_tokens(rows), dtype=np.int64))
 
 
 def model_flops(config: ModelConfig, tokens: float, pairs: float, training: bool) -> float:
-    """FLOPs of the layers' matrix products and of attention's visible pairs, forward or forward and backward.
+    """Returns FLOPs of the layers' matrix products and of attention's visible pairs, forward or with the backward pass.
 
     2 for a parameter and a token; 4 H for a pair and a query head; three times that with the gradients of inputs and
     parameters. As `jprm.plan.roofline` counts, but for the pairs, which it takes for those of one chain a row. What is
-    padding or computed again does not count, nor do the head and all that is no product.
+    padding or computed again does not count, nor do the head and what is no matrix product.
     """
     products = 2 * sum(matrices(config).values()) * tokens + 4 * config.heads * config.head_dim * pairs
     return (3 if training else 1) * config.layers * products

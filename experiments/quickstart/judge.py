@@ -1,7 +1,7 @@
-"""What the quickstart found: the ways of using the reward models, compared on problems that nobody has seen.
+"""The quickstart's figures: the ways to use reward models, compared on problems that no model has seen.
 
-The benchmarks, their intervals and the page are those of `jprm eval suite` and `jprm report`. Here are the files that
-these read, and what is the quickstart's own: search at equal cost, right answers with wrong working, and how well
+The benchmarks, their intervals and the page come from `jprm eval suite` and `jprm report`. This file writes what they
+read, and adds the quickstart's own figures: search at equal cost, correct answers with incorrect steps, and how well
 rollouts agree with the checker.
 """
 
@@ -81,8 +81,10 @@ def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dic
 
 
 def write_suite(out: pathlib.Path, seed: int) -> pathlib.Path:
-    """The suite over the test pools. Thresholds and calibration maps are fitted on the first half of the problems and
-    judged on the second."""
+    """Writes the suite over the test pools.
+
+    Thresholds and calibration maps are fitted on the first half of the problems and judged on the second.
+    """
     pools = list(read_records(out / "test_pools.jsonl"))
     for name, half in (("tuning_chains", pools[: len(pools) // 2]), ("chains", pools[len(pools) // 2 :])):
         if not (out / f"{name}.jsonl").is_file():
@@ -101,7 +103,7 @@ def write_suite(out: pathlib.Path, seed: int) -> pathlib.Path:
 
 
 def _chains(record: dict) -> list[dict]:
-    """Some of a pool's samples in ProcessBench's form: `label` is the index of the first wrong step, -1 if none is."""
+    """Returns some of a pool's samples in ProcessBench's format: `label` is the first incorrect step's index, or -1."""
     found = []
     for sample in record["samples"][:CHAINS]:
         wrong = np.flatnonzero(~np.array(task.check(task.parse(record["problem"]), sample["steps"])))
@@ -112,7 +114,7 @@ def _chains(record: dict) -> list[dict]:
 
 
 def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, Any]:
-    """The curves, and their ends under the names of the models; each model by the rule that fits its labels."""
+    """Returns the curves, and their last points by model; each model takes the rule that fits its labels."""
     first = reports["formal"]
     curves = {"majority": first["majority"], "pass": first["pass_at_n"], "random": first["baselines"]["random"]}
     for name, report_ in reports.items():
@@ -136,7 +138,7 @@ def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, A
 
 
 def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> dict[str, Any]:
-    """How often the best of all samples has the right answer and a wrong step; `random`: one sample."""
+    """Returns how often the best sample has the correct answer and an incorrect step; `random`: one sample."""
     trees = list(map(_with_wrong_working, read_scores(out / "judged" / model, results)["test_pools"]))
     pools = pools_of(trees)
     value_P = chosen_curves(pools)[results["model"]["rule"]][:, -1]
@@ -148,7 +150,7 @@ def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> d
 
 
 def _with_wrong_working(tree: ReasoningTree) -> ReasoningTree:
-    """The pool, with the samples that have the right answer and a wrong step as its correct ones."""
+    """Returns the pool with `correct` for samples that have the correct answer and an incorrect step."""
     nodes = list(tree.nodes)
     for chain in chains_of(tree):
         sample = {"correct": nodes[chain[-1]].correct, "steps": [nodes[i].text for i in chain]}
@@ -178,7 +180,7 @@ def label_agreement(out: pathlib.Path) -> dict[str, Any]:
 
 
 def _labels_by_path(file: pathlib.Path) -> dict[tuple[str, ...], float]:
-    """The label of every step that another follows, by problem and steps."""
+    """Returns the label of every step that another follows, by problem and steps."""
     labels = {}
     for record in read_records(file):
         tree = tree_of(record)
@@ -191,10 +193,10 @@ def _labels_by_path(file: pathlib.Path) -> dict[tuple[str, ...], float]:
 
 
 def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console: Console) -> dict[str, Any]:
-    """Every method with the PRM of formal labels and one budget of tokens a problem.
+    """Runs every method with the PRM of formal labels and one budget of tokens a problem.
 
-    Each stands beside best of n and majority vote of the test pools at the tokens that it spent, paired over problems
-    (`jprm.evaluate.searches`).
+    Each is compared with best of n and majority vote of the test pools at the tokens that it spent, paired over
+    problems (`jprm.evaluate.searches`).
     """
     pools, rule = list(read_records(out / "test_pools.jsonl"))[:SEARCHED], suite["model"]["rule"]
     scored = read_scores(out / "judged" / "formal", suite)["test_pools"][:SEARCHED]
@@ -261,7 +263,7 @@ def searched_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    """The verdict in the terminal."""
+    """Prints the verdict."""
     show_tables(search_tables(found), console)
 
 

@@ -118,7 +118,7 @@ def make_data(out: pathlib.Path, seed: int) -> int:
 
 
 def sample_pools(policy: Sampler, problems: pathlib.Path, pools: pathlib.Path, count: int, seed: int) -> None:
-    """`count` samples of every problem, with their answers and whether they are correct."""
+    """Samples every problem `count` times; returns pools with answers and whether they are correct."""
     if pools.is_file():
         return
     console.rule(f"{pools.name}: {count} samples of every problem")
@@ -132,7 +132,7 @@ def problems_of(path: pathlib.Path) -> list[dict]:
 
 
 def pool(record: dict, samples: list[Sample]) -> dict:
-    """A pool record. A sample that was cut off has no answer."""
+    """Returns a pool record. A sample that was cut off has no answer."""
 
     def entry(sample: Sample) -> dict:
         answer = task.answer_of(sample.steps) if sample.finish_reason == "stop" else None

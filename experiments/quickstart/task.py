@@ -33,7 +33,7 @@ wrong solution comes to may be anything."""
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-    """How often an author makes each mistake where there is occasion for it."""
+    """How often an author makes each mistake where it can occur."""
 
     carry: float = 0.7  # 9 + 4 = 3: the carry is dropped
     borrow: float = 0.7  # 12 - 4 = 12: the smaller digit is taken from the larger
@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def counts(self) -> list[int]:
-        """The count after each move."""
+        """Returns the count after each move."""
         count, counts = self.start, []
         for sign, amount in self.moves:
             count = apply(count, sign, amount)
@@ -66,7 +66,7 @@ def apply(count: int, sign: str, amount: int) -> int:
 
 
 def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 5)) -> Problem:
-    """A story of between `moves[0]` and `moves[1]` moves whose counts stay in range."""
+    """Returns a story of `moves[0]` to `moves[1]` moves whose counts stay in range."""
     count = start = int(rng.integers(3, LARGEST - 1))
     chosen = []
     for _ in range(int(rng.integers(moves[0], moves[1] + 1))):
@@ -83,7 +83,7 @@ def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 5)) -> Proble
 
 
 def solution(task: Problem, rng: np.random.Generator, habits: Habits | None) -> list[str]:
-    """A worked solution, one equation a move and a last line with the answer; without `habits` it is right."""
+    """Returns a solution: one equation a move, and a last line with the answer. Without `habits` it is correct."""
     count, steps, owed = task.start, [], 0
     for i, (sign, amount) in enumerate(task.moves):
         if habits and sign != "*" and rng.random() < habits.sign:
@@ -113,7 +113,7 @@ def _mistake(count: int, sign: str, amount: int, habits: Habits, rng: np.random.
 
 
 def parse(text: str) -> Problem:
-    """The problem of a story. Raises ValueError for any other text."""
+    """Returns the problem of a story. Raises ValueError for any other text."""
     first, *tale = text.split(". ")
     begins = re.fullmatch(r"(\w+) has (\d+) (\w+)", first)
     if not begins or not tale:
@@ -131,7 +131,7 @@ def parse(text: str) -> Problem:
 
 
 def check(task: Problem, steps: Sequence[str]) -> list[bool]:
-    """Whether each step is right, given the story and the count that the step before it came to.
+    """Returns whether each step is correct, given the story and the count after the step before.
 
     A step is judged as a person would rate it: it must do the next thing that the story tells, go on from what is
     written above it and get the sum right. So what follows a mistake correctly is right by itself.
@@ -152,7 +152,7 @@ def check(task: Problem, steps: Sequence[str]) -> list[bool]:
 
 
 def labels(task: Problem, steps: Sequence[str]) -> list[float]:
-    """The checker's labels, each step by itself: what follows a mistake correctly is right again, as people rate it."""
+    """Returns the checker's labels, each step by itself: a correct step after a mistake counts as correct."""
     return [float(right) for right in check(task, steps)]
 
 
@@ -162,7 +162,7 @@ def answer_of(steps: Sequence[str]) -> int | None:
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    """Words, signs and numbers of up to two digits, each with the space before it: any text of the task.
+    """Returns a tokenizer of words, signs and numbers of up to two digits, each with the space before it.
 
     The result of a sum is then one token that follows from three others.
     """

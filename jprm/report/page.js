@@ -7,7 +7,7 @@
   const model = at("model"), where = at("where");
   let shown = [], page = 0;
 
-  // A chain is wrong if a step is labelled wrong, or, where no step has a label, if its answer is.
+  // A chain is incorrect if a step is labelled incorrect or, where no step has a label, if its answer is incorrect.
   for (const item of data.items) {
     let some = false, wrong = false;
     for (const label of item.l) if (label !== null) { some = true; wrong = wrong || label < 0.5; }
@@ -15,8 +15,9 @@
     item.w = some ? wrong : item.o === null ? null : !item.o;
   }
 
-  // How convincing: the lowest score, which an error should have brought down; of a tree the most convincing of the
-  // chains that end in a wrong step. Nodes come depth first, so `path` holds the lowest score above each depth.
+  // How convincing an incorrect chain is: its lowest score, which an error should have lowered. For a tree: the largest
+  // such score of the chains that end in an incorrect step. Nodes come depth first, so `path` holds the lowest score so
+  // far at each depth.
   const lowest = (scores) => scores.reduce((a, b) => Math.min(a, b), 1);
   function convincing(item, m) {
     const scores = item.c[m];
@@ -69,7 +70,7 @@
   function element(name, className, text) {
     const made = document.createElement(name);
     if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;  // never markup: a step may hold a script tag
+    if (text !== undefined) made.textContent = text;  // never as markup: a step may contain a script tag
     return made;
   }
 
