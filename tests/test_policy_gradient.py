@@ -5,6 +5,7 @@ enumerated. Where the transformer does not matter, a table of hidden states stan
 """
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -226,21 +227,33 @@ def test_a_tree_is_its_sequences(name, tabular):
 EVERYTHING = PolicyGradient("sequence", 0.1, 0.2, dual_clip=1.1, temperature=T, kl=0.3, truncate=1.1)
 
 
-def test_split_trees_and_several_devices_change_nothing():
+@functools.cache
+def everything():
+    return jax.jit(jax.value_and_grad(lambda model: naive(model, REFERENCE, EVERYTHING)[0]))(MODEL)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [None, MeshConfig(fsdp=2, tensor=2), pytest.param(MeshConfig(fsdp=2, context=2), marks=pytest.mark.slow)],
+    ids=["one device", "four devices", "four devices, tokens split"],
+)
+def test_split_trees_and_several_devices_change_nothing(split):
     """With the transformer, and with sequences whose ratios need the slots that a part repeats."""
-    wanted = evaluated(EVERYTHING, tree_rows(32, LAST))
-    gradient = jax.jit(jax.grad(lambda model: naive(model, REFERENCE, EVERYTHING)[0]))(MODEL)
-    close(wanted[3], gradient)
-    rows = tree_rows(7, LAST)
-    assert int((rows.tree >= 0).any(axis=1).sum()) > 2 and ((rows.tree >= 0) & ~rows.owned).any()
-    task = dataclasses.replace(TASK, model=dataclasses.replace(SMALL, attention_block=7))
-    close(evaluated(EVERYTHING, rows, task=task), wanted)
-    mesh = make_mesh(MeshConfig(fsdp=2, tensor=2), jax.devices()[:4])
-    with jax.set_mesh(mesh):
-        like = jax.eval_shape(lambda: transformer.init(SMALL, jax.random.key(0)))
-        place = lambda x, y: jax.device_put(x, jax.NamedSharding(mesh, y.sharding.spec))  # noqa: E731
-        models = [jax.tree.map(place, x, like) for x in (MODEL, REFERENCE)]
-        close(evaluated(EVERYTHING, put_rows(rows, mesh), models, task), wanted)
+    rows, models = tree_rows(8, LAST), (MODEL, REFERENCE)
+    assert int((rows.tree >= 0).any(axis=1).sum()) > 1 and ((rows.tree >= 0) & ~rows.owned).any()
+    task = dataclasses.replace(TASK, model=dataclasses.replace(SMALL, attention_block=4))
+    wanted = everything()
+    if split is None:
+        found = evaluated(EVERYTHING, rows, task=task)
+    else:
+        mesh = make_mesh(split, jax.devices()[:4])
+        with jax.set_mesh(mesh):
+            like = jax.eval_shape(lambda: transformer.init(SMALL, jax.random.key(0)))
+            place = lambda x, y: jax.device_put(x, jax.NamedSharding(mesh, y.sharding.spec))  # noqa: E731
+            models = [jax.tree.map(place, x, like) for x in models]
+            found = evaluated(EVERYTHING, put_rows(rows, mesh), models, task)
+    close((found[0], found[3]), wanted)
+    assert found[1] == len(GROUP)
 
 
 def test_the_kl_term_is_that_of_the_enumerated_vocabulary(tabular):

@@ -49,14 +49,14 @@ def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) 
 def gathered_head(params: Mapping, config: ModelConfig) -> dict:
     """Returns parameters for `head_logits` whose table is gathered once, and its gradient summed once, for all blocks.
 
-    Those of a language head.
+    Those of a language head. On a mesh that splits tokens the gradient is summed for every block: all devices of a row
+    compute its slots, so theirs are no terms of a sum.
     """
     params = dict(params)
-    if config.tied_embeddings:
-        if not isinstance(table := params["decoder"]["embed"], Int8):
-            params["decoder"] = {**params["decoder"], "embed": gathered_weight(table, 1)}
-    else:
-        params["head"] = {**params["head"], "kernel": gathered_weight(params["head"]["kernel"], 0)}
+    own, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
+    table = params[own][name]
+    if not isinstance(table, Int8) and jax.typeof(table).sharding.mesh.shape.get("context", 1) == 1:
+        params[own] = {**params[own], name: gathered_weight(table, axis)}
     return params
 
 
