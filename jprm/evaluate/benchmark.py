@@ -70,7 +70,7 @@ class Request:
 
 
 def scales_of(results: Results) -> list[Scale]:
-    """The scales of the two models that `compare` takes, which results may hold as `scales`."""
+    """Returns the scales of the two models that `compare` takes; results may hold them as `scales`."""
     return [Scale(**(scale or {})) for scale in results.get("scales", (None, None))]
 
 

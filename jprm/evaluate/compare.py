@@ -27,5 +27,5 @@ def compare(results: Results, a: Scores, b: Scores) -> list[dict[str, Any]]:
 
 
 def _content(tree: ReasoningTree) -> tuple[str, list[tuple[int, str]]]:
-    """A tree without its scores."""
+    """Returns a tree without its scores."""
     return tree.problem, [(node.parent, node.text) for node in tree.nodes]

@@ -35,7 +35,7 @@ def whitespace(chain: Record) -> Record | None:
 
 
 def latex(chain: Record) -> Record | None:
-    r"""`$x$` as `\(x\)`, or the other way round; None where the chain has neither."""
+    r"""Rewrites `$x$` as `\(x\)`, or the reverse; returns None where the chain has neither."""
     steps = [_DOLLARS.sub(r"\\(\1\\)", step) for step in chain["steps"]]
     if steps == chain["steps"]:
         steps = [_PARENTHESES.sub(r"$\1$", step) for step in chain["steps"]]
@@ -140,7 +140,7 @@ def edits_report(
     margin: float = 0.05,
     nonsense_margin: float = 0.2,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """How scores react to edits, from scored chains and their scored edits (the trees of `edited`).
+    """Returns how scores react to edits, from scored chains and their scored edits (the trees of `edited`).
 
     `meaning_kept`, by edit: `change`, the mean distance of a step's score before and after, with an interval over
     problems; `shift`, the same with its sign; `flips`, the fraction of steps that cross `threshold`. A finding is

@@ -103,12 +103,12 @@ def heat_maps(figure: Any, panels: Mapping[str, Sequence[Sequence[int]]]) -> Non
 
 
 def short(label: str) -> str:
-    """The beginning and the end of a long name: names of models differ at either."""
+    """Returns the beginning and the end of a long name: names of models differ at either."""
     return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[1 - LONGEST // 2 :]}"
 
 
 def slug(name: str) -> str:
-    """A name for a file: letters, digits, `-` and `_`."""
+    """Returns a name for a file: letters, digits, `-` and `_`."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 

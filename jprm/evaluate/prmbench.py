@@ -56,7 +56,7 @@ def f1s(counts: Counts) -> tuple[Any, Any]:
 
 
 def prm_score(counts: Counts) -> Any:
-    """The mean of F1 and negative F1."""
+    """Returns PRMScore, the mean of F1 and negative F1."""
     f1, negative_f1 = f1s(counts)
     return 0.5 * f1 + 0.5 * negative_f1
 
@@ -172,7 +172,7 @@ class _Chain(NamedTuple):
 
 
 def _chains(trees: Sequence[ReasoningTree], scale: Scale) -> list[_Chain]:
-    """The first tree of each (class, idx)."""
+    """Returns the first tree of each (class, idx)."""
     seen: dict[tuple[str, Any], ReasoningTree] = {}
     for i, tree in enumerate(trees):
         name, idx = tree.extra.get("classification"), tree.extra.get("idx")

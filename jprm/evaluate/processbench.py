@@ -40,7 +40,7 @@ class F1(NamedTuple):
 
 
 def harmonic_mean(a: Any, b: Any) -> Any:
-    """2ab / (a + b); 0 where both are 0."""
+    """Returns 2ab / (a + b), or 0 where both are 0."""
     a, b = np.asarray(a, float), np.asarray(b, float)
     return 2 * a * b / np.where(a + b == 0, 1.0, a + b)
 
@@ -66,7 +66,7 @@ def right_at(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: fl
 
 
 def f1(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> F1:
-    """F1 at one threshold."""
+    """Returns F1 at one threshold."""
     return weighted_f1(right_at(first_error_N, scores, threshold), first_error_N, np.ones(len(scores)))
 
 

@@ -70,14 +70,14 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 
 
 def source_of(benchmark: Benchmark, path: PathLike) -> Source:
-    """How a benchmark reads a file."""
+    """Returns how a benchmark reads a file."""
     if isinstance(benchmark.reader, Reader):
         return Source(benchmark.name, benchmark.reader, benchmark.reading)
     return source(benchmark.reader or format_of(path))
 
 
 def source(reader: str) -> Source:
-    """How evaluations read files of a reader in `jprm.data.readers`."""
+    """Returns how evaluations read files of a reader in `jprm.data.readers`."""
     return Source(reader, READERS[reader], OPTIONS.get(reader, {}))
 
 
@@ -100,7 +100,7 @@ def scored_files(
 def scored_trees(
     prm: PRM, path: PathLike, source: Source, folder: PathLike, too_long: TooLong = "error", also: Sequence[PRM] = ()
 ) -> list[ReasoningTree]:
-    """The trees of a file's records with scores, read from `FOLDER/NAME.jsonl` or scored into it.
+    """Returns the scored trees of a file's records, read from `FOLDER/NAME.jsonl` or scored into it.
 
     Chains are written as the authors' script of the file's benchmark has them. With `too_long="skip"` records with a
     chain beyond the context of the model, or of one of `also`, are left out.
@@ -135,7 +135,7 @@ def scorer(prm: PRM, folder: PathLike) -> Scorer:
 
 
 def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
-    """The files by the names that the report and the scores beside it use.
+    """Returns the files by the names that the report and the scores beside it use.
 
     Raises FileNotFoundError for a missing file, before any is scored, and ValueError for two files of one name.
     """
@@ -149,7 +149,7 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
 
 
 def format_of(path: PathLike) -> str:
-    """The reader of a file, by the keys of its first record: a benchmark as released, else jprm's own records."""
+    """Returns the reader of a file by the keys of its first record: a released benchmark, else jprm's own records."""
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")
         keys = item.keys() if isinstance(item, dict) else ()

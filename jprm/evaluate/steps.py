@@ -131,7 +131,7 @@ def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> Dra
 
 
 def _labelled_steps(trees: Sequence[Labelled], scores: Sequence[Float[np.ndarray, " N"]]):
-    """(scores, whether right, problems) of all labelled steps."""
+    """Returns (scores, whether correct, problems) of all labelled steps."""
     some = [tree.class_N != UNLABELLED for tree in trees]
     score_N = np.concatenate([score_N[some_N] for score_N, some_N in zip(scores, some, strict=True)])
     right_N = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, some, strict=True)]) == 1

@@ -90,7 +90,7 @@ def read_suite(path: PathLike) -> Suite:
 
 
 def _section(section: Any, benchmark: Benchmark, path: pathlib.Path) -> dict[str, tuple[pathlib.Path, ...]]:
-    """The paths of a section's files, by key; those of `calibrate` exist."""
+    """Returns the paths of a section's files by key; the files of `calibrate` exist."""
     where, name, keys = os.fspath(path), benchmark.name, {"data", "calibrate"} & set(benchmark.needs)
     if not isinstance(section, dict) or set(section) != keys:
         raise ValueError(f"{where}: {name}: give an object with {' and '.join(sorted(keys))}, nothing else")
@@ -155,7 +155,7 @@ def results_of(
 
 
 def tables(results: Results) -> Iterator[Table | str]:
-    """The terminal's tables of every section, and the files that are absent."""
+    """Returns the terminal's tables of every section, and the files that are absent."""
     for name, benchmark in BENCHMARKS.items():
         for report in benchmark.reports(results[name]) if name in results else ():
             yield from benchmark.tables(report)
@@ -164,7 +164,7 @@ def tables(results: Results) -> Iterator[Table | str]:
 
 
 def read_results(folder: PathLike) -> dict[str, Any]:
-    """The `results.json` that `run_suite` wrote. Raises FileNotFoundError or ValueError that says what to do."""
+    """Returns the `results.json` that `run_suite` wrote. Raises FileNotFoundError or ValueError with the remedy."""
     path = pathlib.Path(folder) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there: {folder} is no finished folder of `jprm eval suite`")
@@ -178,7 +178,7 @@ def read_results(folder: PathLike) -> dict[str, Any]:
 
 
 def read_scores(folder: PathLike, results: Mapping[str, Any]) -> dict[str, list[ReasoningTree]]:
-    """The scored trees that the results rest on, by the name of their file.
+    """Returns the scored trees behind the results, by the name of their file.
 
     Raises ValueError or FileNotFoundError where a file is cut off or absent.
     """
@@ -194,7 +194,7 @@ def read_scores(folder: PathLike, results: Mapping[str, Any]) -> dict[str, list[
 
 
 def _files(suite: Suite) -> dict[str, tuple[pathlib.Path, Source]]:
-    """Each file once, by its name, with the reader of the first section that has it."""
+    """Returns each file once, by its name, with the reader of the first section that has it."""
     found: dict[str, tuple[pathlib.Path, Source]] = {}
     for section, paths in [*suite.data.items(), *suite.calibrate.items()]:
         for path in paths:

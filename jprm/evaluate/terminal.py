@@ -41,7 +41,7 @@ def _rich(table: Table) -> RichTable:
 
 
 def _folded(table: Table) -> RichTable:
-    """The table with every interval below its value, and the words of a head below each other."""
+    """Returns the table with every interval below its value, and the words of a head below each other."""
     found = RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
     found.add_column(table.columns[0], min_width=NAME)
     rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.rows]

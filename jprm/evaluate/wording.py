@@ -9,7 +9,7 @@ ABSENT = "–"
 
 
 def words(key: str) -> str:
-    """A key of a report as text."""
+    """Returns a key of a report as text."""
     return key.replace("_", " ")
 
 
@@ -20,31 +20,31 @@ def left_out_words(report: Mapping[str, Any]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction in per cent, with one decimal."""
+    """Returns a fraction in per cent, with one decimal."""
     return ABSENT if value is None else f"{100 * value:.1f}"
 
 
 def interval(figure: Mapping[str, Any] | None) -> str:
-    """`52.1 [48.0, 56.2]`, in per cent; without brackets where there is no interval."""
+    """Returns `52.1 [48.0, 56.2]`, in per cent; without brackets where there is no interval."""
     value, low, high = ((figure or {}).get(key) for key in ("value", "low", "high"))
     return percent(value) + ("" if low is None or high is None else f" [{percent(low)}, {percent(high)}]")
 
 
 def points(difference: Mapping[str, Any]) -> str:
-    """`+3.1 points [-0.2, +6.4]`: a difference of two percentages."""
+    """Returns `+3.1 points [-0.2, +6.4]`, a difference of two percentages."""
     value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("value", "low", "high"))
     return f"{value} points [{low}, {high}]"
 
 
 def decided(difference: Mapping[str, Any]) -> str:
-    """`better`, `worse` or `undecided`, by the interval of a paired difference."""
+    """Returns `better`, `worse` or `undecided`, by the interval of a paired difference."""
     if difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
         return "undecided"
     return "better" if difference["low"] > 0 else "worse"
 
 
 def last(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """The last point of a curve, which a report stores as lists of `value`, `low`, `high` and perhaps `better`."""
+    """Returns the last point of a curve, which a report stores as lists by `value`, `low`, `high`, `better`."""
     return {key: curve[key][-1] for key in ("value", "low", "high", "better") if key in curve}
 
 

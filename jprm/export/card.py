@@ -151,7 +151,7 @@ def _result(run: pathlib.Path) -> dict[str, str]:
 
 
 def _evaluations(run: pathlib.Path) -> str:
-    """The figures of every benchmark whose report the run's folder holds as NAME.json."""
+    """Returns the figures of every benchmark whose report the run's folder holds as NAME.json."""
     parts = []
     for name in BENCHMARKS:
         path = run / f"{name}.json"

@@ -93,17 +93,17 @@ def outcome(reward_G: Float[Array, " G"], name: str) -> Float[Array, " G"]:
 
 
 def grpo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
-    """(R - mean) / deviation (Shao et al. 2024, DeepSeekMath)."""
+    """Returns (R - mean) / deviation (Shao et al. 2024, DeepSeekMath)."""
     return outcome(reward_G, "grpo")
 
 
 def dr_grpo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
-    """R - mean (Liu et al. 2025, "Understanding R1-Zero-Like Training")."""
+    """Returns R - mean (Liu et al. 2025, "Understanding R1-Zero-Like Training")."""
     return outcome(reward_G, "dr_grpo")
 
 
 def rloo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
-    """R - mean of the others (Kool et al. 2019; Ahmadian et al. 2024)."""
+    """Returns R - mean of the others (Kool et al. 2019; Ahmadian et al. 2024)."""
     return outcome(reward_G, "rloo")
 
 

@@ -55,7 +55,7 @@ def run(options: Options) -> Report:
 
 
 def figures(request: Request) -> Report:
-    """A report for every file."""
+    """Returns a report for every file."""
     from jprm.evaluate.best_of_n import best_of_n_report
 
     return {

@@ -65,7 +65,7 @@ def run(options: Options) -> Report:
 
 
 def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
-    """All diagnostics that the chains and pools of the other sections allow; edits need the scorer."""
+    """Returns all diagnostics that the chains and pools of the other sections allow; edits need the scorer."""
     from jprm.evaluate.diagnostics import diagnostics_report
     from jprm.evaluate.edits import edits_of
 
@@ -89,7 +89,7 @@ def tables(report: Report) -> Iterator[str]:
 
 
 def rows_of(report: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, diagnostic) of everything that is nested in a report."""
+    """Yields (name, diagnostic) for everything that is nested in a report."""
     for key, value in report.items():
         name = f"{path}, {words(key)}" if path else words(key)
         if isinstance(value, Mapping):

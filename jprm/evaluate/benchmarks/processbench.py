@@ -29,7 +29,7 @@ class Options(ModelOptions):
 
 
 def figures(request: Request) -> Report:
-    """`files`, `average` over the files and the name of the file that is tuned on, `calibrate`."""
+    """Returns `files`, `average` over the files, and `calibrate`, the name of the file that thresholds are tuned on."""
     from jprm.evaluate.processbench import average_f1, processbench_report
 
     (tuned_on,) = request.calibrate
