@@ -202,7 +202,7 @@ def read(path: str | os.PathLike) -> Experiment:
         if version == 1 and "loss" in values:
             values["objective"] = values.pop("loss")
         return from_json(Experiment, values)
-    except ValueError as error:  # broken JSON and broken UTF-8 are ValueErrors too
+    except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors too
         raise ValueError(
             f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
         ) from error

@@ -74,5 +74,5 @@ def load(
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
-    layout = native_layout(load_tokenizer(folder, of_model=True))
+    layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
     return PRM(params, model, layout, grid, experiment.semantics, str(folder.resolve()), step)

@@ -6,10 +6,14 @@ characters, so data cannot inject control tokens. A layout gets a control token 
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
+import functools
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +33,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """One more than the largest id that a text, bos or eos has."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -65,12 +69,16 @@ class JsonTokenizer:
     def __reduce__(self):
         return _from_json, (self.inner.to_str(), self.bos, self.eos)
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
-        return self.inner.get_vocab_size(with_added_tokens=True)
+        """An added special token does not count, as no text gives it: published ones may be beyond the model's ids."""
+        added = (i for i, token in self.inner.get_added_tokens_decoder().items() if not token.special)
+        given = (i for i in (self.bos, self.eos) if i is not None)
+        return 1 + max([*self.inner.get_vocab(with_added_tokens=False).values(), *added, *given], default=-1)
 
     def encode(self, text: str) -> list[int]:
-        return self.inner.encode(_checked(text), add_special_tokens=False).ids
+        with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
+            return self.inner.encode(_checked(text), add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)
@@ -118,13 +126,14 @@ class SentencePieceTokenizer:
         atomic_write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())
 
 
-def load_tokenizer(path: str | os.PathLike[str], *, of_model: bool = False) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, *, of_model: bool = False) -> Tokenizer:
     """Loads a tokenizer from a folder (tokenizer.json before tokenizer.model), a tokenizer.json, a .model or a .gguf.
 
     With `of_model`, a trained model reads chains with it: tokenizer_config.json must be there, since a missing special
     token would change scores.
 
-    Raises FileNotFoundError where there is none, ValueError for a file that is damaged or of another format.
+    Raises FileNotFoundError where there is none, ValueError for a file that is damaged, of another format, made to fill
+    the memory, or with ids beyond the model's `vocab_size`.
     """
     path = Path(path)
     if path.is_dir():
@@ -142,7 +151,24 @@ def load_tokenizer(path: str | os.PathLike[str], *, of_model: bool = False) -> T
         raise ValueError(f"{path}: not a tokenizer. {give}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    return loaders[path.suffix](path)
+    tokenizer = loaders[path.suffix](path)
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise ValueError(
+            f"{path}: has ids up to {tokenizer.vocab_size - 1:,}, and the model has embeddings for {vocab_size:,} only:"
+            " it is the tokenizer of another model"
+        )
+    return tokenizer
+
+
+@contextlib.contextmanager
+def _library(message: str) -> Iterator[None]:
+    """Makes a ValueError of what the `tokenizers` library raises: bare Exceptions, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{message} ({str(error)[:200]})") from None
 
 
 def _from_json(text: str, bos: int | None, eos: int | None) -> JsonTokenizer:
@@ -150,10 +176,11 @@ def _from_json(text: str, bos: int | None, eos: int | None) -> JsonTokenizer:
 
 
 def _load_json(path: Path) -> JsonTokenizer:
-    try:
+    with _library(f"{path}: not a tokenizer.json, fetch or export it again"):
         inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"{path}: not a tokenizer.json ({error}). Fetch or export it again") from error
+    content = json.loads(path.read_bytes())
+    if (growth := math.prod(map(_growth, _parts(content)))) > _GROWTH:
+        raise ValueError(f"{path}: its replacements make a text up to {growth:.2g} times as long. Do not trust it")
     config_path = path.parent / CONFIG
     try:
         config = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
@@ -167,6 +194,35 @@ def _load_json(path: Path) -> JsonTokenizer:
         if token is not None and ids[key] is None:
             raise ValueError(f"{config_path}: {key} is {token!r}, which is no token of {path}: fetch both again")
     return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"])
+
+
+_GROWTH = 1000
+"""Times that normalizers and decoders may lengthen a text. Of published tokenizers ALBERT's has most: 484."""
+
+
+def _parts(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the parts that change a text, one after another, out of their nested sequences."""
+    waiting = [content.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            yield part
+            waiting += [value for key, value in part.items() if key.endswith("s")]  # normalizers, pretokenizers, ...
+
+
+def _growth(part: Mapping[str, Any]) -> float:
+    """Returns how many times a part of tokenizer.json lengthens a text at most."""
+    kind, longer = part.get("type"), len(str(part.get("content", part.get("prepend", ""))).encode())
+    if kind == "Replace":
+        pattern = part.get("pattern")
+        shortest = len(str(pattern.get("String", "")).encode()) if isinstance(pattern, dict) else 0
+        return max(1, longer / shortest if shortest else 1 + longer)  # an expression may match nothing
+    if kind == "Precompiled":  # a table of replacements, each with a null at its end, after a trie
+        table = base64.b64decode(str(part.get("precompiled_charsmap")))
+        return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")), default=0) / 3
+    return {"Prepend": max(1, longer / 10), "NFKC": 11, "NFKD": 11, "ByteLevel": 2, "Lowercase": 2}.get(str(kind), 1)
 
 
 def _load_sentencepiece(path: Path) -> SentencePieceTokenizer:
@@ -188,21 +244,15 @@ _GGUF_PRE: dict[str, tuple[str | None, bool, bool, bool]] = {
     "qwen2": (_CASE + r"\p{N}" + _REST, False, True, False),
     "llama-bpe": (_CASE + r"\p{N}{1,3}" + _REST, False, False, True),
 }
-_NORMAL = 1  # gguf token type; the others (control, user-defined) are matched whole, never merged
+_NORMAL, _USER_DEFINED = 1, 4  # gguf token types; all others (control, ...) are matched whole too, never merged
 
 
 def _load_gguf(path: Path) -> JsonTokenizer:
-    import gguf
-
     from jprm.gguf_file import open_gguf
 
-    try:
-        fields = open_gguf(path).fields
-    except Exception as error:
-        raise ValueError(f"{path}: not a GGUF file ({error}). Fetch it again") from error
+    fields = open_gguf(path).fields
     keys = ("model", "pre", "tokens", "merges", "token_type", "bos_token_id", "eos_token_id")
-    found = {key: fields.get(f"tokenizer.ggml.{key}") for key in keys}
-    meta: dict[str, Any] = {key: None if field is None else field.contents() for key, field in found.items()}
+    meta: dict[str, Any] = {key: fields.get(f"tokenizer.ggml.{key}") for key in keys}
     if meta["model"] is None:
         raise ValueError(f"{path}: holds no tokenizer. Use the tokenizer.json of the model that it was made from")
     if meta["model"] != "gpt2" or meta["pre"] not in _GGUF_PRE:
@@ -212,9 +262,19 @@ def _load_gguf(path: Path) -> JsonTokenizer:
             "original model"
         )
     pattern, digits, nfc, whole_words = _GGUF_PRE[meta["pre"]]
+    texts, types = meta["tokens"], meta["token_type"] or [_NORMAL] * len(meta["tokens"] or ())
+    for key, right in {
+        "tokens": _strings(texts) and texts,
+        "merges": _strings(meta["merges"]) and all(" " in merge for merge in meta["merges"]),
+        "token_type": isinstance(types, list) and len(types) == len(texts or ()),
+        **{key: meta[key] is None or type(meta[key]) is int and 0 <= meta[key] < len(texts or ()) for key in keys[-2:]},
+    }.items():
+        if not right:
+            raise ValueError(f"{path}: tokenizer.ggml.{key} is missing or damaged. Fetch the file again")
     merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
-    vocabulary = {token: i for i, token in enumerate(meta["tokens"])}
-    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=whole_words))
+    vocabulary = {token: i for i, token in enumerate(texts)}
+    with _library(f"{path}: tokenizer.ggml.merges is damaged, fetch the file again"):
+        inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=whole_words))
     if nfc:
         inner.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
@@ -222,16 +282,18 @@ def _load_gguf(path: Path) -> JsonTokenizer:
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
     inner.decoder = decoders.ByteLevel()
-    types = meta["token_type"] or [_NORMAL] * len(vocabulary)
-    user_defined = gguf.TokenType.USER_DEFINED
     inner.add_tokens(
         [
-            AddedToken(token, special=kind != user_defined, normalized=False)
-            for token, kind in zip(meta["tokens"], types, strict=True)
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            for token, kind in zip(texts, types, strict=True)
             if kind != _NORMAL
         ]
     )
     return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"])
+
+
+def _strings(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _checked(text: str) -> str:

@@ -17,7 +17,7 @@ from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
-from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.layout import TemplateLayout
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
@@ -43,9 +43,10 @@ def load(
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
     folder = pathlib.Path(folder)
+    check_sums(folder)
     a = named(adapter) if adapter else recognise(folder)
     model = _Model(folder, a, dtype or "float32", attention or "blocked")
-    tokenizer = _tokenizer(folder, model.place)
+    tokenizer = _tokenizer(folder, model)
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)
     other = _reference(folder, a, model) if a.activation == "log_ratio" else None
@@ -145,10 +146,10 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
     return other
 
 
-def _tokenizer(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
+def _tokenizer(folder: pathlib.Path, model: _Model) -> Tokenizer:
     """Loads the folder's own tokenizer, or its base model's where a LoRA has none."""
     own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return load_tokenizer(folder if own else base, of_model=True)
+    return load_tokenizer(folder if own else model.place, model.config.vocab_size, of_model=True)
 
 
 def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:

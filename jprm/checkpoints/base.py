@@ -10,6 +10,7 @@ import numpy as np
 
 from jprm.checkpoints import huggingface, peft, run
 from jprm.checkpoints.kinds import kind_of
+from jprm.checkpoints.safetensors import check_sums
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import put, spec
@@ -26,6 +27,8 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
     Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring.
     """
+    if os.path.isdir(path):
+        check_sums(path)
     return _format(path).load_decoder(path, config, dtype)
 
 

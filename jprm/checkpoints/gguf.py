@@ -10,10 +10,8 @@ import importlib.util
 import math
 import pathlib
 import re
-from collections.abc import Iterable
 from typing import Any
 
-import gguf
 import numpy as np
 
 from jprm.checkpoints import decoder
@@ -45,43 +43,41 @@ class Reader:
 
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
-        try:
-            self._file = open_gguf(self.path)
-        except (ValueError, OSError, IndexError) as error:
-            raise ValueError(f"{path}: not a complete GGUF file ({error}); download it again") from error
-        self._tensors = {tensor.name: tensor for tensor in self._file.tensors}
-        self.architecture = self.get("general.architecture")
+        self.fields, self.tensors = open_gguf(self.path)
+        self.architecture = self.fields.get("general.architecture")
         if self.architecture not in _ARCHITECTURES:
             raise ValueError(
                 f"{path}: architecture {self.architecture!r} is not supported; one of {', '.join(_ARCHITECTURES)} is"
             )
 
-    def get(self, key: str, default: Any = None) -> Any:
-        field = self._file.get_field(key.replace("{a}", getattr(self, "architecture", "")))
-        return default if field is None else field.contents()
+    def get(self, key: str, default: Any = None, *, kind: type = int) -> Any:
+        """Returns a positive number, or text; `{a}` is the architecture. Raises ValueError for another value."""
+        key = key.replace("{a}", self.architecture)
+        value = self.fields.get(key, default)
+        if value is not None and (type(value) is not kind or (kind is not str and not 0 < value < math.inf)):
+            wanted = {int: "a positive integer", float: "a positive number", str: "text"}[kind]
+            raise ValueError(f"{self.path}: metadata {key} is {str(value)[:60]}, and not {wanted}")
+        return value
 
-    def keys(self) -> Iterable[str]:
-        return self._file.fields
-
-    def need(self, key: str) -> Any:
-        if (value := self.get(key)) is None:
+    def need(self, key: str, *, kind: type = int) -> Any:
+        if (value := self.get(key, kind=kind)) is None:
             key = key.replace("{a}", self.architecture)
             raise ValueError(f"{self.path}: metadata {key} is missing; it is no model, or one that jprm does not know")
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a tensor in row-major order, (out, in) for a matrix."""
-        if name not in self._tensors:
+        if name not in self.tensors:
             raise ValueError(f"{self.path}: tensor {name} is missing; the file is cut short or of another model")
-        return tuple(int(n) for n in reversed(self._tensors[name].shape))
+        return self.tensors[name].shape
 
     def tensor(self, name: str) -> np.ndarray:
         """Returns a tensor in float32, in row-major order: (out, in) for a matrix."""
-        shape, tensor = self.shape(name), self._tensors[name]
-        return np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(shape)
+        self.shape(name)
+        return self.tensors[name].dequantized()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self.tensors
 
 
 open_tensors, LANGUAGE_HEAD = Reader, "output.weight"
@@ -109,7 +105,7 @@ def _config(file: Reader, **changes) -> ModelConfig:
     get, need = file.get, file.need
     if (window := get("{a}.attention.sliding_window")) is not None:
         raise ValueError(f"{file.path}: sliding-window attention ({window} tokens) is not supported")
-    unknown = sorted(name for name in file._tensors if re.sub(r"^blk\.\d+\.", "", name) not in _KNOWN)
+    unknown = sorted(name for name in file.tensors if re.sub(r"^blk\.\d+\.", "", name) not in _KNOWN)
     if unknown:
         raise ValueError(f"{file.path}: tensors that jprm does not know: {', '.join(unknown[:5])}")
     heads, width = need("{a}.attention.head_count"), need("{a}.embedding_length")
@@ -118,7 +114,7 @@ def _config(file: Reader, **changes) -> ModelConfig:
     head_dim = get("{a}.attention.key_length", width // heads)
     if (rotated := get("{a}.rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"{file.path}: rotary embeddings on {rotated} of {head_dim} dimensions are not supported")
-    theta = float(get("{a}.rope.freq_base", 10000.0))
+    theta = get("{a}.rope.freq_base", 10000.0, kind=float)
     values: dict[str, Any] = dict(
         vocab_size=file.shape("token_embd.weight")[0],
         layers=need("{a}.block_count"),
@@ -129,22 +125,25 @@ def _config(file: Reader, **changes) -> ModelConfig:
         mlp_width=need("{a}.feed_forward_length"),
         rope_theta=theta,
         rope_scaling=_scaling(file, head_dim, theta),
-        norm_eps=round(float(need("{a}.attention.layer_norm_rms_epsilon")), 12),  # stored as float32
+        norm_eps=round(need("{a}.attention.layer_norm_rms_epsilon", kind=float), 12),  # stored as float32
         qkv_bias="blk.0.attn_q.bias" in file,
         qk_norm="blk.0.attn_q_norm.weight" in file,
         tied_embeddings="output.weight" not in file,
     )
     decoder.check_layers(file.path, values["layers"], changes)
-    return ModelConfig(**(values | changes))
+    try:
+        return ModelConfig(**(values | changes))
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from None
 
 
 def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
     """Reads RoPE scaling as llama.cpp does: linear and YaRN by their fields, Llama 3.1's by the divisors' tensor."""
     prefix = f"{file.architecture}.rope.scal"  # rope.scaling.*, and the old rope.scale_linear
     known = {f"{prefix}ing.{key}" for key in ("type", "factor", "original_context_length", "finetuned")}
-    if unknown := sorted(key for key in file.keys() if key.startswith(prefix) and key not in known):
-        raise ValueError(f"{file.path}: metadata {unknown[0]} ({file.get(unknown[0])!r}) is not supported")
-    kind = file.get("{a}.rope.scaling.type", "none")
+    if unknown := sorted(key for key in file.fields if key.startswith(prefix) and key not in known):
+        raise ValueError(f"{file.path}: metadata {unknown[0]} ({str(file.fields[unknown[0]])[:60]}) is not supported")
+    kind = file.get("{a}.rope.scaling.type", "none", kind=str)
     if _FREQUENCIES in file:
         if kind != "none":
             raise ValueError(f"{file.path}: tensor {_FREQUENCIES} beside RoPE scaling {kind!r} is not supported")
@@ -159,10 +158,8 @@ def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
         return scaling
     if kind == "none":
         return RopeScaling()
-    factor, positions = (
-        float(file.need("{a}.rope.scaling.factor")),
-        file.get("{a}.rope.scaling.original_context_length"),
-    )
+    factor = file.need("{a}.rope.scaling.factor", kind=float)
+    positions = file.get("{a}.rope.scaling.original_context_length")
     try:
         if kind == "linear":
             return RopeScaling("linear", factor)

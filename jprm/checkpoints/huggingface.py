@@ -18,7 +18,7 @@ import numpy as np
 
 from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import AGAIN, Tensors, read_json
-from jprm.model.config import ModelConfig
+from jprm.model.config import MOST_LAYERS, ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.rope import RopeScaling
 
@@ -226,6 +226,8 @@ def _values(fields: _Fields) -> dict[str, Any]:
         if name in fixed and value not in fixed[name]:
             raise fields.refuse(name, f"{value!r} is not supported; only {json.dumps(fixed[name][0])} is")
     heads, width, layers = (fields.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
+    if layers > MOST_LAYERS:
+        raise fields.refuse("num_hidden_layers", f"is {layers:,}, and at most {MOST_LAYERS:,} are supported")
     if not fields.has("head_dim") and (gemma or family == "qwen3" or width % heads):
         raise fields.refuse("head_dim", "is missing")
     grouped = fields.count("num_key_value_heads", heads if family == "llama" else None)

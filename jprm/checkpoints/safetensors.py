@@ -6,6 +6,7 @@ host memory only while it is in use.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILE, INDEX, SUMS = "model.safetensors", "model.safetensors.index.json", "SHA256SUMS"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 """Types that are read; the 8 and 4-bit floats of quantised checkpoints need scales that the header does not name."""
@@ -123,6 +124,29 @@ def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
             raise _pickle(folder / file)
         files.setdefault(folder / file, set()).add(name)
     return files
+
+
+def check_sums(folder: str | os.PathLike) -> None:
+    """Checks a folder against its SHA256SUMS, where it has one; the model card may be edited.
+
+    Raises ValueError naming a file that differs or is missing.
+    """
+    sums = pathlib.Path(folder) / SUMS
+    for line in sums.read_text().splitlines() if sums.is_file() else ():
+        wanted, _, name = line.partition("  ")
+        file = sums.parent / name.removeprefix("*")
+        if file.parent != sums.parent or not file.is_file():
+            raise ValueError(f"{sums}: {name or line[:80]!r} is not a file beside it. Fetch or export the model again")
+        if file.name != "README.md" and sha256(file) != wanted:
+            raise ValueError(
+                f"{file}: differs from what {SUMS} says. Fetch or export the model again; if you changed the file"
+                f" yourself, remove {SUMS}"
+            )
+
+
+def sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 from jprm.checkpoints import decoder, kinds, peft
 from jprm.checkpoints.huggingface import name_of
-from jprm.checkpoints.safetensors import FILE, INDEX
+from jprm.checkpoints.safetensors import FILE, INDEX, SUMS, check_sums, sha256
 from jprm.experiment import Experiment, read, to_json
 from jprm.export import FileDtype, Format, card, peft_tensors
 from jprm.loading import load
@@ -39,7 +39,7 @@ from jprm.score.identity import identity
 from jprm.score.scorer import PRM
 
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
-SUMS, EXPORT = "SHA256SUMS", "export.json"
+EXPORT = "export.json"
 SHARD_BYTES = 5_000_000_000
 _NUMBERS = {
     name: np.dtype(dtype)
@@ -83,7 +83,7 @@ def export(
     if out.exists():
         if _json_of(out / EXPORT) != about:
             raise FileExistsError(f"{out}: is there already, and not this export; name another folder or remove it")
-        verify(out)
+        check_sums(out)
         return out
     with whole_folder(out, request) as partial:
         _write_json(partial / EXPORT, about)
@@ -102,25 +102,9 @@ def export(
         for file in list(partial.iterdir()):  # what a killed export left
             if file.suffix == ".partial":
                 file.unlink()
-        lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
+        lines = [f"{sha256(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
         (partial / SUMS).write_text("".join(lines))
     return out
-
-
-def verify(folder: str | os.PathLike) -> int:
-    """Checks a folder against its SHA256SUMS; returns how many files it names.
-
-    Raises ValueError or FileNotFoundError naming a file that differs or is missing.
-    """
-    folder = pathlib.Path(folder)
-    lines = (folder / SUMS).read_text().splitlines()
-    for line in lines:
-        wanted, _, name = line.partition("  ")
-        if not name or "/" in name or not (folder / name).is_file():
-            raise ValueError(f"{folder / SUMS}: {name or line!r} is not a file beside it; export the model again")
-        if _sha256(folder / name) != wanted:
-            raise ValueError(f"{folder / name}: differs from what {SUMS} says; export the model again")
-    return len(lines)
 
 
 def config_json(
@@ -311,11 +295,6 @@ def _save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     with atomic_file(path) as file:
         save_file(arrays, file.name, metadata={"format": "pt"})
         os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes a file for its owner alone
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with open(path, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _json_of(path: pathlib.Path) -> Any:

@@ -12,6 +12,9 @@ from jprm.model import heads
 from jprm.model.attention import registry as attention
 from jprm.model.rope import RopeScaling
 
+MOST_LAYERS = 10_000
+"""So that a damaged count fills no memory; published models have 126 at most."""
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,13 @@ class ModelConfig:
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` chooses its own
 
     def __post_init__(self):
+        for field in _COUNTS:
+            if not 0 < getattr(self, field) < 2**31:
+                raise ValueError(f"{field}={getattr(self, field)} must be a positive integer")
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"layers={self.layers:,}: at most {MOST_LAYERS:,} are supported")
+        if not 1 < self.rope_theta < math.inf or not 0 < self.norm_eps < math.inf:
+            raise ValueError(f"rope_theta={self.rope_theta} must be above 1, norm_eps={self.norm_eps} above 0")
         if len(self.layer_groups) < 2:
             object.__setattr__(self, "layer_groups", (self.layers,))
         object.__setattr__(self, "layer_groups", tuple(self.layer_groups))
@@ -101,6 +111,9 @@ def _period(windows: tuple[int, ...]) -> tuple[int, ...]:
     return windows[:n] if any(windows) else ()
 
 
+_COUNTS = (
+    "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "attention_block",
+)  # fmt: skip
 _CHOICES = {
     "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),

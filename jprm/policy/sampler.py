@@ -335,7 +335,7 @@ def load_sampler(
             params, step = {"decoder": base.load_decoder(path, config)}, 0
             if not config.tied_embeddings:
                 params["head"] = base.load_language_head(path, config)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, config.vocab_size)
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
     return Sampler(params, config, tokenizer, grid, options, name)
 

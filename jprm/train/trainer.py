@@ -63,9 +63,7 @@ class Trainer:
         check_supervision(experiment)
         self.mesh = make_mesh(experiment.mesh)
         check_mesh(experiment.model, self.mesh, experiment.data.micro_rows, experiment.data.tokens)
-        self.tokenizer = load_tokenizer(experiment.tokenizer)
-        if (size := self.tokenizer.vocab_size) > experiment.model.vocab_size:
-            raise ValueError(f"the tokenizer has {size} tokens, the model {experiment.model.vocab_size}")
+        self.tokenizer = load_tokenizer(experiment.tokenizer, experiment.model.vocab_size)
         name, options = experiment.objective, experiment.objective_options
         given = objectives.with_options(objective, options, "given to Trainer") if objective else None
         self.objective = given or objectives.find(name, options, self.workdir)

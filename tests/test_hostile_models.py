@@ -1,0 +1,128 @@
+"""Model files made to hang, to fill the memory or to give other numbers are refused at once, by name."""
+
+import dataclasses
+import json
+
+import pytest
+from hostile import models as hostile
+from test_gguf import write
+from tiny import TINY, params
+
+from jprm.checkpoints import gguf, huggingface
+from jprm.experiment import read
+from jprm.gguf_file import open_gguf
+from jprm.tokenizer import load_tokenizer
+
+
+@pytest.mark.parametrize(("content", "reason"), hostile.GGUF.values(), ids=hostile.GGUF)
+def test_a_gguf_file_is_checked_against_its_size(tmp_path, content, reason):
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(ValueError, match=f"m.gguf: not a complete GGUF file .*{reason}.*download it again"):
+        open_gguf(tmp_path / "m.gguf")
+
+
+VALUES = [(field, value) for field, values in hostile.VALUES.items() for value in values]
+
+
+@pytest.mark.parametrize(("field", "value"), VALUES, ids=[f"{field}={value}" for field, value in VALUES])
+def test_gguf_metadata_is_refused_as_config_json_is(tmp_path, monkeypatch, field, value):
+    file = write(tmp_path / "m.gguf", TINY, params()["decoder"])
+    fields = open_gguf(file).fields
+    monkeypatch.setitem(fields, f"llama.{field}", value)
+    with pytest.raises(ValueError, match="m.gguf: "):
+        gguf.model_config(file)
+
+
+def test_an_array_for_a_number_is_refused(tmp_path, monkeypatch):
+    file = write(tmp_path / "m.gguf", TINY, params()["decoder"])
+    monkeypatch.setitem(open_gguf(file).fields, "llama.attention.head_count", [4, 4])
+    with pytest.raises(ValueError, match=r"llama.attention.head_count is \[4, 4\], and not a positive integer"):
+        gguf.model_config(file)
+
+
+@pytest.mark.parametrize(("fields", "named"), hostile.VOCABULARIES.values(), ids=hostile.VOCABULARIES)
+def test_a_damaged_vocabulary_in_a_gguf_file_is_named(tmp_path, fields, named):
+    (tmp_path / "m.gguf").write_bytes(hostile.vocabulary(fields))
+    with pytest.raises(ValueError, match=f"m.gguf: tokenizer.ggml.{named} is .*etch the file again"):
+        load_tokenizer(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("content", hostile.GROWING.values(), ids=hostile.GROWING)
+def test_a_tokenizer_that_fills_the_memory_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="tokenizer.json: its replacements make a text up to .* times as long"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        hostile.replace({"String": " "}, "\u2581"),  # SentencePiece's word start
+        hostile.sequence(*[{"type": "NFC"}] * 30, {"type": "Lowercase"}, {"type": "NFKC"}),
+        hostile.sequence({"type": "Prepend", "prepend": "\u2581"}, hostile.replace({"Regex": " {2,}"}, "\u2581")),
+    ],
+)
+def test_usual_normalizers_are_loaded(tmp_path, part):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(hostile.tokenizer(normalizer=part)))
+    assert load_tokenizer(tmp_path).encode("abc")[-3:] == [0, 1, 2]
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_text(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(hostile.BACKTRACKING))
+    with pytest.raises(ValueError, match="text 'aaaa.*the tokenizer fails on it .*retry-limit"):
+        load_tokenizer(tmp_path).encode(hostile.LONG)
+
+
+def test_ids_beyond_the_model_are_refused(tmp_path):
+    def load(**fields):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(hostile.tokenizer(**fields)))
+        return load_tokenizer(tmp_path, 4)
+
+    def added(special):
+        token = {"id": 4, "content": "<new>", "special": special, "normalized": False}
+        return [token | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)]
+
+    assert load().vocab_size == 4
+    assert "<new>" not in (tokenizer := load(added_tokens=added(True))).decode(tokenizer.encode("abc<new>"))
+    with pytest.raises(ValueError, match="tokenizer.json: has ids up to 4, and the model has embeddings for 4 only"):
+        load(added_tokens=added(False))
+    with pytest.raises(ValueError, match="has ids up to 1,000,000"):  # four tokens, but one with a large id
+        load(model={"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "x": 10**6}, "merges": []})
+    (tmp_path / "m.gguf").write_bytes(
+        hostile.vocabulary({"tokens": hostile.TOKENS, "merges": hostile.array(hostile.STRING, ["a b"])})
+    )
+    with pytest.raises(ValueError, match="m.gguf: has ids up to 2, and the model has embeddings for 2 only"):
+        load_tokenizer(tmp_path / "m.gguf", 2)
+
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_a_count_of_layers_fills_no_memory(tmp_path, family):
+    config = CONFIG | {"model_type": family, "num_hidden_layers": 2_000_000_000, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="config.json: num_hidden_layers is 2,000,000,000, and at most 10,000"):
+        huggingface.model_config(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["attention_block", "heads", "kv_heads", "head_dim", "vocab_size", "layers"])
+def test_a_model_without_size_is_refused(field):
+    with pytest.raises(ValueError, match=f"{field}=0 must be a positive integer"):
+        dataclasses.replace(TINY, **{field: 0})
+
+
+def test_brackets_are_refused(tmp_path):
+    for name, load in (
+        ("config.json", huggingface.model_config),
+        ("experiment.json", lambda x: read(x / "experiment.json")),
+    ):
+        (tmp_path / name).write_bytes(hostile.BRACKETS)
+        with pytest.raises(ValueError, match=name):
+            load(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(hostile.BRACKETS)
+    with pytest.raises(ValueError, match="not a tokenizer.json"):
+        load_tokenizer(tmp_path)
