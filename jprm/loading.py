@@ -20,7 +20,7 @@ from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score.scorer import PRM
+from jprm.score.scorer import LONGEST, PRM
 from jprm.tokenizer import load_tokenizer
 
 
@@ -75,4 +75,5 @@ def load(
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
-    return PRM(params, model, layout, grid, experiment.semantics, str(folder.resolve()), step)
+    context = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
+    return PRM(params, model, layout, grid, experiment.semantics, str(folder.resolve()), step, context=context)

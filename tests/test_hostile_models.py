@@ -8,6 +8,7 @@ from hostile import models as hostile
 from test_gguf import write
 from tiny import TINY, params
 
+import jprm
 from jprm.checkpoints import gguf, huggingface
 from jprm.experiment import read
 from jprm.gguf_file import open_gguf
@@ -113,6 +114,13 @@ def test_a_count_of_layers_fills_no_memory(tmp_path, family):
 def test_a_model_without_size_is_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0 must be a positive integer"):
         dataclasses.replace(TINY, **{field: 0})
+
+
+def test_a_run_reads_no_text_that_is_far_too_long(tiny_run, one_device):
+    prm = jprm.load(tiny_run.folder)
+    assert prm.context == 8192  # its rows have 128 tokens
+    with pytest.raises(ValueError, match="problem 'aaa.*takes 400,00. tokens, and .* reads 8,192 at most. Drop it"):
+        prm.score("a" * 400_000, ["b"])
 
 
 def test_brackets_are_refused(tmp_path):

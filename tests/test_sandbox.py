@@ -135,6 +135,28 @@ def test_a_fork_bomb_and_endless_output_are_contained():
     assert outcome.status not in (0, None) and len(outcome.output) <= 1 << 20
 
 
+@pytest.mark.parametrize("place", [".", "bin", "inner/opt"])
+def test_no_home_is_bound(tmp_path, monkeypatch, place):
+    monkeypatch.setenv("HOME", str(tmp_path / "home" / place))
+    arguments = sandbox._bwrap([str(tmp_path / "home" / "coq" / "bin" / "coqtop")], Limits())
+    assert str(tmp_path / "home" / "coq") in arguments  # a folder of its own
+    with pytest.raises(OSError, match="home/bin/coqtop: the sandbox would show programs all of .*home"):
+        sandbox._bwrap([str(tmp_path / "home" / "bin" / "coqtop")], Limits())
+
+
+def test_a_memory_cgroup_holds_the_program_where_there_is_one(tmp_path, monkeypatch):
+    """A stand-in for systemd-run, which reports its arguments: this cannot run where systemd does not."""
+    (tmp_path / "systemd-run").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "systemd-run").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sandbox._scope.cache_clear()
+    monkeypatch.setattr(sandbox, "_bwrap", lambda command, limits: ["bwrap", "FILTER", *command])
+    outcome = sandbox._run(["program"], "", Limits(memory=1 << 30, files=16 << 20), sandbox=True)
+    sandbox._scope.cache_clear()
+    assert "--scope" in outcome.output and "-p MemoryMax=1090519040 -p MemorySwapMax=0 -- prlimit" in outcome.output
+    assert outcome.output.split()[-1] == "program"
+
+
 def test_no_sandbox_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed (Debian's package bubblewrap)")
     with pytest.raises(OSError, match=r"bwrap is not installed .*--unsafe-no-sandbox"):

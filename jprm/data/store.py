@@ -56,7 +56,7 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
             for pair in records:
                 count += 1
                 yield pair
-        except Exception as error:
+        except Exception as error:  # of a reader, of any class: raised again below as it was
             failure = error
             raise
 
@@ -66,7 +66,7 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it announces a download
             builder.download_and_prepare()
-    except Exception:
+    except Exception:  # TFDS has no class for "no records", nor for an error of the iterable
         if failure is None and count > 0:
             raise
     if failure is not None:

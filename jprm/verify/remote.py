@@ -136,7 +136,7 @@ class Program(Pipe):
             reply = {"value": value, "values": [self.pack(one) for one in values]}
         except Ended:
             raise
-        except BaseException as error:
+        except BaseException as error:  # the program's own, of any class, SystemExit too: the test may expect it
             reply = {"raised": _ancestry(type(error)), "number": id(type(error)), "text": _text(error)}
             reply["name"] = error.name if isinstance(error, NameError) else None
         reply["watched"] = {name: self.pack(self.names[name]) for name in message["watch"] if name in self.names}
@@ -146,7 +146,7 @@ class Program(Pipe):
         self.names = names = {"__name__": "program"}
         try:
             exec(compile(code, "program", "exec"), names)
-        except BaseException as error:
+        except BaseException as error:  # the program may raise any class, SystemExit too
             self.send({"error": f"{type(error).__name__}: {_text(error)}"[:200]})
             return
         self.send({"names": {str(name): self.pack(value) for name, value in list(names.items())}})
@@ -161,7 +161,7 @@ def _base(base, value):
 def _text(error):
     try:
         return str(error)[:200]
-    except BaseException:
+    except BaseException:  # the program's `__str__` may raise anything
         return ""
 
 
@@ -246,7 +246,7 @@ class Tests(Pipe):
                 raise NameError(reply["text"], name=reply["name"])
             try:
                 error = kind(reply["text"])
-            except Exception:
+            except Exception:  # the class may take other arguments than a text
                 error = RuntimeError(reply["text"])
             raise error
         for value, after in zip(values, reply["values"], strict=True):
@@ -257,7 +257,7 @@ class Tests(Pipe):
         try:
             value = self.objects[message["callback"]](*self.unpack(message["args"]), **self.unpack(message["keys"]))
             reply = {"value": self.pack(value)}
-        except Exception as error:
+        except Exception as error:  # the test's own function raises for the program that called it
             reply = {"raised": type(error).__name__, "text": _text(error)}
         self.send(reply)
 
@@ -282,7 +282,7 @@ class Tests(Pipe):
                 results.append("undecided")
             except Ended:
                 results.append("the program ended during a test")
-            except BaseException as error:
+            except BaseException as error:  # a test fails by whatever it raises
                 results.append(f"{type(error).__name__}: {_text(error)}"[:200])
         return {"tests": results}
 

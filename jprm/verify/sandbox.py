@@ -117,6 +117,10 @@ def _run(
     caps = [f"--as={limits.memory}", f"--fsize={limits.file}", f"--cpu={int(limits.seconds) + 1}"]
     full = ["prlimit", *caps, "--nofile=64", "--core=0", "--", *(_bwrap(command, limits) if sandbox else command)]
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
+    if sandbox and (scope := _scope()):
+        full = [*scope, "-p", f"MemoryMax={limits.memory + limits.files}", "-p", "MemorySwapMax=0", "--", *full]
+        buses = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")  # bwrap clears them
+        environment |= {name: os.environ[name] for name in buses if name in os.environ}
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as rules:
         asked.write(text.encode(errors="backslashreplace"))
         asked.seek(0)
@@ -173,18 +177,34 @@ def _bwrap(command: Sequence[str], limits: Limits) -> list[str]:
             arguments += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             arguments += ["--ro-bind", path, path]
-    for prefix in {os.path.realpath(sys.base_prefix), _prefix(command[0])}:
-        if prefix != "/" and not prefix.startswith("/usr"):
-            arguments += ["--ro-bind", prefix, prefix]
+    home, program = os.path.realpath(os.path.expanduser("~")), os.path.realpath(command[0])
+    for prefix in {os.path.realpath(sys.base_prefix), os.path.dirname(os.path.dirname(program))}:
+        if prefix == "/" or prefix.startswith("/usr"):
+            continue
+        if os.path.commonpath([prefix, home]) == prefix:
+            raise OSError(
+                f"{program}: the sandbox would show programs all of {prefix}, with your home. Install it in a folder of"
+                " its own, or below /usr"
+            )
+        arguments += ["--ro-bind", prefix, prefix]
     arguments += ["--ro-bind-try", "/etc/ocamlfind.conf", "/etc/ocamlfind.conf"]  # where Debian's Coq finds its files
     arguments += ["--dev", "/dev", "--remount-ro", "/dev", "--size", str(limits.files), "--tmpfs", "/tmp"]
     arguments += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", "FILTER", "--", *command]
     return arguments
 
 
-def _prefix(program: str) -> str:
-    """Returns the folder above `bin` of a program given by its path."""
-    return os.path.dirname(os.path.dirname(os.path.realpath(program)))
+@functools.cache
+def _scope() -> tuple[str, ...]:
+    """Returns the command that runs another in a memory cgroup of its own, () where systemd delegates none.
+
+    RLIMIT_AS counts neither a program's files in /tmp nor what it shares; the cgroup does.
+    """
+    command = ("systemd-run", "--scope", "--quiet", "--collect", *(() if os.geteuid() == 0 else ("--user",)))
+    try:
+        tried = subprocess.run([*command, "-p", "MemoryMax=64M", "true"], capture_output=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return command if tried.returncode == 0 else ()
 
 
 # What a process may do with its own memory, files, threads, clocks and sockets. Other calls fail with ENOSYS. So the
