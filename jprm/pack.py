@@ -180,7 +180,7 @@ def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"])
 
 
 def _split(tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int, chains: bool) -> Iterable[Part]:
-    """Parts of a tree, each no more than a row.
+    """Yields the parts of a tree, each no more than a row.
 
     A part is the path to its first step and all runs from there to the run of its last step. Runs between two parts,
     such as the end of a policy's chain, are in neither: no slot is read at them, and no step continues them.

@@ -11,7 +11,7 @@ from jprm.tree import ReasoningTree
 
 
 def compare(results: Results, a: Scores, b: Scores) -> list[dict[str, Any]]:
-    """Rows of `what`, `value` (A less B), `low`, `high`, `better`, for every benchmark of `results` that compares.
+    """Returns rows of `what`, `value` (A less B), `low`, `high`, `better`, for every benchmark that compares.
 
     `a` and `b` are scored trees by the name of their file. Raises ValueError where they are not the same records.
     """

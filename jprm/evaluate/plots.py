@@ -130,7 +130,7 @@ def _percent(value: float | None) -> float:
 
 
 def _thinned(size: int, most: int = 120) -> list[int]:
-    """Indices of as many points as the eye can tell apart, evenly on the logarithmic axis, with both ends."""
+    """Returns indices of as many points as the eye can tell apart, evenly on the logarithmic axis, with both ends."""
     if size <= most:
         return list(range(size))
     return sorted({round(math.exp(math.log(size) * k / (most - 1))) - 1 for k in range(most)})

@@ -113,7 +113,7 @@ class Head:
     """Initial bias of every channel; () is 0. Kernels start at 0."""
 
     def size(self, vocab_size: int) -> int:
-        """Logits a step or token."""
+        """Returns the number of logits for a step or token."""
         return len(self.channels) or vocab_size
 
     @property

@@ -123,7 +123,10 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Reads `compiled.as_text()`."""
+    """Parses the text of a compiled program, which jax's `compiled.as_text()` gives.
+
+    Raises ValueError where it has no entry computation.
+    """
     computations, entry, current = {}, "", None
     for line in text.splitlines():
         if current is None:

@@ -63,7 +63,7 @@ def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"
 
 
 def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
-    """Returns the first index of positive weight at which the running sum passes uniform x total.
+    """Samples by inversion: returns the first index of positive weight at which the running sum passes uniform x total.
 
     If rounding leaves none, returns the heaviest. An index without weight is never returned.
     """

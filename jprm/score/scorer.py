@@ -319,23 +319,23 @@ def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
 
 
 def _needed(tree: TokenTree) -> int:
-    """Tokens of a row that holds the tree. A row has half as many slots, which equal chains can use up first."""
+    """Returns the tokens of a row that holds the tree. Equal chains can use up its slots, half as many, first."""
     return max(len(tree.tokens_N), 2 * len(tree.run_M))
 
 
 def _row_tokens(tree: TokenTree) -> int:
-    """Tokens of the row for this tree alone. A tree longer than LONGEST is split."""
+    """Returns the tokens of the row for this tree alone. A tree longer than LONGEST is split."""
     return _size(_needed(tree)) if _needed(tree) <= LONGEST else _longest_row(tree)
 
 
 def _longest_row(tree: TokenTree) -> int:
-    """Tokens of a row that holds any one chain of the tree: LONGEST, unless a chain is longer."""
+    """Returns the tokens of a row that holds any one chain of the tree: LONGEST, unless a chain is longer."""
     depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
     return _size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))))
 
 
 def _size(tokens: int) -> int:
-    """Tokens of the shortest row that has so many tokens."""
+    """Returns the size of the shortest row with at least so many tokens."""
     return max(SHORTEST, 1 << (tokens - 1).bit_length())
 
 

@@ -90,7 +90,10 @@ def _optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs
 
 
 def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
-    """Steps downhill by `rate`, an argument of `update`. The state counts updates, as optax's own schedules do."""
+    """Returns a transformation that steps downhill by `rate`, an argument of `update`.
+
+    The state counts updates, as optax's own schedules do.
+    """
 
     def update(updates, state, params=None, *, rate: Scalar, **_: Any):
         updates = jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, updates)

@@ -83,7 +83,7 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: ModelConfig):
 
 
 def _merged(one, other):
-    """Combines largest logits, sums of weights and weighted values of two sets of keys."""
+    """Merges partial softmaxes over two sets of keys, each (largest logits, sums of weights, weighted values)."""
     top_BKX = jnp.maximum(one[0], other[0])
     (a_BKX, total_BKX, y_BKXH), (b_BKX, more_BKX, z_BKXH) = ((jnp.exp(x[0] - top_BKX), *x[1:]) for x in (one, other))
     y_BKXH = a_BKX[..., None] * y_BKXH + b_BKX[..., None] * z_BKXH
@@ -143,12 +143,12 @@ def path_pairs(paths: Paths, config: ModelConfig) -> int:
 
 
 def _index(paths: Paths, n, c) -> Int[Array, "B S"]:
-    """Indices of the keys in chunk c of the path to block n."""
+    """Returns the indices of the keys in chunk c of the path to block n."""
     return jax.lax.dynamic_slice_in_dim(paths.index[:, n], c * CHUNK, CHUNK, axis=1)
 
 
 def _own(paths: Paths, n, block: int) -> Int[Array, "B S"]:
-    """Indices of the keys of block n itself."""
+    """Returns the indices of the keys of block n itself."""
     return jnp.zeros_like(paths.until[:, :block]) + n * block + jnp.arange(block)
 
 
@@ -167,7 +167,7 @@ def _scatter(x_BTKH, index_BS, update_BKSH):
 
 
 def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: ModelConfig):
-    """Logits in float32 under the rule key <= query < until[key] and the window; X is (G, block) flattened."""
+    """Returns logits in float32 under the rule key <= query < until[key] and the window; X is (G, block) flattened."""
 
     def of_keys(x_BT, index_BS=index_BS):
         return jax.vmap(lambda x, index: x.at[index].get(mode="fill", fill_value=0))(x_BT, index_BS)
