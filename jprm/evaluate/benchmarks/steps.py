@@ -33,37 +33,35 @@ def figures(request: Request) -> Report:
     return report | {"too_long": request.left_out}
 
 
+KEYS = ("auroc", "average_precision_of_errors", "average_precision_of_correct", "accuracy", "alternatives")
+
+
 def tables(report: Report) -> Iterator[Table]:
-    title = f"Steps: {report['n_right']} right, {report['n_wrong']} wrong, {report['n_problems']} problems;"
-    title += f" threshold {report.get('threshold', 0.5):g}{left_out_words(report)}"
-    columns = [report, *report["baselines"].values()]
-    keys = ("auroc", "average_precision_of_errors", "average_precision_of_correct", "accuracy", "alternatives")
-    rows = [[words(key), *(interval(column.get(key)) for column in columns)] for key in keys]
-    for key in ("accuracy", "f1"):
-        cells = (interval(column.get("first_error", {}).get(key)) for column in columns)
-        rows.append([f"first error, {key}", *cells])
-    heads = ("", "scores", *map(words, report["baselines"]))
-    yield Table(f"{title}; neutral: {report['neutral']}", heads, rows)
+    yield _table({"scores": report}, report)
 
 
 def section(models: Sequence[Model]) -> Iterator[Block]:
     reports = {model.name: model.results["steps"] for model in models}
-    first = next(iter(reports.values()))
-    reports |= {f"baseline: {words(name)}": row for name, row in first["baselines"].items()}
-    keys = ("auroc", "average_precision_of_errors", "alternatives", "accuracy")
-    rows = [
-        [name, *(interval(report.get(key)) for key in keys), interval(report.get("first_error", {}).get("accuracy"))]
-        for name, report in reports.items()
-    ]
-    columns = ("", "AUROC", "av. precision of errors", "alternatives", "accuracy", "first error found")
-    title = f"{first['n_right']} right and {first['n_wrong']} wrong steps; neutral: {first['neutral']}"
-    yield Table(title, columns, rows)
+    yield _table(reports, next(iter(reports.values())))
     yield Note(
         "AUROC: how often a right step scores above a wrong one; 50 is chance. Average precision of errors: the"
         " fraction of wrong steps among those that score lowest, over all cut-offs; chance is the fraction of wrong"
         " steps. Alternatives: as AUROC, within one step of one problem, where nothing but content differs. Accuracy"
         " and first errors are at 0.5, or the threshold that the model's adapter states."
     )
+
+
+def _table(reports: Mapping[str, Report], first: Report) -> Table:
+    """The figures of each report, and of the baselines of the first."""
+    columns = {**reports, **{f"baseline: {words(name)}": row for name, row in first["baselines"].items()}}
+    rows = [[words(key), *(interval(column.get(key)) for column in columns.values())] for key in KEYS]
+    for key in ("accuracy", "f1"):
+        cells = (interval(column.get("first_error", {}).get(key)) for column in columns.values())
+        rows.append([f"first error, {key}", *cells])
+    title = f"Steps: {first['n_right']} right, {first['n_wrong']} wrong, {first['n_problems']} problems;"
+    thresholds = dict.fromkeys(f"{report.get('threshold', 0.5):g}" for report in reports.values())
+    title += f" threshold {', '.join(thresholds)}; neutral: {first['neutral']}{left_out_words(first)}"
+    return Table(title, ("", *columns), rows)
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
