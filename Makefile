@@ -92,8 +92,8 @@ bench: install
 
 # Training and evaluation continue where they stopped: run the target again after any interruption.
 train-prm800k: install data/prm800k.prepared
-	$(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
-	$(BIN)/jprm train experiments/prm800k_smollm2_orm.py --workdir $(RUN)_orm
+	JPRM_PREPARED_VALID=data/prm800k_valid $(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
+	JPRM_PREPARED_VALID=data/prm800k_outcomes_valid $(BIN)/jprm train experiments/prm800k_smollm2_orm.py --workdir $(RUN)_orm
 	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)
 	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)_orm
 
@@ -105,18 +105,24 @@ evaluate-prm800k: install
 	$(BIN)/jprm eval processbench --model $(RUN) --data $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json \
 	  --calibrate $(PROCESSBENCH)/gsm8k.json --json $(RUN)/processbench.json
 
-PREPARE = $(BIN)/jprm prepare prm800k --source $(PRM800K)/phase1_train.jsonl --overwrite \
-  --exclude $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json $(PRM800K)/phase1_test.jsonl
+# Every twentieth line is for validation; training excludes its problems.
+HELD_OUT := data/prm800k_held_out.jsonl
+TESTED = $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json $(PRM800K)/phase1_test.jsonl
+PREPARE = $(BIN)/jprm prepare prm800k --overwrite --source
 POLICY = human_written=unlabelled control_questions=drop
 
 # The marker is written last: a stopped preparation starts again.
 data/prm800k.prepared: | install
 	@test -f $(PRM800K)/phase1_train.jsonl || \
 	  { echo "no $(PRM800K)/phase1_train.jsonl: name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER"; exit 1; }
-	$(PREPARE) --out data/prm800k --set $(POLICY)
-	$(PREPARE) --out data/prm800k_outcomes --set $(POLICY) outcomes=chains
+	mkdir -p data
+	awk 'NR % 20 == 0' $(PRM800K)/phase1_train.jsonl > $(HELD_OUT)
+	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --out data/prm800k --set $(POLICY)
+	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --out data/prm800k_outcomes --set $(POLICY) outcomes=chains
+	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --out data/prm800k_valid --set $(POLICY)
+	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --out data/prm800k_outcomes_valid --set $(POLICY) outcomes=chains
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_outcomes data/prm800k.prepared
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_valid data/prm800k_outcomes data/prm800k_outcomes_valid data/prm800k_held_out.jsonl data/prm800k.prepared
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

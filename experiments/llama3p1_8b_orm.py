@@ -22,6 +22,7 @@ from jprm.model.rope import RopeScaling
 
 BASE = os.environ.get("JPRM_BASE", "models/Llama-3.1-8B")
 DATA = os.environ.get("JPRM_PREPARED_OUTCOMES", "data/outcomes")
+VALID = os.environ.get("JPRM_PREPARED_VALID", "")  # problems apart, by which to choose anything; never the test split
 CHOSEN: dict[str, Any] = dict(dtype="bfloat16", remat="full", attention="kernel")  # TPUs; elsewhere "blocked"
 # For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
 # litgpt/config.py has them, of meta-llama/Llama-3.1-8B's config.json.
@@ -50,6 +51,7 @@ def experiment() -> Experiment:
         # A row a chip, twice for an update.
         data=DataConfig(
             train=(DATA,),
+            valid=(VALID,) if VALID else (),
             supervise="outcome",
             too_long="truncate",
             tokens=8192,

@@ -22,6 +22,7 @@ from jprm.model.mesh import MeshConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen2.5-Math-7B")
 DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
+VALID = os.environ.get("JPRM_PREPARED_VALID", "")  # problems apart, by which to choose anything; never the test split
 CHOSEN: dict[str, Any] = dict(dtype="bfloat16", remat="full", attention="kernel")  # TPUs; elsewhere "blocked"
 # For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
 # litgpt/config.py has them, of Qwen/Qwen2.5-Math-7B's config.json.
@@ -50,6 +51,7 @@ def experiment() -> Experiment:
         # A row a chip.
         data=DataConfig(
             train=(DATA,),
+            valid=(VALID,) if VALID else (),
             supervise="step",
             too_long="truncate",
             tokens=8192,

@@ -21,6 +21,7 @@ from jprm.model.mesh import MeshConfig
 
 BASE = os.environ.get("JPRM_BASE", "models/Qwen3-4B-Base")
 DATA = os.environ.get("JPRM_PREPARED", "data/math_shepherd")
+VALID = os.environ.get("JPRM_PREPARED_VALID", "")  # problems apart, by which to choose anything; never the test split
 CHOSEN: dict[str, Any] = dict(dtype="bfloat16", remat="full", attention="kernel")  # TPUs; elsewhere "blocked"
 # For a plan, which needs no weights. Where the base is there, its own config.json decides. The values are as
 # litgpt/config.py has them, of Qwen/Qwen3-4B-Base's config.json.
@@ -48,6 +49,7 @@ def experiment() -> Experiment:
         # A row a chip, four times for an update.
         data=DataConfig(
             train=(DATA,),
+            valid=(VALID,) if VALID else (),
             supervise="step",
             too_long="truncate",
             tokens=8192,
