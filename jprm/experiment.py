@@ -111,7 +111,7 @@ class Experiment:
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
 
     def __post_init__(self):
-        object.__setattr__(self, "objective_options", _frozen(self.objective_options, "objective_options"))
+        object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be positive")
         if self.probe_rows < 0:
@@ -150,8 +150,25 @@ class ObjectiveConfig:
     supervise: Supervise = "step"
 
 
-def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
-    """Runs the file's `experiment()` and applies `a.b=value` overrides, checked against the fields' types."""
+T = typing.TypeVar("T")
+
+
+def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] = Experiment) -> T:
+    """Runs the file's `experiment()` and applies `a.b=value` overrides, checked against the fields' types.
+
+    Raises ValueError or FileNotFoundError for a file without an experiment of this kind.
+    """
+    module, what = module_of(path), f"a {kind.__module__}.{kind.__name__}"
+    if not hasattr(module, "experiment"):
+        raise ValueError(f"{path}: defines no function experiment() that returns {what}")
+    made = module.experiment()
+    if not isinstance(made, kind):
+        raise ValueError(f"{path}: experiment() returns a {type(made).__name__}, not {what}")
+    return override(made, overrides)
+
+
+def module_of(path: str | os.PathLike) -> types.ModuleType:
+    """Runs a Python file and returns its module."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such experiment file")
@@ -162,15 +179,10 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
     module_spec.loader.exec_module(module)
-    if not hasattr(module, "experiment"):
-        raise ValueError(f"{path}: defines no function experiment() that returns a jprm.experiment.Experiment")
-    made = module.experiment()
-    if not isinstance(made, Experiment):
-        raise ValueError(f"{path}: experiment() returns a {type(made).__name__}, not a jprm.experiment.Experiment")
-    return override(made, overrides)
+    return module
 
 
-def override(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
+def override(experiment: T, assignments: Sequence[str]) -> T:
     """Returns the experiment with all `a.b=value` applied at once, so that dependent fields can change together."""
     tree = to_json(experiment)
     for assignment in assignments:
@@ -187,7 +199,7 @@ def override(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
             place[leaf] = json.loads(text)
         except json.JSONDecodeError:
             place[leaf] = text
-    return from_json(Experiment, tree)
+    return from_json(type(experiment), tree)
 
 
 def read(path: str | os.PathLike) -> Experiment:
@@ -249,7 +261,7 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
     if origin is Mapping and isinstance(value, Mapping):
         if args[1] is not Any:
             value = {name: from_json(args[1], v, f"{where}.{name}") for name, v in value.items()}
-        return _frozen(value, where)
+        return frozen(value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
@@ -258,12 +270,12 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
     raise ValueError(f"{where}: {value!r} is not {wanted}")
 
 
-def _frozen(value: Any, where: str) -> Any:
+def frozen(value: Any, where: str) -> Any:
     """Returns a JSON value as one that hashes. Raises ValueError, naming the field, where it is no JSON value."""
     if isinstance(value, Mapping):
-        return FrozenDict({name: _frozen(v, f"{where}.{name}") for name, v in value.items()})
+        return FrozenDict({name: frozen(v, f"{where}.{name}") for name, v in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(_frozen(v, where) for v in value)
+        return tuple(frozen(v, where) for v in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{where}: {value!r} is a {type(value).__name__}, which JSON does not have")

@@ -60,10 +60,13 @@ class Log:
                         file.write(line)
                         self.last |= values
 
-    def add(self, step: int, metrics: Metrics, checkpoints, *, close: bool = False) -> None:
+    def add(
+        self, step: int, metrics: Metrics, checkpoints, *, close: bool = False, more: dict[str, Any] | None = None
+    ) -> None:
         """Adds a step's sums, which become a line at every `log_every`-th step, and at this one with `close`.
 
-        Every checkpoint closes a line, because sums are not saved: a run that was stopped logs the same lines.
+        Every checkpoint closes a line, because sums are not saved: a run that was stopped logs the same lines. `more`
+        goes into the line, of a loop that makes its own batches; it may have nothing to learn from in a step.
         """
         metrics = jax.tree.map(np.asarray, metrics)
         left_out = bool(metrics.skipped)
@@ -87,14 +90,15 @@ class Log:
             self.sum = metrics if self.sum is None else jax.tree.map(np.add, self.sum, metrics)
             self.steps += 1
         if close or step % self.every == 0:
-            if self.steps and self.labels == 0:
+            if self.steps and self.labels == 0 and more is None:
                 raise ValueError(
                     f"no labelled step in {self.steps} updates: data.supervise and target leave every step of the data"
                     " without a label; `outcome` needs records with `correct`"
                 )
             now = time.perf_counter()
             means = {} if self.sum is None else self._means(self.sum, metrics, now - self.since)
-            self.write({"step": step, **means, **({"skipped_steps": self.skipped} if self.skips else {})})
+            skips = {"skipped_steps": self.skipped} if self.skips else {}
+            self.write({"step": step, **(more or {}), **means, **skips})
             self.sum, self.steps, self.skipped, self.since = None, 0, 0, now
 
     def close(self) -> None:
@@ -115,7 +119,7 @@ class Log:
         note = " ".join(
             f"{k} {v:.4g}"
             for k, v in values.items()
-            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second") and v is not None
+            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second", "reward", "proxy", "gold") and v is not None
         )
         self.bar.add(0, note)
         if not self.bar.console.is_terminal:  # a log file gets lines

@@ -15,7 +15,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,14 @@ from jprm.train.run_lock import RunLock
 from jprm.train.step import Metrics, State, make_step, models
 
 
+class Position(Protocol):
+    """A place in a run's data, which JSON can hold."""
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any) -> None: ...
+
+
 class Trainer:
     """Trains one experiment.
 
@@ -50,6 +58,7 @@ class Trainer:
         workdir: the run's folder. Training continues from its newest checkpoint. None: nothing is saved, and the
             experiment's data are not read before `batches` is.
         objective: an objective in place of the one that `experiment.objective` names; it takes the same options.
+        position: of a caller that makes the rows itself: what is saved with the run in place of the data's position.
 
     Raises:
         ValueError: parts of the experiment that do not fit each other, or a folder of another experiment's run, or one
@@ -57,8 +66,10 @@ class Trainer:
     """
 
     def __init__(
-        self, experiment: Experiment, workdir: str | os.PathLike | None = None, *, objective: Objective | None = None
-    ):
+        self, experiment: Experiment, workdir: str | os.PathLike | None = None, *, objective: Objective | None = None,
+        position: Position | None = None,
+    ):  # fmt: skip
+        self._position = position
         self.experiment, self.workdir = experiment, pathlib.Path(workdir) if workdir is not None else None
         check_supervision(experiment)
         self.mesh = make_mesh(experiment.mesh)
@@ -75,7 +86,7 @@ class Trainer:
         self.goodput, self.checkpoints, self._lock = Goodput(), None, None
         try:
             if (folder := self.workdir) is not None:
-                self.batches  # noqa: B018  (made first: where its files are missing, nothing is written)
+                self.position  # noqa: B018  (made first: where its files are missing, nothing is written)
                 self._lock = RunLock(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
@@ -108,6 +119,11 @@ class Trainer:
         return training_batches(self.experiment, self.mesh, self.tokenizer)
 
     @property
+    def position(self) -> Position:
+        """What a checkpoint holds beside the state: by default the position in the data."""
+        return self._position or self.batches
+
+    @property
     def params(self) -> dict[str, Any]:
         """The model's parameters, adapters merged."""
         return self._models()["model"]
@@ -137,7 +153,7 @@ class Trainer:
         """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
-        state, data, experiment = self.state, self.batches.get_state(), to_json(self.experiment)
+        state, data, experiment = self.state, self.position.get_state(), to_json(self.experiment)
         run = {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
         parts = {"params": join(state.trained, state.frozen), "optimizer": state.optimizer, "run": run}
         with jax.set_mesh(self.mesh):
@@ -176,7 +192,7 @@ class Trainer:
         trained, frozen = {}, {}
         for path, value in split(loaded["params"], "")[0].items():
             (trained if path in state.trained else frozen)[path] = value
-        self.batches.set_state(run["data"])
+        self.position.set_state(run["data"])
         self.goodput = Goodput(**run["goodput"])
         return State(jnp.int32(step), trained, frozen, optimizer)
 
