@@ -233,3 +233,12 @@ def test_rewards_that_mean_nothing_are_refused():
         credit.token_advantages(GROUP, np.array([np.nan, 0, 0, 0]), SCORES, config())
     with pytest.raises(ValueError, match="sample 1 has 1 steps and 2 scores"):
         credit.token_advantages(GROUP, VERDICTS, [SCORES[0], np.zeros(2), SCORES[2], SCORES[3]], config("sum"))
+
+
+def test_a_penalty_counts_under_every_credit():
+    scores = [np.array([0.5, 0.5]), np.zeros(0), np.array([0.9, 0.1])]
+    for name in ("min_form", "sum_prm_alone", "verifier"):
+        config = CreditConfig(name, "dr_grpo", "constant", length=8)
+        blank = [x[0] for x in credit.segment_advantages(np.array([0.0, -1.0, 0.0]), scores, config)]
+        free = [x[0] for x in credit.segment_advantages(np.array([0.0, 0.0, 0.0]), scores, config)]
+        assert blank[1] == pytest.approx(free[1] - 2 / 3)  # less the group's mean, which has a third of it

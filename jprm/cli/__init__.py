@@ -24,6 +24,7 @@ from jprm.cli.label import label
 from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
+from jprm.cli.rl import rl
 from jprm.cli.search import search
 from jprm.cli.serve import serve
 from jprm.compile_cache import enable_compile_cache
@@ -210,6 +211,7 @@ app.command(
 app.command(report)
 app.command(serve)
 app.command(plan)
+app.command(rl)
 app.command(
     label,
     name="label",

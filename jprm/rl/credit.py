@@ -269,7 +269,8 @@ def segment_advantages(
     """Returns the advantages of the segments of every sample.
 
     Args:
-        reward_G: the verifier's rewards, above 0 for a correct sample.
+        reward_G: the verifier's rewards, above 0 for a correct sample. One below 0 is a penalty, as of a chain that was
+            cut off, and counts under every credit.
         scores: the PRM's scores of every sample's steps. `verifier` looks at their number alone.
 
     Raises ValueError as `centred` does.
@@ -283,7 +284,7 @@ def segment_advantages(
         step_P1 = credit.form(score_P, config, start) if credit.form else np.zeros(len(score_P) + 1)
         step_P1 = config.weight * (gate(step_P1, reward > 0) if config.gate else step_P1)
         earned_P1 = step_P1.copy() if credit.follows else np.zeros(len(step_P1))
-        earned_P1[-1] += reward if credit.verifier else 0.0
+        earned_P1[-1] += reward if credit.verifier or reward < 0 else 0.0
         process.append(step_P1)
         returns.append(to_go(earned_P1, config.gamma))
     advantages = centred(returns, config.advantage)

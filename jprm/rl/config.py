@@ -1,0 +1,166 @@
+"""`RLExperiment`: what `jprm rl` runs, and the policy's training as an `Experiment`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from flax.core import FrozenDict
+
+from jprm.checkpoints import base
+from jprm.checkpoints.kinds import RUN, kind_of
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, frozen, read
+from jprm.model.config import ModelConfig
+from jprm.model.heads import of_channels
+from jprm.model.lora import LoraConfig
+from jprm.model.mesh import MeshConfig
+from jprm.rl.credit import CREDITS, CreditConfig
+
+METHODS = {
+    "policy_gradient": "jprm.objectives.policy_gradient:policy_gradient",
+    "rejection": "next_token",
+    "demonstrations": "next_token",
+}
+"""What an update learns from, and its objective. `policy_gradient`: samples with their credit. `rejection`: the samples
+that the verifier accepts, as in supervised fine-tuning (Dong et al. 2023, RAFT; Gulcehre et al. 2023, ReST).
+`demonstrations`: the solutions in the files of problems, as many tokens as the samples of an update would have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardConfig:
+    """What an update must not pay for, and what ends a run.
+
+    floor: the reward of a chain that is blank or was cut off; below 0 it counts under every credit.
+    gaming: end the run, and restore the best checkpoint, at an evaluation where the PRM's score is above the best
+        checkpoint's and the 95 % interval of the difference in correct answers, on the same problems, is below 0.
+    kl_budget: end the run where the estimate of KL(policy, start), in nats a token, is above it; 0: no limit.
+    disagreement: end the run where the mean distance between the two PRMs' scores of a step exceeds it; 0: no limit.
+    """
+
+    floor: float = -1.0
+    gaming: bool = True
+    kl_budget: float = 0.0
+    disagreement: float = 0.0
+
+    def __post_init__(self):
+        if not -math.inf < self.floor <= 0:
+            raise ValueError(f"guards.floor={self.floor} must be a finite number, at most 0")
+        for field in ("kl_budget", "disagreement"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"guards.{field}={getattr(self, field)} must be a finite number, not below 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class RLExperiment:
+    """A policy's reinforcement learning.
+
+    An update samples `samples` chains of `problems_an_update` problems, has the verifier and the PRM judge them, gives
+    every token its credit, and trains on them in `minibatches` steps of the optimizer.
+
+    policy: the run, Hugging Face folder or GGUF file that the policy starts from.
+    problems, held_out: JSON Lines of {"problem": ..., "answer": ...}; evaluations use the second alone.
+    prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
+    verifier: (record, steps) to a reward in [0, 1]: `answer`, `module:FUNCTION` or `FILE.py:FUNCTION`.
+    working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
+    tokens: of a row. The longest prompt and `max_tokens` must fit.
+    sampler_rows: the most samples decoded at once.
+    reference: keep the start's parameters and measure the KL against them.
+    """
+
+    name: str
+    policy: str
+    problems: tuple[str, ...]
+    held_out: tuple[str, ...]
+    credit: CreditConfig
+    optimizer: OptimizerConfig
+    updates: int
+    method: Literal["policy_gradient", "rejection", "demonstrations"] = "policy_gradient"
+    objective_options: Mapping[str, Any] = FrozenDict()
+    prm: str = ""
+    second_prm: str = ""
+    verifier: str = "answer"
+    working: str = "arithmetic"
+    guards: GuardConfig = GuardConfig()
+    problems_an_update: int = 16
+    samples: int = 16
+    temperature: float = 1.0
+    max_tokens: int = 512
+    sampler_rows: int = 256
+    minibatches: int = 1
+    tokens: int = 2048
+    micro_rows: int = 1
+    lora: LoraConfig = LoraConfig()
+    reference: bool = True
+    evaluate_every: int = 10
+    evaluate_samples: int = 4
+    mesh: MeshConfig = MeshConfig()
+    seed: int = 0
+    checkpoint_every: int = 10
+    keep: int = 2
+    stall_seconds: int = 300
+
+    def __post_init__(self):
+        object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
+        for field in ("updates", "problems_an_update", "samples", "max_tokens", "sampler_rows", "minibatches", "tokens",
+                      "micro_rows", "evaluate_every", "evaluate_samples", "checkpoint_every"):  # fmt: skip
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be positive")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature} must be above 0: the policy has to explore")
+        if self.problems_an_update % self.minibatches:
+            raise ValueError(
+                f"problems_an_update={self.problems_an_update} is no multiple of minibatches={self.minibatches}"
+            )
+        if "temperature" in self.objective_options:
+            raise ValueError("objective_options.temperature is the samples': set temperature alone")
+        if not self.problems or not self.held_out:
+            raise ValueError("problems and held_out each name at least one JSON Lines file")
+        if self.method == "policy_gradient" and CREDITS[self.credit.name].prm and not self.prm:
+            raise ValueError(f"credit.name={self.credit.name!r} needs the scores of a PRM: set prm to its folder")
+        if self.second_prm and not self.prm:
+            raise ValueError("second_prm is there to disagree with a prm, and prm is empty")
+        if self.guards.disagreement and not self.second_prm:
+            raise ValueError(f"guards.disagreement={self.guards.disagreement} needs second_prm")
+        if self.guards.kl_budget and not (self.reference and self.method == "policy_gradient"):
+            raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true and policy_gradient")
+
+
+def learner(config: RLExperiment) -> Experiment:
+    """Returns the policy's training as an experiment, whose data are the loop's own updates."""
+    rows, gradient = config.micro_rows, config.method == "policy_gradient"
+    return Experiment(
+        name=config.name,
+        model=model_of(config.policy),
+        tokenizer=config.policy,
+        data=DataConfig(
+            train=config.problems, supervise="token", too_long="error", tokens=config.tokens, slots=config.tokens,
+            rows=rows, micro_rows=rows, seed=config.seed % 2**32,
+        ),
+        target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
+        objective=METHODS[config.method],
+        objective_options={**config.objective_options, **({"temperature": config.temperature} if gradient else {})},
+        optimizer=config.optimizer,
+        steps=config.updates * config.minibatches,
+        base=config.policy,
+        reference=config.policy if config.reference and gradient else "",
+        lora=config.lora,
+        mesh=config.mesh,
+        seed=config.seed,
+        log_every=config.minibatches,
+        checkpoint_every=config.checkpoint_every * config.minibatches,
+        keep=config.keep,
+        stall_seconds=config.stall_seconds,
+    )  # fmt: skip
+
+
+def model_of(path: str) -> ModelConfig:
+    """Returns the model of a policy. Raises ValueError for a reward model, FileNotFoundError where nothing is."""
+    if kind_of(pathlib.Path(path)) != "run":
+        return base.model_config(path, head=of_channels(0))
+    model = read(pathlib.Path(path) / RUN).model
+    if model.head != of_channels(0):
+        raise ValueError(f"{path}: its head is {model.head!r}; a policy has a language head")
+    return model

@@ -1,0 +1,264 @@
+"""`train`: a policy learns from its own samples, update by update, and from its newest checkpoint on.
+
+An update is a function of the parameters, the seed and its number: problems, samples, rewards and scores are made anew
+from them. So a run that was killed anywhere, and continued, ends bit for bit like one that was not (on one mesh).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from jprm import loading
+from jprm.checkpoints import store
+from jprm.experiment import from_json, to_json
+from jprm.jsonl import parse
+from jprm.model.parameters import join
+from jprm.outputs import write_json
+from jprm.policy.protocol import Prefix
+from jprm.policy.sampler import Sampler, SamplerConfig
+from jprm.rl import guards, rollout, verifiers
+from jprm.rl.config import RLExperiment, learner
+from jprm.rl.held_out import STREAM, evaluation, train_figures
+from jprm.rl.trajectory import sample
+from jprm.train.log import Callback, Log
+from jprm.train.preemption import Stopped, Watchdog, stop_signal
+from jprm.train.run_folder import claim
+from jprm.train.trainer import Trainer
+
+CONFIG, RESULT, BEST = "rl_experiment.json", "rl.json", "best"
+FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds")
+"""Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
+
+VERSION = 1
+"""Of rl.json."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a checkpoint holds beside the state: a `Position` of the trainer."""
+
+    update: int = 0
+    tokens: int = 0  # sampled, or of demonstrations, in all updates
+    evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ended: str = ""  # the guard that ended the run, in words
+    kl: list[float] = dataclasses.field(default_factory=list)  # of the updates since the last evaluation
+
+    def get_state(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Trains to `config.updates`, or until a guard ends the run, from the newest checkpoint in `workdir`.
+
+    Returns what it also writes to `rl.json`: the verdict, and the figures of every evaluation. `workdir` is a run of
+    the policy, `workdir`/best one of its best evaluation.
+
+    Raises:
+        ValueError: `workdir` holds another experiment's run, or parts of the experiment do not fit each other.
+        Diverged: the loss is not finite; names the last good checkpoint.
+        Stopped: after SIGTERM, when the state is saved.
+    """
+    if jax.process_count() > 1:
+        raise NotImplementedError("reinforcement learning runs in one process; start it without --distributed")
+    workdir, progress, experiment = pathlib.Path(workdir), Progress(), learner(config)
+    claim_rl(workdir, config)
+    with (
+        stop_signal() as asked_to_stop,
+        Watchdog(workdir, config.stall_seconds) as watchdog,
+        Trainer(experiment, workdir, position=progress) as trainer,
+    ):
+        assert trainer.checkpoints is not None
+        if trainer.checkpoints.latest is None:
+            (workdir / "metrics.jsonl").unlink(missing_ok=True)
+        log = Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks)
+        with log.bar:
+            loop = Loop(config, trainer, progress, log, watchdog.at)
+            stopped = loop.run(asked_to_stop)
+            trainer.checkpoints.wait()
+            log.close()
+        if stopped:
+            raise Stopped(f"SIGTERM: saved at update {progress.update} of {config.updates}; the same command continues")
+        return loop.write(finished=True)
+
+
+def claim_rl(workdir: pathlib.Path, config: RLExperiment) -> None:
+    """Writes the experiment into its folder. Raises ValueError where another experiment's run is there."""
+    path = workdir / CONFIG
+    if path.exists() and any(step.name.isdigit() for step in (workdir / store.FOLDER).glob("*")):
+        there = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
+        new, old = (flatten_dict(to_json(each), sep=".") for each in (config, there))
+        differing = [key for key in new | old if key.split(".")[0] not in FREE and new.get(key) != old.get(key)]
+        if differing:
+            detail = "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in sorted(differing))
+            raise ValueError(f"{path}: is another experiment's run ({detail}). Use another --workdir")
+    write_json(path, to_json(config))
+
+
+class Loop:
+    """The updates of one run. `at(update, phase)` is called before each phase."""
+
+    def __init__(
+        self, config: RLExperiment, trainer: Trainer, progress: Progress, log: Log, at: Callable[[int, str], None]
+    ):
+        self.config, self.trainer, self.progress, self.log, self.at = config, trainer, progress, log, at
+        self.records = rollout.read_records(config.problems, solved=config.method == "demonstrations")
+        self.held_out = rollout.read_records(config.held_out)
+        self.verifier = verifiers.find(config.verifier, verifiers.VERIFIERS, "verifier")
+        self.working = verifiers.find(config.working, verifiers.WORKING, "working")
+        self.prm = loading.load(config.prm) if config.prm else None
+        self.second = loading.load(config.second_prm) if config.second_prm else None
+        options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
+        model = trainer.experiment.model
+        self.policy = Sampler(trainer.params, model, trainer.tokenizer, trainer.mesh, options, self._name)
+        self._check_records()
+
+    @property
+    def _name(self) -> str:
+        return f"{self.trainer.workdir}@{int(self.trainer.state.step)}"
+
+    def _check_records(self) -> None:
+        """Raises ValueError where problems are held out and trained on, or too long for a row."""
+        both = {record["problem"] for record in self.records} & {record["problem"] for record in self.held_out}
+        if both:
+            raise ValueError(f"{len(both)} problems are in problems and in held_out, such as {min(both)[:60]!r}")
+        longest = max(len(self.policy.prompt(Prefix(record["problem"]))) for record in self.records)
+        if longest + self.config.max_tokens > self.config.tokens:
+            raise ValueError(
+                f"the longest prompt has {longest} tokens, and with max_tokens={self.config.max_tokens} chains do"
+                f" not fit rows of tokens={self.config.tokens}: lengthen rows, or lower max_tokens"
+            )
+
+    def run(self, asked_to_stop: Callable[[int], bool]) -> bool:
+        """Runs the remaining updates; returns whether it was asked to stop before the last."""
+        config, progress = self.config, self.progress
+        if not progress.evaluations:
+            self.evaluate()
+        while progress.update < config.updates and not progress.ended:
+            self.update(progress.update + 1)
+            end = progress.update == config.updates
+            stop = asked_to_stop(progress.update)
+            if end or progress.update % config.evaluate_every == 0:
+                self.evaluate()
+            if progress.ended:
+                self.at(progress.update, "restoring")
+                self._restore_best()
+            if end or stop or progress.ended or progress.update % config.checkpoint_every == 0:
+                self.at(progress.update, "checkpoint")
+                self.trainer.save()
+                self.trainer.goodput.rest()
+            if stop and not (end or progress.ended):
+                return True
+        return False
+
+    def update(self, number: int) -> None:
+        """Samples, judges and learns from one update's problems, and pushes the parameters to the sampler."""
+        config, began = self.config, time.perf_counter()
+        self.at(number, "sampling")
+        groups, figures = self._groups(number)
+        sampled = time.perf_counter()
+        for index, part in enumerate(rollout.minibatches(groups, config.minibatches), start=1):
+            self.at(number, "updating")
+            self._learn(part, figures, began, sampled, close=index == config.minibatches)
+        self.at(number, "pushing")
+        self.policy.push(self.trainer.params, self._name)
+        self.progress.update = number
+
+    def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
+        """Returns an update's groups, or its records of demonstrations, and figures."""
+        config = self.config
+        if config.method == "demonstrations":
+            count = config.problems_an_update * config.samples
+            return rollout.chosen(self.records, count, config.seed, number - 1), {"update": number}
+        records = rollout.chosen(self.records, config.problems_an_update, config.seed, number - 1)
+        problems = [record["problem"] for record in records]
+        drawn = sample(self.policy, problems, config.samples, seed=config.seed, update=number)
+        self.at(number, "scoring")
+        groups = rollout.judged(records, drawn, self.verifier, config.guards.floor, self.prm)
+        return groups, {"update": number, **train_figures(groups)}
+
+    def _learn(self, part: Sequence[Any], figures: dict[str, Any], began: float, sampled: float, close: bool) -> None:
+        """One step of the optimizer; `close` writes the update's line."""
+        trainer, progress = self.trainer, self.progress
+        model, data = trainer.experiment.model, trainer.experiment.data
+        if self.config.method == "demonstrations":
+            trees = rollout.demonstrations(part, self.policy.layout, self.config)
+            tokens = sum(len(tree.node_M) for tree in trees)
+        else:
+            trees = rollout.trees_of(part, self.policy, self.config)
+            tokens = sum(len(one.ids) for group in part for one in group.trajectories)
+        progress.tokens += tokens
+        rows, report = rollout.packed(trees, data, model.chain_rows)
+        metrics = trainer.step(rows)
+        more = {
+            **figures,
+            "sampled_tokens": progress.tokens,
+            "packed_tokens": report.tokens,
+            "separate_tokens": report.leaf_tokens,
+            "sampling_seconds": sampled - began,
+        }
+        self.log.add(int(trainer.state.step), metrics, trainer.checkpoints, close=close, more=more)
+        if (kl := metrics.means().get("kl")) is not None:
+            progress.kl.append(kl)
+
+    def evaluate(self) -> None:
+        """Evaluates the policy, keeps the best parameters, and asks the guards."""
+        config, progress = self.config, self.progress
+        self.at(progress.update, "evaluating")
+        problems = [record["problem"] for record in self.held_out]
+        drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=STREAM)
+        groups = rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
+        found = evaluation(groups, self.working, self.second, config.seed)
+        kl = sum(progress.kl) / len(progress.kl) if progress.kl else None
+        found = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **found}
+        progress.kl = []
+        progress.evaluations.append(found)
+        if guards.best_of(progress.evaluations) == len(progress.evaluations) - 1:
+            self._save_best()
+        progress.ended = guards.fired(progress.evaluations, config.guards, config.seed)
+        shown = {key: value for key, value in found.items() if isinstance(value, int | float)}
+        self.log.write({"step": int(self.trainer.state.step), **shown})
+        self.write(finished=False)
+
+    def write(self, finished: bool) -> dict[str, Any]:
+        """Writes `rl.json` and returns it."""
+        progress, config = self.progress, self.config
+        result = {
+            "version": VERSION, "name": config.name, "finished": finished,
+            "verdict": guards.verdict(progress.evaluations, progress.ended, config.seed),
+            "ended": progress.ended, "update": progress.update, "sampled_tokens": progress.tokens,
+            "best": guards.best_of(progress.evaluations), "experiment": to_json(config),
+            "evaluations": progress.evaluations,
+        }  # fmt: skip
+        write_json(self._folder / RESULT, result)
+        return result
+
+    @property
+    def _folder(self) -> pathlib.Path:
+        assert self.trainer.workdir is not None
+        return self.trainer.workdir
+
+    def _save_best(self) -> None:
+        """Saves the parameters as a run of their own."""
+        state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
+        claim(folder, trainer.experiment, trainer.tokenizer)
+        with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
+            best.save_checkpointables(int(state.step), {"params": join(state.trained, state.frozen)}, overwrite=True)
+
+    def _restore_best(self) -> None:
+        trainer, state = self.trainer, self.trainer.state
+        with jax.set_mesh(trainer.mesh):
+            params, _ = store.load_params(self._folder / BEST, trainer.experiment, trainer.mesh)
+        flat = flatten_dict(params, sep="/")
+        trained = {path: flat[path] for path in state.trained}
+        trainer.state = dataclasses.replace(state, trained=trained)

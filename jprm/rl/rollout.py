@@ -1,0 +1,183 @@
+"""One update's samples: problems by number, trajectories, rewards and scores, and their trees of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jprm.experiment import DataConfig
+from jprm.jsonl import parse
+from jprm.layout import Layout
+from jprm.pack import PackReport, pack
+from jprm.policy.sampler import Sampler
+from jprm.rl.config import RLExperiment
+from jprm.rl.credit import CREDITS, token_advantages, token_weights
+from jprm.rl.group import EXTRAS, group_tree
+from jprm.rl.trajectory import Trajectory, sample
+from jprm.rl.verifiers import Verifier
+from jprm.rows import Rows, empty_rows
+from jprm.score.scorer import PRM
+from jprm.search.files import read_problems
+from jprm.token_tree import TokenTree
+from jprm.train.batches import micro_batches
+from jprm.tree import Node, ReasoningTree, RecordError, tree_of
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The samples of one problem. Scores are None without a PRM."""
+
+    record: Record
+    trajectories: list[Trajectory]
+    reward_G: Float[np.ndarray, " G"]  # of the verifier, in [0, 1]; of blank chains and those cut off, the floor
+    scores: list[Float[np.ndarray, " P"]] | None
+
+    @property
+    def correct_G(self) -> Float[np.ndarray, " G"]:
+        """The verifier's reward, 0 for blank chains and those cut off."""
+        return np.maximum(self.reward_G, 0.0)
+
+
+def read_records(files: Sequence[str], *, solved: bool = False) -> list[dict[str, Any]]:
+    """Returns the problems' records, each with `problem` and `answer`, and `steps` where `solved`.
+
+    Raises RecordError, naming file and line, for a record without them, and for a problem that occurs twice.
+    """
+    records: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for number, (line, problem) in enumerate(read_problems(file), start=1):
+            where = f"{file}:{number}"
+            if problem.answer is None:
+                raise RecordError(where, "answer", "is absent", "A verifier needs the true answer.")
+            if problem.text in records:
+                raise RecordError(where, "problem", "occurs twice", "Remove one: its samples would be the same.")
+            records[problem.text] = {**problem.extra, "problem": problem.text, "answer": problem.answer}
+            if solved:
+                records[problem.text]["steps"] = _steps(line, where)
+    if not records:
+        raise ValueError(f"{', '.join(files)}: no problem")
+    return list(records.values())
+
+
+def _steps(line: bytes, where: str) -> list[str]:
+    return [node.text for node in tree_of(parse(line, where), where).nodes]
+
+
+def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> list[Record]:
+    """Returns the problems of an update: the next `count` of an endless, reshuffled sequence, without repeats."""
+    count = min(count, len(records))
+    epochs = len(records) // count
+    epoch, part = divmod(update, epochs)
+    order = np.random.default_rng([seed % 2**63, epoch]).permutation(len(records))
+    return [records[i] for i in order[part * count : (part + 1) * count]]
+
+
+def judged(
+    records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], verifier: Verifier, floor: float, prm: PRM | None
+) -> list[Group]:
+    """Returns the groups with the verifier's rewards and the PRM's scores.
+
+    Raises ValueError for a reward outside [0, 1].
+    """
+    scores = scored(prm, records, drawn) if prm else [None] * len(records)
+    groups = []
+    for record, samples, scores_G in zip(records, drawn, scores, strict=True):
+        reward_G = np.array([
+            float(verifier(record, one.steps)) if one.ended and one.steps else floor for one in samples
+        ])  # fmt: skip
+        if not ((reward_G == floor) | (reward_G >= 0) & (reward_G <= 1)).all():
+            raise ValueError(f"problem {record['problem'][:60]!r}: the verifier's rewards {reward_G} are not in [0, 1]")
+        groups.append(Group(record, list(samples), reward_G, scores_G))
+    return groups
+
+
+def scored(
+    prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]]
+) -> list[list[Float[np.ndarray, " P"]]]:
+    """Returns the PRM's score of every step, by problem and sample."""
+    trees = []
+    for record, samples in zip(records, drawn, strict=True):
+        nodes: list[Node] = []
+        for one in samples:
+            first = len(nodes)
+            nodes += [Node(len(nodes) - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
+        trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
+    found = []
+    for samples, score_N in zip(drawn, _scores(prm, trees), strict=True):
+        bounds = np.cumsum([len(one.steps) for one in samples])[:-1]
+        found.append(np.split(score_N, bounds))
+    return found
+
+
+def _scores(prm: PRM, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
+    some = iter(prm.score_trees([tree for tree in trees if tree.nodes]))
+    return [next(some) if tree.nodes else np.zeros(0, np.float32) for tree in trees]
+
+
+def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> list[TokenTree]:
+    """Returns what an update learns from: a tree of every group, of accepted samples alone under `rejection`."""
+    trees = []
+    for group in groups:
+        name = group.record["problem"][:60]
+        prompt = policy.layout.problem(group.record["problem"])
+        kept = list(range(len(group.trajectories)))
+        if config.method == "rejection":
+            kept = [i for i in kept if group.reward_G[i] >= 1]
+        if not kept:
+            continue
+        some = [group.trajectories[i] for i in kept]
+        if config.method == "policy_gradient":
+            needs = CREDITS[config.credit.name].prm
+            scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in some]
+            advantage = token_advantages(some, group.reward_G, scores, config.credit)
+        else:
+            advantage = [np.zeros(len(one.ids)) for one in some]
+        weight = token_weights([len(one.ids) for one in some], config.credit)
+        trees.append(group_tree(name, prompt, some, advantage, weight))
+    return trees
+
+
+def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperiment) -> list[TokenTree]:
+    """Returns a tree of each record's solution."""
+    trees = []
+    for record in records:
+        ids = [token for number, text in enumerate(record["steps"]) for token in layout.step(text, number)]
+        ids = (*ids, *([] if layout.tokenizer.eos is None else [layout.tokenizer.eos]))
+        one = Trajectory(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
+        weight = token_weights([len(ids)], config.credit)
+        prompt = layout.problem(record["problem"])
+        trees.append(group_tree(record["problem"][:60], prompt, [one], [np.zeros(len(ids))], weight))
+    return trees
+
+
+def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[Rows, PackReport]:
+    """Returns rows (A, B, ...) of `data.micro_rows` each, filled up with empty ones to a power of two, and counts.
+
+    So a step is compiled for few shapes, whatever the lengths of the samples.
+    """
+    found = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
+    batches = max(1, -(-len(found.rows.tokens) // data.micro_rows))
+    size = data.micro_rows << (batches - 1).bit_length()
+    filler = empty_rows(size - len(found.rows.tokens), data.tokens, data.slots, EXTRAS)
+    rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), found.rows, filler) if trees else filler
+    return micro_batches(rows, data.micro_rows), found.report
+
+
+def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
+    """Yields the groups in `count` parts of equal size, the last ones smaller where problems are few."""
+    size = -(-len(groups) // count)
+    for first in range(0, count * size, size):
+        yield groups[first : first + size]
+
+
+def drawn_for(policy: Sampler, records: Sequence[Record], config: RLExperiment, update: int) -> list[list[Trajectory]]:
+    """Returns the update's samples: a function of the policy's parameters, the seed and the update's number."""
+    problems = [record["problem"] for record in records]
+    return sample(policy, problems, config.samples, seed=config.seed, update=update)

@@ -1,0 +1,71 @@
+"""A policy and a PRM of random parameters over 16 characters, problems, and an experiment that takes seconds."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import tokenizers
+from tiny import TINY, params
+from tiny_run import experiment as run_experiment
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+from jprm.checkpoints import store
+from jprm.experiment import OptimizerConfig, to_json
+from jprm.jsonl import write_records
+from jprm.rl.config import RLExperiment
+from jprm.rl.credit import CreditConfig
+
+PIECES = ("<eos>", "\n", " ", *"0123456789", "+", "=", "?")
+POLICY = dataclasses.replace(TINY, vocab_size=len(PIECES), head="language", attention="reference", remat="nothing")
+PRM = dataclasses.replace(POLICY, head="binary")
+
+
+def reward(record, steps):
+    """The verifier: the answer's digit is in the last step."""
+    return float(str(record["answer"]) in steps[-1])
+
+
+def working(record, steps):
+    """A step is right if it has an even digit, not checkable without a digit."""
+    return [None if not set(step) & set("0123456789") else bool(set(step) & set("02468")) for step in steps]
+
+
+def save_run(folder, model, seed, scale):
+    """A run's folder as training leaves it."""
+    folder.mkdir(parents=True)
+    inner = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"."), behavior="isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens(["<eos>"])
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}\n')
+    record = to_json(run_experiment(folder, model=model))
+    (folder / "experiment.json").write_text(json.dumps(record))
+    weights = dict(params(model, seed))
+    weights["decoder"] = {**weights["decoder"], "embed": weights["decoder"]["embed"] * scale}  # flatter, or steeper
+    with store.open_checkpoints(folder, 1) as checkpoints:
+        checkpoints.save_checkpointables(1, {"params": jax.tree.map(jax.numpy.asarray, weights)})
+
+
+def make(folder):
+    """Writes everything that `experiment(folder)` names."""
+    save_run(folder / "policy", POLICY, 0, 0.3)
+    save_run(folder / "prm", PRM, 1, 1.0)
+    rng = np.random.default_rng(0)
+    seen = [f"{a}+{b}=?" for a in range(10) for b in range(10)]
+    records = [{"problem": p, "answer": int(p[0]), "steps": [p[:-1] + p[0], p[0]]} for p in rng.permutation(seen)]
+    write_records(folder / "problems.jsonl", records[:24])
+    write_records(folder / "held_out.jsonl", records[24:44])
+    return folder
+
+
+def experiment(folder, **changes):
+    values = dict(
+        name="tiny", policy=str(folder / "policy"), problems=(str(folder / "problems.jsonl"),),
+        held_out=(str(folder / "held_out.jsonl"),), prm=str(folder / "prm"), verifier="tiny_rl:reward",
+        working="tiny_rl:working", credit=CreditConfig("min_form", "rloo", "constant", length=16, offset=-1.0),
+        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant"), updates=4, problems_an_update=4, samples=4,
+        max_tokens=16, tokens=64, micro_rows=2, minibatches=2, evaluate_every=2, evaluate_samples=4, checkpoint_every=2,
+    )  # fmt: skip
+    return RLExperiment(**(values | changes))
