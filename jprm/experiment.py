@@ -135,7 +135,11 @@ class Experiment:
     @property
     def semantics(self) -> str:
         """What the model's scores mean, which decides their aggregation (`jprm.tree.SEMANTICS`)."""
-        return "value" if self.data.supervise.startswith("outcome") else self.target.labels
+        if self.objective == "implicit":
+            return "implicit"
+        if self.data.supervise.startswith("outcome"):
+            return "value"
+        return {"progress": "advantage", "relative": "correctness"}.get(self.target.soft, self.target.labels)
 
 
 @jax.tree_util.register_static
@@ -338,15 +342,42 @@ class TargetConfig:
         each has its own label and weight, and an error among them masks the continuations of all. A step that begins
         with all tokens of an incorrect alternative follows it; with a newline at each step's end, only a step of
         several lines can.
-    soft: `soft` keeps a probability as the target, `hard` makes it 1 where it is above 0 (Math-Shepherd's estimate).
+    soft: what a probability becomes. With v the value of a step and u of the step before it:
+        `soft`: v itself. `hard`: 1 where v > `threshold`, else 0 (with threshold 0, Math-Shepherd's estimate).
+        `entropy`: log(1 - v + v e^eta) / eta, the reward of rollouts under entropy regularisation (ER-PRM, Zhang et al.
+        2024, arXiv 2412.11006). `relative`: 1 where v >= `threshold` u and v > 0, else 0 (GenPRM, Zhao et al. 2025,
+        arXiv 2504.00891). `progress`: (1 + v - u) / 2, the advantage v - u on the scale of a probability, so that
+        `squared_error` is a regression of 2 p - 1 on it (PAV, Setlur et al. 2024, arXiv 2410.08146). The last three
+        take values. `relative` and `progress` leave out steps whose u is not known: first steps, those after an
+        unlabelled step, and those that the packer separates from it.
+    threshold: of `hard` and `relative`.
+    eta: of `entropy`; towards 0 it is `soft`, towards infinity `hard`.
+    smoothing: a target t becomes (1 - smoothing) t + smoothing / 2.
+    consensus: an extra (`data.extras`), a judge's verdict from 0 to 1. Steps keep their weight up to the first on their
+        path where label > `threshold` and verdict > 0.5 disagree (Zhang et al. 2025, arXiv 2501.07301, drop the whole
+        chain: so does `jprm label consensus`). Empty: no judge.
     """
 
     labels: Literal["rating", "correctness", "value"]
     neutral: Literal["positive", "negative", "third", "drop", "none"]
     after_error: Literal["keep", "mask"]
-    soft: Literal["soft", "hard"] = "soft"
+    soft: Literal["soft", "hard", "entropy", "relative", "progress"] = "soft"
+    threshold: float = 0.0
+    eta: float = 1.0
+    smoothing: float = 0.0
+    consensus: str = ""
 
     def __post_init__(self):
+        if self.soft in ("entropy", "relative", "progress") and self.labels != "value":
+            raise ValueError(f"target.soft={self.soft!r} takes labels='value', not {self.labels!r}")
+        if self.soft == "relative" and not self.threshold > 0:
+            raise ValueError("target.soft='relative' needs target.threshold, the least progress of a correct step")
+        if not 0 <= self.threshold or not 0 < self.eta <= 50:
+            raise ValueError(
+                f"target.threshold={self.threshold} must not be negative, and target.eta={self.eta} be in (0, 50]"
+            )
+        if not 0 <= self.smoothing < 1 or (self.smoothing and self.neutral == "third"):
+            raise ValueError(f"target.smoothing={self.smoothing} must be in [0, 1), and 0 with neutral='third'")
         if (self.labels == "rating") == (self.neutral == "none"):
             raise ValueError(
                 f"labels={self.labels!r} with neutral={self.neutral!r}: only ratings have a neutral class"

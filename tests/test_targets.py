@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tiny import Letters, chain_ids, filled, packed_trees, path, reasoning_trees
+from tiny import Letters, chain_ids, filled, packed_trees, path, random_tree, reasoning_trees
 
 from jprm.experiment import TargetConfig
 from jprm.objectives.targets import targets
+from jprm.pack import pack, token_tree
 from jprm.tree import Node, ReasoningTree
 
 LINES = Letters(newline=(28,))  # no step begins another
@@ -102,4 +103,64 @@ def test_policies_that_contradict_the_labels_are_refused():
         TargetConfig("correctness", "drop", "keep")
     with pytest.raises(TypeError):  # nothing that changes what is learned has a default
         TargetConfig("rating", "drop")
-    assert {field.name for field in dataclasses.fields(TargetConfig)} == {"labels", "neutral", "after_error", "soft"}
+    named = {field.name for field in dataclasses.fields(TargetConfig) if field.default is dataclasses.MISSING}
+    assert named == {"labels", "neutral", "after_error"}
+
+
+OF_VALUES = {
+    "hard above": (dict(soft="hard", threshold=0.25), lambda v, u: float(v > 0.25)),
+    "entropy": (dict(soft="entropy", eta=2.0), lambda v, u: np.log(np.mean(np.exp(2.0 * (np.arange(4) < 4 * v)))) / 2),
+    "relative": (dict(soft="relative", threshold=0.8), lambda v, u: None if u is None else float(v > 0 and v / u >= 0.8)
+                 if u else float(v > 0)),
+    "progress": (dict(soft="progress"), lambda v, u: None if u is None else (1 + v - u) / 2),
+    "smooth": (dict(smoothing=0.1), lambda v, u: 0.9 * v + 0.05),
+    "smooth progress": (dict(soft="progress", smoothing=0.2),
+                        lambda v, u: None if u is None else 0.4 * (1 + v - u) + 0.1),
+}  # fmt: skip
+"""Settings, and the target of a step of value v after one of value u, None where it has none."""
+
+
+@pytest.mark.parametrize("name", OF_VALUES)
+def test_targets_of_values_are_their_formulas(name):
+    """Values are of four rollouts: ER-PRM's expectation is a mean over them."""
+    changes, formula = OF_VALUES[name]
+    config = TargetConfig("value", "none", "keep", **changes)
+    trees = [random_tree(seed, 9, (None, 0.0, 0.25, 0.5, 1.0)) for seed in range(8)]
+    found = by_node(packed_trees(trees), config)
+    assert len(found) == 8 * 9
+    for (t, n), (target, weight) in found.items():
+        node = trees[t].nodes[n]
+        before = trees[t].nodes[node.parent].label if node.parent >= 0 else None
+        wanted = None if node.label is None else formula(node.label, before)
+        assert weight == (wanted is not None)
+        assert wanted is None or np.isclose(target, wanted, rtol=1e-6)
+
+
+def test_consensus_keeps_steps_up_to_the_first_disagreement():
+    rng = np.random.default_rng(0)
+    trees = [random_tree(seed, 9, (0.0, 0.25, 1.0)) for seed in range(8)]
+    judged = [[dataclasses.replace(n, extra={"judge": float(rng.random())}) for n in tree.nodes] for tree in trees]
+    trees = [dataclasses.replace(tree, nodes=tuple(nodes)) for tree, nodes in zip(trees, judged, strict=True)]
+    packed = pack([token_tree(tree, Letters(), extras=("judge",)) for tree in trees], 64, 32, too_long="error")
+    config = TargetConfig("value", "none", "keep", "hard", threshold=0.25, consensus="judge")
+    kept = 0
+    for (t, n), (target, weight) in by_node(packed, config).items():
+        agree = [
+            (trees[t].nodes[i].label > 0.25) == (trees[t].nodes[i].extra["judge"] > 0.5) for i in path(trees[t], n)
+        ]
+        assert weight == all(agree) and target == (trees[t].nodes[n].label > 0.25)
+        kept += int(weight)
+    assert 0 < kept < 72
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    (dict(labels="correctness", soft="progress"), "soft='progress' takes labels='value'"),
+    (dict(soft="relative"), "needs target.threshold"),
+    (dict(soft="hard", threshold=-0.1), "threshold=-0.1 must not be negative"),
+    (dict(soft="entropy", eta=0.0), "eta=0.0 be in"),
+    (dict(smoothing=1.0), "smoothing=1.0 must be in"),
+    (dict(labels="rating", neutral="third", smoothing=0.1), "0 with neutral='third'"),
+])  # fmt: skip
+def test_targets_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TargetConfig(**{"labels": "value", "neutral": "none", "after_error": "keep", **changes})

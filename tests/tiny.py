@@ -108,7 +108,7 @@ def random_tree(seed, nodes=12, labels=(-1.0, 0.0, 1.0)):
     return ReasoningTree(
         "".join(rng.choice(list("pqrs"), 4)),
         tuple(
-            Node(int(rng.integers(-1, i)), "".join(rng.choice(list("abcdef"), 3)), float(rng.choice(labels)))
+            Node(int(rng.integers(-1, i)), "".join(rng.choice(list("abcdef"), 3)), labels[rng.choice(len(labels))])
             for i in range(nodes)
         ),
     )

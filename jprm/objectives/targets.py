@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jprm.experiment import TargetConfig
 from jprm.model.collectives import at_tokens
@@ -25,11 +25,42 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
         if config.neutral == "drop":
             weight = jnp.where(neutral, 0.0, weight)
     else:
-        wrong = label <= 0
-        target = jnp.where(label > 0, 1.0, 0.0) if config.soft == "hard" else label
+        target, wrong, weight = _of_probability(rows, config)
+    if config.consensus:
+        differ = ~wrong != (rows.extras[config.consensus] > 0.5)
+        weight = jnp.where(differ | after_error(rows, differ), 0.0, weight)
     if config.after_error == "mask":
         weight = jnp.where(after_error(rows, wrong), 0.0, weight)
+    if config.smoothing:
+        target = (1.0 - config.smoothing) * target + 0.5 * config.smoothing
     return target, weight
+
+
+def _of_probability(rows: Rows, config: TargetConfig) -> tuple[Array, Array, Array]:
+    """Returns targets, which steps are incorrect, and weights, by `TargetConfig.soft`."""
+    value, weight, soft = rows.label, rows.weight, config.soft
+    right = value > (0.0 if soft == "relative" else config.threshold)
+    if soft in ("relative", "progress"):
+        before, has_before = _before(rows)
+        weight = jnp.where(has_before, weight, 0.0)
+        if soft == "progress":
+            return 0.5 * (1.0 + value - before), ~right, weight
+        right &= value >= config.threshold * before
+    if soft == "entropy":
+        target = jnp.log1p(value * jnp.expm1(config.eta)) / config.eta
+    else:
+        target = value if soft == "soft" else jnp.where(right, 1.0, 0.0)
+    return target, ~right, weight
+
+
+def _before(rows: Rows) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
+    """Returns the label of the step before each step, and where there is one.
+
+    A repeated step has its label but no weight, as an unlabelled step has: a step after it is left out.
+    """
+    at_BS = jnp.maximum(rows.parent, 0)
+    label_BS, weight_BS = (jnp.take_along_axis(x_BS, at_BS, axis=1) for x_BS in (rows.label, rows.weight))
+    return label_BS, (rows.parent >= 0) & (weight_BS > 0)
 
 
 def after_error(rows: Rows, wrong_BS: Array) -> Array:
