@@ -53,7 +53,7 @@ class _Cursor:
     """Reads values one after another, and raises ValueError at the end."""
 
     def __init__(self, data: np.ndarray):
-        self.data, self.buffer, self.at = data, memoryview(data), 0
+        self.data, self.buffer, self.at = data, data.data, 0
 
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]

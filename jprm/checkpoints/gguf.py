@@ -44,7 +44,7 @@ class Reader:
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
         self.fields, self.tensors = open_gguf(self.path)
-        self.architecture = self.fields.get("general.architecture")
+        self.architecture = str(self.fields.get("general.architecture"))
         if self.architecture not in _ARCHITECTURES:
             raise ValueError(
                 f"{path}: architecture {self.architecture!r} is not supported; one of {', '.join(_ARCHITECTURES)} is"
