@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from typing import Any
 
 import jax
 
 from jprm.adapters.load import load as load_published
-from jprm.checkpoints import store
+from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.compile_cache import enable_compile_cache
-from jprm.experiment import read
+from jprm.experiment import Experiment, read
 from jprm.layout import native_layout
 from jprm.libtpu import quiet_without_tpu
 from jprm.model.attention.registry import suited
+from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.score.implicit import BETA, LogRatio
+from jprm.score.scale import Scale
 from jprm.score.scorer import LONGEST, PRM
 from jprm.tokenizer import load_tokenizer
 
@@ -61,7 +65,8 @@ def load(
     if adapter or kind != "run":
         return load_published(folder, adapter, mesh, dtype, attention)
     experiment = read(folder / RUN)
-    if find(experiment.model.head).readout is None:
+    implicit = experiment.objective == "implicit"
+    if find(experiment.model.head).readout is None and not implicit:
         raise ValueError(
             f"{folder}: its head is {experiment.model.head!r}: it writes steps (--policy takes it) and scores none."
             " Name the run of a reward model"
@@ -75,5 +80,18 @@ def load(
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
-    context = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
-    return PRM(params, model, layout, grid, experiment.semantics, str(folder.resolve()), step, context=context)
+    given = _implicit(experiment, model, grid, dtype) if implicit else {}
+    given["context"] = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
+    return PRM(params, model, layout, grid, experiment.semantics, str(folder.resolve()), step, **given)
+
+
+def _implicit(
+    experiment: Experiment, model: ModelConfig, grid: jax.sharding.Mesh, dtype: Dtype | None
+) -> dict[str, Any]:
+    """Returns what an implicit PRM scores with: the reference that it was trained against, beta, and the scale."""
+    with jax.set_mesh(grid):
+        params = {"decoder": base.load_decoder(experiment.reference, model, dtype or "float32")}
+        if not model.tied_embeddings:
+            params["head"] = base.load_language_head(experiment.reference, model)
+    ratio = LogRatio(params, model, experiment.objective_options.get("beta", BETA))
+    return {"ratio": ratio, "scale": Scale(threshold=0.0, weight="sigmoid")}

@@ -41,6 +41,7 @@ class PackReport:
     labelled: int = 0
     truncated: int = 0  # steps dropped because they do not fit a row, not in `steps`
     truncated_labelled: int = 0
+    pairs_lost: int = 0  # pairs of labelled alternatives that are in different rows, because a tree was split
 
     def __add__(self, other: PackReport) -> PackReport:
         return PackReport(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -68,7 +69,8 @@ class PackReport:
             f"({self.chain_tokens:,} with one chain per labelled step)"
         )
         lost = f"; {self.truncated:,} steps ({self.truncated_labelled:,} labelled) did not fit and were dropped"
-        return text + (lost if self.truncated else "")
+        apart = f"; {self.pairs_lost:,} pairs of labelled alternatives are in different rows"
+        return text + (lost if self.truncated else "") + (apart if self.pairs_lost else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,4 +350,11 @@ def _count(given: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]
         labelled=labelled,
         truncated=len(given.run_M) - len(depth_M),
         truncated_labelled=int((given.weight_M > 0).sum()) - labelled,
+        pairs_lost=_pairs(kept) - sum(_pairs(part.tree, part.owned_M) for part in parts),
     )
+
+
+def _pairs(tree: TokenTree, some_M: Bool[np.ndarray, " M"] | bool = True) -> int:
+    """Returns the number of pairs of labelled alternatives among the marked steps."""
+    siblings = np.bincount(tree.above_M[(tree.weight_M > 0) & some_M] + 1)
+    return int((siblings * (siblings - 1) // 2).sum())

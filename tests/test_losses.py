@@ -10,7 +10,7 @@ import pytest
 from jprm.evaluate.steps import label_class
 from jprm.model.heads import HEADS, Weighted
 from jprm.objectives import OBJECTIVES
-from jprm.objectives.pointwise import likelihood
+from jprm.objectives.pointwise import Pointwise, likelihood
 
 squared_error = OBJECTIVES["squared_error"].loss
 rng = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_one_logit_is_the_difference_of_two():
         close(loss(OF[1], log_odds, TARGET, WEIGHT), loss(OF[2], logit_BSC, TARGET, WEIGHT))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [name for name, made in OBJECTIVES.items() if isinstance(made, Pointwise)])
 @pytest.mark.parametrize("size", [0.0, 100.0, 1e30])
 def test_losses_and_gradients_are_finite_where_the_model_is_certain(name, size):
     for head in [head for head in HEADS if OBJECTIVES[name].target in (None, HEADS[head].target)]:

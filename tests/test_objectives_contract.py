@@ -4,6 +4,7 @@ To try an objective of your own, add a `Case`.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import re
 import shutil
@@ -15,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import chain_ids, filled, init, random_tree
-from tiny_run import MODEL, equal, experiment, lines, loop, make_data, one_device, params, untimed
+from tiny_run import MODEL, VALUE, equal, experiment, lines, loop, make_data, one_device, params, pool_of, untimed
+from tiny_run import chains as rated_chains
 
 import jprm
 from jprm import objectives
 from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.jsonl import write_records
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
@@ -29,7 +32,7 @@ from jprm.rl.group import group_tree
 from jprm.rl.trajectory import Trajectory
 from jprm.rows import empty_rows
 from jprm.token_tree import TokenTree
-from jprm.tree import Node, ReasoningTree
+from jprm.tree import Node, ReasoningTree, chains_of, tree_of
 
 FILE = pathlib.Path(__file__).with_name("pairwise.py")
 
@@ -41,6 +44,7 @@ class Case:
     target: TargetConfig = TargetConfig("rating", "positive", "keep")
     supervise: str = "step"
     reference: bool = False
+    options: tuple = ()
     alone: bool = True  # the loss of trees packed together is the sum of each alone
     tokenised: Callable[[ReasoningTree], TokenTree] | None = None  # by default as `data.supervise` says
 
@@ -65,6 +69,11 @@ def pull(params, rows, config):
     return total, count, {"distance": Mean(total, 2 * count)}
 
 
+def level(params, rows, config):
+    """The mean first logit: an objective for any head."""
+    return jnp.sum(rows.weight * step_logits(params["model"], config.model, rows)[..., 0]), jnp.sum(rows.weight), {}
+
+
 THIRD, TOKEN = TargetConfig("rating", "third", "keep"), TargetConfig("correctness", "none", "keep")
 CASES = {
     "cross_entropy": Case("cross_entropy", "scalar"),
@@ -73,6 +82,11 @@ CASES = {
     "next_token": Case("next_token", "language", TOKEN, "token"),
     "likelihood": Case("likelihood", "binary"),
     "policy_gradient": Case("policy_gradient", "language", TOKEN, "token", reference=True, tokenised=sampled),
+    "bradley_terry": Case("bradley_terry", "scalar"),
+    "pqm": Case("pqm", "scalar"),
+    "td_lambda": Case("td_lambda", "binary", VALUE, "outcome"),
+    "implicit": Case("implicit", "language", VALUE, "outcome", reference=True),
+    "dpo": Case("implicit", "language", VALUE, "outcome", reference=True, options=(("loss", "dpo"), ("beta", 0.5))),
     "pairwise": Case(f"{FILE}:bradley_terry", "binary"),
     "pull": Case(f"{__name__}:pull", "binary", reference=True),
 }
@@ -116,9 +130,9 @@ def case(request):
 def value_of(case):
     """A function of rows: the loss, the count, the summed metrics and the gradient, compiled once a shape."""
     config, inner = model(case)
-    task = ObjectiveConfig(config, case.target, reference=case.reference)
+    task = ObjectiveConfig(config, case.target, reference=case.reference, supervise=case.supervise)
     both = {"model": inner} | ({"reference": model(case, 1)[1]} if case.reference else {})
-    objective = objectives.find(case.objective)
+    objective = objectives.find(case.objective, dict(case.options))
     objectives.check(objective, task)
 
     @jax.jit
@@ -138,10 +152,20 @@ def close(found, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), found, wanted)
 
 
+def finished(tree):
+    """The tree with the outcome of each chain: correct and incorrect in turns."""
+    inner, ends = {node.parent for node in tree.nodes}, itertools.cycle([True, False])
+    known = (node if i in inner else dataclasses.replace(node, correct=next(ends)) for i, node in enumerate(tree.nodes))
+    return dataclasses.replace(tree, nodes=tuple(known))
+
+
 TREES = [
-    ReasoningTree("p", (Node(-1, "good", 1.0), Node(-1, "worse", -1.0), Node(0, "so", 0.0), Node(0, "and", -1.0))),
-    random_tree(1, 6),
-    random_tree(2, 5),
+    finished(tree)
+    for tree in (
+        ReasoningTree("p", (Node(-1, "good", 1.0), Node(-1, "worse", -1.0), Node(0, "so", 0.0), Node(0, "and", -1.0))),
+        random_tree(1, 6),
+        random_tree(2, 5),
+    )
 ]
 
 
@@ -179,23 +203,29 @@ def test_sharded_is_one_device(case):
 
 def run_of(case, folder, **changes):
     data = folder.parent / "data"
-    data = data if data.exists() else make_data(data)
+    if not data.exists():
+        make_data(data)
+        if case.supervise == "outcome":
+            for name, seed in (("train", 0), ("valid", 1)):
+                write_records(data / f"{name}.jsonl", [pool_of(rated_chains(4, seed=10 * i + seed)) for i in range(8)])
     small = dataclasses.replace(MODEL, head=case.head)
     reference = str(folder.with_name("base")) if case.reference else ""
     values = dict(model=small, target=case.target, objective=case.objective, supervise=case.supervise, steps=4,
-                  log_every=1, checkpoint_every=2, reference=reference)  # fmt: skip
+                  log_every=1, checkpoint_every=2, reference=reference,
+                  objective_options=dict(case.options))  # fmt: skip
     if case.supervise == "token":
         values |= dict(slots=128)
     return experiment(data, **(values | changes))
 
 
-@pytest.mark.parametrize("name", ["squared_error", "pairwise", "pull"])
+@pytest.mark.parametrize("name", ["squared_error", "pairwise", "pull", "dpo"])
 def test_resumed_is_undisturbed(name, tmp_path):
     """In the loop, with its log and its validation; a file's objective from the copy in the run's folder."""
     case, whole, cut = CASES[name], tmp_path / "whole", tmp_path / "cut"
     with one_device():
         if case.reference:
-            loop.train(run_of(CASES["likelihood"], whole, steps=1, checkpoint_every=1), tmp_path / "base")
+            base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
+            loop.train(run_of(base, whole, steps=1, checkpoint_every=1), tmp_path / "base")
         if name == "pairwise":  # a file that is gone when the run continues
             case = dataclasses.replace(case, objective=f"{shutil.copy(FILE, tmp_path / 'mine.py')}:bradley_terry")
         result = loop.train(run_of(case, whole), whole)
@@ -208,12 +238,35 @@ def test_resumed_is_undisturbed(name, tmp_path):
     assert np.isfinite(result["valid_loss"]) and result["valid_labels"] > 0
     if name == "pull":
         assert result["valid_distance"] == pytest.approx(result["valid_loss"] / 2)
+    if name == "dpo":
+        assert {"pair_accuracy", "valid_pair_accuracy"} <= set(result)
+        scores_are_what_it_learned(case, whole)
     if name == "pairwise":
         assert {"pair_accuracy", "auroc", "valid_pair_accuracy", "valid_auroc"} <= set(result)
         assert jprm.load(whole).score("p", ["add 1"]).shape == (1,)  # scoring needs no objective
         (tmp_path / "mine.py").write_text(FILE.read_text() + "\n")
         with one_device(), pytest.raises(ValueError, match="mine.py: differs from .*objective.py, which the run start"):
             loop.train(run_of(case, whole), whole)
+
+
+def scores_are_what_it_learned(case, folder):
+    """A loaded run's last scores are the log ratios of which its loss is made."""
+    with one_device():
+        prm = jprm.load(folder)
+    tree = tree_of(pool_of(rated_chains(4, seed=10)))
+    ends = chains_of(tree)
+    texts = [[tree.nodes[i].text for i in chain] for chain in ends]
+    r = np.array([prm.score(tree.problem, steps)[-1] for steps in texts])
+    correct = np.array([tree.nodes[chain[-1]].correct for chain in ends])
+    wanted = sum(np.log1p(np.exp(worse - better)) for better in r[correct] for worse in r[~correct])
+    rows = pack([token_tree(tree, prm.layout, "outcome")], 512, 64, too_long="error").rows  # one row
+    task = ObjectiveConfig(prm.config, case.target, reference=True, supervise="outcome")
+    both = {"model": prm.params, "reference": prm.ratio.params}
+    objective = jax.jit(objectives.find(case.objective, dict(case.options)), static_argnums=2)
+    with jax.set_mesh(prm.mesh):
+        loss, count, _ = objective(both, put_rows(rows, prm.mesh), task)
+    assert count == correct.sum() * (~correct).sum() > 0 and prm.semantics == "implicit"
+    np.testing.assert_allclose(loss, wanted, rtol=1e-4)  # float32 sums over the tokens of a tree and of chains
 
 
 def test_adapters_share_the_reference_they_train_on(tmp_path):

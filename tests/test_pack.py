@@ -169,8 +169,8 @@ def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
     found = [tuple(rows.tokens[b, : rows.until[b, 0]].tolist()) for b in range(len(rows.tokens))]
     assert set(found) >= set(alone)  # and more where equal steps need the slots of several rows, or trees are equal
     whole = pack(given, tokens, slots, too_long="error").report
-    assert dataclasses.replace(report, rows=0, cells=0, tokens=0, repeated=0) == dataclasses.replace(
-        whole, rows=0, cells=0, tokens=0, repeated=0
+    assert dataclasses.replace(report, rows=0, cells=0, tokens=0, repeated=0, pairs_lost=0) == dataclasses.replace(
+        whole, rows=0, cells=0, tokens=0, repeated=0, pairs_lost=0
     )
     assert report.tokens == sum(map(len, found)) and report.tokens + report.padding == report.cells == rows.tokens.size
     assert report.tokens - report.repeated == whole.tokens - whole.repeated
@@ -260,6 +260,14 @@ def test_repeated_steps_keep_their_label_and_weigh_nothing():
     assert rows.label[:, 0].tolist() == [-1, -1, -1]
     assert sorted(rows.weight[:, 0].tolist()) == [0, 0, 1]
     assert rows.weight.sum() == 6
+
+
+def test_pairs_of_alternatives_that_a_split_separates_are_counted():
+    nodes = (*(Node(-1, c * 4, 1.0) for c in "vwx"), Node(-1, "yyyy"), Node(0, "a", 1.0), Node(0, "b", 1.0))
+    tree = token_tree(ReasoningTree("p", nodes), LAYOUT)
+    assert pack([tree], 64, 8, too_long="error").report.pairs_lost == 0
+    alone = pack([tree], 64, 8, too_long="error", chains=True).report
+    assert alone.pairs_lost == 3 + 1 and "4 pairs of labelled alternatives" in str(alone)
 
 
 def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():

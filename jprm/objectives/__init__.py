@@ -36,11 +36,15 @@ from jaxtyping import Scalar
 
 from jprm import registry
 from jprm.experiment import ObjectiveConfig, from_json
+from jprm.objectives.bradley_terry import bradley_terry
 from jprm.objectives.cross_entropy import cross_entropy
+from jprm.objectives.implicit import implicit
 from jprm.objectives.next_token import next_token
 from jprm.objectives.pointwise import Pointwise, likelihood
 from jprm.objectives.policy_gradient import policy_gradient
+from jprm.objectives.pqm import pqm
 from jprm.objectives.squared_error import squared_error
+from jprm.objectives.td_lambda import td_lambda
 from jprm.objectives.ternary_cross_entropy import ternary_cross_entropy
 from jprm.rows import Rows
 
@@ -53,6 +57,10 @@ OBJECTIVES: dict[str, Objective] = {
     "next_token": next_token,
     "likelihood": Pointwise(likelihood),  # of any head that has one
     "policy_gradient": policy_gradient,  # on groups of samples, which `jprm.rl` makes
+    "bradley_terry": bradley_terry,
+    "pqm": pqm,
+    "td_lambda": td_lambda,
+    "implicit": implicit,
 }
 
 PLAIN = (bool, int, float, str)

@@ -38,13 +38,13 @@ class ScoreSums:
     right: Scalar  # weight of steps on the correct side of one half
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
 
-    def means(self, count: float) -> dict[str, float | None]:
+    def means(self) -> dict[str, float | None]:
         """Returns accuracy and AUROC, which is None where all steps are of one class."""
         wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
         area = float(np.sum(right_N * (below_N + 0.5 * wrong_N)) / pairs) if pairs else None
-        return {"step_accuracy": float(self.right) / count, "auroc": area}
+        return {"step_accuracy": float(self.right) / max(wrong_N.sum() + right_N.sum(), 1.0), "auroc": area}
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +75,7 @@ def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
         if isinstance(value, ScoreSums):
-            values |= value.means(count)
+            values |= value.means()
         else:
             values[name] = value.value() if isinstance(value, Mean) else float(value) / count
     return values

@@ -15,6 +15,8 @@ from jprm.model.mesh import parts
 from jprm.model.transformer import head_logits, hidden
 from jprm.rows import Rows
 
+BETA = 0.05
+"""The default of beta in training, as Yuan et al. have it."""
 BLOCK = 128
 """Tokens whose logits over the vocabulary are in memory at once."""
 
@@ -30,7 +32,7 @@ class LogRatio:
     def __call__(self, params: dict, config: ModelConfig, rows: Rows, start_BS: Array) -> Float[Array, "B S"]:
         """Returns the scores of steps. `start_BS`: tokens at the start of each step's chain that are not scored."""
         above, below = log_probs(params, config, rows), log_probs(self.params, self.config, rows)
-        return _path_sum(self.scale * (above - below), rows, start_BS)
+        return path_sum(self.scale * (above - below), rows, start_BS)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -47,6 +49,7 @@ def log_probs(params: dict, config: ModelConfig, rows: Rows) -> Float[Array, "B 
     x_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(parent_BT, 0)[..., None], axis=1)
     block = BLOCK if T % BLOCK == 0 else T
 
+    @jax.checkpoint  # training keeps no block's logits either
     def of_block(start):
         x_BtD, token_Bt = (jax.lax.dynamic_slice_in_dim(x, start, block, axis=1) for x in (x_BTD, rows.tokens))
         return token_log_probability(head_logits(params, config, x_BtD), token_Bt)
@@ -74,7 +77,7 @@ def parents(position_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 @jax.jit
-def _path_sum(x_BT: Float[Array, "B T"], rows: Rows, start_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
+def path_sum(x_BT: Float[Array, "B T"], rows: Rows, start_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
     """Sums x over the tokens that a step's last token sees: those of its chain from depth `start_BS` on."""
     index_T = jnp.arange(x_BT.shape[1])
     end_BS1 = rows.step_end[..., None]

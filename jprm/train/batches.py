@@ -13,26 +13,31 @@ from jprm.data.pipeline import PipelineConfig, packed_batches
 from jprm.data.streams import Streams, own_streams
 from jprm.experiment import Experiment
 from jprm.layout import Layout, native_layout
-from jprm.model.heads import find
 from jprm.rows import Rows
 from jprm.tokenizer import Tokenizer
 from jprm.tree import ReasoningTree, tree_of
 
 
 def check_supervision(experiment: Experiment) -> None:
-    """Raises ValueError where the head or the target does not take the labels that `data.supervise` gives."""
-    supervise, target, head = experiment.data.supervise, experiment.target, experiment.model.head
-    if supervise not in (takes := find(head).target.supervise):
-        raise ValueError(f"data.supervise={supervise!r} does not fit head {head!r}, which takes {' or '.join(takes)}")
+    """Raises ValueError where the target does not take the labels that `data.supervise` gives."""
+    supervise, target = experiment.data.supervise, experiment.target
     if supervise != "step" and target.labels == "rating":
         raise ValueError(
             f"data.supervise={supervise!r} gives outcomes or tokens, not ratings: set target.labels to value or"
             " correctness, and target.neutral=none"
         )
-    if supervise not in ("step", "outcome") and (target.after_error, target.soft) != ("keep", "soft"):
+    allowed = {"token": ("soft",), "outcome_steps": ("soft", "entropy"), "outcome_tokens": ("soft", "entropy")}
+    if supervise in allowed and (target.after_error != "keep" or target.soft not in allowed[supervise]):
         gives = "token ids" if supervise == "token" else "mean outcomes, which no step is to blame for"
         raise ValueError(
             f"data.supervise={supervise!r} gives {gives}: set target.after_error=keep and target.soft=soft"
+        )
+    if supervise == "token" and target.smoothing:
+        raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0")
+    if target.consensus and (supervise != "step" or target.consensus not in experiment.data.extras):
+        raise ValueError(
+            f"target.consensus={target.consensus!r} compares the labels of steps with an extra: set"
+            " data.supervise=step and name it in data.extras"
         )
 
 
@@ -70,6 +75,11 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
         raise ValueError(
             f"problem {tree.problem[:60]!r}: its labels are of semantics {tree.semantics!r}, but target.labels is"
             f" {target.labels!r}; set it to what the labels are"
+        )
+    judged = not target.consensus or all(n.label is None or target.consensus in n.extra for n in tree.nodes)
+    if not judged:
+        raise ValueError(
+            f"problem {tree.problem[:60]!r}: a labelled step has no {target.consensus!r}, which target.consensus names"
         )
     # A value of 0 is a count: no completion was correct. A probability of being correct is hardly ever 0.
     zero_alone = step and target.labels == "correctness" and (target.after_error, target.soft) != ("keep", "soft")

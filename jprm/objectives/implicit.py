@@ -1,0 +1,62 @@
+"""Implicit process rewards (Yuan et al. 2024, arXiv 2412.01981): a language model whose log ratio is the reward.
+
+With pi the model, ref the frozen reference and y the tokens of a chain, r(y) = beta sum_i log pi(y_i) / ref(y_i), and
+
+    cross_entropy   -l log sigmoid(r(y)) - (1 - l) log(1 - sigmoid(r(y))), l being the outcome
+    dpo             -log sigmoid(r(y) - r(z)) over the correct chains y and incorrect z of one problem (Rafailov et al.
+                    2023, arXiv 2305.18290); pairs that are in different rows are left out
+
+Summed up to a step's end instead, r is the step's score: `jprm.score.implicit` computes both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Scalar
+
+from jprm.experiment import ObjectiveConfig
+from jprm.model.heads import find
+from jprm.objectives.metrics import Judged
+from jprm.objectives.steps import pair_loss
+from jprm.objectives.targets import targets
+from jprm.rows import Rows
+from jprm.score.implicit import BETA, log_probs, path_sum
+
+
+@dataclasses.dataclass(frozen=True)
+class Implicit:
+    """The count is the number of chains, or of pairs."""
+
+    beta: float = BETA
+    loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
+
+    def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
+        reference = jax.lax.stop_gradient(log_probs(params["reference"], config.model, rows))
+        ratio_BT = log_probs(params["model"], config.model, rows) - reference
+        r_BS = path_sum(self.beta * ratio_BT, rows, rows.problem)
+        target_BS, weight_BS = targets(rows, config.target)
+        metrics: dict[str, Any] = {"scores": Judged(jax.nn.sigmoid(r_BS), target_BS >= 0.5, weight_BS)}
+        if self.loss == "dpo":
+            better_BSS = rows.tree[:, :, None] == rows.tree[:, None, :]
+            better_BSS &= target_BS[:, :, None] > target_BS[:, None, :]
+            pair_BSS = better_BSS * weight_BS[:, :, None] * weight_BS[:, None, :]
+            loss, count, correct = pair_loss(r_BS, pair_BSS)
+            return loss, count, metrics | {"pair_accuracy": correct}
+        log_BS = target_BS * jax.nn.log_sigmoid(r_BS) + (1 - target_BS) * jax.nn.log_sigmoid(-r_BS)
+        return -jnp.sum(weight_BS * log_BS), jnp.sum(weight_BS), metrics
+
+    def check(self, config: ObjectiveConfig) -> None:
+        """Raises ValueError without a language head, a reference or outcomes."""
+        if find(config.model.head).channels:
+            raise ValueError(f"the objective implicit does not fit head {config.model.head!r}; it takes language")
+        if not config.reference:
+            raise ValueError("the objective implicit needs `reference`, the frozen model of its log ratio")
+        if config.supervise != "outcome":
+            raise ValueError(f"the objective implicit needs data.supervise='outcome', not {config.supervise!r}")
+
+
+implicit = Implicit()
