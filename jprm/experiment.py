@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax
 from flax.core import FrozenDict
 
+from jprm.jsonl import parse
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
@@ -212,7 +213,7 @@ def read(path: str | os.PathLike) -> Experiment:
     Raises ValueError, naming the file, where it is damaged or of a newer version.
     """
     try:
-        values = json.loads(pathlib.Path(path).read_text())
+        values = parse(pathlib.Path(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1
         check_version(version, VERSION, path)
         if version == 1 and "loss" in values:

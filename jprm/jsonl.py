@@ -85,13 +85,15 @@ def parse(line: bytes, where: str) -> Any:
     """Returns the JSON value of a line.
 
     Raises:
-      RecordError: invalid UTF-8, truncated or invalid JSON, NaN and infinite numbers.
+      RecordError: invalid UTF-8, truncated or invalid JSON, NaN and infinite numbers, a key that an object has twice.
     """
     remedy = "Write one whole JSON object a line, in UTF-8; null stands for an absent number."
     if not line.strip():
         raise RecordError(where, "line", "is empty where a record is due: the file was cut off", remedy)
     try:
-        value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(
+            line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once
+        )
         if b"\\u" in line:  # an escape may stand for half a surrogate pair, which no file can hold
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -162,6 +164,14 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
         raise error
 
     return stop
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is there twice in an object")
+    return found
 
 
 def _refuse(constant: str) -> float:

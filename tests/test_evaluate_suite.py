@@ -104,7 +104,7 @@ def test_half_written_caches_are_named(done, tmp_path):
     with pytest.raises(FileNotFoundError, match="hard.jsonl: not there"):
         suites.read_scores(tmp_path / "copy", results)
     (tmp_path / "copy" / "results.json").write_text('{"sections": {}')
-    with pytest.raises(ValueError, match="results.json: not JSON"):
+    with pytest.raises(ValueError, match="results.json: is not JSON"):
         suites.read_results(tmp_path / "copy")
 
 

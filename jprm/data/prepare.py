@@ -104,7 +104,7 @@ def prepare(
         if report.kept == 0:
             raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
         (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
-    console.print(f"{out}: written")
+    console.print(f"{out}: written", markup=False)
     return report
 
 
@@ -141,7 +141,7 @@ def _unchanged(
     differ = [name for name, value in vars(request).items() if getattr(there, name) != value]
     if differ:
         raise ValueError(f"{out} holds another preparation ({', '.join(differ)} differ): use another name or overwrite")
-    console.print(f"{out}: is there already, with {there.kept} records; nothing to do")
+    console.print(f"{out}: is there already, with {there.kept} records; nothing to do", markup=False)
     return there
 
 
@@ -233,7 +233,7 @@ def _write(
 
 def _columns() -> list[rich.progress.ProgressColumn]:
     return [
-        rich.progress.TextColumn("{task.description}"),
+        rich.progress.TextColumn("{task.description}", markup=False),
         rich.progress.BarColumn(),
         rich.progress.DownloadColumn(),
         rich.progress.TimeRemainingColumn(),

@@ -19,7 +19,6 @@ The output folder has `results.json` and `scores/NAME.jsonl` for each file. A st
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from jprm.loading import load
 from jprm.outputs import check_output, write_json
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, RecordError
 
 PathLike = str | os.PathLike
 
@@ -169,10 +168,11 @@ def read_results(folder: PathLike) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there: {folder} is no finished folder of `jprm eval suite`")
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); run `jprm eval suite` again") from None
-    if not (isinstance(results, dict) and {"sections", "data"} <= set(results) and "rule" in results.get("model", {})):
+        results = parse(path.read_bytes(), os.fspath(path))
+    except RecordError as error:
+        raise ValueError(f"{path}: {error.reason}; run `jprm eval suite` again") from None
+    model = results.get("model") if isinstance(results, dict) else None
+    if not (isinstance(model, dict) and {"sections", "data"} <= set(results) and "rule" in model):
         raise ValueError(f"{path}: not the results of a suite; run `jprm eval suite` again")
     return results
 
