@@ -7,6 +7,7 @@
 #   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
+#   make quickstart-rl                 reinforcement learning on its policy and PRM: all arms, three seeds, half an hour
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
@@ -34,7 +35,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint types fuzz install locked quickstart pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
+.PHONY: test lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -82,6 +83,13 @@ locked: | $(BIN)/python
 
 quickstart: install
 	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart
+
+# Pages: runs/quickstart_rl/report_SEED.html. What is finished in runs/quickstart and runs/quickstart_rl is not computed again.
+quickstart-rl: quickstart
+	for seed in 0 1 2; do \
+	  $(BIN)/python experiments/quickstart/rl.py --seed $$seed \
+	    --arms verifier sum min_form min_form_verifier rejection demonstrations || exit 1; \
+	done
 
 # glibc then requests huge pages: a step allocates gigabytes, and page faults are most of its system time.
 bench train-prm800k: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1

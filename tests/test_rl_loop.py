@@ -1,14 +1,20 @@
 """The loop of reinforcement learning: killed in every phase, gamed on purpose, and what it refuses."""
 
+import html
+import itertools
 import json
+import re
 
 import numpy as np
 import pytest
-from tiny_rl import experiment, make
+from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
+from jprm.report.page import report
 from jprm.rl import loop
+from jprm.rl.config import GuardConfig, RefreshConfig
 from jprm.rl.credit import CreditConfig
+from jprm.rl.held_out import pass_at
 from jprm.train.preemption import Watchdog
 
 
@@ -23,7 +29,7 @@ def whole(data):
     phases, folder = [], data.with_name("whole")
     with pytest.MonkeyPatch.context() as patch, one_device():
         patch.setattr(Watchdog, "at", lambda self, *place: phases.append(place))
-        result = loop.train(experiment(data), folder)
+        result = loop.train(experiment(data, refresh=refresh(data)), folder)
     return folder, result, phases
 
 
@@ -31,19 +37,15 @@ class Killed(BaseException):
     """No code of a run handles it."""
 
 
-def checkpoint(folder):
-    """The newest checkpoint's files: all parameters and moments, and what is kept of the run."""
-    step = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    return step.name, json.loads((step / "run").read_text() if (step / "run").is_file() else "{}")
+SOME = [(3, "scoring"), (4, "updating"), (4, "checkpoint")]
+ALL = [(0, "evaluating"), (1, "pushing"), (3, "sampling"), *SOME[:2], (4, "refreshing"), (4, "evaluating"), SOME[2]]
 
 
-def test_a_run_killed_in_every_phase_ends_bit_for_bit_like_a_whole_one(data, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("places", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole, tmp_path, monkeypatch, places):
     folder, result, phases = whole
-    assert {phase for _, phase in phases} == {
-        "evaluating", "sampling", "scoring", "updating", "pushing", "checkpoint"
-    }  # fmt: skip
-    places = [(0, "evaluating"), (1, "pushing"), (3, "sampling"), (3, "scoring"), (4, "updating"), (4, "checkpoint")]
-    assert set(places) <= set(phases)
+    assert {phase for _, phase in phases} == {phase for _, phase in ALL}
+    places = list(places)
 
     def at(self, *place):
         if places and place == places[0]:
@@ -54,8 +56,8 @@ def test_a_run_killed_in_every_phase_ends_bit_for_bit_like_a_whole_one(data, who
     with one_device():
         while places:
             with pytest.raises(Killed):
-                loop.train(experiment(data), tmp_path / "run")
-        again = loop.train(experiment(data), tmp_path / "run")
+                loop.train(experiment(data, refresh=refresh(data)), tmp_path / "run")
+        again = loop.train(experiment(data, refresh=refresh(data)), tmp_path / "run")
         before, after = params_of(folder), params_of(tmp_path / "run")
     assert before.keys() == after.keys() and all(before[name] == after[name] for name in before)
     assert again == result and (tmp_path / "run/rl.json").read_bytes() == (folder / "rl.json").read_bytes()
@@ -74,6 +76,18 @@ def params_of(folder):
     with jax.set_mesh(mesh):
         found, _ = load_params(folder, read(folder / "experiment.json"), mesh)
     return {name: np.asarray(x).tobytes() for name, x in flatten_dict(found, sep="/").items()}
+
+
+def test_a_refreshed_prm_is_adopted_for_its_auroc_on_fresh_steps_of_held_out_problems(whole):
+    folder, result, _ = whole
+    for each in result["refreshes"]:
+        assert each["adopted"] == (each["after"] >= each["before"])
+    first, last = result["refreshes"][0], result["evaluations"][-1]
+    assert first["adopted"] and first["after"] > first["before"]
+    assert last["prm"] == f"prm/{max(each['update'] for each in result['refreshes'] if each['adopted'])}"
+    assert (folder / last["prm"] / "experiment.json").is_file()
+    at = next(each for each in result["evaluations"] if each["update"] == first["update"])
+    assert at["auroc"] == first["after"]  # the same samples, by the adopted PRM
 
 
 class Sevens:
@@ -96,3 +110,68 @@ def test_gaming_ends_the_run_and_the_best_parameters_are_restored(data, tmp_path
         assert params_of(tmp_path / "run") == params_of(tmp_path / "run/best")
         assert loop.train(config, tmp_path / "run") == result  # nothing is left to do
     assert any("A guard ended the run" in sentence for sentence in result["verdict"])
+
+
+def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(whole, tmp_path):
+    folder, result, _ = whole
+    report([folder], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert all(html.escape(sentence, quote=False) in page.replace("&#39;", "'") for sentence in result["verdict"])
+    chains = json.loads(re.search(r'id="chains">(.*?)</script>', page, re.S)[1])
+    assert [item["t"] for item in chains["items"]][:1] == [result["evaluations"][0]["examples"][0]["steps"]]
+    assert page.count("<svg") == 3
+    with pytest.raises(ValueError, match="holds no rl.json"):
+        report([folder, tmp_path], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"prm": ""}, "credit.name='min_form' needs the scores of a PRM"),
+        ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ({"minibatches": 3}, "problems_an_update=4 is no multiple of minibatches=3"),
+        ({"objective_options": {"temperature": 0.5}}, "set temperature alone"),
+        ({"guards": GuardConfig(disagreement=0.1)}, "needs second_prm"),
+        ({"guards": GuardConfig(kl_budget=0.1), "reference": False}, "needs reference=true"),
+        ({"tokens": 16}, "rows of tokens=16"),
+        ({"prm": "", "refresh": RefreshConfig(4), "method": "rejection"}, "refresh.every=4 needs a prm"),
+        ({"verifier": "tiny_rl:nothing"}, "verifier='tiny_rl:nothing'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_run_begins(data, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message), one_device():
+        loop.train(experiment(data, **changes), tmp_path / "run")
+    assert not list(tmp_path.rglob("checkpoints/*"))
+
+
+def test_a_folder_belongs_to_one_experiment(data, whole, tmp_path):
+    with pytest.raises(ValueError, match=r"credit.offset: -1.0 there, 0.0 here\). Use another --workdir"):
+        other = CreditConfig("min_form", "rloo", "constant", length=16)
+        loop.train(experiment(data, credit=other, refresh=refresh(data)), whole[0])
+    (tmp_path / "held.jsonl").write_text((data / "problems.jsonl").read_text())
+    with one_device(), pytest.raises(ValueError, match="24 problems are in problems and in held_out"):
+        loop.train(experiment(data, held_out=(str(tmp_path / "held.jsonl"),)), tmp_path / "run")
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample():
+    correct_PN = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
+    for k, value in pass_at(correct_PN).items():
+        subsets = [correct_PN[:, list(some)].any(1) for some in itertools.combinations(range(4), int(k))]
+        assert value == pytest.approx(np.mean(subsets))
+
+
+def test_demonstrations_become_likelier(data, tmp_path):
+    config = experiment(data, method="demonstrations", updates=3, minibatches=1, evaluate_every=3, prm="")
+    with one_device():
+        result = loop.train(config, tmp_path / "run")
+    rows = [row for row in lines(tmp_path / "run") if "loss" in row]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert result["sampled_tokens"] == 3 * 16 * 9  # "1+2=1", a newline, "1", a newline and the end
+    assert "proxy" not in result["evaluations"][0]
+
+
+def test_rejection_makes_correct_answers_likelier(data, tmp_path):
+    config = experiment(data, method="rejection", updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
+    with one_device():
+        first, last = loop.train(config, tmp_path / "run")["evaluations"]
+    assert last["gold"] > first["gold"]

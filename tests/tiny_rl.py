@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from jprm.checkpoints import store
 from jprm.experiment import OptimizerConfig, to_json
 from jprm.jsonl import write_records
-from jprm.rl.config import RLExperiment
+from jprm.rl.config import RefreshConfig, RLExperiment
 from jprm.rl.credit import CreditConfig
 
 PIECES = ("<eos>", "\n", " ", *"0123456789", "+", "=", "?")
@@ -57,7 +57,17 @@ def make(folder):
     records = [{"problem": p, "answer": int(p[0]), "steps": [p[:-1] + p[0], p[0]]} for p in rng.permutation(seen)]
     write_records(folder / "problems.jsonl", records[:24])
     write_records(folder / "held_out.jsonl", records[24:44])
+    chains = [["".join(rng.choice(PIECES[3:], rng.integers(1, 6))) for _ in range(3)] for _ in range(200)]
+    labels = [[None if right is None else 2.0 * right - 1 for right in working({}, steps)] for steps in chains]
+    write_records(folder / "rated.jsonl", [
+        {"problem": f"{i}+{i}=?", "steps": steps, "labels": some, "semantics": "rating"}
+        for i, (steps, some) in enumerate(zip(chains, labels, strict=True))
+    ])  # fmt: skip
     return folder
+
+
+def refresh(folder):
+    return RefreshConfig(every=4, steps=60, learning_rate=0.01, replay=(str(folder / "rated.jsonl"),))
 
 
 def experiment(folder, **changes):
@@ -66,6 +76,7 @@ def experiment(folder, **changes):
         held_out=(str(folder / "held_out.jsonl"),), prm=str(folder / "prm"), verifier="tiny_rl:reward",
         working="tiny_rl:working", credit=CreditConfig("min_form", "rloo", "constant", length=16, offset=-1.0),
         optimizer=OptimizerConfig(learning_rate=0.02, decay="constant"), updates=4, problems_an_update=4, samples=4,
-        max_tokens=16, tokens=64, micro_rows=2, minibatches=2, evaluate_every=2, evaluate_samples=4, checkpoint_every=2,
+        max_tokens=16, tokens=256, micro_rows=4, minibatches=2, evaluate_every=2, evaluate_samples=4,
+        checkpoint_every=2,
     )  # fmt: skip
     return RLExperiment(**(values | changes))

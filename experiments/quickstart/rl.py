@@ -1,10 +1,16 @@
 """Reinforcement learning on the quickstart's policy and PRM: gaming and its cure, in minutes.
 
     make quickstart                                                          # the policy and the PRM
-    python experiments/quickstart/rl.py --quickstart runs/quickstart         # all arms, and a page for each
+    python experiments/quickstart/rl.py                                      # gaming and its cure, and their page
+    make quickstart-rl                                                       # all arms and baselines, three seeds
     jprm rl experiments/quickstart/rl.py --workdir runs/rl --set seed=1      # one arm: min-form + verifier
 
 Every arm starts from the same policy, and samples the same number of chains of the same problems.
+
+Seed 0, models of the quickstart's recipe, 20 updates, correct answers on 200 held-out problems in %: start 40.0;
+verifier 84.6; min-form + verifier 84.0; rejection sampling 86.0. With the PRM alone the guard ends the run at update 8:
+min-form 23.0, sum 17.6, while the PRM's mean lowest score goes from 0.38 to 0.72 and 0.68. An arm of 20 updates takes
+100 to 130 seconds of processor time (175 to 235 on a busy machine of two cores).
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.terminal import show
 from jprm.evaluate.wording import interval, percent
 from jprm.experiment import OptimizerConfig
+from jprm.report.page import report
 from jprm.rl.config import GuardConfig, RLExperiment
 from jprm.rl.credit import CreditConfig
 from jprm.rl.loop import train
@@ -83,7 +90,7 @@ def main(
 
     Args:
         quickstart: The folder of a finished quickstart.
-        out: Where to write a run for each arm. What is there is continued.
+        out: Where to write a run for each arm, and the page. What is there is continued.
         seed: Of problems and samples.
         arms: Which: verifier, sum, min_form, min_form_verifier, rejection, demonstrations.
     """
@@ -100,7 +107,10 @@ def main(
         ))  # fmt: skip
     columns = ("arm", "updates", "sampled tokens", "right, % (kept)", "right at the end", "PRM's lowest score",
                "right working, % (kept)", "guard")  # fmt: skip
+    page = out / f"report_{seed}.html"
+    report([out / f"{arm}_{seed}" for arm in arms], page)
     show([Table(f"reinforcement learning, seed {seed}", columns, rows)], console)
+    console.print(f"{page}: the page")
 
 
 if __name__ == "__main__":

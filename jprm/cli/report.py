@@ -1,4 +1,4 @@
-"""`jprm report`: the page that shows what `jprm eval suite` found."""
+"""`jprm report`: the page that shows what `jprm eval suite` found, or what `jprm rl` did."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def report(
     For example:
       jprm report results/mine --out report.html
       jprm report results/prm results/orm --out report.html --figures figures
+      jprm report runs/rl --out rl.html
 
     Args:
-        folder: What `jprm eval suite` wrote.
+        folder: What `jprm eval suite` wrote, or runs of `jprm rl`.
         out: The page to write.
         figures: A folder to write every figure into, as SVG.
     """

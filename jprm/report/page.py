@@ -22,6 +22,7 @@ from jprm.evaluate.wording import decided, percent, points
 from jprm.outputs import atomic_file, check_output
 from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
+from jprm.report.rl import collect_runs, is_run
 
 SORTS = {
     "convincing": "most convincing wrong chains first",
@@ -40,25 +41,32 @@ def report(
     figures: str | os.PathLike | None = None,
     more: More | None = None,
 ) -> None:
-    """Writes the page for the folders of `jprm eval suite`, and with `figures` each figure as an SVG file.
+    """Writes the page for the folders of `jprm eval suite`, or of `jprm rl`; each figure into `figures` as SVG.
 
     `more` holds sections of the caller's own by heading, which follow the comparison.
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
     check_output(out, *(file for folder in folders for file in pathlib.Path(folder).rglob("*.json*")))
-    page = collect(folders)
-    sections = list(sections_of(page, more or {}))
+    if folders and is_run(folders[0]):
+        page, sections, verdicts = collect_runs(folders)
+    else:
+        page = collect(folders)
+        sections = list(sections_of(page, more or {}))
+        verdicts = [(model.name, list(verdict(model))) for model in page.models]
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     with atomic_file(out) as file:
-        file.write(html(page, sections, drawn).encode())
+        file.write(html(page, sections, drawn, verdicts).encode())
     if figures is not None:
         for name, text in drawn.items():
             with atomic_file(pathlib.Path(figures) / f"{name}.svg") as file:
                 file.write(text.encode())
 
 
-def html(page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str]) -> str:
+def html(
+    page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str],
+    verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
+) -> str:  # fmt: skip
     """Returns the page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
     several = len(page.models) > 1
     loader = jinja2.PackageLoader("jprm.report", ".")
@@ -66,7 +74,7 @@ def html(page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn
     return environment.get_template("page.html").render(
         title="jprm: " + ", ".join(model.name for model in page.models),
         models=page.models,
-        verdicts=[(model.name, list(verdict(model))) for model in page.models],
+        verdicts=verdicts,
         sections=[(id, head, [(type(block).__name__, block) for block in blocks]) for id, head, blocks in sections],
         svg={name: Markup(text) for name, text in drawn.items()},
         sorts=[(key, said) for key, said in SORTS.items() if several or key != "models"],

@@ -54,6 +54,25 @@ class GuardConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RefreshConfig:
+    """The PRM's own learning, on steps of the current policy that the check of the working labels.
+
+    every: updates from one refresh to the next, each on the last update's samples; 0: the PRM stays as it is.
+    steps, learning_rate: of the PRM's optimizer, which otherwise is the one that its run had.
+    replay: files of labelled steps that are trained on too, such as the PRM's own data.
+    """
+
+    every: int = 0
+    steps: int = 50
+    learning_rate: float = 1e-4
+    replay: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if self.every < 0 or self.steps < 1 or not self.learning_rate > 0:
+            raise ValueError("refresh: every must not be below 0, steps and learning_rate must be above 0")
+
+
+@dataclasses.dataclass(frozen=True)
 class RLExperiment:
     """A policy's reinforcement learning.
 
@@ -84,6 +103,7 @@ class RLExperiment:
     verifier: str = "answer"
     working: str = "arithmetic"
     guards: GuardConfig = GuardConfig()
+    refresh: RefreshConfig = RefreshConfig()
     problems_an_update: int = 16
     samples: int = 16
     temperature: float = 1.0
@@ -120,6 +140,8 @@ class RLExperiment:
             raise ValueError("problems and held_out each name at least one JSON Lines file")
         if self.method == "policy_gradient" and CREDITS[self.credit.name].prm and not self.prm:
             raise ValueError(f"credit.name={self.credit.name!r} needs the scores of a PRM: set prm to its folder")
+        if self.refresh.every and (not self.prm or self.method == "demonstrations"):
+            raise ValueError(f"refresh.every={self.refresh.every} needs a prm, and a method that samples")
         if self.second_prm and not self.prm:
             raise ValueError("second_prm is there to disagree with a prm, and prm is empty")
         if self.guards.disagreement and not self.second_prm:

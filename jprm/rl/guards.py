@@ -50,15 +50,18 @@ def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int) -> list[st
     first, last, best = evaluations[0], evaluations[-1], evaluations[best_of(evaluations)]
     shown = best if ended else last
     change = gold_change(first, shown, seed)
-    sentences = [
-        f"Correct answers went from {percent(first['gold'])} % to {percent(shown['gold'])} % at update"
-        f" {shown['update']}: {points(change)} on the same problems, {decided(change)}."
-    ]
+    if shown is first:
+        sentences = [f"Correct answers: {percent(first['gold'])} % at the start. No later evaluation was better."]
+    else:
+        sentences = [
+            f"Correct answers went from {percent(first['gold'])} % to {percent(shown['gold'])} % at update"
+            f" {shown['update']}: {points(change)} on the same problems, {decided(change)}."
+        ]
     if ended:
         sentences.append(f"A guard ended the run at update {last['update']}, {ended}.")
         sentences.append(f"The parameters are those of the best evaluation, at update {best['update']}.")
     elif best is not last and gold_change(best, last, seed)["high"] < 0:
-        sentences.append(f"Update {best['update']} was better than the last, which is kept in best/.")
+        sentences.append(f"Update {best['update']}, which best/ holds, was better than the last.")
     if "proxy" in first:
         moved = "rose" if last["proxy"] > first["proxy"] else "fell"
         sentences.append(

@@ -24,16 +24,17 @@ from jprm.model.parameters import join
 from jprm.outputs import write_json
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
-from jprm.rl import guards, rollout, verifiers
+from jprm.rl import RESULT, guards, refresh, rollout, verifiers
 from jprm.rl.config import RLExperiment, learner
 from jprm.rl.held_out import STREAM, evaluation, train_figures
+from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
 from jprm.train.run_folder import claim
 from jprm.train.trainer import Trainer
 
-CONFIG, RESULT, BEST = "rl_experiment.json", "rl.json", "best"
+CONFIG, BEST = "rl_experiment.json", "best"
 FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds")
 """Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
 
@@ -50,6 +51,8 @@ class Progress:
     evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ended: str = ""  # the guard that ended the run, in words
     kl: list[float] = dataclasses.field(default_factory=list)  # of the updates since the last evaluation
+    prm: str = ""  # the adopted refresh, a folder in that of the run; empty: the experiment's PRM
+    refreshes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def get_state(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -71,6 +74,8 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
     """
     if jax.process_count() > 1:
         raise NotImplementedError("reinforcement learning runs in one process; start it without --distributed")
+    if config.refresh.every:
+        refresh.check(config)
     workdir, progress, experiment = pathlib.Path(workdir), Progress(), learner(config)
     claim_rl(workdir, config)
     with (
@@ -116,12 +121,16 @@ class Loop:
         self.held_out = rollout.read_records(config.held_out)
         self.verifier = verifiers.find(config.verifier, verifiers.VERIFIERS, "verifier")
         self.working = verifiers.find(config.working, verifiers.WORKING, "working")
-        self.prm = loading.load(config.prm) if config.prm else None
+        self.prm = loading.load(self._prm) if config.prm else None
         self.second = loading.load(config.second_prm) if config.second_prm else None
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
         model = trainer.experiment.model
         self.policy = Sampler(trainer.params, model, trainer.tokenizer, trainer.mesh, options, self._name)
         self._check_records()
+
+    @property
+    def _prm(self) -> str:
+        return str(self._folder / self.progress.prm) if self.progress.prm else self.config.prm
 
     @property
     def _name(self) -> str:
@@ -173,6 +182,9 @@ class Loop:
         self.at(number, "pushing")
         self.policy.push(self.trainer.params, self._name)
         self.progress.update = number
+        if config.refresh.every and number % config.refresh.every == 0:
+            self.at(number, "refreshing")
+            self.refresh(groups)
 
     def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
         """Returns an update's groups, or its records of demonstrations, and figures."""
@@ -215,10 +227,10 @@ class Loop:
         """Evaluates the policy, keeps the best parameters, and asks the guards."""
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
-        problems = [record["problem"] for record in self.held_out]
-        drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=STREAM)
-        groups = rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
+        groups = self._held_out_groups()
         found = evaluation(groups, self.working, self.second, config.seed)
+        if self.prm is not None:
+            found |= {"prm": progress.prm, "auroc": step_auroc(groups, [g.scores or [] for g in groups], self.working)}
         kl = sum(progress.kl) / len(progress.kl) if progress.kl else None
         found = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **found}
         progress.kl = []
@@ -230,6 +242,28 @@ class Loop:
         self.log.write({"step": int(self.trainer.state.step), **shown})
         self.write(finished=False)
 
+    def _held_out_groups(self) -> list[rollout.Group]:
+        config, problems = self.config, [record["problem"] for record in self.held_out]
+        drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=STREAM)
+        return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
+
+    def refresh(self, groups: list[rollout.Group]) -> None:
+        """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
+        progress, config = self.progress, self.config
+        folder = refresh.refreshed(config, self._folder, self._prm, groups, self.working, progress.update)
+        if folder is None:
+            return
+        new, held = loading.load(folder), self._held_out_groups()
+        drawn = [group.trajectories for group in held]
+        before = step_auroc(held, [group.scores or [] for group in held], self.working)
+        after = step_auroc(held, rollout.scored(new, self.held_out, drawn), self.working)
+        adopted = before is not None and after is not None and after >= before
+        found = {"update": progress.update, "before": before, "after": after, "adopted": adopted}
+        progress.refreshes.append(found)
+        if adopted:
+            progress.prm, self.prm = f"{refresh.FOLDER}/{progress.update}", new
+        self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in found.items()}})
+
     def write(self, finished: bool) -> dict[str, Any]:
         """Writes `rl.json` and returns it."""
         progress, config = self.progress, self.config
@@ -238,7 +272,7 @@ class Loop:
             "verdict": guards.verdict(progress.evaluations, progress.ended, config.seed),
             "ended": progress.ended, "update": progress.update, "sampled_tokens": progress.tokens,
             "best": guards.best_of(progress.evaluations), "experiment": to_json(config),
-            "evaluations": progress.evaluations,
+            "evaluations": progress.evaluations, "refreshes": progress.refreshes,
         }  # fmt: skip
         write_json(self._folder / RESULT, result)
         return result

@@ -1,0 +1,131 @@
+"""The page of runs of `jprm rl`: correct answers beside the PRM's score, drift, lengths, and what the policy learnt."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jprm
+from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
+from jprm.evaluate.plots import COLOURS, slug
+from jprm.evaluate.wording import ABSENT, interval, percent
+from jprm.jsonl import parse
+from jprm.outputs import check_version
+from jprm.report.collect import Page
+from jprm.rl import RESULT
+
+VERSION = 1
+"""The newest version of rl.json that is read."""
+
+
+def is_run(folder: str | os.PathLike) -> bool:
+    """Returns whether `jprm rl` wrote the folder."""
+    return (pathlib.Path(folder) / RESULT).is_file()
+
+
+def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list]:
+    """Returns the page, its sections and its verdicts. Raises ValueError for a folder that `jprm rl` did not write."""
+    models, sections, verdicts = [], [], []
+    chains: dict[str, Any] = {"models": ["PRM"], "files": [], "problems": [], "items": []}
+    for index, folder in enumerate(folders):
+        if not is_run(folder):
+            raise ValueError(f"{folder}: holds no {RESULT}; a page shows runs of jprm rl, or suites, not both")
+        found = parse((pathlib.Path(folder) / RESULT).read_bytes(), f"{folder}/{RESULT}")
+        check_version(found.get("version"), VERSION, f"{folder}/{RESULT}")
+        name = f"{found['name']} ({pathlib.Path(folder).name})"
+        about = {"step": found["update"], "folder": str(folder), "semantics": "its own samples"}
+        models.append(Model(name, {"model": about, "jprm": jprm.__version__}))
+        sections.append((f"run-{index}", name, list(blocks(name, found))))
+        verdicts.append((name, [(kind(found), sentence) for sentence in found["verdict"][:1]]
+                         + [("open", sentence) for sentence in found["verdict"][1:]]))  # fmt: skip
+        _add_chains(chains, name, found)
+    return Page(models, [], chains, []), sections, verdicts
+
+
+def kind(found: dict[str, Any]) -> str:
+    """Returns how the first sentence of the verdict is marked: `good`, `bad` or `open`."""
+    end = found["verdict"][0].rpartition(", ")[2]
+    return {"better.": "good", "worse.": "bad"}.get(end, "open")
+
+
+def blocks(name: str, found: dict[str, Any]) -> Iterator[Block]:
+    """Yields a run's table and figures."""
+    rows = found["evaluations"]
+    k = max(map(int, rows[0]["pass"]))
+    columns = ("update", "sampled tokens", "right, %", f"any of {k} right, %", "right working, %",
+               "right with wrong working, %", "PRM's lowest score", "of wrong chains", "KL", "tokens", "steps",
+               "blank or cut, %")  # fmt: skip
+    table = [
+        (
+            str(row["update"]), f"{row['sampled_tokens']:,}",
+            interval({"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}),
+            percent(row["pass"][str(k)]), percent(row["working"]), percent(row["right_with_wrong_working"]),
+            _number(row.get("proxy")), _number(row.get("proxy_wrong")), _number(row["kl"]), f"{row['tokens']:.1f}",
+            f"{row['steps']:.1f}", percent(row["blank"] + row["truncated"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+    yield Table("held-out problems", columns, table, strong=(found["best"],))
+    yield Note(
+        "KL is the mean over the updates before the evaluation, in nats a token, from the policy that the run started"
+        " from. The PRM's lowest score is a chain's worst step. Where it rises and right answers fall, the policy has"
+        " learnt what the PRM overrates; the chains below are those it rates highest among the wrong ones."
+    )
+    right = Line("right answers, %", [100 * row["gold"] for row in rows])
+    if "proxy" in rows[0]:
+        yield _figure(name, "gold", "Right answers and the PRM's score", rows, [
+            right, Line("PRM's lowest score x 100", [100 * row["proxy"] for row in rows]),
+        ])  # fmt: skip
+    if any(row["kl"] is not None for row in rows):
+        yield _figure(name, "kl", "Right answers over the distance from the start", rows, [right], by_kl=True)
+    yield _figure(name, "lengths", "Lengths", rows, [
+        Line("tokens a chain", [row["tokens"] for row in rows]), Line("steps a chain", [row["steps"] for row in rows]),
+    ])  # fmt: skip
+
+
+class Line:
+    """A named curve over the evaluations."""
+
+    def __init__(self, label: str, values: Sequence[float]):
+        self.label, self.values = label, values
+
+
+def _figure(name: str, what: str, title: str, rows: Sequence[dict], lines: list[Line], by_kl: bool = False) -> Figure:
+    x = [row["kl"] or 0.0 for row in rows] if by_kl else [row["update"] for row in rows]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for line, colour in zip(lines, COLOURS, strict=False):
+            axes.plot(x, line.values, color=colour, marker="o", markersize=3, label=line.label)
+        axes.set_xlabel("KL from the start, nats a token" if by_kl else "update")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
+
+    return Figure(
+        name=f"{what}-{slug(name)}", title=title, description=f"{title} at the evaluations of {name}.", caption=title,
+        note="A point is an evaluation on the held-out problems, with the same random numbers each time.", draw=draw,
+    )  # fmt: skip
+
+
+def _add_chains(chains: dict[str, Any], name: str, found: dict[str, Any]) -> None:
+    """Adds the examples of the first evaluation, the best and the last to the browser's data."""
+    rows = found["evaluations"]
+    for at in sorted({0, found["best"], len(rows) - 1}):
+        chains["files"].append(f"{name}, update {rows[at]['update']}")
+        for example in rows[at]["examples"]:
+            if not example["steps"]:
+                continue
+            if example["problem"] not in chains["problems"]:
+                chains["problems"].append(example["problem"])
+            count = len(example["steps"])
+            chains["items"].append({
+                "f": len(chains["files"]) - 1, "p": chains["problems"].index(example["problem"]),
+                "t": example["steps"], "l": [None] * count, "c": [example["scores"] or [0.5] * count], "o": False,
+            })  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.3f}"
