@@ -129,6 +129,7 @@ def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(wh
     [
         ({"prm": ""}, "credit.name='min_form' needs the scores of a PRM"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ({"objective_options": {"ratio": "sequence"}}, "ratios of sequences belong to norm='last'"),
         ({"minibatches": 3}, "problems_an_update=4 is no multiple of minibatches=3"),
         ({"objective_options": {"temperature": 0.5}}, "set temperature alone"),
         ({"guards": GuardConfig(disagreement=0.1)}, "needs second_prm"),

@@ -136,6 +136,12 @@ class RLExperiment:
             )
         if "temperature" in self.objective_options:
             raise ValueError("objective_options.temperature is the samples': set temperature alone")
+        last, ratio = self.credit.norm == "last", self.objective_options.get("ratio", "token")
+        if self.method == "policy_gradient" and last != (ratio == "sequence"):
+            raise ValueError(
+                f"credit.norm={self.credit.norm!r} with objective_options.ratio={ratio!r}: ratios of sequences belong"
+                " to norm='last', which puts a sample's advantage on its last token, and to nothing else"
+            )
         if not self.problems or not self.held_out:
             raise ValueError("problems and held_out each name at least one JSON Lines file")
         if self.method == "policy_gradient" and CREDITS[self.credit.name].prm and not self.prm:
