@@ -19,11 +19,7 @@ from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
 from jprm.rl.credit import CREDITS, CreditConfig
 
-METHODS = {
-    "policy_gradient": "jprm.objectives.policy_gradient:policy_gradient",
-    "rejection": "next_token",
-    "demonstrations": "next_token",
-}
+METHODS = {"policy_gradient": "policy_gradient", "rejection": "next_token", "demonstrations": "next_token"}
 """What an update learns from, and its objective. `policy_gradient`: samples with their credit. `rejection`: the samples
 that the verifier accepts, as in supervised fine-tuning (Dong et al. 2023, RAFT; Gulcehre et al. 2023, ReST).
 `demonstrations`: the solutions in the files of problems, as many tokens as the samples of an update would have."""
