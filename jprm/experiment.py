@@ -268,7 +268,8 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
             value = {name: from_json(args[1], v, f"{where}.{name}") for name, v in value.items()}
         return frozen(value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(OverflowError):  # of an integer beyond the largest float
+            return float(value)
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
         return value
     wanted = f"one of {', '.join(map(str, args))}" if origin is Literal else f"a {getattr(kind, '__name__', kind)}"

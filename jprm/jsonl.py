@@ -69,16 +69,20 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (line number from 1, bytes with their line end) of every line that is not blank.
 
     Raises:
-      ValueError: a pipe, which cannot be read twice.
+      ValueError: a pipe, which cannot be read twice; or a file that changed while it was read.
     """
     with open(path, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        before = os.fstat(file.fileno())
+        if not stat.S_ISREG(before.st_mode):
             raise ValueError(
                 f"{os.fspath(path)}: is not a file on disk, and it is read twice. Write it to a file first"
             )
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield number, line
+        after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise ValueError(f"{os.fspath(path)}: changed while it was read. Run again when nothing writes it")
 
 
 def parse(line: bytes, where: str) -> Any:

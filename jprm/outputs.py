@@ -41,13 +41,22 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
         raise ValueError(f"{os.fspath(path)}: is {kind}, and only a file is replaced; name a file")
 
 
+def finish(part: pathlib.Path, output: str | os.PathLike, request: dict[str, Any]) -> None:
+    """Gives a part that is whole its name. Raises ValueError where the request's input has changed meanwhile."""
+    now = input_of(request["input"]) if "input" in request else {}
+    if now != {key: request[key] for key in now}:
+        raise ValueError(f"{request['input']}: changed while it was read. Remove {part} and run the command again")
+    os.replace(part, output)
+
+
 @contextlib.contextmanager
 def continued(
     output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path
 ) -> Iterator[tuple[IO[bytes], pathlib.Path] | None]:
     """Opens `OUTPUT.part` to read and to append, and yields it with its path; None where `output` is finished.
 
-    The caller renames it when it is whole; an empty one is removed. `more` are files that belong to the same request.
+    The caller passes it to `finish` when it is whole; an empty one is removed. `more` are files that belong to the same
+    request.
 
     Raises:
       ValueError: what is there is the input, of another request or a newer jprm, or being written by another process;
@@ -240,12 +249,12 @@ def _named(path: str | os.PathLike) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in _FULL:
+        if error.filename is None and error.errno in FULL:
             error.filename = os.fspath(path)
         raise
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems have no locks
 
 

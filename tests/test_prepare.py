@@ -26,7 +26,8 @@ PRM800K = {"human_written": "positive", "control_questions": "drop"}
 
 @pytest.fixture
 def console():
-    return rich.console.Console(record=True, width=200, file=open("/dev/null", "w"))
+    with open("/dev/null", "w") as file:
+        yield rich.console.Console(record=True, width=200, file=file)
 
 
 def lines(path: pathlib.Path, *records) -> pathlib.Path:

@@ -1,23 +1,40 @@
 """Odd names and odd JSON end in one line."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
 import tempfile
 
 import pytest
+from conftest import REPOSITORY
+from rich.progress import TextColumn
+from test_export import untrained
 
-from jprm import experiment
+from jprm import cli, experiment
+from jprm.checkpoints.safetensors import check_sums
+from jprm.data import store
 from jprm.data.prepare import prepare
 from jprm.evaluate.suite import read_results
-from jprm.jsonl import parse
+from jprm.export import export as exporting
+from jprm.export.export import export
+from jprm.jsonl import parse, read_lines
+from jprm.label import files
+from jprm.policy.load import load_policy
 from jprm.progress import Bar
 from jprm.tree import RecordError
+from jprm.verify.verdict import Verdict
+
+CHAIN = json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n"
 
 
 @pytest.mark.parametrize("name", ["a{0}.jsonl", "b[/red].jsonl", "c{}.jsonl"])
 def test_a_name_with_brackets_and_braces_is_shown(name):
     with Bar(f"scoring {name}", 3) as bar:
         bar.add()
-        assert bar.columns[0](bar.tasks[0]).plain == f"scoring {name}"
+        assert isinstance(column := bar.columns[0], TextColumn)
+        assert column.render(bar.tasks[0]).plain == f"scoring {name}"
 
 
 @pytest.mark.parametrize("read", [lambda folder: read_results(folder), lambda f: experiment.read(f / "results.json")])
@@ -35,6 +52,152 @@ def test_a_key_that_is_there_twice_is_refused():
 def test_a_preparation_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "in.jsonl").write_text(json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n")
+    (tmp_path / "in.jsonl").write_text(CHAIN)
     assert prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out").kept == 1
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("args", [["--version"], ["score", "--help"]])
+def test_a_full_standard_output_is_one_line(tmp_path, args):
+    command = f"exec {sys.executable} -m jprm {' '.join(args)} > /dev/full"
+    run = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, timeout=60)
+    assert (run.returncode, run.stderr) == (2, b"error: standard output: No space left on device\n")
+
+
+def test_a_print_beyond_the_buffer_is_one_line_too(tmp_path):
+    """It fails within the command, and leaves nothing to be flushed."""
+    code = "import sys, jprm; jprm.__version__ *= 10_000; from jprm.cli import main; sys.exit(main(['--version']))"
+    command = f'exec {sys.executable} -c "{code}" > /dev/full'
+    run = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, timeout=60)
+    assert (run.returncode, run.stderr) == (2, b"error: standard output: No space left on device\n")
+
+
+def test_a_closed_standard_output_is_none(tmp_path):
+    run = subprocess.run(f"exec {sys.executable} -m jprm --version >&-", shell=True, cwd=REPOSITORY, timeout=60)
+    assert run.returncode == 0
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_any_work(tmp_path, capsys):
+    name = os.fsdecode(b"n\xff.jsonl")
+    (tmp_path / name).write_text(CHAIN)
+    assert cli.main(["prepare", "jsonl", "--source", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
+    assert "n\\udcff.jsonl': is not UTF-8" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [name]
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+from jprm.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("limit", [1, 600])  # ArrayRecord's file, TFDS's JSON
+def test_a_full_disk_ends_prepare_in_one_line(tmp_path, limit):
+    (tmp_path / "in.jsonl").write_text(CHAIN * 100)
+    command = [sys.executable, "-c", LIMITED.format(limit=limit), "prepare", "jsonl", "--source", "in.jsonl"]
+    run = subprocess.run(
+        [*command, "--out", "out"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, text=True,
+        capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert run.stderr.splitlines()[-1].startswith("error: out.partial")
+    assert "File too large" in run.stderr.splitlines()[-1]
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+    assert prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out").kept == 100
+
+
+@pytest.mark.parametrize("limit", [100, 20_000])  # the request, the tensors
+def test_a_full_disk_ends_convert_in_one_line_and_convert_continues(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(exporting, "identity", lambda prm: {})  # it writes the tokenizer to a temporary folder
+    prm, out = untrained(tmp_path / "run"), tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(cli.REFUSALS) as error:
+            export(prm, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "out.partial" in cli._line(error.value) and "File too large" in cli._line(error.value)
+    assert not out.exists()
+    assert not list((tmp_path / "out.partial").rglob("*.partial"))
+    check_sums(export(prm, out))
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_file_that_grows_while_it_is_read_is_noticed(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(CHAIN * 3)
+    found = read_lines(path)
+    next(found)
+    with path.open("a") as file:
+        file.write(CHAIN)
+    with pytest.raises(ValueError, match="in.jsonl: changed while it was read"):
+        list(found)
+
+
+def test_a_source_replaced_while_it_is_prepared_is_noticed(tmp_path, monkeypatch):
+    path, other = tmp_path / "in.jsonl", tmp_path / "other"
+    path.write_text(CHAIN)
+    other.write_text(CHAIN * 2)
+    write = store.write
+    monkeypatch.setattr(store, "write", lambda *args: (write(*args), os.replace(other, path))[0])
+    with pytest.raises(ValueError, match="in.jsonl: changed while it was read; nothing was written"):
+        prepare("jsonl", [path], tmp_path / "out")
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_an_input_replaced_while_it_is_labelled_is_noticed(tmp_path, monkeypatch):
+    path = tmp_path / "in.jsonl"
+    path.write_text(CHAIN)
+
+    def check(tree):
+        (tmp_path / "other").write_text(CHAIN * 2)
+        os.replace(tmp_path / "other", path)
+        return [Verdict(None)] * len(tree.nodes)
+
+    monkeypatch.setattr(files, "checker", lambda kind, in_sandbox: check)
+    with pytest.raises(ValueError, match="in.jsonl: changed while it was read. Remove .*out.jsonl.part"):
+        files.label_verify("arithmetic", path, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_messages_are_of_bounded_length(tmp_path, capsys):
+    text = "x" * 1_000_000
+    with pytest.raises(RecordError) as error:
+        parse(f'{{"{text}": 1, "{text}": 2}}'.encode(), "F:1")
+    assert len(str(error.value)) < 1000 and str(error.value).endswith("an absent number.")
+    assert cli.main(["score", "--model", text, "--input", text, "--output", "out"]) == 2
+    assert len(capsys.readouterr().err) < 3000
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"url": "http://\0/"}, "policy"),
+        ({"url": "http://["}, "policy"),
+        ({"url": "http://a:99999999/"}, "policy"),
+        ({"url": "http://" + "a" * 70_000}, "policy"),
+        ({"url": 5}, "url"),
+        ({"key_variable": 5}, "key_variable"),
+        ({"endpoint": []}, "endpoint"),
+        ({"extra": [1]}, "extra"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": -1}, "policy"),
+        ({"retries": -1}, "policy"),
+        ({"prompt": "{problem}" + "x" * 1_000_000}, "policy"),
+    ],
+)
+def test_odd_policies_are_refused(tmp_path, settings, field):
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps({"url": "http://localhost:1/v1", "model": "m", **settings}))
+    with pytest.raises(RecordError) as error:
+        load_policy(path)
+    assert error.value.field == field and len(str(error.value)) < 1500
+
+
+def test_a_pipe_as_policy_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "policy.json")
+    with pytest.raises(FileNotFoundError, match="policy.json: no such file"):
+        load_policy(tmp_path / "policy.json")

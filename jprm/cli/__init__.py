@@ -7,6 +7,7 @@ library (a bad record, a missing file, an unsupported combination) is one `error
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import os
 import signal
@@ -29,8 +30,10 @@ from jprm.cli.search import search
 from jprm.cli.serve import serve
 from jprm.compile_cache import enable_compile_cache
 from jprm.export import FileDtype, Format
+from jprm.fields import shortened
 from jprm.libtpu import quiet_without_tpu
 from jprm.model import Dtype
+from jprm.outputs import FULL
 from jprm.search.methods import METHODS
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
@@ -45,6 +48,9 @@ JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints
 
 REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Errors whose message is written for the user. Any other is a bug and shows its traceback."""
+
+NO_WRITE = {errno.EPIPE, *FULL}
+"""Errors of an output that nobody reads, or that is full."""
 
 app = Commands()
 
@@ -230,13 +236,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_without_tpu()
     try:
         try:
+            if odd := [item for item in args if not _is_text(item)]:
+                raise ValueError(f"{odd[0]!a}: is not UTF-8, which outputs and their requests hold; rename the file")
             if args == ["--version"]:
                 print(f"jprm {jprm.__version__}")
             else:
                 app.cli(prog="jprm", description=DESCRIPTION, args=args)
             return 0
         finally:
-            sys.stdout.flush()  # fails here rather than when the interpreter ends
+            print(end="", flush=True)  # fails here rather than when the interpreter ends
     except KeyboardInterrupt:
         print("stopped: the same command continues from what is saved", file=sys.stderr)
         return 130
@@ -247,29 +255,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {hint}", file=sys.stderr)
         return 2
     except REFUSALS as error:
-        if isinstance(error, BrokenPipeError) and _reader_gone():
-            return 128 + signal.SIGPIPE
+        if isinstance(error, OSError) and error.errno in NO_WRITE and (lost := _lost_output()):
+            if isinstance(lost, BrokenPipeError):
+                return 128 + signal.SIGPIPE
+            error = lost
         if os.environ.get("JPRM_TRACEBACK") == "1":
-            raise
+            raise error
         print(f"error: {_line(error)}", file=sys.stderr)
         return 2
 
 
-def _reader_gone() -> bool:
-    """Returns whether standard output is a pipe that nobody reads, as after `jprm --help | head`; then closes it."""
+def _is_text(argument: str) -> bool:
+    """Returns whether an argument was UTF-8: other bytes become half surrogate pairs, which no file can hold."""
+    try:
+        return bool(argument.encode()) or not argument
+    except UnicodeEncodeError:
+        return False
+
+
+def _lost_output() -> OSError | None:
+    """Returns why standard output takes nothing more: it is full, or nobody reads it, as after `jprm --help | head`.
+
+    What is left to print then goes nowhere; else the interpreter would complain when it ends.
+    """
     try:
         print(flush=True)
-        return False
-    except BrokenPipeError:
+        return None
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
+        error.filename = "standard output"
+        return error
 
 
 def _line(error: BaseException) -> str:
-    """Returns the message as one line."""
+    """Returns the message as one line of bounded length."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return shortened(f"{error.filename}: {error.strerror}", 2000)
+    return shortened(" ".join(str(error).split()), 2000) or type(error).__name__
 
 
 def _setting(item: str) -> tuple[str, Any]:

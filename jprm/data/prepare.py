@@ -103,6 +103,8 @@ def prepare(
         _print(report, console)
         if report.kept == 0:
             raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
+        if changed := [path for path, sha256 in request.sha256.items() if sha256_of(path) != sha256]:
+            raise ValueError(f"{changed[0]}: changed while it was read; nothing was written to {out}. Run again")
         (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
     console.print(f"{out}: written", markup=False)
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -49,6 +50,7 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
 
     Raises:
       Exception: an error of the iterable, unchanged.
+      OSError: a full disk, or another error of writing.
     """
     count, failure = 0, None
 
@@ -68,9 +70,9 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it announces a download
             builder.download_and_prepare()
-    except Exception:  # TFDS has no class for "no records", nor for an error of the iterable
+    except Exception as error:  # TFDS has no class for "no records", nor for an error of the iterable
         if failure is None and count > 0:
-            raise
+            raise OSError(errno.EIO, f"could not be written: {error}", os.fspath(folder)) from error
     if failure is not None:
         raise failure
     if count == 0:

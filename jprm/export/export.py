@@ -10,6 +10,7 @@ are written and scored.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.progress import track
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jprm.checkpoints import decoder, kinds, peft
@@ -293,7 +295,10 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     with atomic_file(path) as file:
-        save_file(arrays, file.name, metadata={"format": "pt"})
+        try:
+            save_file(arrays, file.name, metadata={"format": "pt"})
+        except SafetensorError as error:  # of a full disk too
+            raise OSError(errno.EIO, f"could not be written: {error}", file.name) from error
         os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes a file for its owner alone
 
 

@@ -14,7 +14,7 @@ from jprm.label.consensus import consensus
 from jprm.label.monte_carlo import label_trees
 from jprm.label.omega import label_problems
 from jprm.label.rollouts import Rollouts
-from jprm.outputs import check_output, continued, cut, input_of
+from jprm.outputs import check_output, continued, cut, finish, input_of
 from jprm.policy.protocol import Policy
 from jprm.progress import Bar
 from jprm.tree import ReasoningTree, record_of, tree_of
@@ -93,7 +93,8 @@ def _continued(
       ValueError: as `jprm.outputs`; nothing is touched.
     """
     output, total = pathlib.Path(output), sum(1 for _ in read_lines(input))
-    with continued(output, request | input_of(input)) as opened:
+    request = request | input_of(input)
+    with continued(output, request) as opened:
         if opened is None:
             return
         file, part = opened
@@ -104,7 +105,7 @@ def _continued(
                 file.writelines(dump(record_of(tree)).encode() + b"\n" for tree in label(batch))
                 file.flush()
                 bar.add(len(batch))
-        os.replace(part, output)
+        finish(part, output, request)
 
 
 def _trees(path: Path) -> Iterator[ReasoningTree]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
+import typing
+from typing import Any
 
+from jprm.experiment import from_json
 from jprm.jsonl import parse
 from jprm.policy.protocol import Policy
 from jprm.policy.server import ServerConfig, ServerPolicy
 from jprm.tree import RecordError
+
+_BYTES = 1_000_000
+"""Of a policy's JSON file: a model's weights, named by mistake, are not read."""
 
 
 def load_policy(path: str | os.PathLike) -> Policy:
@@ -24,24 +29,26 @@ def load_policy(path: str | os.PathLike) -> Policy:
       FileNotFoundError, ValueError, NotImplementedError: a model that is absent, damaged or not supported.
     """
     path = pathlib.Path(path)
+    if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
+        raise FileNotFoundError(f"{path}: no such file or folder. Give a model's, or a policy's JSON file")
     if path.is_dir() or path.suffix == ".gguf":
         from jprm.policy.sampler import load_sampler
 
         return load_sampler(path)
     where = str(path)
-    settings = parse(path.read_bytes(), where)
     remedy = (
         'Write {"url": "http://localhost:8000/v1", "model": NAME} for a server, with other fields of ServerConfig as'
         ' needed, or {"model": FOLDER or GGUF}, with those of SamplerConfig.'
     )
+    if path.stat().st_size > _BYTES:
+        raise RecordError(where, "policy", f"has more than {_BYTES:,} bytes", remedy)
+    settings = parse(path.read_bytes(), where)
     if not isinstance(settings, dict):
         raise RecordError(where, "policy", "is no JSON object", remedy)
     if "model" not in settings:
         raise RecordError(where, "model", "is absent", remedy)
     if "url" in settings:
         _check(settings, ServerConfig, where, remedy)
-        if settings.get("endpoint", "completions") not in ("completions", "chat"):
-            raise RecordError(where, "endpoint", f"is {settings['endpoint']!r}", "Use 'completions' or 'chat'.")
         try:
             return ServerPolicy(ServerConfig(**settings))
         except ValueError as error:
@@ -49,8 +56,10 @@ def load_policy(path: str | os.PathLike) -> Policy:
 
     from jprm.policy.sampler import SamplerConfig, load_sampler
 
-    _check(settings, SamplerConfig, where, remedy, "model")
     model = settings.pop("model")
+    if not isinstance(model, str) or not model:
+        raise RecordError(where, "model", f"is {model!r}, not the path of a folder or a GGUF file", remedy)
+    _check(settings, SamplerConfig, where, remedy)
     try:
         options = SamplerConfig(**settings)
     except ValueError as error:
@@ -58,17 +67,13 @@ def load_policy(path: str | os.PathLike) -> Policy:
     return load_sampler(model, options)
 
 
-def _check(settings: dict, kind: type, where: str, remedy: str, *more: str) -> None:
-    """Raises RecordError for a setting that `kind` has no field for, or of another type than the field's default."""
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)} | dict.fromkeys(more, "")
+def _check(settings: dict[str, Any], kind: type, where: str, remedy: str) -> None:
+    """Raises RecordError for a setting that `kind` has no field for, or of another type than the field."""
+    types = typing.get_type_hints(kind)
     for name, value in settings.items():
-        if name not in defaults:
-            raise RecordError(where, name, "is no setting of a policy", f"Use {', '.join(defaults)}.")
-        default = defaults[name]
-        expected = (
-            (int, float) if isinstance(default, float) else (type(default),) if type(default) in (int, bool) else ()
-        )
-        if expected and (not isinstance(value, expected) or isinstance(value, bool) != isinstance(default, bool)):
-            raise RecordError(where, name, f"is {value!r}", f"Give a value such as {default!r}.")
-        if name in ("url", "model", "prompt", "delimiter") and not isinstance(value, str):
-            raise RecordError(where, name, f"is {value!r}, not text", remedy)
+        if name not in types:
+            raise RecordError(where, name, "is no setting of a policy", f"Use {', '.join(types)}.")
+        try:
+            from_json(types[name], value, name)
+        except ValueError as error:
+            raise RecordError(where, name, str(error).removeprefix(f"{name}: "), remedy) from None

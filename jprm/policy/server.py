@@ -72,8 +72,12 @@ class ServerConfig:
     backoff_s: float = 1.0
 
     def __post_init__(self):
-        url = httpx2.URL(self.url)
-        if url.scheme not in ("http", "https") or not url.host:
+        try:
+            url = httpx2.URL(self.url)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"url is {self.url!r}: {error}") from None
+        known = url.scheme in ("http", "https") and url.host and not set(url.host) & set("[] %")
+        if not known or not 0 < (url.port or 80) < 2**16:
             raise ValueError(f"url is {self.url!r}: write the base address, such as http://localhost:8000/v1")
         if url.userinfo:
             raise ValueError("url holds a password: put it in an environment variable and set key_variable to its name")
@@ -84,6 +88,9 @@ class ServerConfig:
         for field in ("concurrency", "max_tokens", "request_timeout_s", "total_timeout_s", "backoff_s"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
+        for field in ("retries", "temperature"):
+            if not getattr(self, field) >= 0:
+                raise ValueError(f"{field} is {getattr(self, field)}: it must be 0 or more")
 
 
 class _Retry(Exception):

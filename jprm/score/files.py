@@ -14,7 +14,7 @@ import jax
 
 from jprm import multihost
 from jprm.jsonl import Rejects, dump, read_lines, read_records
-from jprm.outputs import continued, cut, input_of, stored_request
+from jprm.outputs import continued, cut, finish, input_of, stored_request
 from jprm.progress import Bar
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.identity import identity
@@ -113,5 +113,5 @@ def write_scores(
                     file.flush()
                 bar.add()
         file.flush()
-        os.replace(part, output)
+        finish(part, output, request)
     return there
