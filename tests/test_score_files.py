@@ -11,6 +11,7 @@ from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains, pool_of, trees
 
 import jprm
+from jprm import cli
 from jprm.evaluate.run import scorer as scorer_of
 from jprm.jsonl import read_records, write_records
 from jprm.label.files import label_teacher
@@ -50,6 +51,21 @@ def test_a_scored_file_holds_what_score_many_gives(prm, score, input_file, tmp_p
     assert "27 records scored" in said
     assert list(read_records(tmp_path / "out.jsonl")) == list(prm.score_many(read_records(input_file)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.info.json"]
+
+
+def test_a_prepared_folder_is_scored_as_its_records(prm, input_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jprm.loading.load", lambda *_, **__: prm)
+    folder, out = tmp_path / "prepared", tmp_path / "out.jsonl"
+    assert cli.main(["prepare", "jsonl", "--source", str(input_file), "--out", str(folder)]) == 0
+    command = ["score", "--model", "m", "--output", str(out), "--input"]
+    assert cli.main([*command, str(folder)]) == 0
+    assert list(read_records(out)) == list(prm.score_many(read_records(input_file)))
+    assert cli.main([*command, str(folder)]) == 0
+    assert "27 records scored (27 were there already)" in capsys.readouterr().out
+    assert cli.main([*command, str(input_file)]) == 2
+    assert "another model, input or request" in capsys.readouterr().err
+    assert cli.main([*command, str(tmp_path)]) == 2
+    assert "is not a prepared folder" in capsys.readouterr().err
 
 
 def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file, tmp_path):

@@ -76,11 +76,13 @@ def prepare(
       jprm prepare gsm8k --source train.jsonl --out data/gsm8k --exclude processbench/gsm8k.json \\
         --set calculator_marks=strip
       jprm prepare jsonl --source mine.jsonl --out data/mine --on-error skip
+      jprm prepare columns --source mine.parquet --out data/mine --set problem=question steps=solution.steps
 
     Args:
         name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math, pools,
-            trl or jsonl.
-        source: The files to read, or the URLs of a public release, which are downloaded into `downloads` beside DIR.
+            trl, text, jsonl, or columns for records of other names.
+        source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), or URLs, which are downloaded into
+            `downloads` beside DIR. hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
         out: The folder to write. It must hold no other data set, unless --overwrite is given.
         exclude: Benchmark files, whose problems are left out and counted. Problems are compared by normalised text.
         sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
@@ -137,7 +139,7 @@ def train(
 @app.command
 def score(
     model: Folder,
-    input: Annotated[Path, arg(metavar="F.jsonl")],
+    input: Annotated[Path, arg(metavar="F.jsonl|DIR")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
     on_error: OnError = "stop",
     adapter: Adapter = None,
@@ -146,7 +148,7 @@ def score(
     calibrated: FlagCreatePairsOff[bool] = False,
     distributed: Distributed = None,
 ) -> None:
-    """Score every step of the chains, pools and trees of a JSONL file; the same command continues a stopped one.
+    """Score every step of the chains, pools and trees of a file; the same command continues a stopped one.
 
     For example:
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
@@ -155,7 +157,7 @@ def score(
 
     Args:
         model: The folder of a trained or a published model.
-        input: Records to score, one per line.
+        input: Records to score, one per line, or a folder that `jprm prepare` wrote.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         adapter: How to read a published model whose files do not show it: a name, or a JSON file.
@@ -173,10 +175,16 @@ def score(
     from jprm.score.files import score_file
 
     multihost.start(distributed)
+    prepared = None
+    if input.is_dir():
+        from jprm.data import REPORT
+        from jprm.data import load as load_records
+
+        prepared, input = load_records(input), input / REPORT
     os.stat(input)  # this and the next before the model is loaded
     check_output(output, input)
     prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
-    summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated)
+    summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, prepared=prepared)
     if multihost.is_first():
         print(summary)
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import IO, Any, Literal
 
@@ -30,8 +30,12 @@ def score_file(
     *,
     on_error: Literal["stop", "skip"] = "stop",
     calibrated: bool = False,
+    prepared: Sequence[dict[str, Any]] | None = None,
 ) -> str:
     """Scores a JSON Lines file of chains, pools or trees; returns a sentence that reports what was done.
+
+    `prepared` are the records themselves where `input` is what marks them as the same in a later call, such as the
+    report of the prepared folder that holds them.
 
     With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
     through the map that is stored with the model (`jprm.score.calibration_map`).
@@ -44,13 +48,14 @@ def score_file(
     output = pathlib.Path(output)
     if jax.process_count() > 1 and not multihost.everywhere(pathlib.Path(input).is_file()):
         raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
-    total = sum(1 for _ in read_lines(input))
+    total = sum(1 for _ in read_lines(input)) if prepared is None else len(prepared)
     calibration = stored_calibration(prm) if calibrated else None
     request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
     with contextlib.ExitStack() as stack:
         kept = output.parent if multihost.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
         rejects = stack.enter_context(Rejects(pathlib.Path(kept) / (output.name + ".rejects")))
-        records = read_records(input, on_error=on_error, rejects=rejects)
+        lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
+        records = iter(lines)
         there = write_scores(prm, records, output, request, total, calibration)
         for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
