@@ -19,10 +19,12 @@ TRAIN = [
     "tensorflow-datasets>=4.9.10",
 ]
 
+PARQUET = ["pyarrow>=26.0.1"]
+
 SERVE = ["prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
 
 TEST = [
-    "jprm[serve,train]",
+    "jprm[parquet,serve,train]",
     "pytest>=9.2.0",
     "pytest-xdist>=3.8.0",
     "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel
@@ -69,6 +71,7 @@ setuptools.setup(
         "tyro>=1.0.17",
     ],
     extras_require={
+        "parquet": PARQUET,
         "serve": SERVE,
         "train": TRAIN,
         "tpu": ["jax[tpu]"],

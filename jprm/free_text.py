@@ -36,6 +36,9 @@ def _of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
             reason = f"has {new!r} beside {old!r}" if new in record else f"has no {old!r}"
             raise RecordError(where, old, f"a stepwise record {reason}", "Write `prompt`, `completions`, `labels`.")
         chain[new] = chain.pop(old)
+    if isinstance(chain["problem"], list):  # messages, which stay as `prompt`
+        chain["prompt"] = chain["problem"]
+        chain["problem"] = _texts(chain["prompt"], where, "prompt", _PROMPT, ("system", "user")).get("user")
     if isinstance(chain.get("labels"), list):
         chain["labels"] = [float(label) if isinstance(label, bool) else label for label in chain["labels"]]
     return chain
@@ -51,22 +54,31 @@ def _steps(response: Any, record: Mapping[str, Any], where: str, field: str) -> 
     return {"steps": [step.strip() for step in steps.split(text, used)], "segmentation": used}
 
 
+_EXCHANGE = "Write one message of the user and one of the assistant; longer talks go into `problem` and `response`."
+_PROMPT = "Write one message of the user, after at most one of the system, or the prompt as text."
+
+
 def _exchange(record: Mapping[str, Any], where: str) -> tuple[str, str]:
     """Returns the text of the user and of the assistant: one of each, after any system message."""
-    remedy = "Write one message of the user and one of the assistant; longer talks go into `problem` and `response`."
+    texts = _texts(record["messages"], where, "messages", _EXCHANGE, ("system", "user", "assistant"))
+    if "problem" in record or not {"user", "assistant"} <= texts.keys():
+        reason = "has `problem` beside it" if "problem" in record else "lacks the user's or the assistant's message"
+        raise RecordError(where, "messages", reason, _EXCHANGE)
+    return texts["user"], texts["assistant"]
+
+
+def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, ...]) -> dict[str, str]:
+    """Returns the text of each role's one message; the last of `roles` ends the messages."""
     texts = {}
-    for i, message in enumerate(list_of(record["messages"], where, "messages")):
-        field = f"messages[{i}]"
+    for i, message in enumerate(list_of(messages, where, name)):
+        field = f"{name}[{i}]"
         if not isinstance(message, Mapping):
             raise RecordError(where, field, f"is {type_name(message)}, not an object", remedy)
         role = message.get("role")
-        if role not in ("system", "user", "assistant") or role in texts or "assistant" in texts:
+        if role not in roles or role in texts or roles[-1] in texts:
             raise RecordError(where, f"{field}.role", f"is {role!r} here", remedy)
         parts = message.get("content")
         if isinstance(parts, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
             parts = "".join(text_of(part.get("text"), where, f"{field}.content") for part in parts)
         texts[role] = text_of(parts, where, f"{field}.content")
-    if "problem" in record or not {"user", "assistant"} <= texts.keys():
-        reason = "has `problem` beside it" if "problem" in record else "lacks the user's or the assistant's message"
-        raise RecordError(where, "messages", reason, remedy)
-    return texts["user"], texts["assistant"]
+    return texts

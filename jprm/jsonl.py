@@ -15,6 +15,9 @@ from typing import IO, Any, Self
 from jprm.outputs import atomic_file, only_run, only_writer, partial_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
 
+_TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
+"""First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
+
 
 def read_records(
     path: str | os.PathLike, *, on_error: str = "stop", rejects: Rejects | None = None
@@ -69,7 +72,7 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (line number from 1, bytes with their line end) of every line that is not blank.
 
     Raises:
-      ValueError: a pipe, which cannot be read twice; or a file that changed while it was read.
+      ValueError: a pipe, which cannot be read twice; a Parquet or Arrow file; or a file that changed while it was read.
     """
     with open(path, "rb") as file:
         before = os.fstat(file.fileno())
@@ -78,11 +81,23 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
                 f"{os.fspath(path)}: is not a file on disk, and it is read twice. Write it to a file first"
             )
         for number, line in enumerate(file, start=1):
+            if number == 1 and line.startswith(_TABLES):
+                raise ValueError(
+                    f"{os.fspath(path)}: is a Parquet or Arrow file, where JSON Lines are read. Read it with"
+                    " `jprm prepare NAME --source FILE --out DIR` (the extra `parquet`), and give DIR where a command"
+                    " takes prepared folders"
+                )
             if line.strip():
                 yield number, line
         after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise ValueError(f"{os.fspath(path)}: changed while it was read. Run again when nothing writes it")
+
+
+def is_table(path: str | os.PathLike) -> bool:
+    """Returns whether a file is Parquet or Arrow, by its first bytes."""
+    with open(path, "rb") as file:
+        return file.read(max(map(len, _TABLES))).startswith(_TABLES)
 
 
 def parse(line: bytes, where: str) -> Any:

@@ -59,7 +59,7 @@ def test_every_import_is_declared(declared):
     Only units that train may import what the extra `train` brings.
     """
     always = _names(declared[""]) | {"jprm", "jaxlib"}  # jaxlib comes with jax, at the release that jax requires
-    training = always | _names(declared["train"]) | _names(declared["tensorboard"])
+    training = always.union(*(_names(declared[extra]) for extra in ("train", "parquet", "tensorboard")))
     for module, file in test_layers.MODULES.items():
         allowed = training if test_layers.unit(module) in TRAINING else always
         imported = set(_imports(_parsed(file))) - sys.stdlib_module_names

@@ -19,6 +19,7 @@ from jprm.tree import RecordError, chains_of, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}
 OPTIONS = {
+    "columns": {"problem": "problem", "steps": "steps", "labels": "labels"},
     "gsm8k": {"calculator_marks": "strip"},
     "gsm8k_solutions": {"calculator_marks": "strip"},
     "math": {"steps": "sentences"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import re
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection
@@ -12,10 +13,29 @@ from collections.abc import Callable, Collection
 from jprm.outputs import atomic_file, only_run
 
 _CHUNK = 1 << 20
+_HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?/(.+)")
 
 
 def is_url(source: str | os.PathLike) -> bool:
-    return urllib.parse.urlsplit(os.fspath(source)).scheme in ("http", "https", "file")
+    return urllib.parse.urlsplit(os.fspath(source)).scheme in ("http", "https", "file", "hf")
+
+
+def resolved(url: str) -> str:
+    """Returns the address of a file: `hf://datasets/OWNER/NAME[@REVISION]/FILE` is on the Hugging Face Hub.
+
+    The environment variable HF_ENDPOINT names a mirror of the Hub, as for Hugging Face's own libraries.
+
+    Raises:
+      ValueError: an `hf://` address of another form.
+    """
+    if not url.startswith("hf:"):
+        return url
+    found = _HUB.fullmatch(url)
+    if found is None:
+        raise ValueError(f"{url}: is not of the form hf://datasets/OWNER/NAME[@REVISION]/FILE")
+    name, revision, file = found[1], urllib.parse.quote(found[2] or "main", safe=""), urllib.parse.quote(found[3])
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    return f"{endpoint}/datasets/{name}/resolve/{revision}/{file}"
 
 
 def sha256_of(path: str | os.PathLike) -> str:
@@ -32,17 +52,19 @@ def fetch(
     """Returns the file of a URL in `folder`, downloaded unless it is there with an allowed SHA-256.
 
     Raises:
-      ValueError: no checksum is known, or the download has another; the folder is left as it was.
+      ValueError: no checksum is known, or the download has another, or `url` is malformed (`resolved`); the folder is
+        left as it was.
       OSError: the download failed.
     """
     if not allowed:
         raise ValueError(f"{url}: no SHA-256 is known for it: pass the one you trust with --sha256, or a local file")
-    path = pathlib.Path(folder) / pathlib.PurePosixPath(urllib.parse.urlsplit(url).path).name
+    address = resolved(url)
+    path = pathlib.Path(folder) / pathlib.PurePosixPath(urllib.parse.urlsplit(address).path).name
     if path.is_file() and sha256_of(path) in allowed:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     digest, done = hashlib.sha256(), 0
-    with only_run(path), atomic_file(path) as file, urllib.request.urlopen(url, timeout=60) as response:
+    with only_run(path), atomic_file(path) as file, urllib.request.urlopen(address, timeout=60) as response:
         total = response.headers.get("Content-Length")
         while chunk := response.read(_CHUNK):
             file.write(chunk)

@@ -31,6 +31,9 @@ def problems_of(item: Any) -> Iterator[str]:
     for key in ("problem", "question", "prompt", "original_question", "modified_question"):
         if isinstance(item.get(key), str):
             yield item[key]
+    for message in item["prompt"] if isinstance(item.get("prompt"), list) else ():
+        if isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str):
+            yield message["content"]
     if isinstance(item.get("input"), str):
         yield _SHEPHERD.split(item["input"])[0]
 

@@ -16,7 +16,7 @@ import rich.progress
 import rich.table
 
 from jprm.data import REPORT, store
-from jprm.data.fetch import fetch, is_url, sha256_of
+from jprm.data.fetch import fetch, is_url, resolved, sha256_of
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.data.readers import READERS
@@ -72,7 +72,8 @@ def prepare(
 
     Args:
       name: a key of `READERS`.
-      source: local files, or URLs, which are downloaded beside `out` and must match a SHA-256.
+      source: local files (JSON Lines, JSON lists, Parquet, Arrow), or URLs, `hf://datasets/...` among them, which are
+        downloaded beside `out` and must match a SHA-256.
       out: the folder. One that the same request has made is left as it is, and its report is returned.
       exclude: benchmark files, in any format that jprm reads; records of their problems are left out, compared by
         `normalise`d text.
@@ -153,7 +154,7 @@ def _local(
     """Returns the path of a source, downloaded if it is a URL."""
     if not is_url(source):
         return pathlib.Path(source)
-    known = reader.releases.get(source)
+    known = reader.releases.get(resolved(source))
     with rich.progress.Progress(*_columns(), console=console, transient=True) as progress:
         task = progress.add_task(source, total=None)
         return fetch(

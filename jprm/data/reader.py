@@ -1,5 +1,7 @@
 """The base of all readers: a source file is a list of items, and a reader turns one item into records.
 
+A file is JSON Lines, a JSON list, Parquet or Arrow, as its first bytes show.
+
 A new source is one small file: a frozen dataclass of options, a pure generator function `parse(item, where, options)`,
 and a `Reader` that joins them, listed in `jprm.data.readers`.
 """
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jprm import jsonl
+from jprm.data.tables import read_rows
 from jprm.tree import RecordError, tree_of
 
 Record = dict[str, Any]
@@ -54,11 +57,11 @@ class Reader:
         on_bytes: Callable[[int], None] = lambda count: None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
-        """Yields (key, valid record) for every item of a JSON Lines file or a JSON list, in order, with unique keys.
+        """Yields (key, valid record) for every item of a file, in order, with unique keys.
 
         Args:
-          path: the file. A first byte `[` makes it a list.
-          on_error: `stop` raises at the first bad item; `skip` gives its bytes to `rejects`.
+          path: the file, as `read_items` takes it.
+          on_error: `stop` raises at the first bad item; `skip` gives its bytes, or a table's row as JSON, to `rejects`.
           rejects: required for `skip`.
           on_drop: called with the reason for every item that the options exclude.
           on_bytes: called with the size of every item, for progress.
@@ -90,7 +93,7 @@ class Reader:
 
 
 def choose(kind: type, options: Mapping[str, Any]) -> Any:
-    """Returns the options as an instance of the dataclass `kind`, whose fields are of `Literal` types.
+    """Returns the options as an instance of the dataclass `kind`, whose fields are of `Literal` types or `str`.
 
     Raises:
       ValueError: an option is unknown, missing or has a value that is not allowed; the message lists what is.
@@ -101,10 +104,12 @@ def choose(kind: type, options: Mapping[str, Any]) -> Any:
     allowed = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(kind).items()}
     if missing or unknown:
         wrong = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
-        there = ", ".join(f"{name}={'|'.join(allowed[name])}" for name in fields) or "none"
+        there = ", ".join(f"{name}={'|'.join(allowed[name]) or 'TEXT'}" for name in fields) or "none"
         raise ValueError(f"reader options (--set KEY=VALUE): {'; '.join(wrong)}. This reader has: {there}")
     for name, value in options.items():
-        if value not in allowed[name]:
+        if not allowed[name] and not isinstance(value, str):
+            raise ValueError(f"reader option {name} is {value!r}: give text")
+        if allowed[name] and value not in allowed[name]:
             choices = ", ".join(map(repr, allowed[name]))
             raise ValueError(f"reader option {name} is {value!r}: use one of {choices}")
     return kind(**options)
@@ -130,9 +135,10 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
 
 
 def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (line number from 1, bytes) for every line of a JSON Lines file, or every element of a JSON list.
+    """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a JSON list, or row of a table.
 
-    The unreadable rest of a broken list is one last item, which `jprm.jsonl.parse` refuses.
+    A first byte `[` makes a file a list, whose elements are numbered by their line. Tables are Parquet and Arrow files
+    (`jprm.data.tables`). The unreadable rest of a broken list is one last item, which `jprm.jsonl.parse` refuses.
     """
     with open(path, "rb") as file:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
@@ -140,6 +146,9 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         head = file.read(1)
         while head.isspace():
             head = file.read(1)
+    if jsonl.is_table(path):
+        yield from read_rows(path)
+        return
     if head != b"[":
         yield from jsonl.read_lines(path)
         return

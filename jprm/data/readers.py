@@ -4,6 +4,7 @@ from jprm.data import gsm8k, math, math_shepherd, prm800k, prmbench, processbenc
 from jprm.data.reader import Reader
 
 READERS: dict[str, Reader] = {
+    "columns": records.COLUMNS,
     "gsm8k": gsm8k.READER,
     "gsm8k_solutions": gsm8k.SOLUTIONS,
     "jsonl": records.JSONL,

@@ -1,4 +1,5 @@
-"""jprm's own records (`jsonl`), pools among them (`pools`), TRL's stepwise records (`trl`), and free text (`text`)."""
+"""jprm's own records (`jsonl`), pools among them (`pools`), TRL's stepwise records (`trl`), free text (`text`), and
+records of any other names (`columns`)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm.data.reader import NoOptions, Reader, Record, take
-from jprm.tree import record_of, tree_of
+from jprm.fields import shortened
+from jprm.tree import RecordError, record_of, tree_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,24 @@ class TextOptions:
     """
 
     segmentation: Literal["auto", "thoughts", "markers", "numbered", "paragraphs", "lines", "sentences"] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnOptions:
+    """Attributes: the column that holds each field of a chain, a dotted path into nested ones; empty for none.
+
+    problem: text.
+    steps: a list of text, or one text, which is split.
+    labels: a list of numbers, booleans or nulls.
+    semantics: what the labels mean; no column (`jprm.tree.SEMANTICS`).
+    """
+
+    problem: str
+    steps: str
+    labels: str = ""
+    answer: str = ""
+    correct: str = ""
+    semantics: Literal["correctness", "rating", "value", "advantage", "implicit"] = "correctness"
 
 
 def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -57,6 +77,24 @@ def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
     yield from parse({**item, "segmentation": options.segmentation}, where, NoOptions())
 
 
+def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
+    """Yields a chain of the named columns, and of no others. An error lists the columns that there are."""
+    kinds = {"problem": str, "steps": (list, str), "labels": list, "answer": (str, int, float), "correct": bool}
+    columns = {field: getattr(options, field) for field in kinds}
+    try:
+        chain = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
+    except RecordError as error:
+        there = ", ".join(f"{key}={value!r:.60}" for key, value in item.items()) if isinstance(item, dict) else item
+        raise RecordError(where, error.field, error.reason, f"This record has {shortened(str(there), 600)}.") from None
+    if options.labels:
+        chain["labels"] = [float(label) if isinstance(label, bool) else label for label in chain["labels"]]
+        chain["semantics"] = options.semantics
+    if isinstance(chain["steps"], str):
+        chain["response"] = chain.pop("steps")
+    yield from parse(chain, where, NoOptions())
+
+
+COLUMNS = Reader(parse_columns, ColumnOptions)
 JSONL = Reader(parse)
 POOLS = Reader(parse_pool, PoolOptions)
 TRL = Reader(parse_stepwise)

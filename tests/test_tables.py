@@ -1,0 +1,233 @@
+"""Parquet and Arrow: the same records as from JSON, in bounded memory, and errors that name file and row."""
+
+import functools
+import hashlib
+import http.server
+import itertools
+import json
+import threading
+
+import pyarrow
+import pytest
+from pyarrow import ipc, parquet
+
+from jprm import cli, jsonl
+from jprm.data import load, tables
+from jprm.data.fetch import resolved
+from jprm.data.overlap import problems_in
+from jprm.data.reader import read_items
+from jprm.data.readers import READERS
+from jprm.tree import RecordError
+
+CHAIN = {"problem": "p", "steps": ["a", "b\u00e9"], "labels": [1.0, None]}
+STEPWISE = [
+    {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]},
+    {"prompt": "q", "completions": ["c"], "labels": [True]},
+]
+
+
+def as_parquet(path, items, **options):
+    parquet.write_table(pyarrow.Table.from_pylist(items), path, **options)
+    return path
+
+
+def as_arrow(path, items):
+    table = pyarrow.Table.from_pylist(items)
+    with ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=2)
+    return path
+
+
+def as_stream(path, items):
+    """As Hugging Face's `datasets` stores what it has loaded."""
+    table = pyarrow.Table.from_pylist(items)
+    with ipc.new_stream(path, table.schema) as file:
+        file.write_table(table, max_chunksize=2)
+    return path
+
+
+WRITERS = [as_parquet, as_arrow, as_stream]
+
+
+def read(name, path, **options):
+    return [record for _, record in READERS[name].read(path, **options)]
+
+
+def without_nulls(value):
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("as_table", WRITERS)
+@pytest.mark.parametrize(
+    ("name", "file", "options"),
+    [
+        ("math_shepherd", "samples/math_shepherd_raw.jsonl", {}),
+        ("prm800k", "samples/prm800k_raw.jsonl", {"human_written": "positive", "control_questions": "drop"}),
+        ("prm800k", "prm800k/phase2_sample.jsonl", {"human_written": "unlabelled", "control_questions": "keep"}),
+        ("processbench", "processbench/gsm8k.json", {}),
+        ("prmbench", "prmbench/prm800k_test_p1_4o_circular.jsonl", {"outside": "ignore"}),
+        ("pools", "pools/gsm8k_chatgpt_n19.jsonl", {}),
+    ],
+)
+def test_a_table_gives_the_records_of_its_json(tmp_path, shared_data, as_table, name, file, options):
+    """But for null fields, since a table cannot tell them from absent ones."""
+    raw = [line for _, line in itertools.islice(read_items(shared_data / file), 20)]
+    (tmp_path / "f.jsonl").write_bytes(b"".join(line.strip().replace(b"\n", b" ") + b"\n" for line in raw))
+    path = as_table(tmp_path / "table", [json.loads(line) for line in raw])
+    expected = read(name, tmp_path / "f.jsonl", **options)
+    assert len(expected) == len(raw) - (name == "prm800k" and "samples" in file)
+    assert without_nulls(read(name, path, **options)) == without_nulls(expected)
+    assert problems_in(path) == problems_in(tmp_path / "f.jsonl")
+
+
+@pytest.mark.parametrize("as_table", WRITERS)
+def test_trl_records(tmp_path, as_table):
+    expected = [
+        {"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0]},
+        {"problem": "q", "steps": ["c"], "labels": [1.0]},
+    ]
+    assert read("trl", as_table(tmp_path / "table", STEPWISE)) == expected
+
+
+def test_trl_prompts_may_be_messages(tmp_path):
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "p"}]
+    path = as_parquet(tmp_path / "f.parquet", [STEPWISE[0] | {"prompt": prompt}])
+    (record,) = read("trl", path)
+    assert record == {"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0], "prompt": prompt}
+    (tmp_path / "f.jsonl").write_text(json.dumps(record) + "\n")
+    assert read("jsonl", tmp_path / "f.jsonl") == [record]  # what was written is read again
+    assert problems_in(path) == {"p"}
+    for bad, reason in (
+        (
+            [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}],
+            r"prompt\[1\].role: is 'assistant'",
+        ),
+        ([{"role": "system", "content": "p"}], "problem: is null or absent"),
+    ):
+        with pytest.raises(RecordError, match=rf"f.parquet:1: {reason}"):
+            read("trl", as_parquet(path, [STEPWISE[0] | {"prompt": bad}]))
+
+
+@pytest.mark.parametrize("as_table", WRITERS)
+def test_rows_are_numbered_across_batches_and_row_groups(tmp_path, monkeypatch, as_table):
+    monkeypatch.setattr(tables, "BATCH", 3)
+    rows = [{"problem": f"p{i}", "steps": ["a"]} for i in range(8)]
+    more = {"row_group_size": 5} if as_table is as_parquet else {}
+    path = as_table(tmp_path / "table", rows, **more)
+    assert [(number, json.loads(raw)) for number, raw in read_items(path)] == list(enumerate(rows, start=1))
+    path = as_table(path, [*rows, {"problem": "", "steps": ["a"]}, {"problem": "r"}], **more)
+    with pytest.raises(RecordError, match=r"table:9: problem: is empty"):
+        read("jsonl", path)
+    with jsonl.Rejects(tmp_path / "rejects") as rejects:
+        found = list(READERS["jsonl"].read(path, on_error="skip", rejects=rejects))
+    assert [key for key, _ in found] == [f"{i}.0" for i in range(1, 9)]
+    assert (tmp_path / "rejects").read_text() == '{"problem": "", "steps": ["a"]}\n{"problem": "r"}\n'
+
+
+def test_a_large_table_is_read_a_row_group_at_a_time(tmp_path):
+    """The first of 16 row groups of 1 MB is read without the others' memory."""
+    table = pyarrow.table({"problem": [f"{i:04}" + "x" * 1020 for i in range(16 * 1024)]})
+    parquet.write_table(table, tmp_path / "f.parquet", row_group_size=1024, use_dictionary=False, compression="none")
+    del table
+    before = pyarrow.total_allocated_bytes()
+    rows = tables.read_rows(tmp_path / "f.parquet")
+    peak = max(pyarrow.total_allocated_bytes() - before for _ in itertools.islice(rows, 4096))
+    assert 0 < peak < 6e6
+
+
+@pytest.mark.parametrize("as_table", WRITERS)
+def test_a_broken_table_is_refused_with_its_row(tmp_path, as_table):
+    path = as_table(tmp_path / "table", [CHAIN] * 5)
+    whole = path.read_bytes()
+    for cut in (12, len(whole) // 2, len(whole) - 20):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(RecordError, match=r"table:[1-5]: row: cannot be read from here on: .*copy or download"):
+            read("jsonl", path)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(b"\x00", "bytes"), (float("nan"), "NaN")])
+def test_values_that_json_lacks_are_refused_with_their_row(tmp_path, value, kind):
+    path = as_parquet(tmp_path / "f.parquet", [CHAIN | {"image": None}, CHAIN | {"image": value}])
+    with pytest.raises(RecordError, match=rf"f.parquet:2: .*{kind}"):
+        read("jsonl", path)
+
+
+def test_a_table_in_place_of_json_lines_names_what_reads_it(tmp_path):
+    for as_table in WRITERS:
+        path = as_table(tmp_path / "table", [CHAIN])
+        with pytest.raises(ValueError, match=r"Parquet or Arrow file.*`jprm prepare NAME --source FILE --out DIR`"):
+            load(path)
+
+
+def test_three_rows_of_a_published_table_to_a_prepared_folder(tmp_path, capsys):
+    path, out = as_parquet(tmp_path / "f.parquet", STEPWISE), tmp_path / "out"
+    assert cli.main(["prepare", "trl", "--source", str(path), "--out", str(out)]) == 0
+    assert [record["problem"] for record in load(out)] == ["p", "q"]
+    path.write_bytes(path.read_bytes()[:-9])
+    assert cli.main(["prepare", "trl", "--source", str(path), "--out", str(tmp_path / "other")]) == 2
+    assert f"error: {path}:1: row: cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+FREE = {"question": {"text": "p"}, "cot": ["a", "b"], "ok": [True, False], "gold": "3", "right": True, "id": 7}
+NAMES = {"problem": "question.text", "steps": "cot", "labels": "ok", "answer": "gold", "correct": "right"}
+
+
+def test_columns_of_any_name(tmp_path):
+    path = as_parquet(tmp_path / "f.parquet", [FREE])
+    chain = {"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0], "answer": "3", "correct": True}
+    assert read("columns", path, **NAMES) == [chain | {"semantics": "correctness"}]
+    assert read("columns", path, **NAMES, semantics="value") == [chain | {"semantics": "value"}]
+    (split,) = read("columns", as_parquet(path, [{"q": "p", "text": "One.\n\nTwo."}]), problem="q", steps="text")
+    assert split["steps"] == ["One.", "Two."] and split["segmentation"] == "paragraphs"
+
+
+def test_a_column_that_is_not_there_shows_those_that_are(tmp_path):
+    path = as_parquet(tmp_path / "f.parquet", [FREE])
+    with pytest.raises(RecordError, match=r"f.parquet:1: answers: is absent.*cot=\['a', 'b'\], ok=.*gold='3'"):
+        read("columns", path, **NAMES | {"answer": "answers"})
+    with pytest.raises(
+        ValueError, match=r"missing steps. This reader has: problem=TEXT, steps=TEXT.*semantics=correct"
+    ):
+        read("columns", path, problem="question.text")
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("hf://datasets/o/n/data/a b.parquet", "o/n/resolve/main/data/a%20b.parquet"),
+        ("hf://datasets/o/n@v1.0/f.parquet", "o/n/resolve/v1.0/f.parquet"),
+        ("hf://datasets/o/n@refs/convert/parquet/d/0.parquet", "o/n/resolve/refs%2Fconvert%2Fparquet/d/0.parquet"),
+    ],
+)
+def test_addresses_of_the_hub(monkeypatch, address, path):
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert resolved(address) == f"https://huggingface.co/datasets/{path}"
+
+
+@pytest.mark.parametrize(
+    "address", ["hf://o/n/f.parquet", "hf://datasets/o/n", "hf://datasets/n/", "hf://models/o/n/f"]
+)
+def test_a_malformed_address_of_the_hub_shows_the_form(address):
+    with pytest.raises(ValueError, match=r"not of the form hf://datasets/OWNER/NAME\[@REVISION\]/FILE"):
+        resolved(address)
+
+
+def test_a_file_of_the_hub_is_downloaded_with_its_checksum(tmp_path, monkeypatch, capsys):
+    """From a stub of the Hub, which answers at the path that the Hub has."""
+    folder = tmp_path / "hub" / "datasets" / "o" / "n" / "resolve" / "abc" / "data"
+    folder.mkdir(parents=True)
+    right = hashlib.sha256(as_parquet(folder / "f.parquet", STEPWISE).read_bytes()).hexdigest()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "hub")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
+        source = "hf://datasets/o/n@abc/data/f.parquet"
+        command = ["prepare", "trl", "--source", source, "--out", str(tmp_path / "out")]
+        assert cli.main(command) == 2
+        assert f"{source}: no SHA-256 is known for it" in capsys.readouterr().err
+        assert cli.main([*command, "--sha256", right]) == 0
+        server.shutdown()
+    assert [record["problem"] for record in load(tmp_path / "out")] == ["p", "q"]
