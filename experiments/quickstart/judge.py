@@ -235,8 +235,8 @@ CAVEATS = {
     "tuned on the test": "The task, the temperature and the authors' habits were chosen while best of 64 was watched on"
     " problems like these: the figures show that the loop works, not what PRMs are worth.",
     "one run": "Other seeds differ by some points: experiments/quickstart/seeds.py tabulates several.",
-    "first errors": "The outcome reward model is trained at the ends of chains alone, on their outcomes. The PRMs' lead"
-    " in first errors is over a model that was not trained to score inner steps.",
+    "first errors": "The outcome reward model learns the outcome of a chain at each of its steps. It is never told"
+    " where an error is, and the PRMs are.",
 }
 """What a reader must know before the figures."""
 

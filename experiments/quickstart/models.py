@@ -10,6 +10,7 @@ from typing import Literal
 
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
+from jprm.token_tree import Supervise
 
 TOKENS = 512  # of a row
 ROWS = 4  # of an update: small steps, and many, suit models so small
@@ -51,8 +52,11 @@ def policy(out: pathlib.Path, vocabulary: int, seed: int) -> Experiment:
 
 
 def reward(out: pathlib.Path, vocabulary: int, labels: str, seed: int) -> Experiment:
-    """`labels` is `formal` or `monte_carlo` (a PRM on the labels of that file), or `outcome` (an ORM)."""
-    file, supervise = ("formal", "outcome") if labels == "outcome" else (labels, "step")
+    """`labels` is `formal` or `monte_carlo` (a PRM on the labels of that file), or `outcome`.
+
+    That is an ORM: the outcome of a chain at each of its steps, as Lightman et al. trained theirs.
+    """
+    file, supervise = ("formal", "outcome_steps") if labels == "outcome" else (labels, "step")
     return Experiment(
         name=f"quickstart_{labels}",
         base=str(out / "policy"),
@@ -72,7 +76,7 @@ def _target(labels: Literal["correctness", "value"]) -> TargetConfig:
     return TargetConfig(labels=labels, neutral="none", after_error="keep")
 
 
-def _data(file: pathlib.Path, supervise: Literal["step", "outcome", "token"], seed: int) -> DataConfig:
+def _data(file: pathlib.Path, supervise: Supervise, seed: int) -> DataConfig:
     return DataConfig(
         train=(str(file),), supervise=supervise, too_long="error", tokens=TOKENS, slots=TOKENS, rows=ROWS,
         micro_rows=ROWS, window=256, seed=seed,

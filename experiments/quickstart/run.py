@@ -10,10 +10,10 @@ the same chains for the same tokens; and on problems that none of them has seen,
 Everything is measured in the run, from the seed; a stage whose output is there is not run again. The task, the
 temperature and the habits were chosen while best of 64 was watched on such problems, as told below.
 
-What one run gave (seed 0; 2 CPU cores, 634 seconds), in % with 95 % intervals over 200 problems: one sample 42.8
-[37.4, 48.0], any of 64 92.0, majority of 64 37.0 [30.5, 43.5]. Best of 64: PRM on formal labels 60.0 [53.0, 66.5] (72.4
-at n = 16), PRM on rollouts 56.5 [49.5, 63.5], ORM 57.0 [50.0, 64.0]. Votes of 64 weighted by them: 89.5 [85.5, 93.5],
-85.5 [80.5, 90.0], 77.5 [71.5, 83.0].
+What one run gave (seed 0), in % with 95 % intervals over 200 problems: one sample 42.8 [37.6, 48.2], any of 64 92.0,
+majority of 64 37.0 [30.8, 43.7]. Best of 64: PRM on formal labels 60.0 [52.8, 66.8] (72.4 at n = 16), PRM on rollouts
+56.5 [49.2, 63.5], ORM 63.0 [55.8, 69.7]. Votes of 64 weighted by them: 89.5 [84.4, 93.1], 85.5 [79.9, 89.8], and 82.5
+[76.5, 87.3].
 
 What led here. Counts up to 40 written digit by digit: the policy got 28 % of plain sums right, and 6 % of answers.
 Updates of 4 rows in place of 8, and counts up to 20: 86 % and 32 %. Reward models that see a step as wrong once any
