@@ -10,6 +10,7 @@
 #   make quickstart-rl                 reinforcement learning on its policy and PRM: all arms, three seeds, half an hour
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
+#   make storm-commands                kills every command a hundred times in all; the same bytes must come out
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
 #   make clean                         removes .venv, caches and prepared data; keeps runs/
@@ -35,7 +36,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm bench train-prm800k evaluate-prm800k clean
+.PHONY: test lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -53,12 +54,15 @@ types: install
 fuzz: install
 	$(BIN)/python tests/fuzz.py --minutes $(FUZZ_MINUTES) $(ARGS)
 
-# Both write to a fresh folder in runs/, which git ignores.
+# Each writes to a fresh folder in runs/, which git ignores.
 pod-rehearsal: install
 	$(BIN)/python tests/pod_rehearsal.py runs/pod_rehearsal_$$(date +%Y%m%d_%H%M%S)
 
 storm: install
 	$(BIN)/python tests/pod_storm.py runs/storm_$$(date +%Y%m%d_%H%M%S) $(STORM)
+
+storm-commands: install
+	$(BIN)/python tests/command_storm.py runs/storm_commands_$$(date +%Y%m%d_%H%M%S) $(STORM)
 
 install: $(INSTALLED) $(SMOLLM2)
 

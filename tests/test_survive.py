@@ -227,3 +227,11 @@ def test_a_storm_of_kills_loses_nothing(tmp_path):
 
     said = pod_storm.storm(tmp_path, kills=6, count=2, devices=2, seed=1)
     assert said["differing_bytes"] == 0 and min(said["kills"], said["resumes"]) >= 6
+
+
+@pytest.mark.slow
+def test_a_storm_of_kills_over_all_commands_changes_no_byte(tmp_path):
+    import command_storm
+
+    said = command_storm.storm(tmp_path, kills=8, seed=1, most=1)
+    assert (said["kills"], said["differing_bytes"]) == (8, 0)

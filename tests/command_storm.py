@@ -1,0 +1,244 @@
+"""Kills every command again and again: `make storm-commands`, or `python tests/command_storm.py FOLDER --kills 100`.
+
+Each command runs once undisturbed. Then it starts anew, dies by SIGKILL at points drawn from the seed, and is run again
+until it is done. Points are changes of files (a name is opened to write, renamed, removed), counted in the process, and
+moments after the first of them. Whatever stands under a final name after a kill must be whole, and what the command
+leaves must equal the undisturbed run byte for byte: of the metrics all but times, of checkpoints the parameters, of
+kept rollouts the set of lines. Every line but the first is JSON: `kills`, `restarts`, `differing_bytes` so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+import tiny_run as tiny
+from pod_storm import EXPERIMENT
+from stub_server import Server, reply
+from test_evaluate_run import pool_file, processbench_file
+
+import jprm
+from jprm.experiment import to_json
+from jprm.jsonl import write_records
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+CHILD = """
+import os, signal, sys, threading, time
+folder, at, after = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+changes, first = 0, 0.0
+NAMES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link"}
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+def hook(event, args):
+    global changes, first
+    if event not in NAMES and not (event == "open" and isinstance(args[2], int) and args[2] & WRITES):
+        return
+    if not isinstance(args[0], str) or not os.path.abspath(args[0]).startswith(folder):
+        return
+    changes += 1
+    if changes == 1:
+        first = time.monotonic()
+        if after:
+            threading.Thread(target=lambda: (time.sleep(after), die()), daemon=True).start()
+    if changes == at:
+        die()
+sys.addaudithook(hook)
+from jprm.cli import main
+status = main(sys.argv[4:])
+print("changes", changes, time.monotonic() - first, file=sys.stderr)
+sys.exit(status)
+"""
+COMMANDS = {  # name: the arguments, and the final names that the command writes
+    "prepare": ("prepare jsonl --source {inputs}/trees.jsonl --out prepared", ("prepared",)),
+    "train": ("train {inputs}/experiment.py --workdir model", ()),
+    "score": ("score --model model --input {inputs}/chains.jsonl --output scored.jsonl", ("scored.jsonl",)),
+    "label mc": (
+        "label mc --policy {inputs}/policy.json --input {inputs}/problems.jsonl --output values.jsonl"
+        " --rollouts rollouts.jsonl --estimate soft --k 4 --trees-at-once 2",
+        ("values.jsonl",),
+    ),
+    "search": (
+        "search best-of-n --policy {inputs}/policy.json --model model --input {inputs}/problems.jsonl"
+        " --budget 1000 --n 4 --at-once 2 --output best.jsonl",
+        ("best.jsonl",),
+    ),
+    "eval suite": (
+        "eval suite --model model --suite {inputs}/suite.json --out results",
+        ("results/results.json", "results/scores/easy.jsonl", "results/scores/pool.jsonl"),
+    ),
+    "convert": ("convert model exported", ("exported",)),
+    "report": ("report results --out report.html --figures figures", ("report.html",)),
+}
+
+
+@dataclasses.dataclass
+class Undisturbed:
+    """What a command did when nothing killed it: changes of files, seconds after the first, and the new names."""
+
+    changes: int
+    seconds: float
+    made: set[str]
+
+
+def script(number, body):
+    """A policy whose samples depend on prompt and seed alone; every third is incorrect."""
+    return reply(f"so {body['seed']}\n\nthen\n\nthe answer is {3 if body['seed'] % 3 else 4}", stop_reason=None)
+
+
+def make_inputs(folder: pathlib.Path, url: str) -> None:
+    tiny.make_data(folder)
+    write_records(folder / "trees.jsonl", tiny.trees(40))
+    write_records(folder / "chains.jsonl", tiny.chains(150))
+    problems = [{"id": i, "problem": f"{i}: 1+2", "steps": ["so", "then"], "answer": "3"} for i in range(6)]
+    write_records(folder / "problems.jsonl", problems)
+    (folder / "policy.json").write_text(json.dumps({"url": url, "model": "tiny", "retries": 0, "concurrency": 4}))
+    processbench_file(folder / "easy.json", 12, 1)
+    pool_file(folder / "pool.jsonl")
+    suite = {"processbench": {"data": "easy.json", "calibrate": "easy.json"}, "best_of_n": {"data": ["pool.jsonl"]}}
+    (folder / "suite.json").write_text(json.dumps(suite))
+    run = tiny.experiment(
+        folder, train=(str(folder.with_name("run") / "prepared"),), valid=(), steps=12, log_every=1, checkpoint_every=3,
+        model=dataclasses.replace(tiny.MODEL, qk_norm=False),
+    )  # fmt: skip
+    (folder / "experiment.json").write_text(json.dumps(to_json(run)))
+    (folder / "experiment.py").write_text(EXPERIMENT.format(path=str(folder / "experiment.json")))
+
+
+class Commands:
+    """Runs commands in `FOLDER/run`, and counts."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder, self.run = folder, folder / "run"
+        self.kills, self.restarts = Counter(), Counter()
+        self.run.mkdir()
+
+    def start(self, name: str, at: int = 0, after: float = 0.0) -> subprocess.CompletedProcess:
+        """Runs a command, which dies before change number `at`, or `after` seconds past the first; 0: it does not."""
+        env = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(REPOSITORY)}
+        env.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
+        env.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        words = COMMANDS[name][0].format(inputs=self.folder / "inputs").split()
+        child = [sys.executable, "-c", CHILD, str(self.run), str(at), str(after), *words]
+        return subprocess.run(child, cwd=self.run, env=env, capture_output=True, text=True, timeout=300)
+
+    @staticmethod
+    def measured(done: subprocess.CompletedProcess) -> tuple[int, float]:
+        """Returns how often a command that has ended changed files, and its seconds since the first time."""
+        changes, seconds = done.stderr.rsplit("changes ", 1)[1].split()
+        return int(changes), float(seconds)
+
+    def undisturbed(self, name: str) -> Undisturbed:
+        before = set(os.listdir(self.run))
+        done = self.start(name)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return Undisturbed(*self.measured(done), set(os.listdir(self.run)) - before)
+
+    def disturbed(self, name: str, whole: Undisturbed, rng: random.Random, most: int) -> None:
+        """Starts the command anew, kills it `most` times at the most, and lets it end."""
+        for made in whole.made:
+            path = self.run / made
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for attempt in itertools.count():
+            at, after = 0, 0.0
+            if attempt < most and rng.random() < 0.7:
+                at = rng.randint(1, whole.changes)
+            elif attempt < most:
+                after = rng.uniform(0, whole.seconds) + 1e-3
+            done = self.start(name, at, after)
+            self.restarts[name] += attempt > 0
+            if done.returncode != -signal.SIGKILL:
+                break
+            self.kills[name] += 1
+            for final in COMMANDS[name][1]:
+                lost = differing(self.folder / "whole" / final, self.run / final) if (self.run / final).exists() else 0
+                assert lost == 0, f"{name}, killed at change {at} or after {after} s: {final} differs by {lost} bytes"
+        assert done.returncode == 0, f"{name} after {self.kills[name]} kills: {done.stderr[-3000:]}"
+        if attempt == 0:  # the undisturbed run may have compiled
+            whole.seconds = min(whole.seconds, self.measured(done)[1])
+
+
+def differing(whole: pathlib.Path, run: pathlib.Path) -> int:
+    """Returns how many bytes two files, or all files of two folders, differ by."""
+    if whole.is_dir() or run.is_dir():
+        below = {path.relative_to(root) for root in (whole, run) for path in root.rglob("*") if path.is_file()}
+        return sum(differing(whole / path, run / path) for path in sorted(below) if "checkpoints" not in path.parts)
+    a, b = content(whole), content(run)
+    lost = different(a, b)
+    if lost or whole.exists() != run.exists():
+        print(f"{run}: {lost} bytes differ", flush=True)
+    return lost + (whole.exists() != run.exists())
+
+
+def different(a: bytes, b: bytes) -> int:
+    return abs(len(a) - len(b)) + sum(x != y for x, y in zip(a, b, strict=False))
+
+
+def content(path: pathlib.Path) -> bytes:
+    """Returns the bytes of a file that are to be equal; none where there is no file."""
+    if not path.exists():
+        return b""
+    if path.name == "metrics.jsonl":
+        return json.dumps(tiny.untimed(tiny.lines(path.parent))).encode()
+    if path.name == "result.json":  # of a run, the last line of its metrics
+        return json.dumps(tiny.untimed([json.loads(path.read_bytes())])).encode()
+    if path.name == "rollouts.jsonl":  # a batch that was cut short is filled up, in another order
+        return b"".join(sorted(path.read_bytes().splitlines(True)))
+    return path.read_bytes()
+
+
+def parameters(folder: pathlib.Path) -> bytes:
+    with tiny.one_device():
+        return b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(jprm.load(folder).params))
+
+
+def storm(folder: pathlib.Path, kills: int, seed: int, most: int = 4) -> dict:
+    """Kills until there were `kills`, at most `most` times before a command ends; returns the counts."""
+    rng, server = random.Random(seed), Server(script)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    make_inputs(folder / "inputs", server.url)
+    commands = Commands(folder)
+    try:
+        whole = {name: commands.undisturbed(name) for name in COMMANDS}
+        print({name: (each.changes, round(each.seconds, 2)) for name, each in whole.items()}, flush=True)
+        shutil.copytree(folder / "run", folder / "whole")
+        counts = {"kills": 0, "restarts": 0, "differing_bytes": 0}
+        for name in itertools.cycle(COMMANDS):
+            if counts["kills"] >= kills:
+                break
+            commands.disturbed(name, whole[name], rng, min(most, kills - counts["kills"]))
+            counts["kills"], counts["restarts"] = commands.kills.total(), commands.restarts.total()
+            counts["differing_bytes"] += differing(folder / "whole", folder / "run")
+            if name == "train":
+                models = [parameters(folder / each / "model") for each in ("whole", "run")]
+                counts["differing_bytes"] += different(*models)
+            print(json.dumps(counts | {"after": name}), flush=True)
+        return counts
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path, help="a folder that is not there yet")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True)
+    storm(asked.folder.absolute(), asked.kills, asked.seed)
