@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import httpx2
 
+from jprm.fields import shortened
 from jprm.policy.protocol import Prefix, Sample
 
 _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
@@ -217,7 +218,7 @@ class ServerPolicy:
         try:
             return read_reply(config, prefix, until, reply)
         except ValueError as error:
-            raise _Refused(f"{config.url}: {error}: {self._short(text)}") from None
+            raise _Refused(f"{config.url}: {shortened(str(error), 200)}: {self._short(text)}") from None
 
     async def _content(self, response: httpx2.Response) -> bytearray:
         """Returns the body of a reply, which is neither decompressed nor longer than a sample's can be."""
