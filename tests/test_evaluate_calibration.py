@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from jprm.evaluate import calibration as cal
 from jprm.evaluate import conformal
+from jprm.evaluate.benchmarks.calibration import verdict
 from jprm.evaluate.scored import ScoreError
 from jprm.score import calibration_map
 from jprm.statistics import equal_mass_bins
@@ -269,3 +270,12 @@ def test_report_finds_miscalibration_and_says_how_to_repair_it():
     calibrate[0]["scores"][0] = 1.5
     with pytest.raises(ScoreError, match=r"calibrate: record 0: a score outside \[0, 1\]"):
         report_of({"bad": calibrate}, calibrate)
+
+
+def test_a_value_model_is_not_judged_by_the_calibration_of_its_steps():
+    """A correct step from which most completions fail has a low value, and is no fault of the model."""
+    ece = {"value": 0.3, "low": 0.2, "high": 0.4, "plain": 0.31}
+    raw = {"ece": ece, "ece_if_calibrated": {"high": 0.05}, "miscalibrated": True}
+    found = {"calibration": {"raw": raw, "recalibrated": {"temperature": {"ece": ece}}}}
+    kinds = {s: [k for k, _ in verdict(found | {"model": {"semantics": s}})] for s in ("correctness", "value")}
+    assert kinds == {"correctness": ["bad"], "value": ["open"]}

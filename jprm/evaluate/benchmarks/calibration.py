@@ -120,7 +120,12 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f" {percent(raw['ece'].get('plain'))} before the bias of noise is taken off; a calibrated scorer"
         f" would show up to {percent(raw['ece_if_calibrated']['high'])} by noise."
     )
-    if raw["miscalibrated"] is None:
+    if results.get("model", {}).get("semantics") == "value":
+        found += (
+            " The model scores values, how likely the chain is to end correct: a right step may well have a low one."
+        )
+        yield "open", found
+    elif raw["miscalibrated"] is None:
         yield "open", f"{found} There are too few problems to say more."
     elif raw["miscalibrated"]:
         yield "bad", f"{found} The {kind} map brings it to {percent(best['ece']['value'])} on other problems."
