@@ -77,6 +77,8 @@ setuptools.setup(
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
         "tensorboard": ["tensorboardX>=2.6.5"],
+        "wandb": ["wandb>=0.31.0"],
+        "mlflow": ["mlflow>=3.17.2"],
         "test": TEST,
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "dev": [*TEST, "pre-commit>=4.7.0"],

@@ -87,6 +87,7 @@ class Experiment:
     reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
         not saved with the run.
     tokenizer: a file or a folder.
+    trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.trackers.TRACKERS`, or `module:NAME`.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Experiment:
     keep: int = 2  # newest checkpoints kept
     keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
+    trackers: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))

@@ -117,6 +117,7 @@ class RLExperiment:
     checkpoint_every: int = 10
     keep: int = 2
     stall_seconds: int = 300
+    trackers: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
@@ -177,6 +178,7 @@ def learner(config: RLExperiment) -> Experiment:
         checkpoint_every=config.checkpoint_every * config.minibatches,
         keep=config.keep,
         stall_seconds=config.stall_seconds,
+        trackers=config.trackers,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from jprm.train.run_folder import claim
 from jprm.train.trainer import Trainer
 
 CONFIG, BEST = "rl_experiment.json", "best"
-FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds")
+FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds", "trackers")
 """Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
 
 VERSION = 1
@@ -86,12 +86,10 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
         assert trainer.checkpoints is not None
         if trainer.checkpoints.latest is None:
             (workdir / "metrics.jsonl").unlink(missing_ok=True)
-        log = Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks)
-        with log.bar:
+        with Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log:
             loop = Loop(config, trainer, progress, log, watchdog.at)
             stopped = loop.run(asked_to_stop)
             trainer.checkpoints.wait()
-            log.close()
         if stopped:
             raise Stopped(f"SIGTERM: saved at update {progress.update} of {config.updates}; the same command continues")
         return loop.write(finished=True)

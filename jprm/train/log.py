@@ -1,24 +1,24 @@
-"""A run's log: `metrics.jsonl`, the progress bar, TensorBoard and callbacks. Ends a run that diverges."""
+"""A run's log: `metrics.jsonl`, the progress bar, trackers and callbacks. Ends a run that diverges."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 
 from jprm import multihost
-from jprm.experiment import Experiment
+from jprm.experiment import Experiment, to_json
 from jprm.outputs import atomic_file
 from jprm.progress import Bar
-from jprm.train.preemption import Goodput
+from jprm.train.preemption import Goodput, versions
 from jprm.train.step import Metrics
+from jprm.train.trackers import Trackers
 
 SKIPS = 10
 """Bad steps in a row after which a run that leaves them out ends: the next would be bad too."""
@@ -31,9 +31,10 @@ class Diverged(FloatingPointError):
 
 
 class Log:
-    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, TensorBoard if installed.
+    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, the experiment's trackers.
 
-    Every process sums, since every process must see a step that has diverged. Process 0 writes.
+    Every process sums, since every process must see a step that has diverged. Process 0 writes. A context manager,
+    which shows the bar and tells the trackers how the run ended.
     """
 
     def __init__(
@@ -44,9 +45,7 @@ class Log:
         self.path, self.every, self.goodput = workdir / "metrics.jsonl", experiment.log_every, goodput
         self.skips, self.skipped, self.in_a_row = experiment.optimizer.bad_steps == "skip", 0, 0
         self.last: dict[str, Any] = {}
-        self.writes, self.board = multihost.is_first(), None
-        if self.writes and importlib.util.find_spec("tensorboardX"):  # the extra `tensorboard`
-            self.board = importlib.import_module("tensorboardX").SummaryWriter(str(workdir / "tensorboard"))
+        self.writes, self.steps_due = multihost.is_first(), experiment.steps
         self.sum: Metrics | None = None
         self.steps, self.since, self.labels = 0, time.perf_counter(), 0.0
         note = "compiling" if start < experiment.steps else "finished"
@@ -59,6 +58,23 @@ class Log:
                     if values["step"] <= start:
                         file.write(line)
                         self.last |= values
+        config = {"experiment": to_json(experiment), "versions": versions()}
+        self.trackers: Trackers | None = None  # of process 0
+
+        def track() -> None:
+            self.trackers = Trackers(experiment.trackers, workdir, experiment.name, config, start)
+
+        multihost.first(track)
+
+    def __enter__(self) -> Self:
+        self.bar.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.bar.__exit__(kind, error, trace)
+        if self.trackers:
+            whole = self.last.get("step", 0) >= self.steps_due
+            self.trackers.close("failed" if kind else "finished" if whole else "stopped")
 
     def add(
         self, step: int, metrics: Metrics, checkpoints, *, close: bool = False, more: dict[str, Any] | None = None
@@ -101,10 +117,6 @@ class Log:
             self.write({"step": step, **(more or {}), **means, **skips})
             self.sum, self.steps, self.skipped, self.since = None, 0, 0, now
 
-    def close(self) -> None:
-        if self.board:
-            self.board.close()
-
     def write(self, values: dict[str, Any]) -> None:
         self.last |= values
         for callback in self.callbacks:
@@ -113,9 +125,8 @@ class Log:
             return
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
-        for name, value in values.items():
-            if self.board is not None and value is not None and name != "step":
-                self.board.add_scalar(name, value, values["step"])
+        if self.trackers:
+            self.trackers.log(values)
         note = " ".join(
             f"{k} {v:.4g}"
             for k, v in values.items()

@@ -37,12 +37,10 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
         Watchdog(workdir, experiment.stall_seconds) as watchdog,
         Trainer(experiment, workdir) as trainer,
     ):
-        log = Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks)
-        with log.bar:
+        with Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log:
             stopped = _steps(trainer, log, watchdog, asked_to_stop)
             assert trainer.checkpoints is not None  # this trainer has a folder
             trainer.checkpoints.wait()
-            log.close()
         done = int(trainer.state.step)
         if stopped and done < experiment.steps:
             raise Stopped(f"SIGTERM: saved at step {done} of {experiment.steps}; the same command continues")
