@@ -30,6 +30,7 @@ class Sample:
       logprob: natural logarithm of the probability of the generated tokens, with or without the sampling temperature
         as the policy documents; None if unknown.
       error: the reason, for `error` alone.
+      token_logprobs: (text, log-probability) of every generated token, for policies told to report them; else empty.
     """
 
     steps: tuple[str, ...]
@@ -37,6 +38,7 @@ class Sample:
     finish_reason: str
     logprob: float | None = None
     error: str | None = None
+    token_logprobs: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self):
         if self.finish_reason not in FINISH_REASONS:

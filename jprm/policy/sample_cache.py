@@ -104,7 +104,7 @@ class KeptPolicy:
     def _record(self, place: Place, sample: Sample) -> dict[str, Any]:
         until, prefix, seed = place
         record = {"policy": self.name, "until": until, "prefix": prefix, "seed": seed} | dataclasses.asdict(sample)
-        del record["error"]
+        del record["error"], record["token_logprobs"]
         return record
 
     def _read(self) -> None:

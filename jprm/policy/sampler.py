@@ -56,6 +56,7 @@ class SamplerConfig:
         layout, in which it trains policies and PRMs.
       delimiter: white space after every step; a newline in jprm's own layout.
       rows: the most samples decoded at once.
+      logprobs: whether samples hold the log-probability of each token, at the sampling temperature.
     """
 
     temperature: float = 0.8
@@ -64,6 +65,7 @@ class SamplerConfig:
     prompt: str = ""
     delimiter: str = "\n"
     rows: int = 64
+    logprobs: bool = False
 
     def __post_init__(self):
         if not self.temperature >= 0:
@@ -306,7 +308,11 @@ class Sampler:
         text = self.tokenizer.decode(list(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids))
         steps = tuple(step.strip() for step in text.split(self.options.delimiter) if step.strip())
         steps = steps[:1] if until == "step" else steps
-        return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob)
+        by_token = ()
+        if self.options.logprobs:
+            pairs = zip(drawn.ids, drawn.logprob_N.tolist(), strict=True)
+            by_token = tuple((self.tokenizer.decode([i]), logprob) for i, logprob in pairs)
+        return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob, token_logprobs=by_token)
 
     def step_stops(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Returns, for each step that its delimiter ends in these ids, the index after its last token."""

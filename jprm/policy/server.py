@@ -45,7 +45,7 @@ class ServerConfig:
       prompt: the text before the steps, for `chat` the user's message; `{problem}` is replaced.
       delimiter: ends every step. A step never contains it.
       max_tokens: per sample. A sample that reaches it is marked `length`.
-      logprobs: whether to request and sum the log-probabilities of the sampled tokens.
+      logprobs: whether to request the log-probabilities of the sampled tokens and their sum.
       extra: further keys of the request's body.
       concurrency: requests in flight at once.
       request_timeout_s, total_timeout_s: seconds for one attempt, and for one sample with all retries and waits.
@@ -301,25 +301,30 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
             raise ValueError("the step is blank")
     if finish == "stop" and not steps and not prefix.steps:
         raise ValueError("the text is empty")
-    return Sample(steps, tokens, finish, _logprob(config, choice))
+    logprob, token_logprobs = _logprobs(config, choice)
+    return Sample(steps, tokens, finish, logprob, token_logprobs=token_logprobs)
 
 
-def _logprob(config: ServerConfig, choice: Mapping[str, Any]) -> float | None:
+def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
+    """Returns the sum of the tokens' log-probabilities, and each with its token's text; None and () if unknown."""
     given = choice.get("logprobs")
     if not config.logprobs or not isinstance(given, Mapping):
-        return None
+        return None, ()
     if config.endpoint == "chat":
         content = given.get("content")
         content = content if isinstance(content, list) else [None]
-        values = [token.get("logprob") if isinstance(token, Mapping) else None for token in content]
+        content = [token if isinstance(token, Mapping) else {} for token in content]
+        values, texts = ([token.get(key) for token in content] for key in ("logprob", "token"))
     else:
-        values = given.get("token_logprobs")
+        values, texts = given.get("token_logprobs"), given.get("tokens")
     if not isinstance(values, list):
-        return None
+        return None, ()
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values) or not all(-1e300 < number < 1e300 for number in numbers):
-        return None  # samples are kept as JSON, which has no NaN
-    return float(sum(numbers))
+        return None, ()  # samples are kept as JSON, which has no NaN
+    if not isinstance(texts, list) or len(texts) != len(values) or not all(isinstance(text, str) for text in texts):
+        return float(sum(numbers)), ()
+    return float(sum(numbers)), tuple(zip(texts, map(float, numbers), strict=True))
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
