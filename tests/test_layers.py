@@ -32,7 +32,7 @@ LAYERS = [
     ["experiment", "checkpoints"],
     ["score", "adapters", "loading"],
     ["data", "objectives", "train", "policy"],
-    ["verify", "label", "search", "evaluate", "rl"],
+    ["verify", "label", "judge", "search", "evaluate", "rl"],
     ["plan", "export", "report", "serve"],
     ["cli"],
     ["__main__"],

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -138,9 +138,10 @@ def train(
 
 @app.command
 def score(
-    model: Folder,
     input: Annotated[Path, arg(metavar="F.jsonl|DIR")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
+    model: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    judge: Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")] = None,
     on_error: OnError = "stop",
     adapter: Adapter = None,
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
@@ -154,9 +155,12 @@ def score(
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
       jprm score --model Qwen2.5-Math-PRM-7B --input pool.jsonl --output scored.jsonl
       jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
+      jprm score --judge judge.json --input pool.jsonl --output judged.jsonl
 
     Args:
-        model: The folder of a trained or a published model.
+        model: The folder of a trained or a published model. Give this or --judge.
+        judge: A policy's JSON file with a section `judge`: a language model that writes critiques, whose verdicts are
+            the scores. The output has the critiques and their cost under `judge`.
         input: Records to score, one per line, or a folder that `jprm prepare` wrote.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
@@ -174,6 +178,7 @@ def score(
     from jprm.outputs import check_output
     from jprm.score.files import score_file
 
+    _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
     multihost.start(distributed)
     prepared = None
     if input.is_dir():
@@ -183,10 +188,23 @@ def score(
         prepared, input = load_records(input), input / REPORT
     os.stat(input)  # this and the next before the model is loaded
     check_output(output, input)
-    prm = load(model, dtype=dtype, adapter=adapter, attention=attention)
+    if judge:
+        from jprm.judge.load import load_judge
+
+        prm = load_judge(judge)
+    else:
+        prm = load(cast(Path, model), dtype=dtype, adapter=adapter, attention=attention)
     summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, prepared=prepared)
     if multihost.is_first():
         print(summary)
+
+
+def _check_scorer(model: Path | None, judge: Path | None, *options: Any) -> None:
+    """Refuses no scorer or two, and options of models for a judge."""
+    if (model is None) == (judge is None):
+        raise ValueError("score: give --model DIR or --judge P.json, one of the two")
+    if judge and any(options):
+        raise ValueError("score: --adapter, --dtype, --attention, --calibrated and --distributed are for --model")
 
 
 @app.command

@@ -16,6 +16,11 @@ from jprm.tree import RecordError
 _BYTES = 1_000_000
 """Of a policy's JSON file: a model's weights, named by mistake, are not read."""
 
+_REMEDY = (
+    'Write {"url": "http://localhost:8000/v1", "model": NAME} for a server, with other fields of ServerConfig as'
+    ' needed, or {"model": FOLDER or GGUF}, with those of SamplerConfig.'
+)
+
 
 def load_policy(path: str | os.PathLike) -> Policy:
     """Returns the policy of a path.
@@ -35,35 +40,45 @@ def load_policy(path: str | os.PathLike) -> Policy:
         from jprm.policy.sampler import load_sampler
 
         return load_sampler(path)
+    return policy_of(policy_settings(path), str(path))
+
+
+def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns the object in a policy's JSON file. Raises FileNotFoundError or RecordError where there is none."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file. Give a policy's JSON file")
     where = str(path)
-    remedy = (
-        'Write {"url": "http://localhost:8000/v1", "model": NAME} for a server, with other fields of ServerConfig as'
-        ' needed, or {"model": FOLDER or GGUF}, with those of SamplerConfig.'
-    )
     if path.stat().st_size > _BYTES:
-        raise RecordError(where, "policy", f"has more than {_BYTES:,} bytes", remedy)
+        raise RecordError(where, "policy", f"has more than {_BYTES:,} bytes", _REMEDY)
     settings = parse(path.read_bytes(), where)
     if not isinstance(settings, dict):
-        raise RecordError(where, "policy", "is no JSON object", remedy)
+        raise RecordError(where, "policy", "is no JSON object", _REMEDY)
+    return settings
+
+
+def policy_of(settings: dict[str, Any], where: str) -> Policy:
+    """Returns the policy that a JSON file's object describes. Raises as `load_policy`; `where` names the file."""
     if "model" not in settings:
-        raise RecordError(where, "model", "is absent", remedy)
+        raise RecordError(where, "model", "is absent", _REMEDY)
     if "url" in settings:
-        _check(settings, ServerConfig, where, remedy)
+        _check(settings, ServerConfig, where, _REMEDY)
         try:
             return ServerPolicy(ServerConfig(**settings))
         except ValueError as error:
-            raise RecordError(where, "policy", str(error), remedy) from None
+            raise RecordError(where, "policy", str(error), _REMEDY) from None
 
     from jprm.policy.sampler import SamplerConfig, load_sampler
 
+    settings = dict(settings)
     model = settings.pop("model")
     if not isinstance(model, str) or not model:
-        raise RecordError(where, "model", f"is {model!r}, not the path of a folder or a GGUF file", remedy)
-    _check(settings, SamplerConfig, where, remedy)
+        raise RecordError(where, "model", f"is {model!r}, not the path of a folder or a GGUF file", _REMEDY)
+    _check(settings, SamplerConfig, where, _REMEDY)
     try:
         options = SamplerConfig(**settings)
     except ValueError as error:
-        raise RecordError(where, "policy", str(error), remedy) from None
+        raise RecordError(where, "policy", str(error), _REMEDY) from None
     return load_sampler(model, options)
 
 

@@ -322,9 +322,9 @@ def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | 
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values) or not all(-1e300 < number < 1e300 for number in numbers):
         return None, ()  # samples are kept as JSON, which has no NaN
-    if not isinstance(texts, list) or len(texts) != len(values) or not all(isinstance(text, str) for text in texts):
-        return float(sum(numbers)), ()
-    return float(sum(numbers)), tuple(zip(texts, map(float, numbers), strict=True))
+    names = [text for text in texts if isinstance(text, str)] if isinstance(texts, list) else []
+    pairs = zip(names, map(float, numbers), strict=True) if len(names) == len(numbers) else ()
+    return float(sum(numbers)), tuple(pairs)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

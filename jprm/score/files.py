@@ -20,11 +20,11 @@ from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.identity import identity
 from jprm.score.multihost import score_many
 from jprm.score.scale import Scale
-from jprm.score.scorer import CHUNK, PRM
+from jprm.score.scorer import CHUNK, PRM, Scorer
 
 
 def score_file(
-    prm: PRM,
+    prm: PRM | Scorer,
     input: str | os.PathLike,
     output: str | os.PathLike,
     *,
@@ -49,8 +49,13 @@ def score_file(
     if jax.process_count() > 1 and not multihost.everywhere(pathlib.Path(input).is_file()):
         raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
     total = sum(1 for _ in read_lines(input)) if prepared is None else len(prepared)
-    calibration = stored_calibration(prm) if calibrated else None
-    request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
+    if isinstance(prm, PRM):
+        calibration = stored_calibration(prm) if calibrated else None
+        request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
+    elif calibrated:
+        raise ValueError(f"{prm.name}: has no stored calibration map")
+    else:
+        calibration, request = None, {**prm.identity, **input_of(input)}
     with contextlib.ExitStack() as stack:
         kept = output.parent if multihost.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
         rejects = stack.enter_context(Rejects(pathlib.Path(kept) / (output.name + ".rejects")))
@@ -76,7 +81,7 @@ def stored_scale(path: str | os.PathLike) -> Scale:
 
 
 def write_scores(
-    prm: PRM,
+    prm: PRM | Scorer,
     records: Iterable[dict[str, Any]],
     output: str | os.PathLike,
     request: dict[str, Any],

@@ -14,15 +14,17 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jprm.score.scorer import CHUNK, PRM, scored
+from jprm.score.scorer import CHUNK, PRM, Scorer, scored
 from jprm.tree import ReasoningTree, tree_of
 
 
-def score_many(prm: PRM, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def score_many(prm: PRM | Scorer, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields what `prm.score_many` does. Every process calls it with the same records."""
     if jax.process_count() == 1:
         yield from prm.score_many(records)
         return
+    if not isinstance(prm, PRM):
+        raise ValueError(f"{prm.name}: scores in one process")
     records = iter(records)
     while some := list(itertools.islice(records, CHUNK * jax.process_count())):
         trees = [tree_of(record) for record in some]

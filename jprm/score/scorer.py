@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -41,6 +41,20 @@ size, the next power of two."""
 
 CHUNK = 64
 """Records that `score_many` packs together: the unit of progress, and what a killed run scores again."""
+
+
+class Scorer(Protocol):
+    """What scores files besides a `PRM`: `jprm.judge.judge.Judge`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the scores depend on."""
+        ...
+
+    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
@@ -103,7 +117,7 @@ class PRM:
           TypeError: `steps` is one string, not a list of strings.
           ValueError: a problem or step without text, or a chain longer than the model takes.
         """
-        (outputs,) = self._read([_chain(problem, steps)], self.readout)
+        (outputs,) = self._read([chain_tree(problem, steps)], self.readout)
         return np.array(list(map(as_written, outputs["score"])), np.float32)
 
     def logits(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, "P C"]:
@@ -114,7 +128,7 @@ class PRM:
         """
         if self.ratio is not None:
             raise ValueError(f"{self.name}: an implicit PRM scores by two models' tokens and has no logits of steps")
-        (outputs,) = self._read([_chain(problem, steps)], _logits)
+        (outputs,) = self._read([chain_tree(problem, steps)], _logits)
         return outputs["logits"]
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -252,7 +266,8 @@ class PRM:
             )
 
 
-def _chain(problem: str, steps: Sequence[str]) -> ReasoningTree:
+def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
+    """Returns the tree of one chain. Raises TypeError for steps that are one string, ValueError for blank text."""
     if isinstance(steps, str):
         raise TypeError("steps is one string: pass a list of steps, [text] where there is one")
     return tree_of({"problem": problem, "steps": list(steps)})

@@ -1,0 +1,1 @@
+"""Generative verifiers: a policy writes critiques of steps, and their verdicts are scores."""

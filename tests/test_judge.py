@@ -1,0 +1,258 @@
+"""Judges: prompts, how critiques are read, scores and their cost, from a server and from a model in this process."""
+
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+from stub_server import Server, reply
+from test_sampler import make
+
+from jprm import cli
+from jprm.judge.judge import Judge
+from jprm.judge.load import load_judge
+from jprm.judge.prompts import PLAIN, PROMPTS, QWEN_CRITIQUE, THINKPRM, JudgePrompt, probability, verdicts
+from jprm.policy.protocol import Prefix
+from jprm.policy.sample_cache import PolicyError
+from jprm.policy.server import ServerConfig, ServerPolicy
+from jprm.tree import RecordError, tree_of
+
+CHAIN = {"problem": "What is {steps} plus 2?", "steps": ["{problem} is 1.", "1 + 2 = 4.", "So 4."], "id": 7}
+TREE = {
+    "problem": "p",
+    "nodes": [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}, {"parent": 0, "text": "c"}],
+}
+YES, NO = r"It holds. \boxed{Yes}", r"It does not. \boxed{No}"
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(script):
+        servers.append(Server(script))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def judge(server, prompt=PLAIN, samples=1, **changes):
+    settings = {"backoff_s": 0.01, "retries": 0, "prompt": "{problem}"} | changes
+    return Judge(ServerPolicy(ServerConfig(server.url, "tiny", **settings)), prompt, samples)
+
+
+def asked_about(body):
+    """The number of the step that the plain prompt asks about."""
+    return int(body["prompt"].split("Check step ")[1].split(",")[0])
+
+
+def test_fields_in_problems_and_steps_stay_text():
+    assert PLAIN.filled(CHAIN["problem"], CHAIN["steps"][:1]).startswith(
+        "Problem:\nWhat is {steps} plus 2?\n\nSolution so far:\nStep 1: {problem} is 1.\n\nCheck step 1,"
+    )
+
+
+def test_paragraphs_are_tagged_as_in_processbench():
+    text = QWEN_CRITIQUE.filled("p", ["a", "b"])
+    assert "\n\n<paragraph_0>\na\n</paragraph_0>\n\n<paragraph_1>\nb\n</paragraph_1>\n\nYour task" in text
+    assert text.endswith("(i.e., the index) in \\boxed{}.")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        (PLAIN, r"\boxed{No}, wait: \boxed{ yes }", [True]),
+        (PLAIN, r"\boxed{maybe}", None),
+        (PLAIN, r"Yes", None),
+        (QWEN_CRITIQUE, r"first \boxed{0}, no: \boxed{1}", [True, False]),
+        (QWEN_CRITIQUE, r"\boxed{-1}", [True, True, True]),
+        (QWEN_CRITIQUE, r"\boxed{3}", None),
+        (QWEN_CRITIQUE, r"\boxed{-2}", None),
+        (QWEN_CRITIQUE, r"\boxed{²}", None),
+        (THINKPRM, r"\boxed{correct} \boxed{correct} \boxed{correct}", [True, True, True]),
+        (THINKPRM, r"\boxed{correct} \boxed{incorrect}", [True, False]),
+        (THINKPRM, r"\boxed{correct} \boxed{correct}", None),  # the third step is not judged
+        (THINKPRM, r"\boxed{correct} " * 4, None),  # and here a verdict is of no step
+        (THINKPRM, r"\boxed{correct} \boxed{7} \boxed{correct}", None),
+        (THINKPRM, r"\boxed{incorrect}</think>\boxed{correct}", [False]),
+    ],
+)
+def test_verdicts(prompt, text, expected):
+    found = verdicts(prompt, text, 3)
+    assert (found and [verdict.correct for verdict in found]) == expected
+
+
+def test_a_verdicts_token_is_found_whatever_the_white_space():
+    (verdict,) = verdicts(PLAIN, "It is\nYes\n\\boxed{Yes}", 1)
+    tokens = [("It", -9.0), (" is", -9.0), ("Yes", -9.0), ("\\boxed", -9.0), ("{Y", math.log(0.75)), ("es}", -9.0)]
+    assert probability(verdict, "It is\nYes\n\\boxed{Yes}", tokens) == pytest.approx(0.75)
+    (verdict,) = verdicts(PLAIN, "\\boxed{No}", 1)
+    assert probability(verdict, "\\boxed{No}", [("\\boxed{", 0.0), ("No", math.log(0.75))]) == pytest.approx(0.25)
+    assert probability(verdict, "\\boxed{No}", [("\\boxed<", 0.0), ("No", -0.1)]) is None  # tokens of another text
+
+
+def test_each_step_is_judged_by_what_is_before_it(serve):
+    server = serve(lambda number, body: reply(NO if asked_about(body) == 2 else YES, tokens=5))
+    [record] = judge(server).score_many([CHAIN])
+    assert record["scores"] == [1.0, 0.0, 1.0]
+    assert {key: record[key] for key in CHAIN} == CHAIN
+    report = record["judge"]
+    assert (report["asked"], report["read"], report["tokens"], report["by_vote"]) == (3, 3, 15, 3)
+    assert report["critiques"][1] == {"nodes": [1], "status": "read", "scores": [0.0], "tokens": 5, "text": NO}
+    for _, body in server.requests:  # no question shows a later step
+        assert body["prompt"].count("Step ") == asked_about(body)
+
+
+def test_a_score_is_the_mean_of_the_verdicts_probabilities(serve):
+    def script(number, body):
+        word, p = (("Yes", 0.9), ("No", 0.6))[body["seed"]]
+        given = {"tokens": ["\\boxed{", word, "}"], "token_logprobs": [0.0, math.log(p), 0.0]}
+        return reply(f"\\boxed{{{word}}}", logprobs=given)
+
+    own = judge(serve(script), samples=2, logprobs=True)
+    assert own.score("p", ["a"]) == pytest.approx([(0.9 + 0.4) / 2], abs=1e-6)
+    [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
+    assert (record["judge"]["by_probability"], record["judge"]["by_vote"]) == (2, 0)
+
+
+def test_a_fraction_of_votes_without_log_probabilities(serve):
+    server = serve(lambda number, body: reply(rf"\boxed{{{(-1, 1, 1, 2)[body['seed']]}}}"))
+    own = judge(server, QWEN_CRITIQUE, samples=4)
+    assert own.score("p", ["a", "b", "c"]).tolist() == [1.0, 0.5, 0.25]
+    assert (own.rule, len(server.requests)) == ("min", 4)
+
+
+def test_truncated_and_unreadable_critiques_give_no_score(serve):
+    answers = {1: reply(YES, finish="length"), 2: reply("I cannot tell."), 3: reply(YES)}
+    server = serve(lambda number, body: answers[asked_about(body)])
+    own = judge(server)
+    np.testing.assert_array_equal(own.score("p", ["a", "b", "c"]), np.float32([np.nan, np.nan, 1]))
+    [chain] = own.score_many([{"problem": "p", "steps": ["a", "b", "c"], "scores": [0.5, 0.5, 0.5]}])
+    assert "scores" not in chain  # a chain has all or none, and no stale ones
+    assert [chain["judge"][name] for name in ("asked", "read", "truncated", "unreadable")] == [3, 1, 1, 1]
+    tree_of(chain)
+
+
+def test_a_tree_has_scores_where_critiques_were_read(serve):
+    server = serve(lambda number, body: reply("what?" if "Step 2: b" in body["prompt"] else YES))
+    [tree] = judge(server).score_many([TREE])
+    assert [node.get("score") for node in tree["nodes"]] == [1.0, None, 1.0]
+
+
+def test_equal_questions_of_a_tree_are_asked_once_and_leaves_share_a_prefix(serve):
+    pool = {"problem": "p", "samples": [{"steps": ["a", "b"]}, {"steps": ["a", "c"]}]}
+    server = serve(lambda number, body: reply(YES))
+    [record] = judge(server).score_many([pool])
+    assert [sample["scores"] for sample in record["samples"]] == [[1.0, 1.0]] * 2
+    assert len(server.requests) == 3 and record["judge"]["critiques"][0]["nodes"] == [0, 2]
+    chains = serve(
+        lambda number, body: reply(r"\boxed{1}" if "b" in body["prompt"].split("]")[2][:60] else r"\boxed{0}")
+    )
+    assert judge(chains, QWEN_CRITIQUE).score_trees([tree_of(TREE)])[0].tolist() == [0.5, 0.0, 0.0]
+
+
+def test_a_failed_critique_is_counted_and_a_dead_server_is_an_error(serve):
+    server = serve(lambda number, body: (400, {}, {}) if body["seed"] else reply(YES))
+    [record] = judge(server, samples=2).score_many([{"problem": "p", "steps": ["a"]}])
+    assert (record["scores"], record["judge"]["failed"]) == ([1.0], 1)
+    with pytest.raises(PolicyError, match="all 1 critiques"):
+        judge(serve(lambda number, body: (400, {}, {}))).score("p", ["a"])
+
+
+def test_a_critique_continues_its_opening(serve):
+    server = serve(lambda number, body: reply(r"\boxed{correct}"))
+    assert judge(server, THINKPRM, delimiter="\n").score("p", ["a"]).tolist() == [1.0]
+    assert server.requests[0][1]["prompt"].endswith("Let's verify step by step:\n")
+
+
+def test_the_sampler_judges_with_its_tokens_probabilities():
+    """Of a random model: a critique is a run of letters, and its first letter is the verdict."""
+    words = {"correct": tuple("ABCDEFGHIJKLM"), "incorrect": tuple("NOPQRSTUVWXYZ")}
+    letters = JudgePrompt("letters", "{problem}{steps}", step="{step}", verdict="^(.)", **words)
+    policy = make(temperature=1.0, max_tokens=80, logprobs=True)
+    found = Judge(policy, letters, samples=32, seed=3).judgements([tree_of({"problem": "A", "steps": ["B"]})])[0]
+    drawn = policy.sample([Prefix("AB")], 32, until="end", seed=3)[0]
+    scores, truncated = [], sum(sample.finish_reason == "length" for sample in drawn)
+    for sample in drawn:
+        first, logprob = next((pair for pair in sample.token_logprobs if pair[0].strip()), ("", 0.0))
+        if sample.finish_reason == "stop" and first.isalpha():  # in either case
+            scores.append(math.exp(logprob) if first.upper() in words["correct"] else 1 - math.exp(logprob))
+        assert sample.logprob == pytest.approx(sum(logprob for _, logprob in sample.token_logprobs), rel=1e-4)
+    report = found.report
+    assert 3 < len(scores) < 32 and report["tokens"] == sum(sample.tokens for sample in drawn)
+    counts = [report[name] for name in ("asked", "read", "by_probability", "by_vote", "truncated")]
+    assert counts == [32, len(scores), len(scores), 0, truncated]
+    assert found.score_N.tolist() == pytest.approx([np.mean(scores)], rel=1e-5)
+
+
+def write_judge(path, server, **section):
+    path.write_text(json.dumps({"url": server.url, "model": "tiny", "retries": 0, "judge": section}))
+    return path
+
+
+def test_the_command_writes_scores_and_continues(serve, tmp_path, capsys, monkeypatch):
+    from jprm.judge import judge as module
+    from jprm.score import files
+
+    monkeypatch.setattr(module, "CHUNK", 2)
+    monkeypatch.setattr(files, "CHUNK", 2)
+    server = serve(lambda number, body: reply(YES) if number < 2 else (400, {}, {}))
+    records = [{"problem": f"p{i}", "steps": ["a"]} for i in range(4)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    args = ["score", "--judge", str(write_judge(tmp_path / "judge.json", server, prompt="plain"))]
+    args += ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main(args) == 2 and not (tmp_path / "out.jsonl").exists()
+    assert "failed at all 2 critiques" in capsys.readouterr().err
+    server.script = lambda number, body: reply(YES)
+    asked = len(server.requests)
+    assert not cli.main(args) and len(server.requests) == asked + 2  # the first two records are not asked again
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(record["problem"], record["scores"]) for record in found] == [(f"p{i}", [1.0]) for i in range(4)]
+    asked = len(server.requests)
+    assert not cli.main(args) and len(server.requests) == asked
+    write_judge(tmp_path / "judge.json", server, prompt="plain", samples=2)
+    assert cli.main(args) == 2  # scores of another judge
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (None, "judge: is absent"),
+        ({"prompt": "none"}, "judge.prompt: is 'none'"),
+        ({"samples": 0}, "judge.samples: is 0"),
+        ({"seed": True}, "judge.seed: is True"),
+        ({"votes": 3}, "judge.votes: is no setting"),
+        ({"prompt": {"like": "x"}}, "judge.prompt.like"),
+        ({"prompt": {"like": "plain", "verdict": "("}}, "no regular expression"),
+        ({"prompt": {"like": "plain", "verdict": "yes"}}, "has 0 groups"),
+        ({"prompt": {"like": "plain", "words": []}}, "judge.prompt.words"),
+        ({"prompt": {"like": "plain", "correct": "yes"}}, "judge.prompt.correct"),
+        ({"prompt": {"like": "plain", "text": "{problem}"}}, "must hold"),
+        ({"prompt": {"name": "mine"}}, "text"),
+    ],
+)
+def test_bad_sections_are_refused(tmp_path, section, message):
+    settings = {"url": "http://localhost:1/v1", "model": "m"} | ({} if section is None else {"judge": section})
+    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    with pytest.raises(RecordError, match=message):
+        load_judge(tmp_path / "judge.json")
+
+
+def test_a_prompt_can_be_like_another(tmp_path):
+    section = {"prompt": {"like": "thinkprm", "name": "mine", "correct": ["right"]}, "samples": 3}
+    settings = {"url": "http://localhost:1/v1", "model": "m", "judge": section}
+    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    found = load_judge(tmp_path / "judge.json")
+    assert (found.prompt.asks, found.prompt.correct, found.samples) == ("steps", ("right",), 3)
+    assert set(PROMPTS) == {"plain", "qwen-critique", "thinkprm"}
+
+
+@pytest.mark.parametrize("args", [[], ["--model", "m", "--judge", "j"], ["--judge", "j", "--dtype", "int8"]])
+def test_one_scorer_with_its_own_options(args, capsys):
+    assert cli.main(["score", *args, "--input", "setup.py", "--output", "out.jsonl"]) == 2
+    assert "--model" in capsys.readouterr().err
