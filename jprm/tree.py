@@ -16,7 +16,7 @@ from jprm.free_text import chain_of
 
 __all__ = [
     "SEMANTICS", "Node", "ReasoningTree", "RecordError", "chains_of", "in_order_of", "record_of", "tree_of",
-    "with_scores", "without_chain",
+    "with_labels", "with_scores", "without_chain",
 ]  # fmt: skip
 
 SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
@@ -156,6 +156,22 @@ def with_scores(
         named = node.outputs if outputs is None else {name: values[i] for name, values in outputs.items()} or NONE
         nodes.append(dataclasses.replace(node, score=score, outputs=named))
     return dataclasses.replace(tree, nodes=tuple(nodes))
+
+
+def with_labels(
+    tree: ReasoningTree, labels: Iterable[float | None], semantics: str, origin: str, notes: Sequence[Mapping] = ()
+) -> ReasoningTree:
+    """Returns a tree with labels[i] as node i's label, and notes[i] joined to its `extra`.
+
+    Earlier labels go, and what a check found `false` in a step. A node without a label has no origin.
+    """
+    nodes = []
+    for node, label, note in zip(tree.nodes, labels, notes or [NONE] * len(tree.nodes), strict=True):
+        extra = {key: value for key, value in node.extra.items() if key not in ("label", "origin", "false")}
+        origin_of = origin if label is not None else None
+        nodes.append(dataclasses.replace(node, label=label, origin=origin_of, extra={**extra, **note}))
+    extra = without_chain(tree.extra)
+    return dataclasses.replace(tree, nodes=tuple(nodes), semantics=semantics, kind="tree", extra=extra)
 
 
 def in_order_of(record: Any, made: Any) -> Any:

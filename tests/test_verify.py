@@ -121,6 +121,13 @@ class Teacher:
         return [np.array([len(node.text) / 100 for node in tree.nodes], np.float32) for tree in trees]
 
 
+@pytest.fixture
+def identified(monkeypatch):
+    """A teacher without parameters is identified by its name and step."""
+    monkeypatch.setattr("jprm.score.identity.identity", lambda prm: {"model": prm.name, "step": prm.step})
+
+
+@pytest.mark.usefixtures("identified")
 @pytest.mark.parametrize(("semantics", "said"), [("rating", "correctness"), ("value", "value")])
 def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said):
     teacher = Teacher(semantics)
@@ -138,6 +145,7 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
     assert "of another model, input or request" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("identified")
 @pytest.mark.parametrize("semantics", ["advantage", "implicit"])
 def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, capsys, semantics):
     monkeypatch.setattr(loading, "load", lambda folder: Teacher(semantics))  # in [0, 1] all the same, as PURE's may be

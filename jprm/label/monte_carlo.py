@@ -18,7 +18,7 @@ from jprm.label.config import MonteCarloConfig
 from jprm.label.rollouts import Grader, Rollouts, reaches_answer
 from jprm.label.sequential import confidence_sequence, unbiased, undecided
 from jprm.policy.protocol import Prefix
-from jprm.tree import ReasoningTree, without_chain
+from jprm.tree import ReasoningTree, with_labels
 
 ORIGIN = "monte_carlo"
 
@@ -163,19 +163,17 @@ def _labelled(tree: ReasoningTree, counts: _Counts, config: MonteCarloConfig) ->
     value_N = _estimates(counts, config)
     interval = wilson if config.adaptive is None else confidence_sequence
     low_N, high_N = interval(counts.right_N, counts.total_N, config.z)
-    nodes = []
+    labels, notes = [], []
     for i, node in enumerate(tree.nodes):
-        extra = dict(node.extra) | {"rollouts": int(counts.total_N[i]), "right": int(counts.right_N[i])}
+        note = {"rollouts": int(counts.total_N[i]), "right": int(counts.right_N[i])}
         if counts.known_N[i]:
             label = float(bool(node.correct))
         else:
             label = None if np.isnan(value_N[i]) else float(value_N[i])
-            extra |= {"low": round(float(low_N[i]), 6), "high": round(float(high_N[i]), 6)}
+            note |= {"low": round(float(low_N[i]), 6), "high": round(float(high_N[i]), 6)}
             if config.adaptive is not None:
                 right_N, total_N = counts.rounds[0]
-                extra |= {"first_rollouts": int(total_N[i]), "first_right": int(right_N[i])}
-        origin = ORIGIN if label is not None else None
-        nodes.append(dataclasses.replace(node, label=label, origin=origin, extra=extra))
-    return dataclasses.replace(
-        tree, nodes=tuple(nodes), semantics="value", kind="tree", extra=without_chain(tree.extra)
-    )
+                note |= {"first_rollouts": int(total_N[i]), "first_right": int(right_N[i])}
+        labels.append(label)
+        notes.append(note)
+    return with_labels(tree, labels, "value", ORIGIN, notes)

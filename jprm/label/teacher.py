@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 from jprm.score.scorer import PRM, as_written
-from jprm.tree import ReasoningTree, without_chain
+from jprm.tree import ReasoningTree, with_labels
 
 
 def label_trees(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
@@ -25,16 +24,7 @@ def label_trees(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]
         )
     semantics = "value" if prm.semantics == "value" else "correctness"
     origin = f"model:{pathlib.Path(prm.name).name}@{prm.step}"
-    labelled = []
-    for tree, score_N in zip(trees, prm.score_trees(trees), strict=True):
-        nodes = tuple(
-            dataclasses.replace(node, label=as_written(score), origin=origin, extra=_without_label(node.extra))
-            for node, score in zip(tree.nodes, score_N, strict=True)
-        )
-        extra = without_chain(tree.extra)
-        labelled.append(dataclasses.replace(tree, nodes=nodes, semantics=semantics, kind="tree", extra=extra))
-    return labelled
-
-
-def _without_label(extra) -> dict:
-    return {key: value for key, value in extra.items() if key not in ("label", "origin")}
+    return [
+        with_labels(tree, map(as_written, score_N), semantics, origin)
+        for tree, score_N in zip(trees, prm.score_trees(trees), strict=True)
+    ]

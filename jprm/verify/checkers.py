@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
-from jprm.tree import ReasoningTree, without_chain
+from jprm.tree import ReasoningTree, with_labels
 from jprm.verify import coq, python_steps, sandbox
 from jprm.verify.arithmetic import check_arithmetic
 from jprm.verify.verdict import Verdict
@@ -35,12 +34,5 @@ def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree],
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
     """Returns the tree with its verdicts as labels of `correctness`; `false` tells what does not hold in a step."""
-    nodes = []
-    for node, verdict in zip(tree.nodes, verdicts, strict=True):
-        extra = {key: value for key, value in node.extra.items() if key not in ("label", "origin", "false")}
-        extra |= {"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {})
-        origin = ORIGIN if verdict.label is not None else None
-        nodes.append(dataclasses.replace(node, label=verdict.label, origin=origin, extra=extra))
-    return dataclasses.replace(
-        tree, nodes=tuple(nodes), semantics="correctness", kind="tree", extra=without_chain(tree.extra)
-    )
+    notes = [{"checked": each.checked} | ({"false": each.false} if each.false else {}) for each in verdicts]
+    return with_labels(tree, [each.label for each in verdicts], "correctness", ORIGIN, notes)
