@@ -199,6 +199,15 @@ def whole_folder(
                 _remove(work)
 
 
+def tidy(out: str | os.PathLike) -> None:
+    """Removes what `whole_folder` left beside a folder that is whole, killed after it had renamed it."""
+    work = pathlib.Path(partial_of(out))
+    if (work / MARK).is_file() or os.path.lexists(f"{work}.lock"):
+        with contextlib.suppress(ValueError), only_run(work):  # of another process, which removes it itself
+            if (work / MARK).is_file() and not work.is_symlink():
+                _remove(work)
+
+
 def _remove(work: pathlib.Path) -> None:
     """Deletes what `whole_folder` makes, the mark last."""
     for name in ("new", "old"):

@@ -201,3 +201,13 @@ def test_a_pipe_as_policy_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "policy.json")
     with pytest.raises(FileNotFoundError, match="policy.json: no such file"):
         load_policy(tmp_path / "policy.json")
+
+
+def test_what_a_kill_left_beside_a_whole_folder_goes(tmp_path):
+    (tmp_path / "in.jsonl").write_text(CHAIN)
+    prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out")
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / ".jprm").write_text("")
+    (tmp_path / "out.partial.lock").write_text("")
+    prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out"]

@@ -21,7 +21,7 @@ from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.data.readers import READERS
 from jprm.jsonl import Rejects
-from jprm.outputs import whole_folder
+from jprm.outputs import tidy, whole_folder
 from jprm.tree import tree_of
 
 
@@ -144,6 +144,7 @@ def _unchanged(
     differ = [name for name, value in vars(request).items() if getattr(there, name) != value]
     if differ:
         raise ValueError(f"{out} holds another preparation ({', '.join(differ)} differ): use another name or overwrite")
+    tidy(out)
     console.print(f"{out}: is there already, with {there.kept} records; nothing to do", markup=False)
     return there
 

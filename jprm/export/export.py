@@ -36,7 +36,7 @@ from jprm.loading import load
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.int8 import Int8
-from jprm.outputs import atomic_file, atomic_write, whole_folder
+from jprm.outputs import atomic_file, atomic_write, tidy, whole_folder
 from jprm.score.identity import identity
 from jprm.score.scorer import PRM
 
@@ -86,6 +86,7 @@ def export(
         if _json_of(out / EXPORT) != about:
             raise FileExistsError(f"{out}: is there already, and not this export; name another folder or remove it")
         check_sums(out)
+        tidy(out)
         return out
     with whole_folder(out, request) as partial:
         _write_json(partial / EXPORT, about)
