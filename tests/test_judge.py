@@ -68,6 +68,8 @@ def test_paragraphs_are_tagged_as_in_processbench():
     [
         (PLAIN, r"\boxed{No}, wait: \boxed{ yes }", [True]),
         (PLAIN, r"\boxed{maybe}", None),
+        (PLAIN, r"\boxed{\text{No}}", [False]),
+        (PLAIN, r"\boxed{Yes}, so \boxed{\frac{1}{2}}", None),  # the last box counts
         (PLAIN, r"Yes", None),
         (QWEN_CRITIQUE, r"first \boxed{0}, no: \boxed{1}", [True, False]),
         (QWEN_CRITIQUE, r"\boxed{-1}", [True, True, True]),
@@ -79,12 +81,19 @@ def test_paragraphs_are_tagged_as_in_processbench():
         (THINKPRM, r"\boxed{correct} \boxed{correct}", None),  # the third step is not judged
         (THINKPRM, r"\boxed{correct} " * 4, None),  # and here a verdict is of no step
         (THINKPRM, r"\boxed{correct} \boxed{7} \boxed{correct}", None),
+        (THINKPRM, r"\boxed{correct} as \boxed{7} \boxed{ Incorrect }", [True, False]),
         (THINKPRM, r"\boxed{incorrect}</think>\boxed{correct}", [False]),
     ],
 )
 def test_verdicts(prompt, text, expected):
     found = verdicts(prompt, text, 3)
     assert (found and [verdict.correct for verdict in found]) == expected
+
+
+def test_a_long_critique_of_open_boxes_is_read_at_once():
+    """In quadratic time it would take minutes."""
+    for prompt in PROMPTS.values():
+        assert verdicts(prompt, "\\boxed{" * 50_000, 1) is None
 
 
 def test_a_verdicts_token_is_found_whatever_the_white_space():

@@ -41,7 +41,7 @@ class JudgePrompt:
     asks: Asks = "step"
     step: str = "Step {number}: {step}"
     separator: str = "\n"
-    verdict: str = r"\\boxed\{([^}]*)\}"
+    verdict: str = r"\\boxed\{(?:\\text\{)?([^\\}]*)"  # linear in the text: a box ends at the next backslash
     correct: tuple[str, ...] = ("yes",)
     incorrect: tuple[str, ...] = ("no",)
     opening: str = ""
@@ -116,6 +116,7 @@ THINKPRM = JudgePrompt(  # mukhal/ThinkPRM, utils/helper.py and prm/thinkprm_api
         " is correct. If the solution is incomplete, only verify the provided steps."
     ),
     asks="steps",
+    verdict=r"(?i)\\boxed\{\s*(correct|incorrect)\s*\}",  # other boxes are quoted from the solution
     correct=("correct",),
     incorrect=("incorrect",),
     opening="Let's verify step by step:",

@@ -30,7 +30,8 @@ class Sample:
       logprob: natural logarithm of the probability of the generated tokens, with or without the sampling temperature
         as the policy documents; None if unknown.
       error: the reason, for `error` alone.
-      token_logprobs: (text, log-probability) of every generated token, for policies told to report them; else empty.
+      token_logprobs: (text, log-probability) of every generated token where the policy was told to report them, else
+        empty. Files of kept samples do not hold them.
     """
 
     steps: tuple[str, ...]
