@@ -204,7 +204,7 @@ def tidy(out: str | os.PathLike) -> None:
     work = pathlib.Path(partial_of(out))
     if (work / MARK).is_file() or os.path.lexists(f"{work}.lock"):
         with contextlib.suppress(ValueError), only_run(work):  # of another process, which removes it itself
-            if (work / MARK).is_file() and not work.is_symlink():
+            if not work.is_symlink() and ((work / MARK).is_file() or _empty(work)):
                 _remove(work)
 
 

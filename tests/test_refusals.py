@@ -203,11 +203,12 @@ def test_a_pipe_as_policy_is_refused_and_not_waited_for(tmp_path):
         load_policy(tmp_path / "policy.json")
 
 
-def test_what_a_kill_left_beside_a_whole_folder_goes(tmp_path):
+@pytest.mark.parametrize("left", [["out.partial", "out.partial/.jprm"], ["out.partial"], []])  # in the order they go
+def test_what_a_kill_left_beside_a_whole_folder_goes(tmp_path, left):
     (tmp_path / "in.jsonl").write_text(CHAIN)
     prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out")
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / ".jprm").write_text("")
+    for name in left:
+        (tmp_path / name).write_text("") if name.endswith(".jprm") else (tmp_path / name).mkdir()
     (tmp_path / "out.partial.lock").write_text("")
     prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out"]
