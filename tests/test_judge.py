@@ -117,13 +117,18 @@ def test_each_step_is_judged_by_what_is_before_it(serve):
         assert body["prompt"].count("Step ") == asked_about(body)
 
 
-def test_a_score_is_the_mean_of_the_verdicts_probabilities(serve):
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_a_score_is_the_mean_of_the_verdicts_probabilities(serve, endpoint):
     def script(number, body):
         word, p = (("Yes", 0.9), ("No", 0.6))[body["seed"]]
-        given = {"tokens": ["\\boxed{", word, "}"], "token_logprobs": [0.0, math.log(p), 0.0]}
-        return reply(f"\\boxed{{{word}}}", logprobs=given)
+        text, tokens = f"\\boxed{{{word}}}", [("\\boxed{", 0.0), (word, math.log(p)), ("}", 0.0)]
+        if endpoint == "chat":
+            content = [{"token": token, "logprob": logprob} for token, logprob in tokens]
+            return reply("", message={"content": text}, logprobs={"content": content})
+        texts, logprobs = zip(*tokens, strict=True)
+        return reply(text, logprobs={"tokens": texts, "token_logprobs": logprobs})
 
-    own = judge(serve(script), samples=2, logprobs=True)
+    own = judge(serve(script), samples=2, logprobs=True, endpoint=endpoint)
     assert own.score("p", ["a"]) == pytest.approx([(0.9 + 0.4) / 2], abs=1e-6)
     [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
     assert (record["judge"]["by_probability"], record["judge"]["by_vote"]) == (2, 0)
