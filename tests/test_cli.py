@@ -73,7 +73,7 @@ def test_the_examples_of_prepare_lack_no_option(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lines = (cli.DESCRIPTION + cli.prepare.__doc__).replace("\\\n", " ").splitlines()
     examples = [line.split()[1:] for line in lines if line.split()[:2] == ["jprm", "prepare"]]
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         assert cli.main(example) == 2
         assert "no such file" in capsys.readouterr().err
