@@ -4,6 +4,7 @@ from scipy.stats import norm
 
 from jprm.evaluate import paired
 from jprm.evaluate.best_of_n import best_of_n_report, chosen_curves, pools_of
+from jprm.score.rules import RULES
 from jprm.statistics import difference, draws, weighted_mean
 from jprm.tree import tree_of
 
@@ -64,7 +65,7 @@ def test_rules_and_models_are_compared_on_the_same_problems():
     good, bad = pools(0, 2.0, 300), pools(0, 0.0, 300)
     report = best_of_n_report(map(tree_of, good), seed=0, trials=20)
     found = {(row["a"], row["b"]): row for row in report["paired"]}
-    assert len(found) == 7 * 6 / 2 + 7
+    assert len(found) == len(RULES) * (len(RULES) - 1) / 2 + len(RULES)  # pairs, and each with the majority
     row = found["prod", "max"]
     assert row["n"] == [1, 2, 4, 8, 12]
     for n, value in zip(row["n"], row["value"], strict=True):

@@ -262,7 +262,7 @@ def test_a_run_that_was_trained_with_a_kernel_is_scored_on_a_cpu(tiny_run, tmp_p
 
 def test_a_chain_that_no_memory_holds_is_named_before_it_is_compiled(prm, monkeypatch):
     """Written out, attention over a million tokens is 2^40 float32 a head: 4 TiB, which no machine gives."""
-    written_out = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="reference"))
+    written_out = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="reference"), context=None)
     monkeypatch.setattr(scorer, "readout_of_rows", lambda *args: pytest.fail("compiled"))
     with pytest.raises(
         ValueError, match="problem 'long': a row of 1,048,576 tokens does not fit in memory with attent"

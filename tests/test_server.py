@@ -154,12 +154,12 @@ def test_the_total_limit_ends_retries(serve):
 
 def test_an_attempt_ends_with_the_total_limit(serve):
     def sleep(number, body):
-        time.sleep(1.5)
+        time.sleep(10)
         return reply("late")
 
     start = time.monotonic()
     assert draw(serve(sleep), total_timeout_s=0.2).finish_reason == "error"
-    assert time.monotonic() - start < 1.0  # a request may take 5 s, and the server takes 1.5
+    assert time.monotonic() - start < 4  # a request may take 5 s; the rest is room for a busy machine
 
 
 def test_waits_double(serve):
