@@ -75,3 +75,23 @@ def one_device():
 
     with tiny.one_device():
         yield
+
+
+@pytest.fixture
+def serve():
+    """Starts stub servers of scripts, and ends them after the test."""
+    import threading
+
+    from stub_server import Server
+
+    servers = []
+
+    def start(script):
+        servers.append(Server(script))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

@@ -2,11 +2,10 @@
 
 import json
 import math
-import threading
 
 import numpy as np
 import pytest
-from stub_server import Server, reply
+from stub_server import reply
 from test_sampler import make
 
 from jprm import cli
@@ -24,21 +23,6 @@ TREE = {
     "nodes": [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}, {"parent": 0, "text": "c"}],
 }
 YES, NO = r"It holds. \boxed{Yes}", r"It does not. \boxed{No}"
-
-
-@pytest.fixture
-def serve():
-    servers = []
-
-    def start(script):
-        servers.append(Server(script))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def judge(server, prompt=PLAIN, samples=1, **changes):

@@ -5,12 +5,11 @@ import gc
 import gzip
 import json
 import socket
-import threading
 import time
 import tracemalloc
 
 import pytest
-from stub_server import Server, reply
+from stub_server import reply
 
 from jprm.policy.protocol import Prefix
 from jprm.policy.sample_cache import KeptPolicy
@@ -18,21 +17,6 @@ from jprm.policy.server import ServerConfig, ServerPolicy, request_body
 
 KEY = "sk-very-secret"
 PROBLEM = Prefix("p")
-
-
-@pytest.fixture
-def serve():
-    servers = []
-
-    def start(script):
-        servers.append(Server(script))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def policy(server, **changes):

@@ -52,7 +52,7 @@ def parser(doc: str, rounds: int = 3) -> argparse.ArgumentParser:
 
 
 def needed(path: pathlib.Path, remedy: str) -> pathlib.Path:
-    """Returns `path`. Ends the program, with the remedy, where it is absent."""
+    """Returns `path`. If it is absent, ends the program and says how to get it."""
     if not path.exists():
         raise SystemExit(f"{path}: is not there. {remedy}")
     return path

@@ -57,7 +57,7 @@ class Instruction:
 
     @functools.cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
-        """Called computations by role: calls, body, condition, ..."""
+        """Returns the names of the computations it calls, by role: calls, body, condition and others."""
         return {kind: tuple(re.findall(r"[\w.-]+", names)) for kind, names in _CALLED.findall(self.text)}
 
     @functools.cached_property

@@ -45,7 +45,7 @@ def make_app(engines: Sequence[Engine], config: ServeConfig, key: str | None = N
         Route("/ready", lambda request: PlainTextResponse("ready")),
         Route("/metrics", _metrics),
     ]
-    names = [config.host, "localhost", "127.0.0.1", "[::1]", "testserver", *config.hosts]
+    names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
     middleware = [
         Middleware(_Measured, registry=registry, paths=[route.path for route in routes]),
         Middleware(TrustedHostMiddleware, allowed_hosts=names if config.loopback or config.hosts else ["*"]),

@@ -130,9 +130,12 @@ class Engine:
             return batch
 
     def _score(self, batch: list[_Job]) -> None:
+        if len(batch) == 1:
+            _settle(batch[0], lambda: scored_together(self.prm, batch[0].trees))
+            return
         try:
             found = scored_together(self.prm, [tree for job in batch for tree in job.trees])
-        except Exception:
+        except Exception:  # whatever it is, it is one caller's: each job is tried alone, and keeps its own error
             for job in batch:
                 _settle(job, lambda job=job: scored_together(self.prm, job.trees))
             return
@@ -173,5 +176,5 @@ def _merged(trees: Sequence[ReasoningTree]) -> ReasoningTree:
 def _settle(job: _Job, function: Callable[[], Any]) -> None:
     try:
         job.future.set_result(function())
-    except Exception as error:
+    except Exception as error:  # goes to the caller; the device thread serves the others
         job.future.set_exception(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -105,7 +106,8 @@ def admit(request: Request, engine: Engine) -> None:
 async def answer(request: Request, future: concurrent.futures.Future) -> Any:
     """Returns the future's result. Cancels it where the client goes away or the time is up.
 
-    Raises Refusal: 504 when late, 499 when the client has gone, 400 for a request that the model refuses.
+    Raises Refusal: 504 when late, 499 when the client has gone, 400 for a request that the model refuses, 500
+    for anything else that fails.
     """
     waiting, gone = asyncio.wrap_future(future), asyncio.ensure_future(_gone(request))
     seconds = server_of(request).config.answer_seconds
@@ -114,8 +116,13 @@ async def answer(request: Request, future: concurrent.futures.Future) -> Any:
         if waiting in done:
             return waiting.result()
         raise Refusal(499, "the client has gone") if done else Refusal(504, f"no answer within {seconds:g} seconds")
+    except (Refusal, asyncio.CancelledError):
+        raise
     except ValueError as error:
         raise Refusal(400, str(error)) from None
+    except Exception as error:  # its message may quote the request, which no log is to hold
+        logging.getLogger(__name__).error("%s while scoring a request", type(error).__name__)
+        raise Refusal(500, f"{type(error).__name__} while scoring the request") from None
     finally:
         gone.cancel()
         waiting.cancel()

@@ -83,37 +83,38 @@ async def _lines(request: Request) -> Response:
     engine = server_of(request).engine(request.query_params.get("model"))
     body = await body_of(request)
     admit(request, engine)
-    records, tokens = await asyncio.to_thread(_records, engine, body)
+    records = await asyncio.to_thread(_records, engine, body)
     chunks = [records[i : i + CHUNK] for i in range(0, len(records), CHUNK)]
-    first = await _scored(request, engine, chunks[0], tokens) if chunks else b""
+    first = await _scored(request, engine, chunks[0]) if chunks else b""
 
     async def written() -> AsyncIterator[bytes]:
         yield first  # an error in it was still an error of the request
         for chunk in chunks[1:]:
-            yield await _scored(request, engine, chunk, 0)
+            yield await _scored(request, engine, chunk)
 
     return StreamingResponse(written(), media_type=LINES)
 
 
-def _records(engine: Engine, body: bytes) -> tuple[list[tuple[dict[str, Any], ReasoningTree]], int]:
-    """Returns the records with their trees, and their tokens. Every line is checked before the first is scored."""
+def _records(engine: Engine, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
+    """Returns the records with their trees and tokens. Every line is checked before the first is scored."""
     found = []
     try:
         for number, line in enumerate(body.split(b"\n"), start=1):
             if line.strip():
                 record = parse(line, f"line {number}")
-                found.append((record, tree_of(record, f"line {number}")))
-        return found, engine.tokens_of([tree for _, tree in found])
+                tree = tree_of(record, f"line {number}")
+                found.append((record, tree, engine.tokens_of([tree])))
+        return found
     except RecordError as error:
         raise of_record(error) from None
     except ValueError as error:
         raise Refusal(400, str(error)) from None
 
 
-async def _scored(request: Request, engine: Engine, chunk: Sequence[Any], tokens: int) -> bytes:
-    trees = [tree for _, tree in chunk]
+async def _scored(request: Request, engine: Engine, chunk: Sequence[Any]) -> bytes:
+    trees, tokens = [tree for _, tree, _ in chunk], sum(tokens for _, _, tokens in chunk)
     found = await answer(request, engine.run(lambda: engine.prm.outputs_of(trees), tokens))
-    lines = [dump(scored(record, tree, outputs)) for (record, tree), outputs in zip(chunk, found, strict=True)]
+    lines = [dump(scored(record, tree, outputs)) for (record, tree, _), outputs in zip(chunk, found, strict=True)]
     return "".join(line + "\n" for line in lines).encode()
 
 
