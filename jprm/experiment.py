@@ -20,6 +20,7 @@ import jax
 from flax.core import FrozenDict
 
 from jprm.jsonl import parse
+from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
@@ -86,6 +87,8 @@ class Experiment:
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
     reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
         not saved with the run.
+    reference_dtype: what the reference's decoder is stored as, in training and in scoring. int8 takes a quarter of
+        float32's memory. Adapters that train on the reference itself share its float32 and need no second copy.
     tokenizer: a file or a folder.
     trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.trackers.TRACKERS`, or `module:NAME`.
     """
@@ -100,6 +103,7 @@ class Experiment:
     steps: int
     base: str = ""
     reference: str = ""
+    reference_dtype: Dtype = "float32"
     objective_options: Mapping[str, Any] = FrozenDict()
     lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
     probe_rows: int = 0  # rows on which the head is fitted before training; 0: it starts at zero

@@ -90,7 +90,7 @@ def _implicit(
 ) -> dict[str, Any]:
     """Returns what an implicit PRM scores with: the reference that it was trained against, beta, and the scale."""
     with jax.set_mesh(grid):
-        params = {"decoder": base.load_decoder(experiment.reference, model, dtype or "float32")}
+        params = {"decoder": base.load_decoder(experiment.reference, model, dtype or experiment.reference_dtype)}
         if not model.tied_embeddings:
             params["head"] = base.load_language_head(experiment.reference, model)
     ratio = LogRatio(params, model, experiment.objective_options.get("beta", BETA))

@@ -24,6 +24,7 @@ from jprm import objectives
 from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.jsonl import write_records
 from jprm.model.heads import HEADS
+from jprm.model.int8 import Int8
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
 from jprm.objectives.metrics import Mean, summed
@@ -210,8 +211,9 @@ def run_of(case, folder, **changes):
                 write_records(data / f"{name}.jsonl", [pool_of(rated_chains(4, seed=10 * i + seed)) for i in range(8)])
     small = dataclasses.replace(MODEL, head=case.head)
     reference = str(folder.with_name("base")) if case.reference else ""
+    dtype = "int8" if case.objective == "implicit" else "float32"
     values = dict(model=small, target=case.target, objective=case.objective, supervise=case.supervise, steps=4,
-                  log_every=1, checkpoint_every=2, reference=reference,
+                  log_every=1, checkpoint_every=2, reference=reference, reference_dtype=dtype,
                   objective_options=dict(case.options))  # fmt: skip
     if case.supervise == "token":
         values |= dict(slots=128)
@@ -266,6 +268,7 @@ def scores_are_what_it_learned(case, folder):
     with jax.set_mesh(prm.mesh):
         loss, count, _ = objective(both, put_rows(rows, prm.mesh), task)
     assert count == correct.sum() * (~correct).sum() > 0 and prm.semantics == "implicit"
+    assert isinstance(prm.ratio.params["decoder"]["embed"], Int8)  # as it was trained against
     np.testing.assert_allclose(loss, wanted, rtol=1e-4)  # float32 sums over the tokens of a tree and of chains
 
 

@@ -17,6 +17,7 @@ from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.model import transformer
 from jprm.model.heads import find
+from jprm.model.int8 import held_decoder
 from jprm.model.lora import TRAINED, merge
 from jprm.model.lora import init as init_adapters
 from jprm.model.parameters import join, split
@@ -58,10 +59,13 @@ def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any
         params = {"decoder": {}, "head": store.load_params(path, other, jax.sharding.get_mesh())[0]["head"]}
     else:
         params = {"decoder": {}}
-    if experiment.lora.rank and path == experiment.base:
+    dtype = experiment.reference_dtype
+    if experiment.lora.rank and path == experiment.base and dtype == "float32":
         del params["decoder"]
     elif load:
-        params["decoder"] = base.load_decoder(path, model)
+        params["decoder"] = base.load_decoder(path, model, dtype)
+    else:
+        params["decoder"] = held_decoder(params["decoder"], dtype)
     return params
 
 

@@ -1,0 +1,76 @@
+"""`implicit` on packed trees: loss and gradient in the parameters against a loop over chains, each a sequence alone."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objective_values import TREES
+from tiny import TINY, Letters, chain_ids, chain_rows, params
+from tiny_run import VALUE
+
+from jprm.experiment import ObjectiveConfig
+from jprm.model.int8 import held_decoder
+from jprm.model.transformer import head_logits, hidden
+from jprm.objectives import find
+from jprm.pack import pack, token_tree
+
+CONFIG = dataclasses.replace(TINY, layers=1, head="language", attention="reference", remat="nothing")
+TASK = ObjectiveConfig(CONFIG, VALUE, reference=True, supervise="outcome")
+BETA = 2.0
+ENDS = [(tree, node) for tree in TREES for node, one in enumerate(tree.nodes) if one.correct is not None]
+PAIRS = np.array([
+    (i, j)
+    for (i, (tree, better)), (j, (other, worse)) in itertools.permutations(enumerate(ENDS), 2)
+    if tree is other and tree.nodes[better].correct > tree.nodes[worse].correct
+])  # fmt: skip
+
+
+def rewards(params, reference):
+    """beta log(p / p_reference) of the steps of every chain, which is alone in its row; no tree, slot or block."""
+    chains = [chain_ids(tree, node, Letters()) for tree, node in ENDS]
+    rows = chain_rows(chains, 8)
+    start_C = np.array([len(Letters().problem(tree.problem)) for tree, _ in ENDS])
+    end_C = np.array([len(ids) for ids in chains])
+
+    def log_p(params):
+        logit_CTV = head_logits(params, CONFIG, hidden(params, CONFIG, rows))
+        log_CTV = jax.nn.log_softmax(logit_CTV)[:, :-1]
+        log_CT = jnp.take_along_axis(log_CTV, rows.tokens[:, 1:, None], axis=-1)[..., 0]
+        index_T = np.arange(1, 8)
+        scored_CT = (index_T >= start_C[:, None]) & (index_T < end_C[:, None])
+        return jnp.sum(jnp.where(scored_CT, log_CT, 0.0), axis=-1)
+
+    return BETA * (log_p(params) - log_p(reference))
+
+
+def brute(loss, params, reference):
+    r_C = rewards(params, reference)
+    if loss == "dpo":
+        return jnp.mean(jnp.log1p(jnp.exp(r_C[PAIRS[:, 1]] - r_C[PAIRS[:, 0]]))), len(PAIRS)
+    right_C = np.array([tree.nodes[node].correct for tree, node in ENDS])
+    return jnp.mean(jnp.log1p(jnp.exp(jnp.where(right_C, -r_C, r_C)))), len(ENDS)
+
+
+@pytest.mark.parametrize(("loss", "dtype"), [("cross_entropy", "float32"), ("dpo", "float32"), ("dpo", "int8")])
+def test_gradient_is_the_sum_over_chains_alone(loss, dtype):
+    """The trained model's, to 1e-5; the reference gets none."""
+    rows = pack([token_tree(tree, Letters(), "outcome") for tree in TREES], 16, 8, too_long="error").rows
+    model, reference = params(CONFIG), dict(params(CONFIG, seed=1))
+    reference["decoder"] = held_decoder(reference["decoder"], dtype)
+    objective = find("implicit", {"beta": BETA, "loss": loss})
+    objective.check(TASK)
+
+    def packed(model):
+        total, count, _ = objective({"model": model, "reference": reference}, rows, TASK)
+        return total / count, count
+
+    (found, count), gradient = jax.jit(jax.value_and_grad(packed, has_aux=True))(model)
+    looped = jax.value_and_grad(lambda model: brute(loss, model, reference), has_aux=True)
+    (wanted, number), slope = jax.jit(looped)(model)
+    assert count == number > 20
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(slope)) > 0.1  # so 1e-5 is a close tolerance
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), gradient, slope)
