@@ -24,6 +24,9 @@ DISTRIBUTION = {"orbax": "orbax-checkpoint"}  # where a module has another name 
 TRAINING = {"data", "objectives", "train", "rl", "plan"}
 """The units that may need the extra `train`; commands that call them say so when it is absent."""
 
+SERVING = {"web", "serve"}
+"""The units that may need the extra `serve`."""
+
 
 @pytest.fixture(scope="module")
 def declared():
@@ -56,14 +59,14 @@ def _names(requirements):
 def test_every_import_is_declared(declared):
     """A package that is only there because another one brings it breaks on the day that the other one drops it.
 
-    Only units that train may import what the extra `train` brings, and only the server what `serve` brings.
+    Only units that train may import what the extra `train` brings, and only servers what `serve` brings.
     """
     always = _names(declared[""]) | {"jprm", "jaxlib"}  # jaxlib comes with jax, at the release that jax requires
     training = always.union(*(_names(declared[extra]) for extra in ("train", "parquet", "tensorboard")))
     serving = always | _names(declared["serve"])
     for module, file in test_layers.MODULES.items():
         unit = test_layers.unit(module)
-        allowed = training if unit in TRAINING else serving if unit == "serve" else always
+        allowed = training if unit in TRAINING else serving if unit in SERVING else always
         imported = set(_imports(_parsed(file))) - sys.stdlib_module_names
         missing = {name for name in imported if canonicalize_name(DISTRIBUTION.get(name, name)) not in allowed}
         assert not missing, f"{file.relative_to(REPOSITORY)} imports {sorted(missing)}: declare in setup.py"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import time
 from collections.abc import AsyncIterator, Sequence
 
 import prometheus_client
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -19,9 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Closed, Engine
-from jprm.serve.http import Refusal, Server, server_of, shutting_down
+from jprm.serve.http import Server, server_of, shutting_down
 from jprm.serve.openrlhf import View, get_reward
 from jprm.serve.score import rerank, score
+from jprm.web.guards import HANDLERS, guards
 
 OPEN = ("/health", "/ready")
 """Routes that need no key: a load balancer asks them."""
@@ -45,21 +43,11 @@ def make_app(engines: Sequence[Engine], config: ServeConfig, key: str | None = N
         Route("/ready", lambda request: PlainTextResponse("ready")),
         Route("/metrics", _metrics),
     ]
-    names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
     middleware = [
         Middleware(_Measured, registry=registry, paths=[route.path for route in routes]),
-        Middleware(TrustedHostMiddleware, allowed_hosts=names if config.loopback or config.hosts else ["*"]),
-        Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
-                   allow_headers=["Authorization", "Content-Type"]),
-        Middleware(_Key, key=key),
-    ]  # fmt: skip
-    handlers = {
-        Refusal: lambda request, error: error.response(),
-        Closed: lambda request, error: shutting_down(error).response(),
-        404: lambda request, error: Refusal(404, f"there is no route {request.url.path}").response(),
-        405: lambda request, error: Refusal(405, f"{request.url.path} takes no {request.method}").response(),
-        Exception: lambda request, error: Refusal(500, f"{type(error).__name__}; the server's log has more").response(),
-    }
+        *guards(config, lambda path: None if path in OPEN else key),
+    ]
+    handlers = {**HANDLERS, Closed: lambda request, error: shutting_down(error).response()}
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -67,7 +55,8 @@ def make_app(engines: Sequence[Engine], config: ServeConfig, key: str | None = N
         for engine in engines:  # what was admitted has been answered: uvicorn waits for its connections
             engine.close()
 
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)  # pyright: ignore[reportArgumentType]  # handlers of single kinds of errors
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.state.listen = config
     app.state.server, app.state.view, app.state.registry = (
         Server({engine.name: engine for engine in engines}, config),
         view or View(),
@@ -95,23 +84,6 @@ async def _metrics(request: Request) -> Response:
     return Response(
         prometheus_client.generate_latest(request.app.state.registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
     )
-
-
-class _Key:
-    """Refuses requests without the key, comparing in constant time."""
-
-    def __init__(self, app: ASGIApp, key: str | None):
-        self.app, self.expected = app, None if key is None else f"Bearer {key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.expected is not None and scope["path"] not in OPEN:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.expected):
-                await Refusal(401, "no valid key: send it as Authorization: Bearer KEY").response()(
-                    scope, receive, send
-                )
-                return
-        await self.app(scope, receive, send)
 
 
 class _Measured:

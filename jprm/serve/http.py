@@ -1,4 +1,4 @@
-"""What every route shares: reading a body within limits, waiting for the device, and errors in OpenAI's form."""
+"""What every route of scores shares: the models, admission, and waiting for the device."""
 
 from __future__ import annotations
 
@@ -11,25 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
-from jprm.jsonl import parse
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Closed, Engine
-from jprm.tree import RecordError
-
-
-class Refusal(Exception):
-    """An answer that is an error: a status, a message, and the field of the request that it is about."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
-        super().__init__(message)
-        self.status, self.message, self.param, self.headers = status, message, param, headers
-
-    def response(self) -> Response:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": self.message[:1000], "type": kind, "param": self.param, "code": self.status}
-        return JSONResponse({"error": error}, self.status, self.headers)
+from jprm.web.guards import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,49 +35,6 @@ class Server:
 
 def server_of(request: Request) -> Server:
     return request.app.state.server
-
-
-async def body_of(request: Request) -> bytes:
-    """Returns the request's body. Raises Refusal where it is too large (413) or too slow (408)."""
-    config, parts, size = server_of(request).config, [], 0
-    try:
-        async with asyncio.timeout(config.body_seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > config.body_bytes:
-                    raise Refusal(413, f"the body is larger than {config.body_bytes:,} bytes: send it in parts")
-                parts.append(part)
-    except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {config.body_seconds:g} seconds") from None
-    return b"".join(parts)
-
-
-async def json_of(request: Request) -> dict[str, Any]:
-    """Returns the request's JSON object. Raises Refusal as `body_of`, and for anything else (400)."""
-    try:
-        value = parse(await body_of(request), "body")
-    except RecordError as error:
-        raise of_record(error) from None
-    if not isinstance(value, dict):
-        raise Refusal(400, "the body is no JSON object")
-    return value
-
-
-def of_record(error: RecordError) -> Refusal:
-    return Refusal(400, str(error), error.field)
-
-
-def field(body: Mapping[str, Any], name: str, kinds: type | tuple[type, ...], default: Any = None) -> Any:
-    """Returns a field of the body. Raises Refusal where it has another type, or lacks and has no default."""
-    value = body.get(name)
-    if value is None:
-        if default is None:
-            raise Refusal(400, f"{name} is absent", name)
-        return default
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
-        wanted = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
-        raise Refusal(400, f"{name} is a {type(value).__name__}, not a {wanted}", name)
-    return value
 
 
 def admit(request: Request, engine: Engine) -> None:

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.experiment import from_json
-from jprm.serve.http import Refusal, admit, answer, field, json_of, of_record, server_of
+from jprm.serve.http import admit, answer, server_of
 from jprm.serve.score import chains, rule_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
+from jprm.web.guards import Refusal, field, json_of, of_record
 
 
 @dataclasses.dataclass(frozen=True)

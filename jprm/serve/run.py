@@ -14,9 +14,7 @@ from jprm.serve.app import make_app
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Engine
 from jprm.serve.openrlhf import View, read_view
-
-KEY = "JPRM_API_KEY"
-"""The environment variable that holds the key, which a command line would show to all users of the machine."""
+from jprm.web.guards import key_of
 
 DRAIN_SECONDS = 60
 """How long requests may take to be answered after SIGTERM."""
@@ -38,9 +36,7 @@ def serve(
     """
     if not models:
         raise ValueError("name the folder of a model to serve")
-    key = os.environ.get(KEY) or None
-    if key is None and not config.loopback:
-        raise ValueError(f"host {config.host}: others can reach it. Set {KEY}, or use 127.0.0.1")
+    key = key_of(config)
     names = [pathlib.Path(model).resolve().name for model in models]
     if len(set(names)) < len(names):
         raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")

@@ -15,8 +15,9 @@ from jprm.score.rules import RULES
 from jprm.score.scorer import CHUNK, PRM, scored
 from jprm.search.chain_scores import chain_scores
 from jprm.serve.engine import Engine
-from jprm.serve.http import Refusal, admit, answer, body_of, field, json_of, of_record, server_of
+from jprm.serve.http import admit, answer, server_of
 from jprm.tree import ReasoningTree, RecordError, chains_of, tree_of
+from jprm.web.guards import Refusal, body_of, field, json_of, of_record
 
 LINES = "application/x-ndjson"
 

@@ -1,0 +1,1 @@
+"""What the servers share: who may call and how much, errors, and the look of their pages."""

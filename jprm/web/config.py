@@ -1,0 +1,45 @@
+"""Where a server listens and what it accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+
+
+@dataclasses.dataclass(frozen=True)
+class Listen:
+    """Where a server listens and what it accepts.
+
+    Attributes:
+      host: The address to listen on. Any but a loopback address needs a key.
+      port: The port to listen on; 0 takes a free one.
+      hosts: Names that clients may address the server by, besides the host and localhost. A browser on another site
+        cannot fake them.
+      origins: Sites whose pages may call the server from a browser, such as https://example.org. Default: none.
+      body_bytes: Bytes of the largest request.
+      body_seconds: Seconds in which a request's body must arrive.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    body_bytes: int = 8 * 2**20
+    body_seconds: float = 30.0
+
+    def __post_init__(self):
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port is {self.port}: it must be from 0 to 65535")
+        for field in ("body_bytes", "body_seconds"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
+        if "*" in self.origins:
+            raise ValueError("origins has '*': name the sites whose pages may call the server")
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
