@@ -11,41 +11,20 @@ import pytest
 
 from jprm import cli
 from jprm.cli import missing
+from jprm.cli.arguments import Commands
 from jprm.data.readers import READERS
 from jprm.evaluate.benchmarks import BENCHMARKS
 
-COMMANDS = [
-    ["prepare"],
-    ["train"],
-    ["score"],
-    ["convert"],
-    ["eval"],
-    ["eval", "suite"],
-    ["eval", "processbench"],
-    ["eval", "prmbench"],
-    ["eval", "calibration"],
-    ["eval", "steps"],
-    ["eval", "best-of-n"],
-    ["eval", "equal-cost"],
-    ["eval", "diagnostics"],
-    ["eval", "drift"],
-    ["eval", "contamination"],
-    ["report"],
-    ["plan"],
-    ["label"],
-    ["label", "mc"],
-    ["label", "omega"],
-    ["label", "verify"],
-    ["label", "teacher"],
-    ["label", "consensus"],
-    ["search"],
-    ["search", "best-of-n"],
-    ["search", "beam"],
-    ["search", "dvts"],
-    ["search", "mcts"],
-    ["search", "refine"],
-    ["search", "filter"],
-]
+
+def commands(group):
+    """Yields the words of every command and group below a group."""
+    for name, (command, _) in group.registered.items():
+        yield [name]
+        if isinstance(command, Commands):
+            yield from ([name, *words] for words in commands(command))
+
+
+COMMANDS = list(commands(cli.app))
 
 
 @pytest.fixture
@@ -65,7 +44,11 @@ def test_help_explains_every_command(command, capsys):
     text = capsys.readouterr().out
     assert stop.value.code == 0
     assert " ".join(["usage: jprm", *command]) in text
-    assert " ".join(["  jprm", *command]) in text, "no example of the command"
+    assert "(default: None)" not in text
+    listed = [words for words in COMMANDS if words[:-1] == command]
+    assert [words for words in listed if f"• {words[-1]} " not in text] == []
+    assert text.count("For example:") <= 1, "a group shows a sentence of each command, not its examples"
+    assert listed and command or " ".join(["  jprm", *command]) in text, "no example of the command"
 
 
 def test_the_examples_of_prepare_lack_no_option(capsys, monkeypatch, tmp_path):
@@ -81,13 +64,6 @@ def test_the_examples_of_prepare_lack_no_option(capsys, monkeypatch, tmp_path):
 
 def test_the_help_of_prepare_names_every_source():
     assert [name for name in READERS if name not in cli.prepare.__doc__] == []
-
-
-def test_the_help_of_eval_names_every_evaluation(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert [name for group, *name in COMMANDS if group == "eval" and name and name[0] not in said] == []
 
 
 def test_no_arguments_print_the_help(capsys):

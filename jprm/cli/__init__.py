@@ -36,7 +36,8 @@ from jprm.model import Dtype
 from jprm.outputs import FULL
 from jprm.search.methods import METHODS
 
-DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of a chain of reasoning.
+DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of
+a chain of reasoning.
 
 A first run, from step labels to figures:
   jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
@@ -235,10 +236,9 @@ def convert(
 
 
 app.command(
-    evaluation(),
+    evaluations := evaluation(),
     name="eval",
-    help="Tell how good a model is: suite, or one of processbench, prmbench, steps, calibration, best-of-n, equal-cost,"
-    " diagnostics; and drift and contamination of data.",
+    help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.",
 )
 app.command(report)
 app.command(serve)

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -30,14 +30,35 @@ Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
 
 
 class Commands(SubcommandApp):
-    """A group of commands. Arguments' descriptions are paragraphs, where tyro would keep the docstring's lines."""
+    """A group of commands. The group's help says one sentence of each, a command's own help all of its docstring.
 
-    def command(self, func: Any = None, **options: Any) -> Any:
+    Arguments' descriptions are paragraphs, where tyro would keep the docstring's lines.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registered: dict[str, tuple[Any, str]] = {}
+
+    def command(self, func: Any = None, *, name: str | None = None, help: str = "") -> Any:
+        if func is None:
+            return lambda func: self.command(func, name=name, help=help)
         if inspect.isfunction(func):
             func.__doc__ = re.sub(r"\n {8,}", " ", inspect.cleandoc(func.__doc__ or ""))
-        elif func is None:
-            return lambda func: self.command(func, **options)
-        return super().command(func, **options)
+        self.registered[name or func.__name__] = func, help or " ".join((func.__doc__ or "").split("\n\n")[0].split())
+        return func
+
+    def cli(self, *, args: Sequence[str], **options: Any) -> Any:
+        self._describe(args)
+        return super().cli(args=args, **options)
+
+    def _describe(self, args: Sequence[str]) -> None:
+        """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
+        for name, (func, sentence) in self.registered.items():
+            chosen = args[:1] == [name.replace("_", "-")]
+            whole = chosen and not isinstance(func, Commands)
+            super().command(func, name=name, help=None if whole else sentence)
+            if isinstance(func, Commands):
+                func._describe(args[1:] if chosen else [])
 
 
 def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:

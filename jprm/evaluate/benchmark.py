@@ -21,7 +21,7 @@ from jprm.tree import ReasoningTree
 
 File = Annotated[Path, arg(metavar="FILE")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
-Adapter = Annotated[str | None, arg(metavar="NAME")]
+Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Neutral = Literal["positive", "negative", "drop"]
 TooLong = Literal["error", "skip"]
 Report = dict[str, Any]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
 
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions, Neutral, Report, Request
 from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
@@ -29,7 +31,10 @@ class Options(ModelOptions):
     """The files that maps and thresholds are fitted on; their problems are left out of the figures."""
     neutral: Neutral
     """What a neutral rating counts as."""
-    store: Literal["temperature", "platt", "isotonic", "quantile"] | None = None
+    store: Annotated[
+        Literal["temperature", "platt", "isotonic", "quantile"] | None,
+        arg(metavar="{temperature,platt,isotonic,quantile}", help_behavior_hint=""),
+    ] = None
     """Store this map in the model's folder, for `jprm score --calibrated`."""
 
 

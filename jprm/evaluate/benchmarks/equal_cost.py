@@ -33,7 +33,7 @@ class Options(CommandOptions):
     """Stop at a pool with a chain beyond a model's context, or leave such pools out for all models and count them."""
     policy_parameters: float
     """Parameters of the model that wrote the samples, without its embedding table."""
-    policy_tokens_per_second: float | None = None
+    policy_tokens_per_second: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
     """How fast the policy samples on this machine. The report then also compares at equal seconds, and times the
     scoring here."""
 
