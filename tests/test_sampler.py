@@ -205,7 +205,7 @@ class Strict(Letters):
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"prompt": "no place"}, "prompt has no {problem}"),
         ({"delimiter": "\n\n"}, "another needs a prompt"),
-        ({"delimiter": "###", "prompt": "{problem}"}, "use white space"),
+        ({"delimiter": "###", "prompt": "{problem}"}, "with a line break"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

@@ -11,15 +11,15 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from jprm.judge.prompts import JudgePrompt, probability, verdicts
-from jprm.policy.protocol import Policy, Prefix, Sample
-from jprm.policy.sample_cache import PolicyError
+from jprm.judge.critiques import Critique, ask, read, report
+from jprm.judge.prompts import JudgePrompt
+from jprm.policy.protocol import Policy
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, as_written, chain_tree
 from jprm.tree import ReasoningTree, chains_of, in_order_of, record_of, tree_of, with_scores
@@ -125,75 +125,65 @@ class Judge:
         Raises:
           PolicyError: every critique failed.
         """
-        asked = [_questions(tree, self.prompt) for tree in trees]
-        opening = (self.prompt.opening,) if self.prompt.opening else ()
-        prefixes = [Prefix(question, opening) for questions in asked for question in questions]
-        drawn = self.policy.sample(prefixes, self.samples, until="end", seed=self.seed) if prefixes else []
-        errors = [sample.error for samples in drawn for sample in samples]
-        if errors and all(errors):
-            raise PolicyError(f"policy {self.policy.name} failed at all {len(errors)} critiques: {errors[-1]}")
-        answers = iter(drawn)
-        return [
-            _judgement(self.prompt, tree, [(paths, next(answers)) for paths in questions.values()])
-            for tree, questions in zip(trees, asked, strict=True)
-        ]
+        paths = [_paths(tree, self.prompt) for tree in trees]
+        # a conversation needs the critiques of earlier steps first
+        depths = range(1, 1 + max(len(path) for each in paths for path in each)) if self.prompt.converses else [None]
+        answers: list[list[tuple[list[list[int]], list[Critique]]]] = [[] for _ in trees]
+        for depth in depths if paths else ():
+            asked = [
+                self._questions(tree, [path for path in each if depth in (None, len(path))], _said(answer))
+                for tree, each, answer in zip(trees, paths, answers, strict=True)
+            ]
+            written = iter(self.ask([question for questions in asked for question in questions]))
+            for answer, questions in zip(answers, asked, strict=True):
+                answer += [(about, next(written)) for about in questions.values()]
+        return [_judgement(self.prompt, tree, answer) for tree, answer in zip(trees, answers, strict=True)]
+
+    def ask(self, questions: Sequence[str]) -> list[list[Critique]]:
+        """Returns `samples` critiques for each question, as `jprm.judge.critiques.ask`."""
+        return ask(self.policy, self.prompt, questions, self.samples, self.seed)
+
+    def _questions(
+        self, tree: ReasoningTree, paths: Sequence[list[int]], said: Mapping[int, str]
+    ) -> dict[str, list[list[int]]]:
+        """Returns the paths that each question is about."""
+        found: dict[str, list[list[int]]] = {}
+        for path in paths:
+            steps, critiques = [tree.nodes[i].text for i in path], [said.get(i, "") for i in path[:-1]]
+            found.setdefault(self.prompt.filled(tree.problem, steps, critiques), []).append(path)
+        return found
 
 
-def _questions(tree: ReasoningTree, prompt: JudgePrompt) -> dict[str, list[list[int]]]:
-    """Returns the paths, as node indices from the problem, that each question is about."""
-    if prompt.asks == "step":
-        paths: list[list[int]] = []
-        for i, node in enumerate(tree.nodes):
-            paths.append([*(paths[node.parent] if node.parent >= 0 else []), i])
-    else:
-        paths = chains_of(tree)
-    found: dict[str, list[list[int]]] = {}
-    for path in paths:
-        found.setdefault(prompt.filled(tree.problem, [tree.nodes[i].text for i in path]), []).append(path)
-    return found
+def _paths(tree: ReasoningTree, prompt: JudgePrompt) -> list[list[int]]:
+    """Returns the paths, as node indices from the problem, that questions are about."""
+    if prompt.asks != "step":
+        return chains_of(tree)
+    paths: list[list[int]] = []
+    for i, node in enumerate(tree.nodes):
+        paths.append([*(paths[node.parent] if node.parent >= 0 else []), i])
+    return paths
+
+
+def _said(answers: Sequence[tuple[list[list[int]], list[Critique]]]) -> dict[int, str]:
+    """Returns the first critique of each node."""
+    return {path[-1]: critiques[0].text for paths, critiques in answers for path in paths}
 
 
 def _judgement(
-    prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[tuple[list[list[int]], list[Sample]]]
+    prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[tuple[list[list[int]], list[Critique]]]
 ) -> Judgement:
     """Returns the means over the critiques that could be read, and the report on all of them."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
-    counts = {"asked": 0, "read": 0, "truncated": 0, "unreadable": 0, "failed": 0, "by_probability": 0, "by_vote": 0}
-    critiques, tokens = [], 0
-    for paths, samples in answers:
-        for sample in samples:
-            status, found = _read(prompt, sample, len(paths[0]))
-            counts["asked"] += 1
-            counts[status] += 1
-            tokens += sample.tokens
-            kinds = ["by_vote" if voted else "by_probability" for _, voted in found]
-            for kind in kinds:
-                counts[kind] += 1
-            values = [value for value, _ in found]
-            if found and prompt.asks != "step":
-                values += values[-1:] * (len(paths[0]) - len(values))
-            for path in paths if found else ():
-                for node, value in zip(path[-len(values) :], values, strict=True):
+    judged = []
+    for paths, critiques in answers:
+        for critique in critiques:
+            reading = read(prompt, critique, len(paths[0]))
+            judged.append(([path[-1] for path in paths], critique, reading))
+            for path in paths if reading.scores else ():
+                for node, value in zip(path[-len(reading.scores) :], reading.scores, strict=True):
                     scores[node].append(value)
-            critique: dict[str, Any] = {"nodes": [path[-1] for path in paths], "status": status}
-            critique |= {"scores": [as_written(value) for value in values]} if values else {}
-            critiques.append(critique | {"tokens": sample.tokens, "text": sample.error or "\n".join(sample.steps)})
     score_N = np.array([np.mean(values) if values else np.nan for values in scores], np.float32)
-    return Judgement(score_N, {**counts, "tokens": tokens, "critiques": critiques})
-
-
-def _read(prompt: JudgePrompt, sample: Sample, steps: int) -> tuple[str, list[tuple[float, bool]]]:
-    """Returns a critique's status, and (score, whether by vote) of each step that it judges."""
-    if sample.finish_reason == "error":
-        return "failed", []
-    if sample.finish_reason == "length":
-        return "truncated", []
-    text = "\n".join(sample.steps)
-    found = verdicts(prompt, text, steps)
-    if found is None:
-        return "unreadable", []
-    by_token = [probability(verdict, text, sample.token_logprobs) for verdict in found]
-    return "read", [(v.correct * 1.0 if p is None else p, p is None) for v, p in zip(found, by_token, strict=True)]
+    return Judgement(score_N, report(judged))
 
 
 def _writable(tree: ReasoningTree, score_N: np.ndarray) -> list[float | None]:

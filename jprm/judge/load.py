@@ -8,10 +8,12 @@ import typing
 from typing import Any
 
 from jprm.experiment import from_json
+from jprm.judge.critiques import CODE_END
 from jprm.judge.judge import Judge
 from jprm.judge.prompts import PROMPTS, JudgePrompt
 from jprm.policy.load import policy_of, policy_settings
 from jprm.tree import RecordError
+from jprm.verify import sandbox
 
 _REMEDY = (
     f'Write "judge": {{"prompt": NAME, "samples": 1, "seed": 0}} with NAME one of {", ".join(PROMPTS)}, or as the'
@@ -28,6 +30,7 @@ def load_judge(path: str | os.PathLike) -> Judge:
       RecordError: a file or section that is no JSON object, or has a field that is unknown, missing or of the wrong
         type.
       FileNotFoundError, ValueError, NotImplementedError: as `load_policy`.
+      OSError: the prompt runs code and there is no sandbox.
     """
     where = os.fspath(path)
     settings = policy_settings(path)
@@ -43,6 +46,15 @@ def load_judge(path: str | os.PathLike) -> Judge:
     prompt = _prompt(options["prompt"], where)
     if "url" in settings:
         settings.setdefault("prompt", "{problem}")
+    if prompt.converses and settings.get("endpoint", "completions" if "url" in settings else "") != "completions":
+        raise RecordError(
+            where, "judge.prompt", f"{prompt.name!r} writes the turns of a conversation itself",
+            "Give a server's url with the endpoint completions.",
+        )  # fmt: skip
+    if prompt.runs_code:
+        sandbox.require()
+        if settings.setdefault("delimiter", CODE_END) != CODE_END:
+            raise RecordError(where, "delimiter", "cannot be set where critiques run code", "Leave it out.")
     return Judge(policy_of(settings, where), prompt, options["samples"], options["seed"])
 
 

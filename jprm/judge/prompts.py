@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 Asks = Literal["step", "steps", "first_error"]
 
-_FIELD = re.compile(r"\{(problem|steps|step|number|index)\}")
+_FIELD = re.compile(r"\{(problem|steps|step|number|index|critique)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,13 @@ class JudgePrompt:
         per chain, with one verdict per step in order, which may end at the first incorrect step. `first_error`: one
         critique per chain, whose last verdict is the index of the first incorrect step from 0, or -1.
       step: how a step is written in {steps}: {step} with {number} (from 1) or {index} (from 0).
-      separator: between steps.
+      separator: between steps. With {critique} and perhaps {number}, of the step before it, the question is a
+        conversation: the first critique of every earlier step is part of it.
       verdict: regular expression whose one group is a verdict.
       correct, incorrect: what the group holds, in any case; not for `first_error`.
       opening: how the critique begins; the policy continues it.
       end: a critique is read up to this text.
+      runs_code: whether Python blocks of a critique run in the sandbox. The critique continues after their output.
     """
 
     name: str
@@ -46,18 +48,26 @@ class JudgePrompt:
     incorrect: tuple[str, ...] = ("no",)
     opening: str = ""
     end: str = ""
+    runs_code: bool = False
 
     def __post_init__(self):
         if reason := _wrong(self):
             raise ValueError(f"judge prompt {self.name!r}: {reason}")
 
-    def filled(self, problem: str, steps: Sequence[str]) -> str:
-        """Returns the question about a chain."""
-        written = [
-            _fill(self.step, {"step": text, "number": str(i + 1), "index": str(i)}) for i, text in enumerate(steps)
-        ]
-        fields = {"problem": problem, "steps": self.separator.join(written), "number": str(len(steps))}
-        return _fill(self.text, fields)
+    @property
+    def converses(self) -> bool:
+        """Whether a question holds the critiques of the earlier steps."""
+        return "{critique}" in self.separator
+
+    def filled(self, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
+        """Returns the question about a chain; `critiques` are those of all steps but the last, in a conversation."""
+        written = []
+        for i, text in enumerate(steps):
+            if i:
+                said = critiques[i - 1] if self.converses else ""
+                written.append(_fill(self.separator, {"critique": said, "number": str(i)}))
+            written.append(_fill(self.step, {"step": text, "number": str(i + 1), "index": str(i)}))
+        return _fill(self.text, {"problem": problem, "steps": "".join(written), "number": str(len(steps))})
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
@@ -73,6 +83,10 @@ def _wrong(p: JudgePrompt) -> str:
         return "text must hold {problem} and {steps}"
     if "{step}" not in p.step:
         return "step must hold {step}"
+    if p.converses and p.asks != "step":
+        return "a separator with {critique} is for asks='step'"
+    if p.runs_code and p.opening:
+        return "opening must be empty where code runs: write it at the end of text"
     try:
         groups = re.compile(p.verdict).groups
     except re.error as error:
@@ -123,7 +137,21 @@ THINKPRM = JudgePrompt(  # mukhal/ThinkPRM, utils/helper.py and prm/thinkprm_api
     end="</think>",
 )
 
-PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM)}
+_ANALYZE = "<analyze>\nLet's analyze the Paragraph {number} step by step: "
+
+GENPRM = JudgePrompt(  # RyanLiu112/GenPRM, src/prm_evaluation/genprm_inference.py and src/example/demo.ipynb
+    name="genprm",
+    text=(
+        "<｜begin▁of▁sentence｜>You are a math teacher. Your task is to review and critique the paragraphs in solution"
+        " step by step.<｜User｜>Question: {problem}\n\n{steps}" + _ANALYZE
+    ),
+    step="{step}",
+    separator="<｜Assistant｜>" + _ANALYZE + "{critique}<｜end▁of▁sentence｜><｜User｜>",
+    end="</output>",
+    runs_code=True,
+)
+
+PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class SamplerConfig:
       max_tokens: of a sample; one that reaches it ends with `length`.
       prompt: the text before the steps, with `{problem}` and control tokens such as <|im_start|>. Empty: jprm's own
         layout, in which it trains policies and PRMs.
-      delimiter: white space after every step; a newline in jprm's own layout.
+      delimiter: text with a line break that ends every step; a newline in jprm's own layout.
       rows: the most samples decoded at once.
       logprobs: whether samples hold the log-probability of each token, at the sampling temperature.
     """
@@ -77,8 +77,8 @@ class SamplerConfig:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be 1 or more")
         if self.prompt and "{problem}" not in self.prompt:
             raise ValueError("prompt has no {problem}")
-        if not self.delimiter or self.delimiter.strip():
-            raise ValueError(f"delimiter is {self.delimiter!r}: use white space, such as '\\n' or '\\n\\n'")
+        if "\n" not in self.delimiter:
+            raise ValueError(f"delimiter is {self.delimiter!r}: use a text with a line break, such as '\\n\\n'")
         if not self.prompt and self.delimiter != "\n":
             raise ValueError(f"delimiter is {self.delimiter!r}: jprm's own layout has '\\n'; another needs a prompt")
 
