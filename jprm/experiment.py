@@ -48,6 +48,8 @@ class DataConfig:
         Cobbe et al. trained ORMs (where chains share a prefix: the mean, weighted by their number); `token`, every
         token of the steps and the end of the chain (a policy, with the language head).
     too_long: a chain that exceeds a row is an `error`, or `truncate`d; steps lost are counted.
+    siblings: a tree that exceeds a row is cut where that separates the fewest pairs of labelled alternatives, for
+        objectives that compare them. Training counts the pairs that are lost all the same.
     extras: keys of tree records' nodes. Their numbers reach objectives as `Rows.extras`.
     weight: a key of tree records' nodes, such as `rollouts` of Monte Carlo labels or a confidence. Its number
         multiplies the weight of the node's label; a node without it keeps its weight. Empty: all labels weigh 1.
@@ -64,6 +66,7 @@ class DataConfig:
     window: int = 128
     streams: int = 1
     seed: int = 0
+    siblings: bool = False
     extras: tuple[str, ...] = ()
     weight: str = ""
 

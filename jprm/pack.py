@@ -5,6 +5,9 @@ first-error policy reads, but have weight 0, so that every step counts once. In 
 only the ancestors of its own steps: of alternatives with equal text, the one that continues.
 
 For attention that needs it (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
+
+A split separates alternatives, which objectives that compare them (`bradley_terry`) then cannot. With `siblings` the
+cuts separate as few labelled pairs of them as possible, and only then repeat as few tokens as possible.
 """
 
 from __future__ import annotations
@@ -96,7 +99,10 @@ class Part:
     repeated: int = 0  # tokens, the first ones, that an earlier part of the tree holds too
 
 
-def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False) -> Packed:
+def pack(
+    trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False,
+    siblings: bool = False,
+) -> Packed:  # fmt: skip
     """Packs trees into rows of exactly `tokens` tokens and `slots` step slots. The result depends on nothing else.
 
     A tree that fits is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
@@ -105,6 +111,7 @@ def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLo
         chains: a row holds one root-to-leaf chain. The first chain of a step owns it.
         too_long: what happens to steps whose own chain exceeds a row: "error", or "truncate", which drops and counts
             them.
+        siblings: a tree is cut where that separates the fewest pairs of labelled alternatives.
 
     Raises:
         ValueError: a chain that exceeds a row under "error"; a problem that leaves no room for a step under either.
@@ -116,7 +123,7 @@ def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLo
     report = PackReport()
     parts: list[Part] = []
     for index, tree in enumerate(trees):
-        own, counts = split(tree, index, tokens, slots, too_long=too_long, chains=chains)
+        own, counts = split(tree, index, tokens, slots, too_long=too_long, chains=chains, siblings=siblings)
         parts += own
         report += counts
     sizes = [(len(part.tree.tokens_N), len(part.tree.run_M)) for part in parts]
@@ -126,13 +133,13 @@ def pack(trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLo
 
 
 def split(
-    tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool
+    tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool, siblings: bool = False
 ) -> tuple[list[Part], PackReport]:
     """Returns the parts of one tree and their counts, by the rules of `pack` and with its errors."""
     fitting, shape = _fit(tree, index, tokens, slots, too_long)
     if chains:  # the end of a policy's chain, at which no slot is read, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
-    parts = list(_split(fitting, shape, index, tokens, slots, chains))
+    parts = list(_split(fitting, shape, index, tokens, slots, chains, siblings))
     return parts, _count(tree, fitting, shape, parts)
 
 
@@ -181,7 +188,9 @@ def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"])
     return kept, geometry(kept.length_R, kept.parent_R)
 
 
-def _split(tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int, chains: bool) -> Iterable[Part]:
+def _split(
+    tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int, chains: bool, siblings: bool
+) -> Iterable[Part]:
     """Yields the parts of a tree, each no more than a row.
 
     A part is the path to its first step and all runs from there to the run of its last step. Runs between two parts,
@@ -193,7 +202,7 @@ def _split(tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int
     if not chains and len(tree.tokens_N) <= tokens and count <= slots:
         yield Part(index, tree, np.ones(count, bool))
         return
-    cuts = _leaf_cuts(tree, shape, slots) if chains else _cuts(tree, shape, tokens, slots)
+    cuts = _leaf_cuts(tree, shape, slots) if chains else _cuts(tree, shape, tokens, slots, siblings)
     for begin, end in itertools.pairwise(cuts):
         path, run = [], tree.run_M[begin]
         while run >= 0:
@@ -242,12 +251,13 @@ def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
     return cuts
 
 
-def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int]:
+def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: bool) -> list[int]:
     """Returns where to cut the M steps so that every part fits a row and all parts take the fewest tokens: 0, ..., M.
 
     Let new_j be the number of tokens of the tree up to the end of step j - 1. A part of the steps i <= k < j takes the
     chain of step i and the tokens from there to new_j: depth_i + new_j - new_(i + 1), or prefix_i + new_j - new_i. The
-    best cuts for the first j steps extend the best cuts for the first i, over all i from which a part reaches j.
+    best cuts for the first j steps extend the best cuts for the first i, over all i from which a part reaches j. With
+    `siblings` a pair of labelled alternatives in one part is worth more than all tokens.
     """
     count = len(tree.run_M)
     new_M = shape.stop_R[tree.run_M]
@@ -262,11 +272,20 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int) -> list[int
     room_M = seen_M - np.arange(count)
     cost_J = np.zeros(count + 1, np.int64)
     back_J = np.zeros(count + 1, np.int64)
+    pair = count * tokens + 1
+    later_M = np.zeros(count, np.int64)  # labelled alternatives of a step that come after it, so far
+    seen: dict[int, list[int]] = {}  # labelled steps so far, by the step before them
     for end in range(1, count + 1):
+        if siblings and tree.weight_M[end - 1] > 0:
+            above = int(tree.above_M[end - 1])
+            earlier = [step for step in seen.get(above, ()) if step >= earliest_J[end]]
+            later_M[earlier] += 1
+            seen[above] = [*earlier, end - 1]
         window = slice(earliest_J[end], end)
         fits = base_M[window] <= tokens - new_J[end]
         fits &= np.minimum(room_M[window] + end, steps_J[end] - steps_J[window]) <= slots
-        cost = np.where(fits, cost_J[window] + prefix_M[window], np.iinfo(np.int64).max)
+        together = np.cumsum(later_M[window][::-1])[::-1]  # pairs in a part from here to the end
+        cost = np.where(fits, cost_J[window] + prefix_M[window] - pair * together, np.iinfo(np.int64).max)
         best = int(cost.argmin())  # the earliest of equals: the longest part
         cost_J[end], back_J[end] = cost[best], window.start + best
     cuts = [count]

@@ -217,10 +217,12 @@ def run_of(case, folder, **changes):
                   objective_options=dict(case.options))  # fmt: skip
     if case.supervise == "token":
         values |= dict(slots=128)
+    if case.objective == "bradley_terry":
+        values |= dict(tokens=32, window=4, siblings=True, too_long="truncate")
     return experiment(data, **(values | changes))
 
 
-@pytest.mark.parametrize("name", ["squared_error", "pairwise", "pull", "dpo"])
+@pytest.mark.parametrize("name", ["bradley_terry", "pairwise", "pull", "dpo"])
 def test_resumed_is_undisturbed(name, tmp_path):
     """In the loop, with its log and its validation; a file's objective from the copy in the run's folder."""
     case, whole, cut = CASES[name], tmp_path / "whole", tmp_path / "cut"
@@ -238,6 +240,9 @@ def test_resumed_is_undisturbed(name, tmp_path):
     assert equal(params(cut), params(whole))
     assert untimed(lines(cut)) == untimed(lines(whole))
     assert np.isfinite(result["valid_loss"]) and result["valid_labels"] > 0
+    if name == "bradley_terry":  # short rows: pairs are lost, and counted at every checkpoint
+        lost = [line["pairs_lost"] for line in lines(whole) if "pairs_lost" in line]
+        assert len(lost) == 2 and 0 < lost[0] < lost[1] == result["pairs_lost"] and result["truncated_labels"] > 0
     if name == "pull":
         assert result["valid_distance"] == pytest.approx(result["valid_loss"] / 2)
     if name == "dpo":

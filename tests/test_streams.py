@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_pipeline import CONFIG, LetterLayout, equal, letters_tree, problems
 
-from jprm.data.pipeline import packed_batches
+from jprm.data.pipeline import COUNTS, counted_batches, packed_batches
 from jprm.data.streams import Streams, own_streams
 from jprm.model.mesh import MeshConfig, make_mesh
 
@@ -18,13 +18,13 @@ TREES = [letters_tree(i) for i in range(23)]
 COUNT, MICRO = 3, 6
 
 
-def stream(k, count=COUNT, **changes):
+def stream(k, count=COUNT, made=packed_batches, **changes):
     changes = dict(rows=2 * MICRO // count, stream=(k, count)) | changes
-    return packed_batches(TREES, LetterLayout(), dataclasses.replace(CONFIG, **changes))
+    return made(TREES, LetterLayout(), dataclasses.replace(CONFIG, **changes))
 
 
 def batches(*own, count=COUNT):
-    return Streams({k: stream(k, count) for k in own}, count, MICRO)
+    return Streams({k: stream(k, count, counted_batches) for k in own}, count, MICRO)
 
 
 def blocks(rows, own):
@@ -66,6 +66,24 @@ def test_whoever_goes_on_from_the_places_of_all_has_the_same_rows():
         for mine, all_of_it in zip(itertools.islice(again, 3), following, strict=True):
             assert equal(blocks(mine, own), blocks(all_of_it, own))
     assert not equal(seen[0], following[0])
+
+
+def test_counts_of_packing_are_of_the_rows_that_came_and_resume():
+    """Whatever process packed them; of a whole epoch they are the packer's report."""
+    whole, epoch = batches(0, 1, 2), [list(stream(k, made=counted_batches, epochs=1)) for k in range(COUNT)]
+    for _ in itertools.islice(whole, 3):
+        pass
+    assert sum(batch[1][:, COUNTS.index("trees")].sum() for stream in epoch for batch in stream) == len(TREES)
+    first = sum(batch[1] for stream in epoch for batch in stream[:1]).sum(axis=0)
+    state = json.loads(json.dumps(whole.get_state()))
+    again = batches(0, 1, 2)
+    assert whole.report.trees >= first[COUNTS.index("trees")] > again.report.trees == 0
+    again.set_state(state)
+    assert again.report == whole.report and again.get_state() == state
+    next(whole), next(again)
+    assert again.report == whole.report
+    again.set_state({"streams": state["streams"]})  # of a run that counted nothing
+    assert again.report == whole.report
 
 
 @pytest.mark.parametrize(

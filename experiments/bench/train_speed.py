@@ -58,7 +58,7 @@ def epoch(config: Experiment, layout: Layout) -> dict[str, float]:
     start = time.perf_counter()
     counts = [
         (1, int(np.sum(rows.weight > 0)), int(yardsticks.real_tokens(rows).sum()), yardsticks.visible_pairs(rows))
-        for rows in batches_of(config, config.data.train, layout, once=True)
+        for rows, _ in batches_of(config, config.data.train, layout, once=True)
     ]
     seconds = time.perf_counter() - start
     rows, labels, tokens, pairs = (sum(column) for column in zip(*counts, strict=True))

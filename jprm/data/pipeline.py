@@ -16,9 +16,10 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+from jaxtyping import Int64
 
 from jprm.layout import Layout
-from jprm.pack import TooLong, pack
+from jprm.pack import PackReport, TooLong, pack
 from jprm.rows import Rows, empty_rows
 from jprm.token_tree import Supervise, TokenTree, token_tree
 from jprm.tree import ReasoningTree
@@ -39,6 +40,7 @@ class PipelineConfig:
     epochs: int | None = None  # None repeats for ever
     stream: tuple[int, int] = (0, 1)  # (k, n): the k-th of n streams, which packs every n-th window
     chains: bool = False  # a row holds one chain; see `jprm.pack.pack`
+    siblings: bool = False  # a split keeps alternatives together; see `jprm.pack.pack`
 
     def __post_init__(self):
         for name in ("rows", "tokens", "slots", "window"):
@@ -46,14 +48,23 @@ class PipelineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
-def packed_batches(
+COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
+"""The counts that `counted_batches` gives, in order."""
+
+
+def packed_batches(*args: Any, **kwargs: Any) -> grain.IterDataset[Rows]:
+    """Returns the rows of `counted_batches` alone."""
+    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
+
+
+def counted_batches(
     source: Sequence[Any] | grain.MapDataset, layout: Layout, config: PipelineConfig,
     tree_of: Callable[[Any], ReasoningTree] | None = None,
-) -> grain.IterDataset[Rows]:  # fmt: skip
-    """Returns batches of exactly `config.rows` rows of numpy arrays.
+) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:  # fmt: skip
+    """Returns batches of rows, and the counts of packing them: a window's are beside its first row.
 
-    Nothing is dropped: rows that do not fill a batch at the end of an epoch begin the first batch of the next. Empty
-    rows, whose weights are 0, complete the last batch of all.
+    A batch has exactly `config.rows` rows of numpy arrays. Nothing is dropped: rows that do not fill a batch at the end
+    of an epoch begin the first batch of the next. Empty rows, whose weights are 0, complete the last batch of all.
 
     Args:
         source: random access (`len` and `[i]`) to trees, or to items that `tree_of` turns into trees.
@@ -79,18 +90,24 @@ def packed_batches(
     return grain.experimental.RebatchIterDataset(stream, config.rows).map(functools.partial(_fill_up, config.rows))
 
 
-def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> Rows:
-    rows = pack(trees, config.tokens, config.slots, too_long=config.too_long, chains=config.chains).rows
+def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> tuple[Rows, np.ndarray]:
+    c = config
+    packed = pack(trees, c.tokens, c.slots, too_long=c.too_long, chains=c.chains, siblings=c.siblings)
+    rows = packed.rows
+    if len(rows.tokens) == 0:  # no tree of the window has a step; an empty row keeps the stream going
+        rows = empty_rows(1, c.tokens, c.slots, tuple(rows.extras))
     count = len(rows.tokens)
-    if count == 0:  # no tree of the window has a step; an empty row keeps the stream going
-        return _fill_up(1, rows)
-    order_B = np.random.default_rng([config.seed, index]).permutation(count) if config.shuffle else np.arange(count)
-    return jax.tree.map(lambda x_BX: x_BX[order_B], rows)
+    order_B = np.random.default_rng([c.seed, index]).permutation(count) if c.shuffle else np.arange(count)
+    count_BK = np.zeros((count, len(COUNTS)), np.int64)
+    count_BK[0] = dataclasses.astuple(packed.report)
+    return jax.tree.map(lambda x_BX: x_BX[order_B], rows), count_BK
 
 
-def _fill_up(count: int, rows: Rows) -> Rows:
+def _fill_up(count: int, batch: tuple[Rows, np.ndarray]) -> tuple[Rows, np.ndarray]:
+    rows, count_BK = batch
     missing = count - len(rows.tokens)
     if missing == 0:
-        return rows
+        return batch
     empty = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1], tuple(rows.extras))
-    return jax.tree.map(lambda *pair: np.concatenate(pair), rows, empty)
+    none_BK = np.zeros((count - len(count_BK), len(COUNTS)), np.int64)
+    return jax.tree.map(lambda *pair: np.concatenate(pair), batch, (empty, none_BK))

@@ -15,26 +15,33 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jprm import multihost
+from jprm.data.pipeline import COUNTS
 from jprm.model.mesh import spec
+from jprm.pack import PackReport
 from jprm.rows import Rows
 
 
 class Streams:
     """Iterates over Rows of shape (A, B, ...), A micro-batches of B rows, from the `own` streams of `count`.
 
-    A stream gives A x B / count rows at a time. The rows of other processes' streams are zeros.
+    A stream gives A x B / count rows at a time, with the counts of packing them (`jprm.data.pipeline.counted_batches`).
+    The rows of other processes' streams are zeros.
     """
 
     def __init__(self, own: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
         self._count, self._micro_rows = count, micro_rows
         self._own = {k: iter(stream) for k, stream in own.items()}
+        self._counts = {k: np.zeros(len(COUNTS), np.int64) for k in own}
 
     def __iter__(self) -> Streams:
         return self
 
     def __next__(self) -> Rows:
         block = self._micro_rows // self._count
-        parts = {k: next(stream) for k, stream in self._own.items()}
+        parts = {}
+        for k, stream in self._own.items():
+            parts[k], count_rK = next(stream)
+            self._counts[k] = self._counts[k] + count_rK.sum(axis=0)
 
         def put(*parts_rX: np.ndarray) -> np.ndarray:
             first = np.asarray(parts_rX[0])
@@ -45,16 +52,28 @@ class Streams:
 
         return jax.tree.map(put, *parts.values())
 
+    @property
+    def report(self) -> PackReport:
+        """What all streams have packed since training began. Every process asks for it."""
+        counts = self._shared({k: count_K.tolist() for k, count_K in self._counts.items()})
+        return sum((PackReport(*count_K) for count_K in counts), start=PackReport())
+
     def get_state(self) -> dict[str, Any]:
         """Returns the positions of all streams as JSON, for any number of processes. Every process calls this."""
-        places: dict[str, Any] = {}
-        for some in multihost.shared({str(k): stream.get_state() for k, stream in self._own.items()}):
-            places |= some
-        return {"streams": [places[str(k)] for k in range(self._count)]}
+        places = self._shared({k: stream.get_state() for k, stream in self._own.items()})
+        return {"streams": places, "counts": self._shared({k: count.tolist() for k, count in self._counts.items()})}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from the positions of all streams. Runs of version 0.1 kept no counts."""
         for k, stream in self._own.items():
             stream.set_state(state["streams"][k])
+            if "counts" in state:
+                self._counts[k] = np.array(state["counts"][k])
+
+    def _shared(self, own: dict[int, Any]) -> list[Any]:
+        """Returns what each stream has, of all processes'; two may own one stream, and have the same."""
+        found = {int(k): value for some in multihost.shared(own) for k, value in some.items()}
+        return [found[k] for k in range(self._count)]
 
 
 def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Ranking of alternatives: -log sigmoid(s_i - s_j) where step i is labelled better than its alternative j.
 
 s are the head's log-odds (Bradley and Terry 1952). Alternatives continue the same step; each pair of them counts once,
-with the product of their weights. Pairs that the packer separates, by splitting a tree, are lost:
-`PackReport.pairs_lost` counts them.
+with the product of their weights. Pairs that the packer separates, by splitting a tree, are lost: `data.siblings` makes
+it separate the fewest, and training logs how many (`pairs_lost`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from jprm.rows import siblings
 @dataclasses.dataclass(frozen=True)
 class BradleyTerry(OfSteps):
     """The count is the number of pairs; the metric `pair_accuracy` is the fraction in the right order."""
+
+    pairs = True
 
     def of_logits(self, logit_BSC, rows, config):
         head = find(config.model.head)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jprm import data
-from jprm.data.pipeline import PipelineConfig, packed_batches
+from jprm.data.pipeline import PipelineConfig, counted_batches
 from jprm.data.streams import Streams, own_streams
 from jprm.experiment import Experiment
 from jprm.layout import Layout, native_layout
@@ -54,18 +54,21 @@ def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer:
 def batches_of(
     experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False,
     stream: tuple[int, int] = (0, 1),
-) -> grain.IterDataset[Rows]:  # fmt: skip
-    """Returns one stream's part of batches of `data.rows` rows: shuffled and endless, or with `once` in file order."""
+) -> grain.IterDataset[tuple[Rows, np.ndarray]]:  # fmt: skip
+    """Returns one stream's part of batches of `data.rows` rows: shuffled and endless, or with `once` in file order.
+
+    Beside the rows are the counts of packing them (`jprm.data.pipeline.counted_batches`).
+    """
     config = experiment.data
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
     pipeline = PipelineConfig(
         rows=config.rows // stream[1], tokens=config.tokens, slots=config.slots, too_long=config.too_long,
         supervise=config.supervise, extras=config.extras, weight=config.weight,
         window=config.window, seed=config.seed, shuffle=not once,
-        epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows,
+        epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows, siblings=config.siblings,
     )  # fmt: skip
     source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
-    return packed_batches(source, layout, pipeline, lambda record: _checked(tree_of(record), experiment))
+    return counted_batches(source, layout, pipeline, lambda record: _checked(tree_of(record), experiment))
 
 
 def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:

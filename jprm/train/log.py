@@ -15,6 +15,7 @@ import numpy as np
 from jprm import multihost
 from jprm.experiment import Experiment, to_json
 from jprm.outputs import atomic_file
+from jprm.pack import PackReport
 from jprm.progress import Bar
 from jprm.train.preemption import Goodput, versions
 from jprm.train.step import Metrics
@@ -117,6 +118,12 @@ class Log:
             self.write({"step": step, **(more or {}), **means, **skips})
             self.sum, self.steps, self.skipped, self.since = None, 0, 0, now
 
+    def write_losses(self, step: int, report: PackReport, pairs: bool) -> None:
+        """Writes what the packer lost since training began, if anything: labels, and pairs where they are compared."""
+        lost = {"truncated_labels": report.truncated_labelled, "pairs_lost": report.pairs_lost if pairs else 0}
+        if any(lost.values()):
+            self.write({"step": step, **{name: count for name, count in lost.items() if count}})
+
     def write(self, values: dict[str, Any]) -> None:
         self.last |= values
         for callback in self.callbacks:
@@ -130,7 +137,8 @@ class Log:
         note = " ".join(
             f"{k} {v:.4g}"
             for k, v in values.items()
-            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second", "reward", "proxy", "gold") and v is not None
+            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second", "reward", "proxy", "gold", "pairs_lost")
+            and v is not None
         )
         self.bar.add(0, note)
         if not self.bar.console.is_terminal:  # a log file gets lines

@@ -76,6 +76,7 @@ def _steps(trainer: Trainer, log: Log, watchdog: Watchdog, asked_to_stop: Callab
         if save:
             watchdog.at(done, "checkpoint")
             trainer.save()
+            log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
         if save or validate:
             trainer.goodput.rest()
         if stop:

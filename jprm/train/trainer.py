@@ -207,7 +207,7 @@ def evaluated(
     labels are all correct or all incorrect. `params` are as an objective takes them.
     """
     config, mesh, found = experiment.data, jax.sharding.get_mesh(), []
-    for rows in batches_of(experiment, files or config.valid, native_layout(tokenizer), once=True):
+    for rows, _ in batches_of(experiment, files or config.valid, native_layout(tokenizer), once=True):
         for micro in unstacked(micro_batches(rows, config.micro_rows)):
             arguments = objective, params, put_rows(micro, mesh), experiment.task
             if not found:
