@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import itertools
 import json
 import pathlib
 import time
@@ -14,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jprm.pack
 from jprm.experiment import TargetConfig
 from jprm.layout import native_layout
 from jprm.model.attention.gpu_cudnn import CUDNN
 from jprm.objectives.targets import targets
-from jprm.pack import empty_rows, pack, split, token_tree
+from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, ReasoningTree
@@ -262,46 +260,6 @@ def test_repeated_steps_keep_their_label_and_weigh_nothing():
     assert rows.label[:, 0].tolist() == [-1, -1, -1]
     assert sorted(rows.weight[:, 0].tolist()) == [0, 0, 1]
     assert rows.weight.sum() == 6
-
-
-def test_pairs_of_alternatives_that_a_split_separates_are_counted():
-    nodes = (*(Node(-1, c * 4, 1.0) for c in "vwx"), Node(-1, "yyyy"), Node(0, "a", 1.0), Node(0, "b", 1.0))
-    tree = token_tree(ReasoningTree("p", nodes), LAYOUT)
-    assert pack([tree], 64, 8, too_long="error").report.pairs_lost == 0
-    alone = pack([tree], 64, 8, too_long="error", chains=True).report
-    assert alone.pairs_lost == 3 + 1 and "4 pairs of labelled alternatives" in str(alone)
-
-
-@settings(max_examples=40, deadline=None)
-@given(reasoning_trees(most=8), st.integers(0, 6), st.integers(0, 3))
-def test_cuts_are_the_best_of_all(tree, spare_tokens, spare_slots):
-    """Of all ways to cut: the fewest tokens, and with `siblings` first the fewest pairs lost."""
-    tokens, slots = longest([tree])
-    tokens, slots = max(tokens, len(tree.problem) + 1) + spare_tokens, slots + spare_slots
-    given = token_tree(tree, LAYOUT)
-    count = len(given.run_M)
-    found = []
-    for inner in itertools.product((False, True), repeat=max(count - 1, 0)):
-        cuts = [0, *(i + 1 for i, cut in enumerate(inner) if cut), count]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jprm.pack, "_cuts", lambda *_, cuts=cuts: cuts)
-            parts, report = split(given, 0, tokens, slots, too_long="error", chains=False)
-        if all(len(part.tree.tokens_N) <= tokens and len(part.tree.run_M) <= slots for part in parts):
-            found.append((report.pairs_lost, report.tokens))
-    plain, together = (
-        split(given, 0, tokens, slots, too_long="error", chains=False, siblings=siblings)[1]
-        for siblings in (False, True)
-    )
-    assert plain.tokens == min(tokens for _, tokens in found)
-    assert (together.pairs_lost, together.tokens) == min(found)
-
-
-def test_a_row_of_alternatives_stays_together():
-    """PRM800K's form: alternatives of which one continues. By tokens alone the second set would be cut."""
-    nodes = (Node(-1, "aaa", 1.0), *(Node(0, c * 3, 1.0) for c in "bcd"), *(Node(3, c * 3, 1.0) for c in "efg"))
-    tree = token_tree(ReasoningTree("p", nodes), LAYOUT)
-    lost = [pack([tree], 18, 8, too_long="error", siblings=siblings).report.pairs_lost for siblings in (False, True)]
-    assert lost == [2, 0]
 
 
 def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():
