@@ -43,10 +43,15 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
 
 def finish(part: pathlib.Path, output: str | os.PathLike, request: dict[str, Any]) -> None:
     """Gives a part that is whole its name. Raises ValueError where the request's input has changed meanwhile."""
+    check_unchanged(request, f"Remove {part} and run the command again")
+    os.replace(part, output)
+
+
+def check_unchanged(request: dict[str, Any], remedy: str) -> None:
+    """Raises ValueError where the request's input is no longer the file that it was when the request was made."""
     now = input_of(request["input"]) if "input" in request else {}
     if now != {key: request[key] for key in now}:
-        raise ValueError(f"{request['input']}: changed while it was read. Remove {part} and run the command again")
-    os.replace(part, output)
+        raise ValueError(f"{request['input']}: changed while it was read. {remedy}")
 
 
 @contextlib.contextmanager
@@ -55,8 +60,8 @@ def continued(
 ) -> Iterator[tuple[IO[bytes], pathlib.Path] | None]:
     """Opens `OUTPUT.part` to read and to append, and yields it with its path; None where `output` is finished.
 
-    The caller passes it to `finish` when it is whole; an empty one is removed. `more` are files that belong to the same
-    request.
+    The caller passes it to `finish` when it is whole; an empty one is removed, and with it the request of an output
+    that was refused before its first line. `more` are files that belong to the same request.
 
     Raises:
       ValueError: what is there is the input, of another request or a newer jprm, or being written by another process;
@@ -86,6 +91,8 @@ def continued(
         finally:
             if part.exists() and part.stat().st_size == 0:
                 part.unlink()
+            if not any(path.exists() for path in (output, part, *more)):
+                info.unlink(missing_ok=True)
 
 
 def cut(file: IO[bytes], chunk: int) -> int:

@@ -163,3 +163,14 @@ def test_two_runs_that_write_one_folder_do_not_clear_each_other_away(tmp_path):
     ):
         prepare("jsonl", [tmp_path / "s.jsonl"], tmp_path / "data")
     assert names(tmp_path) == ["s.jsonl"]
+
+
+def test_an_output_refused_before_its_first_line_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="bad record"), continued(tmp_path / "out.jsonl", REQUEST):
+        raise ValueError("bad record")
+    assert names(tmp_path) == []
+    with pytest.raises(ValueError, match="bad record"), continued(tmp_path / "out.jsonl", REQUEST) as (file, _):
+        file.write(b"ours\n")
+        file.flush()
+        raise ValueError("bad record")
+    assert names(tmp_path) == ["out.jsonl.info.json", "out.jsonl.part"], "what was paid for stays"

@@ -16,10 +16,11 @@ from jprm.jsonl import read_records, write_records
 from jprm.policy import load as policies
 from jprm.policy.sample_cache import PolicyError
 from jprm.score import identity
+from jprm.search import files
 from jprm.search import live_scorer as scorers
 from jprm.search.beam import Beam
 from jprm.search.best_of_n import BestOfN
-from jprm.search.files import search_file
+from jprm.search.files import read_problems, search_file
 from jprm.search.live_scorer import Rescorer
 from jprm.search.lockstep import SearchConfig
 from jprm.tree import RecordError, record_of, tree_of
@@ -95,6 +96,22 @@ def test_finished_problems_are_not_searched_again(folder):
     run(folder, policy)
     assert not {prefix.problem for prefix, _ in policy.drawn} & {line["record"]["problem"] for line in lines}
     assert [record["id"] for record in read_records(folder / "out.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_problems_replaced_while_they_are_read_are_noticed(folder, monkeypatch):
+    """The request holds size and age of the file that it was made from, and the new file is not that."""
+    other = folder / "other.jsonl"
+    other.write_bytes(b'{"problem": "q", "answer": "7"}\n')
+
+    def replacing(path, *rest):
+        other.rename(path)
+        return read_problems(path, *rest)
+
+    monkeypatch.setattr(files, "read_problems", replacing)
+    policy = Markov()
+    with pytest.raises(ValueError, match="problems.jsonl: changed while it was read. Run again"):
+        run(folder, policy)
+    assert policy.sampled == 0 and left(folder) == ["problems.jsonl"]
 
 
 def test_another_request_touches_nothing(folder):

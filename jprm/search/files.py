@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
-from jprm.outputs import atomic_file, continued, input_of
+from jprm.outputs import atomic_file, check_unchanged, continued, input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
 from jprm.progress import Bar
@@ -89,6 +89,7 @@ def search_file(
         file, part = opened
         with Rejects(output.with_name(output.name + ".rejects")) as rejects:
             problems = list(read_problems(input, on_error, rejects))
+            check_unchanged(request, "Run again when nothing writes it")
             with KeptPolicy(policy, samples) as kept, Bar(f"searching {output.name}", len(problems)) as bar:
                 done = _read_part(file)
                 bar.add(len(done))
