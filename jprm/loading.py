@@ -47,8 +47,8 @@ def load(
       dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32.
         bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of float32's memory, with
         an error that `tests/test_int8.py` measures.
-      adapter: how to read a published model, a name in `jprm.adapters.published` or a JSON file (`jprm.adapters`); by
-        default it is recognised from the files.
+      adapter: how to read a published model, a name in `jprm.adapters.published`, a JSON file (`jprm.adapters`),
+        `module:NAME` or `FILE.py:NAME`; by default it is recognised from the files.
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
         here, and `blocked` for a published model.
 

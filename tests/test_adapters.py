@@ -333,7 +333,7 @@ def test_folders_that_show_no_sign_are_refused(tmp_path):
         ValueError, match="LlamaForCausalLM with these tensors is no PRM .* --adapter NAME, with one of"
     ):
         jprm.load(folder)
-    with pytest.raises(ValueError, match="adapter 'other' is neither a JSON file nor one of qwen-prm"):
+    with pytest.raises(ValueError, match="adapter='other' is not one of qwen-prm"):
         jprm.load(folder, adapter="other")
     with pytest.raises(ValueError, match="tensor score.weight is missing"):
         jprm.load(folder, adapter="trl")
@@ -396,4 +396,4 @@ def test_commands_take_an_adapter(tmp_path, capsys):
     report = ["--json", str(tmp_path / "report.json")]
     assert cli.main(["eval", "best-of-n", *model, *files[:2], *report]) == 0
     assert cli.main(["eval", "best-of-n", *model[:2], "--adapter", "none", *files[:2], *report]) == 2
-    assert "adapter 'none' is neither a JSON file nor one of qwen-prm" in capsys.readouterr().err
+    assert "adapter='none' is not one of qwen-prm" in capsys.readouterr().err

@@ -185,7 +185,7 @@ p.prepare("jsonl", [sys.argv[1]], sys.argv[2])
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"name": "prm801k"}, ValueError, "no reader is called 'prm801k': use one of columns, gsm8k"),
+        ({"name": "prm801k"}, ValueError, "reader='prm801k' is not one of columns, gsm8k"),
         ({"source": []}, ValueError, "no source: give the files of jsonl"),
         ({"source": [], "name": "prm800k"} | PRM800K, ValueError, "phase1_train.jsonl"),
         ({"source": ["absent.jsonl"]}, FileNotFoundError, "absent.jsonl: no such file"),

@@ -35,7 +35,7 @@ def load(
     dtype: Dtype | None = None,
     attention: str | None = None,
 ) -> PRM:
-    """Loads the model in a folder with the named adapter (a name or a JSON file), or the one that is recognised.
+    """Loads the model in a folder with the named adapter (see `named`), or the one that is recognised.
 
     The decoder is stored as `dtype`, float32 by default; bfloat16 is the type of the computation too. `attention` is
     the implementation (`jprm.model.attention`), `blocked` by default.

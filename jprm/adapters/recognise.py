@@ -8,6 +8,7 @@ import pathlib
 import re
 from typing import Any, get_type_hints
 
+from jprm import registry
 from jprm.adapters.published import PUBLISHED
 from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import kinds
@@ -62,12 +63,10 @@ these are recognised by their names alone."""
 
 
 def named(adapter: str) -> Adapter:
-    """Returns the published record of the name, or the record in a JSON file."""
-    if adapter in PUBLISHED:
-        return PUBLISHED[adapter]
+    """Returns the record of a JSON file, of a published name, or the user's own (`module:NAME`, `FILE.py:NAME`)."""
     if str(adapter).endswith(".json"):
         return read(adapter)
-    raise ValueError(f"adapter {adapter!r} is neither a JSON file nor one of {', '.join(PUBLISHED)}")
+    return registry.find(str(adapter), PUBLISHED, "adapter", Adapter, files=True)
 
 
 def recognise(folder: pathlib.Path) -> Adapter:

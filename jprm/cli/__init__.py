@@ -20,12 +20,14 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
 from jprm.cli.arguments import Adapter, Commands, Distributed, Files, Folder, OnError, Settings, one_of
+from jprm.cli.evaluate import add as add_benchmark
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
 from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.rl import rl
+from jprm.cli.search import add as add_method
 from jprm.cli.search import search
 from jprm.cli.serve import serve
 from jprm.compile_cache import enable_compile_cache
@@ -81,7 +83,7 @@ def prepare(
 
     Args:
         name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math, pools,
-            trl, text, jsonl, or columns for records of other names.
+            trl, text, jsonl, or columns for records of other names; or your own reader, module:NAME or FILE.py:NAME.
         source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), or URLs, which are downloaded into
             `downloads` beside DIR. hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
         out: The folder to write. It must hold no other data set, unless --overwrite is given.
@@ -165,7 +167,7 @@ def score(
         input: Records to score, one per line, or a folder that `jprm prepare` wrote.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
-        adapter: How to read a published model whose files do not show it: a name, or a JSON file.
+        adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
         attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
             for TPUs, `cudnn` for chains in bfloat16 on NVIDIA GPUs, `blocked` for all. Default: the model's own where
@@ -267,6 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args == ["--version"]:
                 print(f"jprm {jprm.__version__}")
             else:
+                _add_own(*args[:2])
                 app.cli(prog="jprm", description=DESCRIPTION, args=args)
             return 0
         finally:
@@ -289,6 +292,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise error
         print(f"error: {_line(error)}", file=sys.stderr)
         return 2
+
+
+def _add_own(command: str = "", name: str = "") -> None:
+    """Adds the command of a method or a benchmark outside the library, as in `jprm search FILE.py:NAME`."""
+    if ":" in name and command == "search":
+        add_method(name)
+    if ":" in name and command == "eval":
+        add_benchmark(evaluations, name)
 
 
 def _is_text(argument: str) -> bool:

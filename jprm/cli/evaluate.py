@@ -9,7 +9,7 @@ from tyro.conf import arg
 
 from jprm.cli.arguments import Commands, Folder, check_outputs
 from jprm.evaluate.benchmark import Benchmark
-from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.benchmarks import BENCHMARKS, find
 
 
 def evaluation() -> Commands:
@@ -19,6 +19,11 @@ def evaluation() -> Commands:
     for benchmark in BENCHMARKS.values():
         app.command(name=benchmark.command)(_command(benchmark))
     return app
+
+
+def add(app: Commands, name: str) -> None:
+    """Adds the command of the user's own benchmark, `module:NAME` or `FILE.py:NAME`."""
+    app.command(name=name)(_command(find(name)))
 
 
 def suite(

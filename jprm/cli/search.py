@@ -1,6 +1,7 @@
 """`jprm search`: finds a chain for each problem, with a policy that writes steps and a model that scores them.
 
-Every method of `jprm.search.methods` is a command: its options are its config's fields and those of `SearchOptions`.
+Every method of `jprm.search.methods` is a command, and so is the user's own, `module:NAME` or `FILE.py:NAME`. Its
+options are its config's fields and those of `SearchOptions`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,14 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
     return run
 
 
+def add(name: str) -> None:
+    """Adds the command of a method: one of `METHODS`, or the user's own."""
+    method = find(name)
+    search.command(name=name)(command(_searching(method), method, SearchOptions))
+
+
 for _name in METHODS:
-    search.command(name=_name)(command(_searching(find(_name)), find(_name), SearchOptions))
+    add(_name)
 
 
 @search.command(name="filter")

@@ -15,11 +15,10 @@ import rich.markup
 import rich.progress
 import rich.table
 
-from jprm.data import REPORT, store
+from jprm.data import REPORT, readers, store
 from jprm.data.fetch import fetch, is_url, resolved, sha256_of
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
-from jprm.data.readers import READERS
 from jprm.jsonl import Rejects
 from jprm.outputs import tidy, whole_folder
 from jprm.tree import tree_of
@@ -71,7 +70,7 @@ def prepare(
     """Reads source files into the folder `out`, which appears once it is whole.
 
     Args:
-      name: a key of `READERS`.
+      name: a key of `jprm.data.readers.READERS`, or a reader of your own as `module:NAME` or `FILE.py:NAME`.
       source: local files (JSON Lines, JSON lists, Parquet, Arrow), or URLs, `hf://datasets/...` among them, which are
         downloaded beside `out` and must match a SHA-256.
       out: the folder. One that the same request has made is left as it is, and its report is returned.
@@ -97,7 +96,7 @@ def prepare(
         raise ValueError(f"{inside[0]}: is in {out}, the folder to write: move it, or name another folder")
     if there is not None and not overwrite:
         return _unchanged(out, there, request, console)
-    reader = READERS[name]
+    reader = readers.find(name)
     files = [_local(path, reader, out, sha256, console) for path in request.source]
     with whole_folder(out, replace=overwrite) as work:
         report = _write(work, reader, files, request, console)
@@ -113,9 +112,7 @@ def prepare(
 
 def _request(name, source, exclude, on_error, options) -> Request:
     """Returns the checked request."""
-    if name not in READERS:
-        raise ValueError(f"no reader is called {name!r}: use one of {', '.join(READERS)}")
-    reader = READERS[name]
+    reader = readers.find(name)
     chosen = dataclasses.asdict(choose(reader.options, options))
     if not source:
         known = "".join(f"\n  {url}" for url in reader.releases) or " none"

@@ -1,5 +1,6 @@
 """The readers by the name of their source."""
 
+from jprm import registry
 from jprm.data import gsm8k, math, math_shepherd, prm800k, prmbench, processbench, records
 from jprm.data.reader import Reader
 
@@ -17,3 +18,8 @@ READERS: dict[str, Reader] = {
     "text": records.TEXT,
     "trl": records.TRL,
 }
+
+
+def find(name: str) -> Reader:
+    """Returns the reader of a name, or the user's own as `module:NAME` or `FILE.py:NAME`; errors as `registry.find`."""
+    return registry.find(name, READERS, "reader", Reader, files=True)

@@ -44,7 +44,7 @@ class ModelOptions(CommandOptions):
     model: Annotated[Path, arg(metavar="DIR")]
     """The folder of a trained model."""
     adapter: Adapter = None
-    """How to read a published model whose files do not show it: a name, or a JSON file."""
+    """How to read a published model whose files do not show it: a name, a JSON file, module:NAME or FILE.py:NAME."""
     too_long: TooLong = "error"
     """Stop at a record with a chain beyond the model's context, or leave such records out and count them."""
 

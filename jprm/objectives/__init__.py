@@ -22,12 +22,8 @@ Options are the fields of type bool, int, float, str or Literal; other fields ar
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.machinery
-import importlib.util
 import os
 import pathlib
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -84,7 +80,7 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
     if text is None:
         return with_options(registry.find(name, OBJECTIVES, "objective"), options or {}, name)
     path, _, function = name.rpartition(":")
-    found = _defined(path, text).get(function)
+    found = registry.defined(path, text).get(function)
     if not callable(found):
         raise ValueError(f"objective={name!r}: {path} defines no function {function}")
     return with_options(found, options or {}, name)
@@ -143,13 +139,3 @@ def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
     if len(set(texts)) > 1:
         raise ValueError(f"{path}: differs from {files[1]}, which the run started with. Use another --workdir")
     return texts[0]
-
-
-@functools.cache
-def _defined(path: str, text: str) -> dict[str, Any]:
-    """Runs a file, once, and returns what it defines."""
-    spec = importlib.machinery.ModuleSpec(f"jprm_objective_{pathlib.Path(path).stem}", loader=None)
-    module = importlib.util.module_from_spec(spec)
-    module.__file__, sys.modules[spec.name] = path, module  # a dataclass of the file looks there for names
-    exec(compile(text, path, "exec"), module.__dict__)
-    return module.__dict__

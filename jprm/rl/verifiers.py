@@ -12,7 +12,6 @@ from typing import Any
 
 from jprm import registry
 from jprm.answers import equivalent, extract_answer
-from jprm.experiment import module_of
 from jprm.verify.arithmetic import check_arithmetic
 
 Record = Mapping[str, Any]
@@ -37,13 +36,7 @@ WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 
 def find(name: str, known: Mapping[str, Any], what: str) -> Any:
     """Returns the function of a registered name, `module:FUNCTION` or `FILE.py:FUNCTION`; errors as `registry.find`."""
-    path, _, function = name.rpartition(":")
-    if not path.endswith(".py"):
-        return registry.find(name, known, what)
-    found = getattr(module_of(path), function, None)
-    if not callable(found):
-        raise ValueError(f"{what}={name!r}: {path} defines no function {function}")
-    return found
+    return registry.find(name, known, what, Callable, files=True)
 
 
 def right_working(verdicts: Sequence[bool | None]) -> bool:

@@ -2,6 +2,7 @@
 
 import importlib
 
+from jprm import registry
 from jprm.evaluate.benchmark import Benchmark
 
 NAMES = (
@@ -21,3 +22,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (importlib.import_module(f"{__name__}.{name}").BENCHMARK for name in NAMES)
 }
+
+
+def find(name: str) -> Benchmark:
+    """Returns the benchmark of a name, or the user's own as `module:NAME` or `FILE.py:NAME`."""
+    return registry.find(name, BENCHMARKS, "benchmark", Benchmark, files=True)

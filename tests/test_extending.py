@@ -1,0 +1,123 @@
+"""docs/extending.md: every block runs, in order, in a folder that holds nothing but the run it starts from."""
+
+import dataclasses
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stub_server import reply
+from tiny_rl import save_run
+from tiny_run import MODEL, save_tokenizer
+
+import jprm
+from jprm import cli, registry
+from jprm.jsonl import read_records
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs/extending.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"(?:^`([\w.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def said(number, body):
+    """A policy that writes one more step, and ends the chain at the second."""
+    done = "2 * 3" in body["prompt"].partition("\n\n")[2]
+    return reply("So 8." if done else "2 * 3 = 6.\n\n", tokens=4, stop_reason=None if done else "\n\n")
+
+
+@pytest.fixture
+def folder(one_device, serve, tmp_path, monkeypatch):
+    """The page's folder: a run of a model that transformers has too, and the policy that server.json names."""
+    monkeypatch.chdir(tmp_path)
+    save_run(tmp_path / "runs/tiny", dataclasses.replace(MODEL, qkv_bias=False), 0, 1.0)
+    save_tokenizer(tmp_path / "runs/tiny/tokenizer.json")
+    (tmp_path / "runs/tiny/tokenizer_config.json").write_text("{}")
+    (tmp_path / "server.json").write_text(json.dumps({"url": serve(said).url, "model": "stub"}))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith((str(tmp_path), "focal", "probit")):
+            del sys.modules[name]
+
+
+def run(block, folder, monkeypatch):
+    for line in block.replace("\\\n", " ").splitlines():
+        if line == "export PYTHONPATH=$PWD":
+            monkeypatch.syspath_prepend(folder)
+        else:
+            program, *args = shlex.split(line)
+            assert (program, cli.main(args)) == ("jprm", 0), line
+
+
+def test_every_block_runs(folder, monkeypatch, capsys):
+    assert {name for name, _, _ in BLOCKS} > {"graded.py", "focal.py", "probit.py", "greedy.py", "confidence.py"}
+    for name, language, block in BLOCKS:
+        if name:
+            (folder / name).write_text(block)
+        else:
+            assert language == "sh"
+            run(block, folder, monkeypatch)
+
+    half, full = (
+        [chain["labels"] for chain in jprm.data.load(folder / f"data/{name}")] for name in ("graded", "strict")
+    )
+    assert (half, full) == ([[1, 1], [1, 0]], [[1, 1], [0, 0]])
+
+    prm = jprm.load("runs/mine")
+    logit_P1 = prm.logits("What is 2 + 2 * 3?", ["2 * 3 = 6."])
+    from jax.scipy.stats import norm
+
+    np.testing.assert_allclose(prm.score("What is 2 + 2 * 3?", ["2 * 3 = 6."]), norm.cdf(logit_P1[:, 0]), rtol=1e-6)
+    assert (folder / "runs/mine/objective.py").read_text() == (folder / "focal.py").read_text()
+
+    (found,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
+    assert found["search"]["method"] == "Greedy" and found["search"]["expand"] == 2 and found["search"]["correct"]
+    assert "mean [95 %]" in capsys.readouterr().out
+    assert 0 < json.loads((folder / "confidence.json").read_text())["mean"]["value"] < 1
+
+    run("jprm score --model exported/tiny --input data/strict --output plain.jsonl", folder, monkeypatch)
+    wrong, right = (
+        np.concatenate([chain["scores"] for chain in read_records(folder / name)])
+        for name in ("detected.jsonl", "plain.jsonl")
+    )
+    np.testing.assert_allclose(wrong, 1 - right, atol=2e-6)  # a softmax of two in float32, written with 6 digits
+
+
+def test_a_file_is_run_once_and_its_objects_are_the_same(tmp_path):
+    (tmp_path / "part.py").write_text("class Part: pass\nPART = Part()\n")
+    name = f"{tmp_path}/part.py:PART"
+    assert registry.find(name, {}, "part", files=True) is registry.find(name, {}, "part", files=True)
+    (tmp_path / "part.py").write_text("PART = 1\n")
+    assert registry.find(name, {}, "part", int, files=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("beam", object, "part='beam' is not one of known, nor of the form module:NAME or FILE.py:NAME"),
+        ("{}/none.py:PART", object, "there is no file"),
+        ("{}/part.py:OTHER", object, "part.py defines no OTHER"),
+        ("{}/part.py:PART", str, "is a int, not a builtins.str"),
+        ("json:OTHER", object, "Put the module on PYTHONPATH"),
+    ],
+)
+def test_what_is_not_there_is_named(tmp_path, name, kind, message):
+    (tmp_path / "part.py").write_text("PART = 1\n")
+    with pytest.raises(ValueError, match=message):
+        registry.find(name.format(tmp_path), {"known": 0}, "part", kind, files=True)
+
+
+def test_a_models_folder_runs_no_file(tmp_path):
+    """A head's name is in the run's folder, and so might a file be."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nHEAD = 1\n")
+    with pytest.raises(ValueError, match="Put the module on PYTHONPATH"):
+        registry.find(f"{tmp_path}/evil.py:HEAD", {}, "head")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("command", ["search", "eval"])
+def test_an_own_command_that_is_not_there_is_one_line(command, capsys):
+    assert cli.main([command, "no_such_module:NAME", "--help"]) == 2
+    assert "no_such_module" in capsys.readouterr().err
