@@ -7,7 +7,7 @@
 #   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
-#   make quickstart-rl                 reinforcement learning on its policy and PRM: all arms, three seeds, half an hour
+#   make quickstart-rl                 reinforcement learning on its policy and PRM: six arms, three seeds, half an hour
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out

@@ -154,34 +154,21 @@ def token_tree(
     end = _end_of_chain(layout) if supervise == "token" else []
     inner = {node.parent for node in tree.nodes}
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
-    runs = _Runs(layout.problem(tree.problem))
-    problem = len(runs.flat)
-    number, run_of = [], []  # of every node: depth in steps, run that it ends
+    depth: list[int] = []  # of every node, in steps
+    chunks = []
     for index, node in enumerate(tree.nodes):
-        number.append(number[node.parent] + 1 if node.parent >= 0 else 0)
-        ids = layout.step(node.text, number[-1])
+        depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
+        ids = layout.step(node.text, depth[-1])
         if not ids:
             raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
-        ids = ids if index in inner else [*ids, *end]
-        run_of.append(runs.insert(run_of[node.parent] if node.parent >= 0 else 0, ids))
-
-    tokens_N, length_R, parent_R, rank_R = runs.ordered()
-    run_M = rank_R[np.array(run_of, np.int64)]
-    node_M = np.argsort(run_M, kind="stable")
-    above_M = np.array([node.parent for node in tree.nodes], np.int64)[node_M]
+        chunks.append(ids if index in inner else [*ids, *end])
+    shape = merged(name, layout.problem(tree.problem), chunks, [node.parent for node in tree.nodes])
     label_N, weight_N = _labels(tree, name, supervise, weight)
-    whole = TokenTree(
-        name=name,
-        tokens_N=tokens_N,
-        length_R=length_R,
-        parent_R=parent_R,
-        run_M=run_M[node_M],
-        above_M=np.where(above_M >= 0, np.argsort(node_M)[above_M], -1) if len(node_M) else above_M,
-        node_M=node_M,
-        label_M=label_N[node_M],
-        weight_M=weight_N[node_M],
-        problem=problem,
-        extras={key: _extra(tree, name, key, "extras")[node_M] for key in extras},
+    whole = dataclasses.replace(
+        shape,
+        label_M=label_N[shape.node_M],
+        weight_M=weight_N[shape.node_M],
+        extras={key: _extra(tree, name, key, "extras")[shape.node_M] for key in extras},
     )
     return {"outcome_tokens": outcome_tokens, "token": next_tokens}.get(supervise, lambda tree: tree)(whole)
 
@@ -220,16 +207,32 @@ def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float =
     return np.array([absent if value is None else value for value in values], np.float32)
 
 
-def merged(name: str, problem: Sequence[int], chains: Sequence[Sequence[int]]) -> TokenTree:
-    """Returns the tree of chains of token ids, each of which is one step after the problem; `node_M` is its index."""
-    runs = _Runs(problem)
-    run_of = [runs.insert(0, ids) for ids in chains]
+def merged(
+    name: str, problem: Sequence[int], steps: Sequence[Sequence[int]], parents: Sequence[int] | None = None
+) -> TokenTree:
+    """Returns the tree of steps of token ids, with labels and weights of 1; `node_M` are indices of steps.
+
+    `parents` are the steps that each continues, earlier ones, and -1 for the problem; by default all continue it.
+    """
+    runs, run_of = _Runs(problem), []
+    above_N = np.full(len(steps), -1) if parents is None else np.array(parents, np.int64)
+    for ids, parent in zip(steps, above_N.tolist(), strict=True):
+        run_of.append(runs.insert(run_of[parent] if parent >= 0 else 0, ids))
     tokens_N, length_R, parent_R, rank_R = runs.ordered()
     run_M = rank_R[np.array(run_of, np.int64)]
     node_M = np.argsort(run_M, kind="stable")
-    one_M = np.ones(len(chains), np.float32)
+    above_M = above_N[node_M]
     return TokenTree(
-        name, tokens_N, length_R, parent_R, run_M[node_M], np.full(len(chains), -1), node_M, one_M, one_M, len(problem)
+        name=name,
+        tokens_N=tokens_N,
+        length_R=length_R,
+        parent_R=parent_R,
+        run_M=run_M[node_M],
+        above_M=np.where(above_M >= 0, np.argsort(node_M)[above_M], -1) if len(node_M) else above_M,
+        node_M=node_M,
+        label_M=np.ones(len(steps), np.float32),
+        weight_M=np.ones(len(steps), np.float32),
+        problem=len(problem),
     )
 
 

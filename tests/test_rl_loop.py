@@ -11,7 +11,7 @@ from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
 from jprm.report.page import report
-from jprm.rl import loop
+from jprm.rl import loop, trajectory
 from jprm.rl.config import GuardConfig, RefreshConfig
 from jprm.rl.credit import CreditConfig
 from jprm.rl.held_out import pass_at
@@ -25,12 +25,16 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(data):
-    """A run that nothing disturbed, and the phases that it went through."""
+    """A run whose sampler is an update behind, which nothing disturbed, and the phases that it went through."""
     phases, folder = [], data.with_name("whole")
     with pytest.MonkeyPatch.context() as patch, one_device():
         patch.setattr(Watchdog, "at", lambda self, *place: phases.append(place))
-        result = loop.train(experiment(data, refresh=refresh(data)), folder)
+        result = loop.train(stale_experiment(data), folder)
     return folder, result, phases
+
+
+def stale_experiment(data, **changes):
+    return experiment(data, refresh=refresh(data), stale=1, objective_options={"truncate": 2.0}, **changes)
 
 
 class Killed(BaseException):
@@ -56,8 +60,8 @@ def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole
     with one_device():
         while places:
             with pytest.raises(Killed):
-                loop.train(experiment(data, refresh=refresh(data)), tmp_path / "run")
-        again = loop.train(experiment(data, refresh=refresh(data)), tmp_path / "run")
+                loop.train(stale_experiment(data), tmp_path / "run")
+        again = loop.train(stale_experiment(data), tmp_path / "run")
         before, after = params_of(folder), params_of(tmp_path / "run")
     assert before.keys() == after.keys() and all(before[name] == after[name] for name in before)
     assert again == result and (tmp_path / "run/rl.json").read_bytes() == (folder / "rl.json").read_bytes()
@@ -88,6 +92,24 @@ def test_a_refreshed_prm_is_adopted_for_its_auroc_on_fresh_steps_of_held_out_pro
     assert (folder / last["prm"] / "experiment.json").is_file()
     at = next(each for each in result["evaluations"] if each["update"] == first["update"])
     assert at["auroc"] == first["after"]  # the same samples, by the adopted PRM
+
+
+@pytest.mark.parametrize("stale", [0, 2])
+def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, stale):
+    """A step of the optimizer is an update here, so that the policy's name tells which update it is of."""
+    drawn = []
+
+    def sample(policy, problems, n, *, seed, update):
+        drawn.append((update, int(policy.name.partition("#")[0].rpartition("@")[2])))
+        return trajectory.sample(policy, problems, n, seed=seed, update=update)
+
+    monkeypatch.setattr(loop, "sample", sample)
+    alone = dict(credit=CreditConfig("verifier", "rloo", "constant", length=16), prm="", minibatches=1)
+    with one_device():
+        loop.train(experiment(data, evaluate_every=4, stale=stale, **alone), tmp_path / "run")
+    assert [each for each in drawn if each[0] > 0] == [(n, max(0, n - 1 - stale)) for n in range(1, 5)]
+    behind = [row.get("behind") for row in lines(tmp_path / "run") if "loss" in row]
+    assert behind == ([0, 1, 2, 2] if stale else [None] * 4)
 
 
 class Sevens:
@@ -135,6 +157,11 @@ def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(wh
         ({"guards": GuardConfig(disagreement=0.1)}, "needs second_prm"),
         ({"guards": GuardConfig(kl_budget=0.1), "reference": False}, "needs reference=true"),
         ({"tokens": 16}, "rows of tokens=16"),
+        ({"tokens": 32, "method": "dpo"}, "with max_tokens=16 pairs do not fit rows of tokens=32"),
+        ({"method": "dpo", "objective_options": {"loss": "dpo"}}, "objective_options.loss is set by method='dpo'"),
+        ({"method": "step_dpo", "reference": False}, "implicit needs `reference`"),
+        ({"stale": -1}, "stale=-1 must not be below 0"),
+        ({"stale": 1, "method": "demonstrations"}, "is of methods that sample"),
         ({"prm": "", "refresh": RefreshConfig(4), "method": "rejection"}, "refresh.every=4 needs a prm"),
         ({"verifier": "tiny_rl:nothing"}, "verifier='tiny_rl:nothing'"),
     ],
@@ -148,7 +175,7 @@ def test_what_does_not_fit_is_refused_before_a_run_begins(data, tmp_path, change
 def test_a_folder_belongs_to_one_experiment(data, whole, tmp_path):
     with pytest.raises(ValueError, match=r"credit.offset: -1.0 there, 0.0 here\). Use another --workdir"):
         other = CreditConfig("min_form", "rloo", "constant", length=16)
-        loop.train(experiment(data, credit=other, refresh=refresh(data)), whole[0])
+        loop.train(stale_experiment(data, credit=other), whole[0])
     (tmp_path / "held.jsonl").write_text((data / "problems.jsonl").read_text())
     with one_device(), pytest.raises(ValueError, match="24 problems are in problems and in held_out"):
         loop.train(experiment(data, held_out=(str(tmp_path / "held.jsonl"),)), tmp_path / "run")
@@ -171,8 +198,12 @@ def test_demonstrations_become_likelier(data, tmp_path):
     assert "proxy" not in result["evaluations"][0]
 
 
-def test_rejection_makes_correct_answers_likelier(data, tmp_path):
-    config = experiment(data, method="rejection", updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
+@pytest.mark.parametrize("method", ["rejection", "dpo", pytest.param("step_dpo", marks=pytest.mark.slow)])
+def test_baselines_make_correct_answers_likelier(data, tmp_path, method):
+    config = experiment(data, method=method, updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
     with one_device():
         first, last = loop.train(config, tmp_path / "run")["evaluations"]
     assert last["gold"] > first["gold"]
+    assert abs(first["kl"]) < 1e-6 < last["kl"]
+    rows = [row for row in lines(tmp_path / "run") if "loss" in row]
+    assert method == "rejection" or rows[-1]["loss"] < rows[0]["loss"] == pytest.approx(np.log(2))

@@ -2,7 +2,7 @@
 
     make quickstart                                                          # the policy and the PRM
     python experiments/quickstart/rl.py                                      # gaming and its cure, and their page
-    make quickstart-rl                                                       # all arms and baselines, three seeds
+    make quickstart-rl                                                       # six of the arms, three seeds
     jprm rl experiments/quickstart/rl.py --workdir runs/rl --set seed=1      # one arm: min-form + verifier
 
 Every arm starts from the same policy, and samples the same number of chains of the same problems.
@@ -45,6 +45,8 @@ ARMS = {
     "min_form": {"credit": dataclasses.replace(GUARDED, name="min_form_prm_alone", offset=0.0)},
     "min_form_verifier": {"credit": GUARDED},
     "rejection": {"method": "rejection"},
+    "dpo": {"method": "dpo"},
+    "step_dpo": {"method": "step_dpo"},
     "demonstrations": {"method": "demonstrations", "problems": ("solutions.jsonl",)},
 }
 """What each arm changes. `sum` and `min_form` have the PRM alone, without guards for the reward: they are there to be
@@ -93,7 +95,7 @@ def main(
         quickstart: The folder of a finished quickstart.
         out: Where to write a run for each arm, and the page. What is there is continued.
         seed: Of problems and samples.
-        arms: Which: verifier, sum, min_form, min_form_verifier, rejection, demonstrations.
+        arms: Which: verifier, sum, min_form, min_form_verifier, rejection, dpo, step_dpo, demonstrations.
     """
     console, rows = Console(), []
     for arm in arms:

@@ -57,6 +57,11 @@ class Implicit:
             raise ValueError("the objective implicit needs `reference`, the frozen model of its log ratio")
         if config.supervise != "outcome":
             raise ValueError(f"the objective implicit needs data.supervise='outcome', not {config.supervise!r}")
+        if self.loss == "dpo" and config.model.chain_rows:
+            raise ValueError(
+                f"loss='dpo' compares the chains of a row, and attention={config.model.attention!r} has one a row: use"
+                " another, such as 'blocked'"
+            )
 
 
 implicit = Implicit()

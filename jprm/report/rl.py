@@ -55,23 +55,24 @@ def blocks(name: str, found: dict[str, Any]) -> Iterator[Block]:
     rows = found["evaluations"]
     k = max(map(int, rows[0]["pass"]))
     columns = ("update", "sampled tokens", "right, %", f"any of {k} right, %", "right working, %",
-               "right with wrong working, %", "PRM's lowest score", "of wrong chains", "KL", "tokens", "steps",
-               "blank or cut, %")  # fmt: skip
+               "right with wrong working, %", "PRM's lowest score", "of wrong chains", "second PRM's", "PRMs apart",
+               "KL", "tokens", "steps", "blank or cut, %")  # fmt: skip
     table = [
         (
             str(row["update"]), f"{row['sampled_tokens']:,}",
             interval({"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}),
             percent(row["pass"][str(k)]), percent(row["working"]), percent(row["right_with_wrong_working"]),
-            _number(row.get("proxy")), _number(row.get("proxy_wrong")), _number(row["kl"]), f"{row['tokens']:.1f}",
-            f"{row['steps']:.1f}", percent(row["blank"] + row["truncated"]),
+            *(_number(row.get(key)) for key in ("proxy", "proxy_wrong", "second", "disagreement", "kl")),
+            f"{row['tokens']:.1f}", f"{row['steps']:.1f}", percent(row["blank"] + row["truncated"]),
         )
         for row in rows
     ]  # fmt: skip
     yield Table("held-out problems", columns, table, strong=(found["best"],))
     yield Note(
-        "KL is the mean over the updates before the evaluation, in nats a token, from the policy that the run started"
-        " from. The PRM's lowest score is a chain's worst step. Where it rises and right answers fall, the policy has"
-        " learnt what the PRM overrates; the chains below are those it rates highest among the wrong ones."
+        "KL(policy, start) is in nats a token of these samples, summed over the vocabulary. The PRM's lowest score is a"
+        " chain's worst step. Where it rises and right answers fall, the policy has learnt what the PRM overrates; the"
+        " chains below are those it rates highest among the wrong ones. A second PRM gives no credit: how far apart the"
+        " two score a step shows the same."
     )
     right = Line("right answers, %", [100 * row["gold"] for row in rows])
     if "proxy" in rows[0]:

@@ -19,10 +19,30 @@ from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
 from jprm.rl.credit import CREDITS, CreditConfig
 
-METHODS = {"policy_gradient": "policy_gradient", "rejection": "next_token", "demonstrations": "next_token"}
-"""What an update learns from, and its objective. `policy_gradient`: samples with their credit. `rejection`: the samples
-that the verifier accepts, as in supervised fine-tuning (Dong et al. 2023, RAFT; Gulcehre et al. 2023, ReST).
-`demonstrations`: the solutions in the files of problems, as many tokens as the samples of an update would have."""
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What an update learns from, and the objective with the options that it must have.
+
+    samples: whether the policy samples; else the solutions in the files of problems are learnt, as many tokens as the
+        samples of an update would have.
+    pairs: whether right and wrong continuations are compared (`jprm.rl.preferences`).
+    """
+
+    objective: str
+    options: Mapping[str, Any] = FrozenDict()
+    samples: bool = True
+    pairs: bool = False
+
+
+_DPO = Method("implicit", FrozenDict(loss="dpo"), pairs=True)
+METHODS = {
+    "policy_gradient": Method("policy_gradient"),  # samples with their credit
+    "rejection": Method("next_token"),  # the samples that the verifier accepts (Dong et al. 2023; Gulcehre et al. 2023)
+    "dpo": _DPO,
+    "step_dpo": _DPO,
+    "demonstrations": Method("next_token", samples=False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +100,11 @@ class RLExperiment:
     prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
     verifier: (record, steps) to a reward in [0, 1]: `answer`, `module:FUNCTION` or `FILE.py:FUNCTION`.
     working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
-    tokens: of a row. The longest prompt and `max_tokens` must fit.
+    method: in `METHODS`.
+    tokens: of a row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
     sampler_rows: the most samples decoded at once.
+    stale: the most updates that the policy which samples is behind the one that learns: the samples of an update are
+        drawn so many updates before. 0: they are drawn by the policy that learns from them.
     reference: keep the start's parameters and measure the KL against them.
     """
 
@@ -92,7 +115,7 @@ class RLExperiment:
     credit: CreditConfig
     optimizer: OptimizerConfig
     updates: int
-    method: Literal["policy_gradient", "rejection", "demonstrations"] = "policy_gradient"
+    method: Literal["policy_gradient", "rejection", "dpo", "step_dpo", "demonstrations"] = "policy_gradient"
     objective_options: Mapping[str, Any] = FrozenDict()
     prm: str = ""
     second_prm: str = ""
@@ -106,6 +129,7 @@ class RLExperiment:
     max_tokens: int = 512
     sampler_rows: int = 256
     minibatches: int = 1
+    stale: int = 0
     tokens: int = 2048
     micro_rows: int = 1
     lora: LoraConfig = LoraConfig()
@@ -125,6 +149,8 @@ class RLExperiment:
                       "micro_rows", "evaluate_every", "evaluate_samples", "checkpoint_every"):  # fmt: skip
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
+        if self.stale < 0 or (self.stale and not METHODS[self.method].samples):
+            raise ValueError(f"stale={self.stale} must not be below 0, and is of methods that sample")
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be above 0: the policy has to explore")
         if self.problems_an_update % self.minibatches:
@@ -133,6 +159,8 @@ class RLExperiment:
             )
         if "temperature" in self.objective_options:
             raise ValueError("objective_options.temperature is the samples': set temperature alone")
+        if set_by_method := set(METHODS[self.method].options) & set(self.objective_options):
+            raise ValueError(f"objective_options.{min(set_by_method)} is set by method={self.method!r}: leave it out")
         last, ratio = self.credit.norm == "last", self.objective_options.get("ratio", "token")
         if self.method == "policy_gradient" and last != (ratio == "sequence"):
             raise ValueError(
@@ -143,34 +171,36 @@ class RLExperiment:
             raise ValueError("problems and held_out each name at least one JSON Lines file")
         if self.method == "policy_gradient" and CREDITS[self.credit.name].prm and not self.prm:
             raise ValueError(f"credit.name={self.credit.name!r} needs the scores of a PRM: set prm to its folder")
-        if self.refresh.every and (not self.prm or self.method == "demonstrations"):
+        if self.refresh.every and not (self.prm and METHODS[self.method].samples):
             raise ValueError(f"refresh.every={self.refresh.every} needs a prm, and a method that samples")
         if self.second_prm and not self.prm:
             raise ValueError("second_prm is there to disagree with a prm, and prm is empty")
         if self.guards.disagreement and not self.second_prm:
             raise ValueError(f"guards.disagreement={self.guards.disagreement} needs second_prm")
-        if self.guards.kl_budget and not (self.reference and self.method == "policy_gradient"):
-            raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true and policy_gradient")
+        if self.guards.kl_budget and not self.reference:
+            raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true")
 
 
 def learner(config: RLExperiment) -> Experiment:
     """Returns the policy's training as an experiment, whose data are the loop's own updates."""
-    rows, gradient = config.micro_rows, config.method == "policy_gradient"
+    rows, method = config.micro_rows, METHODS[config.method]
+    options = {"temperature": config.temperature} if config.method == "policy_gradient" else method.options
     return Experiment(
         name=config.name,
         model=model_of(config.policy),
         tokenizer=config.policy,
         data=DataConfig(
-            train=config.problems, supervise="token", too_long="error", tokens=config.tokens, slots=config.tokens,
+            train=config.problems, supervise="outcome" if method.pairs else "token", too_long="error",
+            tokens=config.tokens, slots=4 * config.samples if method.pairs else config.tokens,
             rows=rows, micro_rows=rows, seed=config.seed % 2**32,
         ),
         target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
-        objective=METHODS[config.method],
-        objective_options={**config.objective_options, **({"temperature": config.temperature} if gradient else {})},
+        objective=method.objective,
+        objective_options={**config.objective_options, **options},
         optimizer=config.optimizer,
         steps=config.updates * config.minibatches,
         base=config.policy,
-        reference=config.policy if config.reference and gradient else "",
+        reference=config.policy if config.reference else "",
         lora=config.lora,
         mesh=config.mesh,
         seed=config.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jprm.evaluate.paired import shown_n
-from jprm.rl.rollout import Group, scored
+from jprm.layout import Layout
+from jprm.objectives.policy_gradient import PolicyGradient
+from jprm.rl.config import RLExperiment
+from jprm.rl.rollout import Group, neutral_tree, packed, scored
 from jprm.rl.verifiers import Working, right_working
 from jprm.score.scorer import PRM
 from jprm.statistics import bootstrap, weighted_mean
+from jprm.train.trainer import Trainer
 
 STREAM = -1
 """The number that evaluations have in place of an update's: their draws are no update's, and equal at all of them."""
@@ -49,6 +54,19 @@ def evaluation(groups: Sequence[Group], working: Working, second: PRM | None, se
     }  # fmt: skip
     found |= _proxies(groups, second) | {"examples": examples(groups, verdicts)}
     return {key: float(x) if isinstance(x, np.floating) else x for key, x in found.items()}
+
+
+def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLExperiment) -> float | None:
+    """Returns KL(policy, reference) in nats a token: its mean over the tokens of held-out samples.
+
+    Each token's KL is a sum over the vocabulary at the temperature of the samples, given the tokens before it.
+    """
+    data = dataclasses.replace(trainer.experiment.data, supervise="token", slots=config.tokens)
+    trees = [
+        neutral_tree(g.record["problem"][:60], layout.problem(g.record["problem"]), g.trajectories) for g in groups
+    ]
+    rows, _ = packed(trees, data, trainer.experiment.model.chain_rows)
+    return trainer.measure(rows, PolicyGradient(temperature=config.temperature, estimator="exact"))["kl"]
 
 
 def pass_at(correct_PN: Bool[np.ndarray, "P N"]) -> dict[str, float]:

@@ -25,8 +25,9 @@ from jprm.outputs import write_json
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
 from jprm.rl import RESULT, guards, refresh, rollout, verifiers
-from jprm.rl.config import RLExperiment, learner
-from jprm.rl.held_out import STREAM, evaluation, train_figures
+from jprm.rl.config import METHODS, RLExperiment, learner
+from jprm.rl.held_out import STREAM, drift, evaluation, train_figures
+from jprm.rl.position import Ahead, Progress
 from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
 from jprm.train.log import Callback, Log
@@ -40,25 +41,6 @@ FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds"
 
 VERSION = 1
 """Of rl.json."""
-
-
-@dataclasses.dataclass
-class Progress:
-    """What a checkpoint holds beside the state: a `Position` of the trainer."""
-
-    update: int = 0
-    tokens: int = 0  # sampled, or of demonstrations, in all updates
-    evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    ended: str = ""  # the guard that ended the run, in words
-    kl: list[float] = dataclasses.field(default_factory=list)  # of the updates since the last evaluation
-    prm: str = ""  # the adopted refresh, a folder in that of the run; empty: the experiment's PRM
-    refreshes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-    def get_state(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
 
 def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -115,7 +97,7 @@ class Loop:
         self, config: RLExperiment, trainer: Trainer, progress: Progress, log: Log, at: Callable[[int, str], None]
     ):
         self.config, self.trainer, self.progress, self.log, self.at = config, trainer, progress, log, at
-        self.records = rollout.read_records(config.problems, solved=config.method == "demonstrations")
+        self.records = rollout.read_records(config.problems, solved=not METHODS[config.method].samples)
         self.held_out = rollout.read_records(config.held_out)
         self.verifier = verifiers.find(config.verifier, verifiers.VERIFIERS, "verifier")
         self.working = verifiers.find(config.working, verifiers.WORKING, "working")
@@ -140,9 +122,10 @@ class Loop:
         if both:
             raise ValueError(f"{len(both)} problems are in problems and in held_out, such as {min(both)[:60]!r}")
         longest = max(len(self.policy.prompt(Prefix(record["problem"]))) for record in self.records)
-        if longest + self.config.max_tokens > self.config.tokens:
+        what, count = ("pairs", 2) if METHODS[self.config.method].pairs else ("chains", 1)
+        if longest + count * self.config.max_tokens > self.config.tokens:
             raise ValueError(
-                f"the longest prompt has {longest} tokens, and with max_tokens={self.config.max_tokens} chains do"
+                f"the longest prompt has {longest} tokens, and with max_tokens={self.config.max_tokens} {what} do"
                 f" not fit rows of tokens={self.config.tokens}: lengthen rows, or lower max_tokens"
             )
 
@@ -187,21 +170,33 @@ class Loop:
     def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
         """Returns an update's groups, or its records of demonstrations, and figures."""
         config = self.config
-        if config.method == "demonstrations":
+        if not METHODS[config.method].samples:
             count = config.problems_an_update * config.samples
             return rollout.chosen(self.records, count, config.seed, number - 1), {"update": number}
-        records = rollout.chosen(self.records, config.problems_an_update, config.seed, number - 1)
-        problems = [record["problem"] for record in records]
-        drawn = sample(self.policy, problems, config.samples, seed=config.seed, update=number)
+        ahead = self._sampled(number)
         self.at(number, "scoring")
-        groups = rollout.judged(records, drawn, self.verifier, config.guards.floor, self.prm)
-        return groups, {"update": number, **train_figures(groups)}
+        groups = rollout.judged(self._chosen(number), ahead.drawn, self.verifier, config.guards.floor, self.prm)
+        behind = {"behind": number - 1 - ahead.by} if config.stale else {}
+        return groups, {"update": number, **behind, **train_figures(groups)}
+
+    def _sampled(self, number: int) -> Ahead:
+        """Returns an update's samples, and draws those that are due: `stale` updates before they are learnt from."""
+        config, waiting = self.config, self.progress.ahead
+        due = min(number + config.stale, config.updates)
+        for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
+            problems = [record["problem"] for record in self._chosen(update)]
+            drawn = sample(self.policy, problems, config.samples, seed=config.seed, update=update)
+            waiting.append(Ahead(update, number - 1, drawn))
+        return waiting.pop(0)
+
+    def _chosen(self, number: int) -> list[rollout.Record]:
+        return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, number - 1)
 
     def _learn(self, part: Sequence[Any], figures: dict[str, Any], began: float, sampled: float, close: bool) -> None:
         """One step of the optimizer; `close` writes the update's line."""
         trainer, progress = self.trainer, self.progress
         model, data = trainer.experiment.model, trainer.experiment.data
-        if self.config.method == "demonstrations":
+        if not METHODS[self.config.method].samples:
             trees = rollout.demonstrations(part, self.policy.layout, self.config)
             tokens = sum(len(tree.node_M) for tree in trees)
         else:
@@ -218,8 +213,6 @@ class Loop:
             "sampling_seconds": sampled - began,
         }
         self.log.add(int(trainer.state.step), metrics, trainer.checkpoints, close=close, more=more)
-        if (kl := metrics.means().get("kl")) is not None:
-            progress.kl.append(kl)
 
     def evaluate(self) -> None:
         """Evaluates the policy, keeps the best parameters, and asks the guards."""
@@ -229,9 +222,8 @@ class Loop:
         found = evaluation(groups, self.working, self.second, config.seed)
         if self.prm is not None:
             found |= {"prm": progress.prm, "auroc": step_auroc(groups, [g.scores or [] for g in groups], self.working)}
-        kl = sum(progress.kl) / len(progress.kl) if progress.kl else None
+        kl = drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
         found = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **found}
-        progress.kl = []
         progress.evaluations.append(found)
         if guards.best_of(progress.evaluations) == len(progress.evaluations) - 1:
             self._save_best()

@@ -15,10 +15,11 @@ from jprm.jsonl import parse
 from jprm.layout import Layout
 from jprm.pack import PackReport, pack
 from jprm.policy.sampler import Sampler
-from jprm.rl.config import RLExperiment
+from jprm.rl.config import METHODS, RLExperiment
 from jprm.rl.credit import CREDITS, token_advantages, token_weights
 from jprm.rl.group import EXTRAS, group_tree
-from jprm.rl.trajectory import Trajectory, sample
+from jprm.rl.preferences import of_chains, of_steps, preference_trees
+from jprm.rl.trajectory import Trajectory
 from jprm.rl.verifiers import Verifier
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import PRM
@@ -122,26 +123,35 @@ def _scores(prm: PRM, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
 
 
 def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> list[TokenTree]:
-    """Returns what an update learns from: a tree of every group, of accepted samples alone under `rejection`."""
-    trees = []
-    for group in groups:
-        name = group.record["problem"][:60]
-        prompt = policy.layout.problem(group.record["problem"])
-        kept = list(range(len(group.trajectories)))
-        if config.method == "rejection":
-            kept = [i for i in kept if group.reward_G[i] >= 1]
-        if not kept:
-            continue
-        some = [group.trajectories[i] for i in kept]
-        if config.method == "policy_gradient":
-            needs = CREDITS[config.credit.name].prm
-            scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in some]
-            advantage = token_advantages(some, group.reward_G, scores, config.credit)
-        else:
-            advantage = [np.zeros(len(one.ids)) for one in some]
-        weight = token_weights([len(one.ids) for one in some], config.credit)
-        trees.append(group_tree(name, prompt, some, advantage, weight))
-    return trees
+    """Returns what an update learns from, by its method: trees of every group that has something to learn from."""
+    return [tree for group in groups for tree in _trees(group, policy, config)]
+
+
+def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[TokenTree]:
+    name, samples = group.record["problem"][:60], group.trajectories
+    prompt = policy.layout.problem(group.record["problem"])
+    if config.method == "policy_gradient":
+        needs = CREDITS[config.credit.name].prm
+        scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
+        advantage = token_advantages(samples, group.reward_G, scores, config.credit)
+        yield group_tree(name, prompt, samples, advantage, _weights(samples, config))
+    elif METHODS[config.method].pairs:
+        alternatives = of_chains if config.method == "dpo" else of_steps
+        for each in alternatives(prompt, samples, group.reward_G):
+            yield from preference_trees(name, each, config.tokens)
+    elif kept := [one for one, reward in zip(samples, group.reward_G, strict=True) if reward >= 1]:
+        yield neutral_tree(name, prompt, kept, _weights(kept, config))
+
+
+def _weights(samples: Sequence[Trajectory], config: RLExperiment) -> list[Float[np.ndarray, " T"]]:
+    return token_weights([len(one.ids) for one in samples], config.credit)
+
+
+def neutral_tree(
+    name: str, prompt: Sequence[int], samples: Sequence[Trajectory], weight: Sequence[np.ndarray] | None = None
+) -> TokenTree:
+    """Returns the tree of samples that no advantage tells apart."""
+    return group_tree(name, prompt, samples, [np.zeros(len(one.ids)) for one in samples], weight)
 
 
 def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperiment) -> list[TokenTree]:
@@ -151,9 +161,8 @@ def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperime
         ids = [token for number, text in enumerate(record["steps"]) for token in layout.step(text, number)]
         ids = (*ids, *([] if layout.tokenizer.eos is None else [layout.tokenizer.eos]))
         one = Trajectory(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
-        weight = token_weights([len(ids)], config.credit)
         prompt = layout.problem(record["problem"])
-        trees.append(group_tree(record["problem"][:60], prompt, [one], [np.zeros(len(ids))], weight))
+        trees.append(neutral_tree(record["problem"][:60], prompt, [one], _weights([one], config)))
     return trees
 
 
@@ -165,7 +174,8 @@ def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[
     found = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
     batches = max(1, -(-len(found.rows.tokens) // data.micro_rows))
     size = data.micro_rows << (batches - 1).bit_length()
-    filler = empty_rows(size - len(found.rows.tokens), data.tokens, data.slots, EXTRAS)
+    extras = () if data.supervise == "outcome" else EXTRAS
+    filler = empty_rows(size - len(found.rows.tokens), data.tokens, data.slots, extras)
     rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), found.rows, filler) if trees else filler
     return micro_batches(rows, data.micro_rows), found.report
 
@@ -175,9 +185,3 @@ def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
     size = -(-len(groups) // count)
     for first in range(0, count * size, size):
         yield groups[first : first + size]
-
-
-def drawn_for(policy: Sampler, records: Sequence[Record], config: RLExperiment, update: int) -> list[list[Trajectory]]:
-    """Returns the update's samples: a function of the policy's parameters, the seed and the update's number."""
-    problems = [record["problem"] for record in records]
-    return sample(policy, problems, config.samples, seed=config.seed, update=update)

@@ -7,7 +7,7 @@ text that was tokenised again would ascribe to the policy what it never sampled.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,18 @@ class Trajectory:
             raise ValueError("{} ids have {} log-probabilities, {} steps {} ends: give one each".format(*sizes))
         if any(a >= b for a, b in zip(stops, stops[1:], strict=False)) or (self.steps and stops[-1] != len(self.ids)):
             raise ValueError(f"steps end at {self.step_stop} of {len(self.ids)} ids: ends rise to the number of ids")
+
+    def json(self) -> dict[str, Any]:
+        """Returns the fields as JSON holds them; float32 survives it."""
+        return vars(self) | {"log_probability_T": self.log_probability_T.tolist()}
+
+    @staticmethod
+    def of_json(value: Mapping[str, Any]) -> Trajectory:
+        """Inverts `json`."""
+        lists = {name: tuple(value[name]) for name in ("ids", "step_stop", "steps")}
+        return Trajectory(
+            log_probability_T=np.array(value["log_probability_T"], np.float32), ended=value["ended"], **lists
+        )
 
 
 def check_exact(policy: Any) -> Sampler:

@@ -12,9 +12,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -149,6 +150,11 @@ class Trainer:
         with jax.set_mesh(self.mesh):
             return evaluated(self.experiment, self.objective, self._models(), self.tokenizer, files)
 
+    def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
+        """Returns an objective's mean loss and metrics on rows of shape (A, B, ...), and learns nothing from them."""
+        with jax.set_mesh(self.mesh):
+            return measured(objective, self._models(), unstacked(rows), self.experiment.task)
+
     def save(self) -> None:
         """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
         if self.checkpoints is None:
@@ -206,13 +212,22 @@ def evaluated(
     Scores that the objective judges give `valid_step_accuracy` and the exact `valid_auroc`, which is None where the
     labels are all correct or all incorrect. `params` are as an objective takes them.
     """
-    config, mesh, found = experiment.data, jax.sharding.get_mesh(), []
-    for rows, _ in batches_of(experiment, files or config.valid, native_layout(tokenizer), once=True):
-        for micro in unstacked(micro_batches(rows, config.micro_rows)):
-            arguments = objective, params, put_rows(micro, mesh), experiment.task
-            if not found:
-                multihost.compile_together(_evaluate, *arguments)
-            found.append(gathered(_evaluate(*arguments)))
+    config = experiment.data
+    batches = batches_of(experiment, files or config.valid, native_layout(tokenizer), once=True)
+    micro = itertools.chain.from_iterable(unstacked(micro_batches(rows, config.micro_rows)) for rows, _ in batches)
+    return {f"valid_{name}": value for name, value in measured(objective, params, micro, experiment.task).items()}
+
+
+def measured(
+    objective: Objective, params: dict[str, Any], micro: Iterable[Rows], config: ObjectiveConfig
+) -> dict[str, float | None]:
+    """Returns the mean loss, the metrics and the count (`labels`) over micro-batches, on the mesh that is set."""
+    mesh, found = jax.sharding.get_mesh(), []
+    for rows in micro:
+        arguments = objective, params, put_rows(rows, mesh), config
+        if not found:
+            multihost.compile_together(_evaluate, *arguments)
+        found.append(gathered(_evaluate(*arguments)))
     losses, counts, metrics = zip(*found, strict=True)
     count = float(np.sum(counts, dtype=np.float64))
     values: dict[str, float | None] = {"loss": float(np.sum(losses, dtype=np.float64)) / max(count, 1)}
@@ -223,7 +238,7 @@ def evaluated(
         else:
             total = jax.tree.map(lambda *xs: np.sum(xs, dtype=np.float64), *parts)
             values |= means({name: total}, max(count, 1))
-    return {f"valid_{name}": value for name, value in {**values, "labels": count}.items()}
+    return {**values, "labels": count}
 
 
 def _judgement(judged: Judged) -> dict[str, float | None]:
