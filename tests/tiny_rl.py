@@ -31,8 +31,8 @@ def working(record, steps):
     return [None if not set(step) & set("0123456789") else bool(set(step) & set("02468")) for step in steps]
 
 
-def save_run(folder, model, seed, scale):
-    """A run's folder as training leaves it."""
+def save_run(folder, model, seed, scale, **changes):
+    """A run's folder as training leaves it; `changes` of its experiment."""
     folder.mkdir(parents=True)
     inner = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"."), behavior="isolated")
@@ -40,7 +40,7 @@ def save_run(folder, model, seed, scale):
     inner.add_special_tokens(["<eos>"])
     inner.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}\n')
-    record = to_json(run_experiment(folder, model=model))
+    record = to_json(run_experiment(folder, model=model, **changes))
     (folder / "experiment.json").write_text(json.dumps(record))
     weights = dict(params(model, seed))
     weights["decoder"] = {**weights["decoder"], "embed": weights["decoder"]["embed"] * scale}  # flatter, or steeper

@@ -71,9 +71,12 @@ class GuardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RefreshConfig:
-    """The PRM's own learning, on steps of the current policy that the check of the working labels.
+    """The PRM's own learning, on steps of the current policy.
 
     every: updates from one refresh to the next, each on the last update's samples; 0: the PRM stays as it is.
+    labels: `working`, the check of the working; `rollouts`, whether the verifier accepts completions of a step by the
+        current policy; `outcome`, the verifier's rewards of chains, for an outcome model or an implicit PRM.
+    rollouts, chains: for labels="rollouts", completions of each step, and samples of each problem that are labelled.
     steps, learning_rate: of the PRM's optimizer, which otherwise is the one that its run had.
     replay: files of labelled steps that are trained on too, such as the PRM's own data.
     """
@@ -82,10 +85,15 @@ class RefreshConfig:
     steps: int = 50
     learning_rate: float = 1e-4
     replay: tuple[str, ...] = ()
+    labels: Literal["working", "rollouts", "outcome"] = "working"
+    rollouts: int = 8
+    chains: int = 4
 
     def __post_init__(self):
-        if self.every < 0 or self.steps < 1 or not self.learning_rate > 0:
-            raise ValueError("refresh: every must not be below 0, steps and learning_rate must be above 0")
+        if self.every < 0 or min(self.steps, self.rollouts, self.chains) < 1 or not self.learning_rate > 0:
+            raise ValueError(
+                "refresh: every must not be below 0; steps, learning_rate, rollouts, chains must be above 0"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,7 +240,8 @@ class Loop:
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
         progress, config = self.progress, self.config
-        folder = refresh.refreshed(config, self._folder, self._prm, groups, self.working, progress.update)
+        records = refresh.fresh(config, self._prm, groups, self.working, self.verifier, self.policy)
+        folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
         if folder is None:
             return
         new, held = loading.load(folder), self._held_out_groups()

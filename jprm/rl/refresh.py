@@ -1,6 +1,7 @@
-"""Online PRM: the PRM goes on learning from steps of the current policy, labelled by the check of the working.
+"""Online PRM: the PRM goes on learning from steps of the current policy.
 
-A PRM knows the mistakes of the policy that its data came from. As the policy moves, it makes others.
+A PRM knows the mistakes of the policy that its data came from. As the policy moves, it makes others. Labels come from
+the check of the working, from rollouts of the policy, or from the chains' outcomes.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,9 +20,10 @@ from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.jsonl import write_records
-from jprm.rl.config import RLExperiment
+from jprm.policy.protocol import Policy, Prefix, Sample
+from jprm.rl.config import RefreshConfig, RLExperiment
 from jprm.rl.rollout import Group
-from jprm.rl.verifiers import Working
+from jprm.rl.verifiers import Verifier, Working
 from jprm.statistics import auroc
 from jprm.train.trainer import Trainer
 
@@ -29,50 +31,113 @@ FOLDER = "prm"
 
 
 def check(config: RLExperiment) -> None:
-    """Raises ValueError where the PRM cannot go on learning from labels of steps."""
+    """Raises ValueError where the PRM cannot go on learning from the labels that `refresh.labels` gives."""
+    labels = config.refresh.labels
     if kind_of(config.prm) != "run":
         raise ValueError(f"refresh.every={config.refresh.every} trains the PRM on, and {config.prm} is no run of jprm")
-    labels = read(pathlib.Path(config.prm) / RUN).target.labels
-    if labels == "value":
+    prm = read(pathlib.Path(config.prm) / RUN)
+    supervise = prm.data.supervise
+    if (labels == "outcome") != supervise.startswith("outcome"):
+        takes = "'outcome'" if supervise.startswith("outcome") else "'working' or 'rollouts'"
+        raise ValueError(f"{config.prm}: was trained with data.supervise={supervise!r}: set refresh.labels={takes}")
+    if labels == "working" and prm.target.labels == "value":
         raise ValueError(
-            f"{config.prm}: predicts values, and refresh labels steps as correct or not: set refresh.every=0"
+            f"{config.prm}: predicts values, which no check of the working gives: set refresh.labels='rollouts'"
         )
 
 
-def labelled(groups: Sequence[Group], working: Working, rating: bool) -> list[dict[str, Any]]:
-    """Returns pool records of the groups' chains with a label for each step that can be checked."""
+def verdicts_of_rollouts(
+    groups: Sequence[Group], policy: Policy, verifier: Verifier, config: RefreshConfig
+) -> list[list[list[float | None]]]:
+    """Returns, by problem, sample and step, the fraction of completions by the policy that the verifier accepts.
+
+    The last step has the chain's own reward. Samples beyond the first `chains` of a problem have no verdicts.
+    """
+    records = {
+        Prefix(group.record["problem"], one.steps[:end]): group.record
+        for group in groups
+        for one in group.trajectories[: config.chains]
+        for end in range(1, len(one.steps))
+    }
+    drawn = policy.sample(list(records), config.rollouts, until="end", seed=0)
+    value = {
+        prefix: float(np.mean([_accepted(record, prefix, x, verifier) for x in samples]))
+        for (prefix, record), samples in zip(records.items(), drawn, strict=True)
+    }
+
+    def of_chain(group: Group, i: int) -> list[float | None]:
+        steps = group.trajectories[i].steps
+        if not steps or i >= config.chains:
+            return [None] * len(steps)
+        inner = [value[Prefix(group.record["problem"], steps[:end])] for end in range(1, len(steps))]
+        return [*inner, float(group.reward_G[i] >= 1)]
+
+    return [[of_chain(group, i) for i in range(len(group.trajectories))] for group in groups]
+
+
+def _accepted(record: Mapping[str, Any], prefix: Prefix, sample: Sample, verifier: Verifier) -> bool:
+    return sample.finish_reason == "stop" and verifier(record, prefix.steps + sample.steps) >= 1
+
+
+def labelled(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Sequence[float | None]]], semantics: str
+) -> list[dict[str, Any]]:
+    """Returns pool records of the groups' chains with a label for each step that has a verdict in [0, 1].
+
+    Values are the verdicts. For correctness and ratings any verdict above 0 is right: Math-Shepherd's hard estimate.
+    """
+    of_verdict = {"value": float, "correctness": lambda x: float(x > 0), "rating": lambda x: 1.0 if x > 0 else -1.0}
     records = []
-    for group in groups:
+    for group, chains in zip(groups, verdicts, strict=True):
         samples = []
-        for one in group.trajectories:
-            labels = [None if x is None else _label(x, rating) for x in working(group.record, one.steps)]
-            if one.steps and any(label is not None for label in labels):
+        for one, verdict_P in zip(group.trajectories, chains, strict=True):
+            labels = [None if x is None else of_verdict[semantics](x) for x in verdict_P]
+            if any(label is not None for label in labels):
                 samples.append({"steps": list(one.steps), "labels": labels})
         if samples:
-            record = {"problem": group.record["problem"], "samples": samples}
-            records.append(record | ({"semantics": "rating"} if rating else {}))
+            records.append({"problem": group.record["problem"], "samples": samples, "semantics": semantics})
     return records
 
 
-def _label(right: bool, rating: bool) -> float:
-    return float(right) if not rating else 1.0 if right else -1.0
+def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Returns pool records of the groups' chains with their outcomes, for an outcome model or an implicit PRM."""
+    records = []
+    for group in groups:
+        pairs = [(one, bool(reward >= 1)) for one, reward in zip(group.trajectories, group.reward_G, strict=True)]
+        samples = [{"steps": list(one.steps), "correct": right} for one, right in pairs if one.steps]
+        if samples:
+            records.append({"problem": group.record["problem"], "samples": samples})
+    return records
 
 
-def refreshed(config: RLExperiment, workdir: pathlib.Path, prm: str, groups: Sequence[Group], working: Working,
-              update: int) -> pathlib.Path | None:  # fmt: skip
-    """Trains the PRM in folder `prm` on an update's steps and returns the new run's folder; None without a label.
+def fresh(
+    config: RLExperiment, prm: str, groups: Sequence[Group], working: Working, verifier: Verifier, policy: Policy
+) -> list[dict[str, Any]]:
+    """Returns records of the groups' chains, labelled as `refresh.labels` says and as the PRM in folder `prm` takes."""
+    if config.refresh.labels == "outcome":
+        return with_outcomes(groups)
+    if config.refresh.labels == "rollouts":
+        verdicts = verdicts_of_rollouts(groups, policy, verifier, config.refresh)
+    else:
+        verdicts = [[working(group.record, one.steps) for one in group.trajectories] for group in groups]
+    return labelled(groups, verdicts, read(pathlib.Path(prm) / RUN).target.labels)
 
-    Earlier updates' steps and `refresh.replay` are trained on too. A finished refresh is not computed again.
+
+def refreshed(
+    config: RLExperiment, workdir: pathlib.Path, prm: str, records: Sequence[dict[str, Any]], update: int
+) -> pathlib.Path | None:
+    """Trains the PRM in folder `prm` on an update's records and returns the new run's folder; None without a record.
+
+    Earlier updates' records and `refresh.replay` are trained on too. A finished refresh is not computed again.
     """
     folder, experiment = workdir / FOLDER / str(update), read(pathlib.Path(prm) / RUN)
-    records = labelled(groups, working, experiment.target.labels == "rating")
     if not records:
         return None
-    fresh = [workdir / FOLDER / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
+    earlier = [workdir / FOLDER / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
     file = workdir / FOLDER / f"{update}.jsonl"
     file.parent.mkdir(exist_ok=True)
     write_records(file, records)
-    files = (file, *(path for path in fresh if path.is_file()), *map(pathlib.Path, config.refresh.replay))
+    files = (file, *(path for path in earlier if path.is_file()), *map(pathlib.Path, config.refresh.replay))
     experiment = _experiment(config, experiment, prm, tuple(map(str, files)), update)
     with Trainer(experiment, folder) as trainer:
         with jax.set_mesh(trainer.mesh):

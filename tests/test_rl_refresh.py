@@ -1,0 +1,106 @@
+"""Labels for a PRM that follows the policy: from rollouts, against enumeration, and from outcomes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny_rl import PRM, experiment, make, save_run
+from tiny_run import VALUE, one_device
+
+from jprm.policy.protocol import Sample
+from jprm.rl import loop, refresh
+from jprm.rl.config import RefreshConfig
+from jprm.rl.credit import CreditConfig
+from jprm.rl.rollout import Group
+from jprm.rl.trajectory import Trajectory
+
+
+class Digits:
+    """A policy whose i-th completion of a prefix is the step of digit i."""
+
+    def __init__(self):
+        self.prefixes = []
+
+    def sample(self, prefixes, n, *, until, seed):
+        self.prefixes += prefixes
+        assert until == "end" and len(set(prefixes)) == len(prefixes)
+        return [[Sample((str(i),), 1, "stop" if i else "length", 0.0) for i in range(n)] for _ in prefixes]
+
+
+def chain(*steps, ended=True):
+    ids = tuple(range(1, len(steps) + 1))
+    return Trajectory(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
+
+
+def product_is_even(record, steps):
+    return float(np.prod([int(step) for step in steps]) % 2 == 0)
+
+
+GROUPS = [
+    Group({"problem": "p"}, [chain("1", "3", "5"), chain("1", "2"), chain()], np.array([0.0, 1.0, -1.0]), None),
+    Group({"problem": "q"}, [chain("4", "1"), chain("1")], np.array([1.0, -1.0]), None),
+]
+
+
+def test_verdicts_are_the_fractions_of_completions_that_the_verifier_accepts():
+    policy = Digits()
+    found = refresh.verdicts_of_rollouts(GROUPS, policy, product_is_even, RefreshConfig(rollouts=6, chains=2))
+    # Of completions 0 to 5 the first is cut off. After an odd prefix 2 and 4 are accepted, after an even one all.
+    assert found == [[[2 / 6, 2 / 6, 0.0], [2 / 6, 1.0], []], [[5 / 6, 1.0], [0.0]]]
+    assert len(policy.prefixes) == 3  # the shared first step is completed once
+    one = refresh.verdicts_of_rollouts(GROUPS, policy, product_is_even, RefreshConfig(rollouts=6, chains=1))
+    assert one[0][1] == [None, None]
+
+
+def test_labels_are_as_the_prm_takes_them():
+    verdicts = [[[0.25, None, 0.0], [None, None], []], [[1.0, 0.5], [0.0]]]
+    for semantics, wanted in {
+        "value": [[0.25, None, 0.0], [1.0, 0.5], [0.0]],
+        "correctness": [[1.0, None, 0.0], [1.0, 1.0], [0.0]],
+        "rating": [[1.0, None, -1.0], [1.0, 1.0], [-1.0]],
+    }.items():
+        records = refresh.labelled(GROUPS, verdicts, semantics)
+        assert [sample["labels"] for record in records for sample in record["samples"]] == wanted
+        assert {record["semantics"] for record in records} == {semantics}
+    outcomes = refresh.with_outcomes(GROUPS)
+    assert [[sample["correct"] for sample in each["samples"]] for each in outcomes] == [[False, True], [True, False]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("rl") / "data")
+
+
+def test_labels_that_the_prm_does_not_take_are_refused(data, tmp_path):
+    for labels, message in [("outcome", "set refresh.labels='working' or 'rollouts'")]:
+        with pytest.raises(ValueError, match=message):
+            refresh.check(experiment(data, refresh=RefreshConfig(1, labels=labels)))
+    save_run(tmp_path / "values", PRM, 1, 1.0, target=VALUE)
+    with pytest.raises(ValueError, match="predicts values.*set refresh.labels='rollouts'"):
+        refresh.check(experiment(data, prm=str(tmp_path / "values"), refresh=RefreshConfig(1)))
+    refresh.check(experiment(data, prm=str(tmp_path / "values"), refresh=RefreshConfig(1, labels="rollouts")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", ["rollouts", "outcome"])
+def test_a_prm_learns_from_the_policy_and_is_adopted_by_its_auroc(data, tmp_path, labels):
+    """The outcome model is an implicit PRM: the policy's architecture, with the policy as its reference."""
+    prm = tmp_path / "prm"
+    if labels == "outcome":
+        model = dataclasses.replace(PRM, head="language")
+        save_run(prm, model, 0, 0.3, target=VALUE, objective="implicit", supervise="outcome",
+                 reference=str(data / "policy"))  # fmt: skip
+    else:
+        save_run(prm, PRM, 1, 1.0, target=VALUE)
+    config = experiment(
+        data, prm=str(prm), refresh=RefreshConfig(1, 20, 0.01, labels=labels, rollouts=4), updates=2, evaluate_every=1,
+        credit=CreditConfig("verifier", "rloo", "constant", length=16),
+    )  # fmt: skip
+    with one_device():
+        result = loop.train(config, tmp_path / "run")
+    assert [each["update"] for each in result["refreshes"]] == [1, 2]
+    for each, evaluation in zip(result["refreshes"], result["evaluations"][1:], strict=True):
+        assert each["adopted"] == (each["after"] >= each["before"])
+        assert evaluation["auroc"] == max(each["after"], each["before"])
+    lengths = [len((tmp_path / f"run/prm/{n}.jsonl").read_text().splitlines()) for n in (1, 2)]
+    assert lengths == [4, 4]  # a record for every problem of the update
