@@ -94,7 +94,7 @@ def test_a_refreshed_prm_is_adopted_for_its_auroc_on_fresh_steps_of_held_out_pro
     assert at["auroc"] == first["after"]  # the same samples, by the adopted PRM
 
 
-@pytest.mark.parametrize("stale", [0, 2])
+@pytest.mark.parametrize("stale", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, stale):
     """A step of the optimizer is an update here, so that the policy's name tells which update it is of."""
     drawn = []
@@ -198,7 +198,10 @@ def test_demonstrations_become_likelier(data, tmp_path):
     assert "proxy" not in result["evaluations"][0]
 
 
-@pytest.mark.parametrize("method", ["rejection", "dpo", pytest.param("step_dpo", marks=pytest.mark.slow)])
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("rejection", "step_dpo")]
+
+
+@pytest.mark.parametrize("method", ["dpo", *SLOW])
 def test_baselines_make_correct_answers_likelier(data, tmp_path, method):
     config = experiment(data, method=method, updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
     with one_device():
