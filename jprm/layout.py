@@ -69,6 +69,11 @@ class TemplateLayout:
             text = text[len(stem) :].lstrip()
         return self._filled(self._pieces[2 if number else 1], {"step": text, "number": str(number + 1)})
 
+    @property
+    def end_of_step(self) -> int | None:
+        """The token that ends every step, where the template names one."""
+        return self.ids.get(self._cut(self.later[-1])[-1])
+
     def _filled(self, pieces: Sequence[list[int] | tuple[str, bool]], values: Mapping[str, str]) -> list[int]:
         ids: list[int] = []
         for piece in pieces:

@@ -80,6 +80,20 @@ class JsonTokenizer:
         with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
             return self.inner.encode(_checked(text), add_special_tokens=False).ids
 
+    def encode_control(self, text: str, special: bool) -> list[int]:
+        """Returns the ids of a trusted text, such as a whole prompt, in which the names of special tokens are read.
+
+        `special` adds those that the tokenizer puts around a text, such as bos.
+        """
+        with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
+            return self._control.encode(_checked(text), add_special_tokens=special).ids
+
+    @functools.cached_property
+    def _control(self) -> tokenizers.Tokenizer:
+        made = tokenizers.Tokenizer.from_str(self.inner.to_str())
+        made.encode_special_tokens = False
+        return made
+
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)
 

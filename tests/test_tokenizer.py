@@ -144,6 +144,9 @@ def test_json_special_tokens_come_from_the_config_beside_it(tmp_path):
     assert tokenizer.encode("a") == [0]  # no post-processing
     tokenizer.inner.pre_tokenizer = pre_tokenizers.Whitespace()
     assert tokenizer.encode("a a a") == [0, 0, 0]  # the file's truncation would lose labels in silence
+    assert tokenizer.encode_control("a</s>a", special=True) == [2, 0, 3, 0]
+    assert tokenizer.encode_control("a</s>a", special=False) == [0, 3, 0]
+    assert 3 not in tokenizer.encode("a</s>a"), "a text is data"
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,33 @@ class PRM:
         Raises:
           TypeError, ValueError: as `score`; and for an implicit PRM, which has no logits of steps.
         """
-        if self.ratio is not None:
-            raise ValueError(f"{self.name}: an implicit PRM scores by two models' tokens and has no logits of steps")
+        self._check_logits()
         (outputs,) = self._read([chain_tree(problem, steps)], _logits)
         return outputs["logits"]
+
+    def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
+        """Returns the head's logits at P places of one chain of token ids, (P, C) float32.
+
+        Raises:
+          ValueError: as `logits`; no ids, ids beyond the vocabulary, or more than the model takes.
+        """
+        self._check_logits()
+        self.check_length(len(ids), "token ids")
+        if not ids or not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
+            raise ValueError(f"token ids: give at least one, each from 0 to {self.config.vocab_size - 1:,}")
+        rows = empty_rows(1, size := _size(len(ids)), size // 2)
+        rows.tokens[0, : len(ids)], rows.position[0, : len(ids)] = ids, range(len(ids))
+        rows.until[0, : len(ids)] = len(ids)
+        found = []
+        for first in range(0, max(len(places), 1), size // 2):
+            some = places[first : first + size // 2]
+            rows.step_end[0, : len(some)] = some
+            found += [outputs["logits"][0, : len(some)] for outputs, _ in self._run(rows, rows.step_end, _logits)]
+        return np.concatenate(found)
+
+    def _check_logits(self) -> None:
+        if self.ratio is not None:
+            raise ValueError(f"{self.name}: an implicit PRM scores by two models' tokens and has no logits of steps")
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the records in order with their scores: `scores` in a chain and a pool's samples, `score` in a node.
@@ -181,7 +204,8 @@ class PRM:
             sizes.append(2 * sizes[-1])
         for tokens in sizes:
             rows = empty_rows(1, tokens, tokens // 2)
-            collections.deque(self._run(rows, rows.step_end, self.readout), maxlen=0)
+            for readout in (self.readout, _logits) if self.ratio is None else (self.readout,):
+                collections.deque(self._run(rows, rows.step_end, readout), maxlen=0)
         return sizes
 
     def _read(self, trees: Sequence[ReasoningTree], readout: Callable) -> list[dict[str, np.ndarray]]:

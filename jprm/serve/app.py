@@ -18,6 +18,7 @@ from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Closed, Engine
 from jprm.serve.http import Server, server_of, shutting_down
 from jprm.serve.openrlhf import View, get_reward
+from jprm.serve.pooling import pooling
 from jprm.serve.score import rerank, score
 from jprm.web.guards import HANDLERS, guards
 
@@ -38,6 +39,7 @@ def make_app(engines: Sequence[Engine], config: ServeConfig, key: str | None = N
         Route("/v1/score", score, methods=["POST"]),
         Route("/v1/rerank", rerank, methods=["POST"]),
         Route("/get_reward", get_reward, methods=["POST"]),
+        Route("/pooling", pooling, methods=["POST"]),
         Route("/v1/models", _models),
         Route("/health", lambda request: PlainTextResponse("ok")),
         Route("/ready", lambda request: PlainTextResponse("ready")),

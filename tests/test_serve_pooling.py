@@ -1,0 +1,101 @@
+"""vLLM's /pooling: the logits of token ids, at every token or at the tokens that end steps."""
+
+import base64
+import dataclasses
+
+import numpy as np
+import pytest
+from test_serve import CHAIN, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
+
+from jprm.layout import TemplateLayout
+from jprm.serve.engine import Engine
+from jprm.serve.pooling import activated
+
+
+def ids_of(prm, chain=CHAIN):  # noqa: F811
+    """Returns a chain's ids and the places of its steps' ends."""
+    ids, ends = list(prm.layout.problem(chain["problem"])), []
+    for number, step in enumerate(chain["steps"]):
+        ids += prm.layout.step(step, number)
+        ends.append(len(ids) - 1)
+    return ids, ends
+
+
+def pool(engine, **body):  # noqa: F811
+    (got,) = call(engine, post("/pooling", body))
+    return got.json()
+
+
+def refused(engine, **body):  # noqa: F811
+    (got,) = call(engine, post("/pooling", body))
+    assert got.status_code == 400
+    return got.json()["error"]["message"]
+
+
+@pytest.fixture
+def marked(prm):  # noqa: F811
+    """The model with a layout in which one token ends every step."""
+    tokenizer = prm.layout.tokenizer
+    (end,) = tokenizer.encode(")")[-1:]
+    made = Engine(dataclasses.replace(prm, layout=TemplateLayout(tokenizer, ("{problem}", "\n"), ("{step}", "<end>"),
+                                                                ids={"<end>": end})), 256, "tiny")  # fmt: skip
+    yield made
+    made.close()
+
+
+def test_logits_of_every_token_are_those_of_steps_and_of_shorter_chains(engine, prm):  # noqa: F811
+    """A score is read at a step's last token and depends on nothing after it, so both must agree.
+
+    Rows of another length round differently: 1e-6 is ten units in the last place of a float32 near 1.
+    """
+    ids, ends = ids_of(prm)
+    (made,) = pool(engine, input=ids, use_activation=False)["data"]
+    assert made["index"] == 0 and made["object"] == "pooling" and len(made["data"]) == len(ids)
+    logit_TC = np.array(made["data"])
+    np.testing.assert_allclose(logit_TC[ends], prm.logits(**CHAIN), atol=1e-6)
+    for n in (1, 3, len(ids) // 2):
+        np.testing.assert_allclose(logit_TC[n - 1], prm.token_logits(ids[:n], [n - 1])[0], atol=1e-6)
+
+
+def test_several_chains_and_their_probabilities(engine, prm):  # noqa: F811
+    ids, ends = ids_of(prm)
+    made = pool(engine, model="tiny", task="token_classify", input=[ids, ids[:9]])
+    assert made["object"] == "list" and made["model"] == "tiny" and made["id"].startswith("pool-")
+    assert made["usage"] == {"prompt_tokens": len(ids) + 9, "total_tokens": len(ids) + 9, "completion_tokens": 0}
+    whole, part = (np.array(data["data"]) for data in made["data"])
+    np.testing.assert_allclose(whole[:9], part, atol=1e-6)
+    np.testing.assert_allclose(whole.sum(axis=1), 1, atol=1e-6)
+    (packed,) = pool(engine, input=ids, encoding_format="base64")["data"]
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(packed["data"]), "<f4").reshape(whole.shape), whole.astype(np.float32)
+    )
+    np.testing.assert_allclose(whole[ends], activated(prm.logits(**CHAIN)), atol=1e-6)
+
+
+def test_a_layout_with_a_token_that_ends_steps_gives_these_rows_alone(marked):
+    prm = marked.prm  # noqa: F811
+    ids, ends = ids_of(prm)
+    (made,) = pool(marked, input=ids, use_activation=False)["data"]
+    np.testing.assert_allclose(made["data"], prm.logits(**CHAIN), atol=1e-6)
+    assert len(ends) == len(CHAIN["steps"])
+    (none,) = pool(marked, input=ids[: ends[0]])["data"]
+    assert none["data"] == []
+
+
+def test_activation_is_softmax_or_the_sigmoid_of_one():
+    np.testing.assert_allclose(activated(np.array([[0.0, np.log(3)]])), [[0.25, 0.75]])
+    np.testing.assert_allclose(activated(np.array([[-np.log(3)]])), [[0.25]])
+    np.testing.assert_allclose(activated(np.array([[1e4, 0.0, -1e4]])), [[1, 0, 0]])
+
+
+def test_what_would_not_be_exact_is_refused_with_the_reason(engine, prm):  # noqa: F811
+    ids, _ = ids_of(prm)
+    assert "token_classify alone" in refused(engine, input=ids, task="embed")
+    assert "send its text" in refused(engine, messages=[{"role": "user", "content": "q"}])
+    assert "never cut" in refused(engine, input=ids, truncate_prompt_tokens=4)
+    assert "use float32" in refused(engine, input=ids, embed_dtype="float16")
+    assert "none of them empty" in refused(engine, input=[])
+    assert "none of them empty" in refused(engine, input=[[1, True]])
+    assert "each from 0 to" in refused(engine, input=[10**6])
+    assert "takes 256" in refused(engine, input=[1] * 257)
+    assert "input is absent" in refused(engine)
