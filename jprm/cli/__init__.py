@@ -14,12 +14,25 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
-from jprm.cli.arguments import Adapter, Commands, Distributed, Files, Folder, OnError, Settings, one_of
+from jprm.cli.arguments import (
+    Adapter,
+    Commands,
+    Distributed,
+    Files,
+    Folder,
+    JudgeFile,
+    OneModel,
+    OnError,
+    Settings,
+    one_of,
+    one_scorer,
+    scorer_of,
+)
 from jprm.cli.evaluate import add as add_benchmark
 from jprm.cli.evaluate import evaluation
 from jprm.cli.label import label
@@ -143,8 +156,8 @@ def train(
 def score(
     input: Annotated[Path, arg(metavar="F.jsonl|DIR")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
-    model: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
-    judge: Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")] = None,
+    model: OneModel = None,
+    judge: JudgeFile = None,
     on_error: OnError = "stop",
     adapter: Adapter = None,
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
@@ -177,7 +190,6 @@ def score(
             the model. The output equals one process's.
     """
     from jprm import multihost
-    from jprm.loading import load
     from jprm.outputs import check_output
     from jprm.score.files import score_file
 
@@ -191,21 +203,20 @@ def score(
         prepared, input = load_records(input), input / REPORT
     os.stat(input)  # this and the next before the model is loaded
     check_output(output, input)
-    if judge:
-        from jprm.judge.load import load_judge
-
-        prm = load_judge(judge)
-    else:
-        prm = load(cast(Path, model), dtype=dtype, adapter=adapter, attention=attention)
+    prm = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention)
     summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, prepared=prepared)
     if multihost.is_first():
         print(summary)
+    if judge:
+        from jprm.jsonl import read_records
+        from jprm.judge.critiques import cost
+
+        print("critiques: " + ", ".join(f"{name}: {count}" for name, count in cost(read_records(output)).items()))
 
 
 def _check_scorer(model: Path | None, judge: Path | None, *options: Any) -> None:
     """Refuses no scorer or two, and options of models for a judge."""
-    if (model is None) == (judge is None):
-        raise ValueError("score: give --model DIR or --judge P.json, one of the two")
+    one_scorer("score", model, judge)
     if judge and any(options):
         raise ValueError("score: --adapter, --dtype, --attention, --calibrated and --distributed are for --model")
 

@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from tyro.conf import arg
 from tyro.extras import SubcommandApp
@@ -22,6 +22,8 @@ OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Folder = Annotated[Path, arg(metavar="DIR")]
+OneModel = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
+JudgeFile = Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")]
 PolicyFile = Annotated[Path, arg(metavar="P")]
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
@@ -106,3 +108,21 @@ def opened(model: Path, adapter: str | None) -> Any:
     from jprm.loading import load
 
     return load(model, adapter=adapter)
+
+
+def one_scorer(command: str, model: Path | None, judge: Path | None) -> None:
+    """Refuses no scorer or two."""
+    if (model is None) == (judge is None):
+        raise ValueError(f"{command}: give --model DIR or --judge P.json, one of the two")
+
+
+def scorer_of(command: str, model: Path | None, judge: Path | None, **options: Any) -> Any:
+    """Returns the loaded model, with `options` of `jprm.load`, or the judge."""
+    one_scorer(command, model, judge)
+    if judge is not None:
+        from jprm.judge.load import load_judge
+
+        return load_judge(judge)
+    import jprm
+
+    return jprm.load(cast(Path, model), **options)

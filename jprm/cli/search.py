@@ -13,7 +13,18 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from jprm.cli.arguments import Commands, Folder, OnError, PolicyFile, built, command, one_of, print_counts
+from jprm.cli.arguments import (
+    Commands,
+    JudgeFile,
+    OneModel,
+    OnError,
+    PolicyFile,
+    built,
+    command,
+    one_of,
+    print_counts,
+    scorer_of,
+)
 from jprm.score.rules import Rule
 from jprm.search.methods import METHODS, Choice, find
 
@@ -25,7 +36,8 @@ class SearchOptions:
     """
     Attributes:
       policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
-      model: The folder of the model that scores the steps.
+      model: The folder of the model that scores the steps. Give this or --judge.
+      judge: The JSON file of a judge, as for `jprm score`. The output has its critiques and their cost under `judge`.
       input: Records with `problem` and, where known, `answer`, one per line.
       budget: Generated tokens per problem, at most.
       output: One record per problem: everything sampled, its scores, and under `search` what was chosen. The same
@@ -39,10 +51,11 @@ class SearchOptions:
     """
 
     policy: PolicyFile
-    model: Folder
     input: Annotated[Path, arg(metavar="PROBLEMS.jsonl")]
     budget: Annotated[int, arg(metavar="TOKENS")]
     output: Annotated[Path, arg(metavar="F.jsonl")]
+    model: OneModel = None
+    judge: JudgeFile = None
     choose: Choice = "best"
     rule: Annotated[Rule | None, one_of(Rule)] = None
     seed: int = 0
@@ -52,7 +65,6 @@ class SearchOptions:
 
 def _searching(method: type) -> Callable[[Any, Any], None]:
     def run(options: SearchOptions, own: Any) -> None:
-        import jprm
         from jprm.policy.load import load_policy
         from jprm.score.identity import identity
         from jprm.search.files import search_file
@@ -60,7 +72,8 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
         from jprm.search.lockstep import SearchConfig
 
         chosen = built(method, own)
-        policy, prm = load_policy(options.policy), jprm.load(options.model)
+        prm = scorer_of("search", options.model, options.judge)
+        policy = load_policy(options.policy)
         rule = options.rule or prm.rule
         config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
         files = options.input, options.output

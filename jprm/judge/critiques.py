@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,9 @@ from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.policy.sample_cache import PolicyError
 from jprm.score.scorer import as_written
 from jprm.verify.snippets import printed
+
+KEY = "judge"
+"""The key of a scored record under which critiques and their counts are."""
 
 CODE_END = "\n```\n"
 """The delimiter of a policy whose critiques run code: each sample ends where a block of code does."""
@@ -167,15 +170,15 @@ def _probability(verdict: Verdict, critique: Critique) -> float | None:
     return probability(part, critique.text[critique.start :], critique.token_logprobs)
 
 
+COUNTS: tuple[str, ...] = ("asked", "read", "truncated", "unreadable", "failed", "by_probability", "by_vote", "tokens")
+
 Judged = tuple[list[int], Critique, Reading]
 """The nodes where the paths end that a critique is about, the critique, and what it says."""
 
 
 def report(judged: Sequence[Judged]) -> dict[str, Any]:
     """Returns counts of critiques and verdicts, the generated tokens, and the critiques; JSON values."""
-    counts: dict[str, Any] = {"asked": len(judged)}
-    counts |= dict.fromkeys(("read", "truncated", "unreadable", "failed", "by_probability", "by_vote", "tokens"), 0)
-    counts["critiques"] = []
+    counts: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "asked": len(judged), "critiques": []}
     for nodes, critique, reading in judged:
         counts[reading.status] += 1
         counts["by_vote"] += sum(reading.by_vote)
@@ -186,3 +189,12 @@ def report(judged: Sequence[Judged]) -> dict[str, Any]:
         found |= {"runs": critique.runs} if critique.runs else {}
         counts["critiques"].append(found | {"tokens": critique.tokens, "text": critique.error or critique.text})
     return counts
+
+
+def cost(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns the sums of what `report` counted for each record."""
+    total = dict.fromkeys(COUNTS, 0)
+    for record in records:
+        for name in COUNTS:
+            total[name] += record[KEY][name]
+    return total

@@ -17,15 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jprm.judge.critiques import Critique, ask, read, report
+from jprm.judge.critiques import KEY, Critique, ask, read, report
 from jprm.judge.prompts import JudgePrompt
 from jprm.policy.protocol import Policy
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, as_written, chain_tree
 from jprm.tree import ReasoningTree, chains_of, in_order_of, record_of, tree_of, with_scores
-
-KEY = "judge"
-"""The key of a scored record under which critiques and their counts are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

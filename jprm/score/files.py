@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 import jax
 
@@ -49,13 +49,10 @@ def score_file(
     if jax.process_count() > 1 and not multihost.everywhere(pathlib.Path(input).is_file()):
         raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
     total = sum(1 for _ in read_lines(input)) if prepared is None else len(prepared)
-    if isinstance(prm, PRM):
-        calibration = stored_calibration(prm) if calibrated else None
-        request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
-    elif calibrated:
+    if calibrated and not isinstance(prm, PRM):
         raise ValueError(f"{prm.name}: has no stored calibration map")
-    else:
-        calibration, request = None, {**prm.identity, **input_of(input)}
+    calibration = stored_calibration(cast(PRM, prm)) if calibrated else None
+    request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
     with contextlib.ExitStack() as stack:
         kept = output.parent if multihost.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
         rejects = stack.enter_context(Rejects(pathlib.Path(kept) / (output.name + ".rejects")))
@@ -70,7 +67,7 @@ def score_file(
     return f"{output}: {written} records scored{again}{rejected}"
 
 
-def request_of(prm: PRM, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
+def request_of(prm: PRM | Scorer, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
     """Returns what the scores depend on: the model, the input's path and age, and whatever else the caller names."""
     return {**identity(prm), **input_of(input), **more}
 

@@ -15,16 +15,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jprm.score.scale import PROBABILITY
-from jprm.score.scorer import PRM
+from jprm.score.scorer import PRM, Scorer
 from jprm.tokenizer import Tokenizer
 
 
-def identity(prm: PRM) -> dict[str, Any]:
+def identity(prm: PRM | Scorer) -> dict[str, Any]:
     """Returns what a model's scores depend on, for the request of a file that holds them.
 
     A model that was replaced in its folder at the same step has another `digest`. `scale` is there for scores that are
     no probabilities, so that the file can be evaluated without the model.
     """
+    if not isinstance(prm, PRM):
+        return prm.identity
     params = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
     about = {"model": prm.name, "step": prm.step, "digest": digest(params, prm.layout.tokenizer, prm.mesh)}
     about |= {"dtype": prm.config.dtype, "attention": prm.config.attention}

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
+from jprm.judge.critiques import KEY
 from jprm.outputs import atomic_file, check_unchanged, continued, input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
@@ -67,7 +68,7 @@ def search_file(
     *,
     on_error: str = "stop",
 ) -> dict[str, int]:
-    """Searches the problems of a file and returns counts; `prm_tokens` omits what a killed run lost.
+    """Searches the problems of a file and returns counts; `prm_tokens` and `judge_tokens` omit what a kill lost.
 
     `scored_by` identifies the scorer in the results. A problem without a single sampled step has no record: its line
     goes, byte for byte, to `OUTPUT.rejects`, as do bad lines with on_error='skip'.
@@ -115,8 +116,8 @@ def search_file(
                         rejects.add(problems[i][0], error)
         part.unlink()
         samples.unlink()
-    extra = {"prm_tokens": sum(line["prm_tokens"] for line in done.values()), "rejected": rejects.count}
-    return _counts(output) | extra
+    tokens = {} if "judge" in scored_by else {"prm_tokens": sum(line["prm_tokens"] for line in done.values())}
+    return _counts(output) | tokens | {"rejected": rejects.count}
 
 
 def _read_part(file) -> dict[int, dict[str, Any]]:
@@ -136,10 +137,13 @@ def _read_part(file) -> dict[int, dict[str, Any]]:
 def _counts(output: pathlib.Path) -> dict[str, int]:
     counts = collections.Counter(problems=0, chosen=0, correct=0, policy_tokens=0, over_budget_tokens=0)
     for _, line in read_lines(output):
-        found = json.loads(line)["search"]
+        record = json.loads(line)
+        found = record["search"]
         counts["problems"] += 1
         counts["chosen"] += found["chosen"] is not None
         counts["correct"] += found["correct"] is True
         for name in ("policy_tokens", "over_budget_tokens"):
             counts[name] += found[name]
+        if KEY in record:
+            counts["judge_tokens"] += record[KEY]["tokens"]
     return dict(counts)

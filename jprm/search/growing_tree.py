@@ -73,6 +73,7 @@ class GrowingTree:
       failed, error: the number of samples that the policy marked as errors, and the last reason.
       spent, overspent: generated tokens of the draws within and over the budget.
       notes: per node, keys that a method adds to the record.
+      judged: per node, a judge's critiques and what they say.
       ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
     """
 
@@ -96,6 +97,7 @@ class GrowingTree:
         self.failed, self.error = 0, None
         self.spent = self.overspent = 0
         self.notes: dict[int, dict[str, Any]] = collections.defaultdict(dict)
+        self.judged: dict[int, list[tuple[Any, Any]]] = {}
         self.ended = ""
         self.asked: collections.Counter = collections.Counter()  # node -> samples so far; numbers the next
         self.new: list[int] = []  # nodes without a score

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float
 
+from jprm.judge.critiques import Critique, Reading, read
+from jprm.judge.judge import Judge
 from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY
 from jprm.tree import Node, ReasoningTree
@@ -39,9 +41,11 @@ class LiveScorer(Protocol):
 
 
 def live_scorer(prm: Any) -> LiveScorer:
-    """Returns the scorer that computes every token once, or `Rescorer` for models that it refuses."""
+    """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses."""
     from jprm.score.live import LiveTrees
 
+    if isinstance(prm, Judge):
+        return LiveJudge(prm)
     try:
         return LiveTrees(prm)
     except NotImplementedError:
@@ -102,3 +106,42 @@ class Rescorer:
             path.append(handle)
             handle = self._parent[handle]
         return path[::-1]
+
+
+class LiveJudge(Rescorer):
+    """A `LiveScorer` over a `Judge`: asks about every new step once, whatever the steps before it were judged.
+
+    `tokens` counts generated tokens. `take` returns the critiques of a step.
+
+    Raises:
+      PolicyError: every critique of new steps failed.
+    """
+
+    def __init__(self, judge: Judge):
+        super().__init__(judge)
+        self._judged: dict[int, list[tuple[Critique, Reading]]] = {}
+        self._said: dict[int, str] = {}  # by handle, the first critique, which a conversation repeats
+
+    def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
+        judge: Judge = self.prm
+        paths, questions = [self._path(parent) for parent in parents], []
+        for (root, *path), step in zip(paths, steps, strict=True):
+            texts, said = [*(self._text[i] for i in path), step], [self._said[i] for i in path]
+            questions.append(judge.prompt.filled(self._text[root], texts, said))
+        distinct = list(dict.fromkeys(questions))
+        written = dict(zip(distinct, judge.ask(distinct), strict=True))
+        self.tokens += sum(critique.tokens for critiques in written.values() for critique in critiques)
+        handles = [self._new(parent, step) for parent, step in zip(parents, steps, strict=True)]
+        score_P = np.full(len(handles), np.nan, np.float32)
+        for i, (handle, path, question) in enumerate(zip(handles, paths, questions, strict=True)):
+            critiques = written[question]
+            readings = [read(judge.prompt, critique, len(path)) for critique in critiques]
+            if values := [reading.scores[-1] for reading in readings if reading.scores]:
+                score_P[i] = np.mean(values)
+            self._judged[handle] = list(zip(critiques, readings, strict=True))
+            self._said[handle] = critiques[0].text
+        return handles, score_P
+
+    def take(self, handle: int) -> list[tuple[Critique, Reading]]:
+        """Returns the critiques of a step and what they say, once."""
+        return self._judged.pop(handle)

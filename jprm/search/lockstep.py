@@ -19,7 +19,7 @@ from jprm.policy.sample_cache import PolicyError
 from jprm.score.rules import RULES
 from jprm.score.scale import PROBABILITY
 from jprm.search.growing_tree import Ask, Draw, GrowingTree, Problem, Steps
-from jprm.search.live_scorer import LiveScorer
+from jprm.search.live_scorer import LiveJudge, LiveScorer
 from jprm.search.methods import CHOICES, Choice
 
 
@@ -191,6 +191,8 @@ def _score(trees: list[GrowingTree], scorer: LiveScorer) -> None:
         handles, score_P = scorer.extend([p for _, _, p in ready], [tree.text[node] for tree, node, _ in ready])
         for (tree, node, _), handle, score in zip(ready, handles, score_P, strict=True):
             tree.handle[node], tree.score[node] = handle, float(score)
+            if isinstance(scorer, LiveJudge):
+                tree.judged[node] = scorer.take(handle)
 
 
 def _release(scorer: LiveScorer, tree: GrowingTree, all_nodes: bool = False) -> None:

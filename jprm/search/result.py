@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from typing import Any
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.answers import equivalent, extract_answer
 from jprm.evaluate.votes import answer_classes
+from jprm.judge.critiques import KEY, Judged, report
 from jprm.score.rules import PROBABILITY_RULES
 from jprm.score.scorer import as_written
 from jprm.search.growing_tree import Draw, GrowingTree
@@ -138,7 +140,18 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
     odd = {"reason": result.reason, "failed": tree.failed, "error": tree.error, "unscored_steps": unscored,
            "empty": len(tree.draws) - len(drawn)}  # fmt: skip
     out["search"] = about | {"rule": rule, "choose": how} | found | cost | {k: v for k, v in odd.items() if v}
+    if tree.judged:
+        out[KEY] = {"name": about["scorer"]["judge"]} | report(_judged(tree, kind, drawn))
     return out | {key: value for key, value in tree.problem.extra.items() if key not in out}
+
+
+def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[Judged]:
+    """Returns the critiques with the nodes of the record that they are about: a pool repeats shared prefixes."""
+    path = [node for i in drawn for node in tree.path(tree.draws[i].end)] if kind == "pool" else range(len(tree.text))
+    places: dict[int, list[int]] = collections.defaultdict(list)
+    for place, node in enumerate(path):
+        places[node].append(place)
+    return [(places[node], *judged) for node, critiques in tree.judged.items() for judged in critiques]
 
 
 def _sample(tree, draw, scores, answer_of, correct_of) -> dict[str, Any]:
