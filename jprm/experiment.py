@@ -119,6 +119,7 @@ class Experiment:
     keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
     trackers: tuple[str, ...] = ()
+    profile: tuple[int, int] = (0, 0)  # the first and the last step to trace with jax's profiler; (0, 0): none
 
     def __post_init__(self):
         object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
@@ -135,6 +136,8 @@ class Experiment:
             raise ValueError(
                 f"seed={self.seed} must fit 64 bits, and data.seed={self.data.seed} be from 0 to {2**32 - 1}"
             )
+        if self.profile != (0, 0) and not 1 <= self.profile[0] <= self.profile[1]:
+            raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
 

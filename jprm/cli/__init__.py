@@ -40,6 +40,7 @@ from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.rl import rl
+from jprm.cli.runs import runs, sweep
 from jprm.cli.search import add as add_method
 from jprm.cli.search import search
 from jprm.cli.serve import serve
@@ -254,6 +255,8 @@ app.command(
     help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.",
 )
 app.command(report)
+app.command(runs)
+app.command(sweep)
 app.command(serve)
 app.command(plan)
 app.command(rl)

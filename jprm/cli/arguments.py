@@ -56,7 +56,7 @@ class Commands(SubcommandApp):
     def _describe(self, args: Sequence[str]) -> None:
         """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
         for name, (func, sentence) in self.registered.items():
-            chosen = args[:1] == [name.replace("_", "-")]
+            chosen = [word.replace("_", "-") for word in args[:1]] == [name.replace("_", "-")]
             whole = chosen and not isinstance(func, Commands)
             super().command(func, name=name, help=None if whole else sentence)
             if isinstance(func, Commands):

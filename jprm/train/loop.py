@@ -16,6 +16,7 @@ from jprm.experiment import Experiment
 from jprm.outputs import atomic_file
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
+from jprm.train.profile import Profile
 from jprm.train.step import Metrics
 from jprm.train.trainer import Trainer
 
@@ -37,8 +38,11 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
         Watchdog(workdir, experiment.stall_seconds) as watchdog,
         Trainer(experiment, workdir) as trainer,
     ):
-        with Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log:
-            stopped = _steps(trainer, log, watchdog, asked_to_stop)
+        with (
+            Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log,
+            Profile(workdir, experiment.profile) as profile,
+        ):
+            stopped = _steps(trainer, log, watchdog, profile, asked_to_stop)
             assert trainer.checkpoints is not None  # this trainer has a folder
             trainer.checkpoints.wait()
         done = int(trainer.state.step)
@@ -51,15 +55,19 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
     return result
 
 
-def _steps(trainer: Trainer, log: Log, watchdog: Watchdog, asked_to_stop: Callable[[int], bool]) -> bool:
+def _steps(
+    trainer: Trainer, log: Log, watchdog: Watchdog, profile: Profile, asked_to_stop: Callable[[int], bool]
+) -> bool:
     """Trains to the last step; returns whether it was asked to stop."""
     experiment, batches = trainer.experiment, trainer.batches
     pending: tuple[int, Metrics] | None = None  # read one step late, so that the device never waits for the host
     for done in range(int(trainer.state.step) + 1, experiment.steps + 1):
         watchdog.at(done, "data")
+        profile.before(done)
         rows = next(batches)
         watchdog.at(done, "step")
         metrics = trainer.step(rows)
+        profile.after(done, metrics)
         if pending:
             log.add(*pending, trainer.checkpoints)
         pending = (done, metrics)

@@ -1,0 +1,151 @@
+"""`jprm sweep` and `jprm runs`: the grid, one compilation, a stop in the middle, and the table of both."""
+
+import json
+import os
+import signal
+
+import pytest
+from tiny_run import equal, lines, loop, make_data, params, trainer, untimed
+
+from jprm import cli
+from jprm.experiment import load
+from jprm.report.runs import compare
+from jprm.train import sweep as sweeps
+from jprm.train.sweep import finished, grid
+
+FILE = """
+import pathlib
+
+from jprm.experiment import OptimizerConfig
+from tiny_run import experiment as tiny
+
+
+def experiment():
+    rates = OptimizerConfig(learning_rate=0.01, warmup_steps=1, clip_norm=0.7)
+    return tiny(pathlib.Path({folder!r}), optimizer=rates, steps=3, checkpoint_every=2, log_every=1, profile=(2, 2))
+"""
+
+RATES = ("0.01", "0.02", "1e38")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of three rates, of which the last diverges; it was stopped in the second run, and called again."""
+    folder = tmp_path_factory.mktemp("sweep")
+    make_data(folder / "data")
+    (folder / "e.py").write_text(FILE.format(folder=str(folder / "data")))
+    from tiny_run import one_device
+
+    steps, trained = [], []
+
+    def train(experiment, workdir):
+        trained.append(workdir.name)
+        preempted = len(trained) == 2
+        loop.train(experiment, workdir, [lambda line: preempted and os.kill(os.getpid(), signal.SIGTERM)])
+
+    line = ["sweep", folder / "e.py", "--workdir", folder / "runs", "--json", folder / "runs.json"]
+    line += ["--set", f"optimizer.learning_rate={','.join(RATES)}", "seed=3"]
+    with one_device(), pytest.MonkeyPatch.context() as patch:
+        make_step = trainer.make_step
+        patch.setattr(trainer, "make_step", lambda *args: steps.append(make_step(*args)) or steps[-1])
+        patch.setattr(sweeps, "train", train)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(list(map(str, line)))
+        statuses = stop.value.code, cli.main(list(map(str, line)))
+    return folder, steps, trained, statuses
+
+
+def test_a_stopped_sweep_continues_and_trains_nothing_twice(swept):
+    folder, _, trained, statuses = swept
+    names = [f"optimizer.learning_rate={rate}" for rate in RATES]
+    assert trained == [names[0], names[1], names[1], names[2]]
+    assert statuses == (143, 2)  # stopped; then all ran, and one diverged
+    assert [finished(folder / "runs" / name, load(folder / "e.py", [name, "seed=3"])) for name in names] == [
+        True, True, False
+    ]  # fmt: skip
+
+
+def test_rates_compile_once(swept):
+    _, steps, _, _ = swept
+    assert len(steps) == 4 and len(set(map(id, steps))) == 1
+    assert steps[0]._cache_size() == 1
+
+
+def test_a_run_of_a_sweep_is_the_run_alone(swept, one_device, tmp_path):
+    folder, _, _, _ = swept
+    alone = load(folder / "e.py", ["optimizer.learning_rate=0.02", "seed=3", "profile=[0,0]"])
+    loop.train(alone, tmp_path / "run")
+    assert equal(params(tmp_path / "run"), params(folder / "runs/optimizer.learning_rate=0.02"))
+    assert untimed(lines(tmp_path / "run")) == untimed(lines(folder / "runs/optimizer.learning_rate=0.02"))
+    assert not (tmp_path / "run/profile").exists()
+    traces = (folder / "runs/optimizer.learning_rate=0.01/profile").rglob("*.xplane.pb")
+    assert [path.stat().st_size > 0 for path in traces] == [True]
+
+
+def test_the_comparison_and_its_table(swept, capsys):
+    folder, _, _, _ = swept
+    (folder / "runs/notes").mkdir(exist_ok=True)  # no run: left out
+    assert cli.main(["runs", str(folder / "runs")]) == 0
+    shown = capsys.readouterr().out
+    comparison = json.loads((folder / "runs.json").read_text())
+    assert comparison == compare([folder / "runs"])
+    assert comparison["differ"] == ["optimizer.learning_rate"]
+    first, second, third = comparison["runs"]
+    assert [run["settings"] for run in comparison["runs"]] == [
+        {"optimizer.learning_rate": float(rate)} for rate in RATES
+    ]
+    result = json.loads((folder / "runs/optimizer.learning_rate=0.01/result.json").read_text())
+    assert {**first["metrics"], "step": 3} == result and {"valid_auroc", "loss"} <= first["metrics"].keys()
+    assert (first["step"], second["step"], third["steps"]) == (3, 3, 3) and third["step"] < 3
+    assert f"{first['metrics']['valid_auroc']:.4g}" in shown and "3/3" in shown
+
+
+def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "experiment.json").write_text((swept[0] / "runs/optimizer.learning_rate=0.01/experiment.json").read_text())
+    assert compare([run])["runs"][0] | {"folder": ""} == {
+        "folder": "", "step": 0, "steps": 3, "settings": {}, "metrics": {}
+    }  # fmt: skip
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    assert compare([run])["runs"][0]["metrics"] == {"loss": 0.5}
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step"\n{"step": 2}\n')
+    with pytest.raises(ValueError, match="metrics.jsonl:2: is no line of metrics"):
+        compare([run])
+    with pytest.raises(FileNotFoundError, match="is no run and holds none"):
+        compare([tmp_path / "none"])
+
+
+def test_the_grid_of_settings():
+    found = grid(["a.b=1,2", 'data.train=["x","y"],["z"]', "c=(1,2)", 's="p,q"'])
+    assert list(found.values()) == [
+        ("a.b=1", 'data.train=["x","y"]', "c=(1,2)", 's="p,q"'),
+        ("a.b=1", 'data.train=["z"]', "c=(1,2)", 's="p,q"'),
+        ("a.b=2", 'data.train=["x","y"]', "c=(1,2)", 's="p,q"'),
+        ("a.b=2", 'data.train=["z"]', "c=(1,2)", 's="p,q"'),
+    ]
+    assert next(iter(found)) == "a.b=1,data.train=__x_,_y__"
+    assert list(grid(["base=runs/a,runs/b"])) == ["base=runs_a", "base=runs_b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["a"], "not of the form"),
+        (["a=1,,2"], "not of the form"),
+        (["a="], "not of the form"),
+        (["a=1", "b=2"], "gives no field several values"),
+        (["base=x/y,x_y"], "characters that a folder's name does not hold"),
+    ],
+)
+def test_a_grid_that_is_none_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        grid(settings)
+
+
+def test_a_wrong_value_is_refused_before_anything_runs(swept, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeps, "train", None)
+    with pytest.raises(ValueError, match="seed"):
+        sweeps.sweep(swept[0] / "e.py", ["seed=1,x"], tmp_path)
+    with pytest.raises(ValueError, match=r"profile=\(3, 2\) must be the first and the last step"):
+        sweeps.sweep(swept[0] / "e.py", ["profile=[1,2],[3,2]"], tmp_path)
