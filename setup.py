@@ -46,7 +46,12 @@ setuptools.setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
-    package_data={"jprm": ["py.typed"], "jprm.report": ["page.css", "page.html", "page.js"]},
+    package_data={
+        "jprm": ["py.typed"],
+        "jprm.annotate": ["annotate.css", "annotate.html", "annotate.js", "guidelines.txt"],
+        "jprm.report": ["page.css", "page.html", "page.js"],
+        "jprm.web": ["base.css"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "etils[epath]>=1.15.0",

@@ -95,3 +95,19 @@ def serve():
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium. Skips where it or its driver is not installed."""
+    import shutil
+
+    from browser import Browser
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    found = Browser(driver, chromium)
+    yield found
+    found.close()

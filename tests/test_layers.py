@@ -33,7 +33,7 @@ LAYERS = [
     ["score", "adapters", "loading"],
     ["data", "objectives", "train", "policy"],
     ["verify", "label", "judge", "search", "evaluate", "rl"],
-    ["plan", "export", "report", "web", "serve"],
+    ["plan", "export", "report", "web", "serve", "annotate"],
     ["cli"],
     ["__main__"],
 ]

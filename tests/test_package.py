@@ -24,7 +24,7 @@ DISTRIBUTION = {"orbax": "orbax-checkpoint"}  # where a module has another name 
 TRAINING = {"data", "objectives", "train", "rl", "plan"}
 """The units that may need the extra `train`; commands that call them say so when it is absent."""
 
-SERVING = {"web", "serve"}
+SERVING = {"web", "serve", "annotate"}
 """The units that may need the extra `serve`."""
 
 

@@ -6,12 +6,10 @@ The suites' folders come from synthetic scorers, so no model is needed.
 import json
 import re
 import shutil
-import subprocess
-import time
-import urllib.request
 
 import numpy as np
 import pytest
+from browser import requests_of
 
 from jprm import cli
 from jprm.evaluate import plots
@@ -246,72 +244,6 @@ def test_a_figure_is_drawn_alike_twice_with_ids_of_its_own():
 
 
 # What follows needs a browser.
-
-
-class Browser:
-    """A headless Chromium behind chromedriver, by the WebDriver protocol (https://www.w3.org/TR/webdriver2)."""
-
-    def __init__(self, driver, chromium):
-        self.process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
-        for line in self.process.stdout:
-            if found := re.search(r"successfully on port (\d+)", line):
-                break
-        self.url = f"http://127.0.0.1:{found[1]}"
-        options = {"binary": chromium, "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                                                "--disable-dev-shm-usage", "--force-color-profile=srgb"]}  # fmt: skip
-        wanted = {"alwaysMatch": {"goog:chromeOptions": options,
-                                  "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}}  # fmt: skip
-        session = self.call("POST", "/session", {"capabilities": wanted})["sessionId"]
-        self.url += f"/session/{session}"
-
-    def call(self, method, path, body=None):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            return json.load(answer)["value"]
-
-    def open(self, url):
-        self.call("POST", "/url", {"url": url})
-
-    def run(self, script, *args):
-        return self.call("POST", "/execute/sync", {"script": script, "args": list(args)})
-
-    def press(self, *keys):
-        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
-
-    def logs(self, kind):
-        return self.call("POST", "/se/log", {"type": kind})
-
-    def wait(self, script, seconds=60):
-        """Until the script's value is true."""
-        end = time.monotonic() + seconds
-        while not self.run(script):
-            assert time.monotonic() < end, script
-            time.sleep(0.1)
-
-    def close(self):
-        self.call("DELETE", "")
-        self.process.terminate()
-        self.process.wait(20)
-        self.process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not (chromium and driver):
-        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
-    found = Browser(driver, chromium)
-    yield found
-    found.close()
-
-
-def requests_of(browser):
-    """The URLs that the browser has asked for since the last call."""
-    messages = [json.loads(entry["message"])["message"] for entry in browser.logs("performance")]
-    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
+from jprm.cli.annotate import annotate
 from jprm.cli.arguments import (
     Adapter,
     Commands,
@@ -264,6 +265,11 @@ app.command(
     label,
     name="label",
     help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus.",
+)
+app.command(
+    annotate,
+    name="annotate",
+    help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.",
 )
 app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
 

@@ -23,6 +23,7 @@ from jprm.outputs import atomic_file, check_output
 from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
 from jprm.report.rl import collect_runs, is_run
+from jprm.web.files import text_of_file
 
 SORTS = {
     "convincing": "most convincing wrong chains first",
@@ -81,7 +82,8 @@ def html(
         files=[("", "all"), *enumerate(page.chains["files"])],
         names=list(enumerate(page.chains["models"])),
         chains=Markup(embedded(page.chains)),
-        **{kind: Markup(loader.get_source(environment, f"page.{kind}")[0]) for kind in ("css", "js")},
+        css=Markup("".join(text_of_file(file) for file in ("jprm.web:base.css", "jprm.report:page.css"))),
+        js=Markup(text_of_file("jprm.report:page.js")),
     )
 
 

@@ -1,0 +1,1 @@
+"""Human step labels: `jprm annotate select`, `serve`, `report` and `export`."""

@@ -1,0 +1,182 @@
+"""The labelling server as an ASGI application: the page, an annotator's next chains, and events.
+
+An event is checked, on the disk, applied and acknowledged, in this order, one at a time. A page never gets a score, a
+label or where a chain comes from: `shown` is all that it sees of a chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from jprm.annotate.log import Log
+from jprm.annotate.study import Study
+from jprm.annotate.tasks import REASONS, Conflict, Task, Tasks
+from jprm.web.config import Listen
+from jprm.web.files import text_of_file
+from jprm.web.guards import HANDLERS, Refusal, field, guards, json_of
+from jprm.web.pages import file_routes, page_route
+
+FILES = {
+    "/base.css": "jprm.web:base.css",
+    "/annotate.css": "jprm.annotate:annotate.css",
+    "/annotate.js": "jprm.annotate:annotate.js",
+}
+PERSONAL = re.compile(r"/v1/annotators/([\w.-]{1,64})/", re.ASCII)
+LONGEST_COMMENT = 2000
+
+
+def make_app(
+    study: Study, log: Log, config: Listen, key: str | None = None, clock: Callable[[], float] = time.time
+) -> Starlette:
+    """Returns the application. With a key, every annotator needs a key of their own (`key_of_annotator`)."""
+
+    def expected(path: str) -> str | None:
+        if key is None or not path.startswith("/v1/"):
+            return None  # the page itself holds nothing of the study
+        found = PERSONAL.match(path)
+        return key_of_annotator(key, found[1] if found else "")
+
+    name = hashlib.sha256(study.salt.encode()).hexdigest()[:12]  # keeps studies on one address apart in a browser
+    page = text_of_file("jprm.annotate:annotate.html").replace("{{ study }}", name)
+    routes = [
+        page_route("/", page, "annotate.html"),
+        page_route("/guidelines.txt", study.guidelines, "guidelines.txt"),
+        *file_routes(FILES),
+        Route("/v1/annotators/{annotator}/next", _next, methods=["POST"]),
+        Route("/v1/annotators/{annotator}/events", _event, methods=["POST"]),
+        Route("/health", lambda request: PlainTextResponse("ok")),
+    ]
+    app = Starlette(routes=routes, middleware=guards(config, expected), exception_handlers=HANDLERS)
+    app.state.listen, app.state.clock = config, clock
+    app.state.tasks, app.state.log, app.state.one_at_a_time = Tasks(study, log.events), log, asyncio.Lock()
+    return app
+
+
+def key_of_annotator(key: str, annotator: str) -> str:
+    """Returns an annotator's own key, which the server's key gives and which does not give it away."""
+    return hmac.new(key.encode(), f"annotator {annotator}".encode(), "sha256").hexdigest()[:32]
+
+
+def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
+    """Returns what the page gets of a task: the texts, and what the annotator said."""
+    chain = tasks.chain(task)
+    return {
+        "task": task.id,
+        "problem": chain["problem"],
+        "steps": chain["steps"],
+        "ratings": task.ratings,
+        "finish": task.finish,
+        "flagged": task.flagged,
+        "comments": task.comments,
+    }
+
+
+async def _next(request: Request) -> Response:
+    """Opens chains until the annotator has enough, and returns them, with the last finished one to undo."""
+    await _body(request)
+    annotator, state = _annotator(request), request.app.state
+    tasks: Tasks = state.tasks
+    async with state.one_at_a_time:
+        while event := tasks.next(annotator, state.clock()):
+            await _store(state, event)
+    mine = tasks.of(annotator)
+    finished = [task for task in mine if task.finish]
+    screening = tasks.screening(annotator)
+    if screening["passed"] is None:
+        del screening["right"]  # which chains were right would say what the labels are
+    return JSONResponse(
+        {
+            "tasks": [shown(tasks, task) for task in mine if not task.finish],
+            "previous": shown(tasks, max(finished, key=lambda task: task.touched)) if finished else None,
+            "finished": len(finished),
+            "screening": screening,
+        }
+    )
+
+
+async def _event(request: Request) -> Response:
+    """Stores one event. One that is there already is acknowledged again."""
+    state = request.app.state
+    event = read_event(await _body(request), _annotator(request), state.clock())
+    async with state.one_at_a_time:
+        if not state.tasks.known(event):
+            try:
+                state.tasks.after(event)
+            except Conflict as error:
+                raise Refusal(409, str(error)) from None
+            await _store(state, event)
+    return JSONResponse({"acknowledged": event["uuid"]})
+
+
+async def _store(state: Any, event: Mapping[str, Any]) -> None:
+    try:
+        await asyncio.to_thread(state.log.append, event)
+    except OSError as error:
+        reason = error.strerror or error
+        raise Refusal(507, f"the server could not store this: {reason}. Nothing that it confirmed is lost") from None
+    state.tasks.apply(event)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """Returns the JSON body. Another type of content, which a page of another site may send unasked, is refused."""
+    if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+        raise Refusal(415, "send application/json")
+    return await json_of(request)
+
+
+def _annotator(request: Request) -> str:
+    name = request.path_params["annotator"]
+    if name not in request.app.state.tasks.study.config.annotators:
+        raise Refusal(404, f"there is no annotator {name!r} in this study", "annotator")
+    return name
+
+
+def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str, Any]:
+    """Returns a client's event as it is stored. Raises Refusal naming the field that is unknown, absent or wrong."""
+    step = body.get("step")
+    if step is not None and (type(step) is not int or step < 0):
+        raise Refusal(400, "step is not the index of a step", "step")
+    kind = field(body, "kind", str)
+    event: dict[str, Any] = {"uuid": field(body, "uuid", str), "kind": kind, "annotator": annotator}
+    if not re.fullmatch(r"[\w-]{8,64}", event["uuid"], re.ASCII) or event["uuid"].startswith("open-"):
+        raise Refusal(400, "uuid has other than 8 to 64 letters, digits and dashes", "uuid")
+    event["task"] = field(body, "task", str)
+    if kind == "rate":
+        event |= {"step": step, "rating": field(body, "rating", int), "seconds": _seconds(body)}
+        if event["rating"] not in (-1, 0, 1):
+            raise Refusal(400, "rating is -1, 0 or 1", "rating")
+    elif kind == "undo":
+        event["step"] = step
+    elif kind == "flag":
+        event["on"] = field(body, "on", bool)
+    elif kind == "comment":
+        event |= {"step": step, "text": field(body, "text", str).strip()}
+        if not 0 < len(event["text"]) <= LONGEST_COMMENT:
+            raise Refusal(400, f"text has 1 to {LONGEST_COMMENT:,} characters", "text")
+    elif kind == "finish":
+        event |= {"reason": field(body, "reason", str), "seconds": _seconds(body)}
+        if event["reason"] not in REASONS:
+            raise Refusal(400, f"reason is one of {', '.join(REASONS)}", "reason")
+    else:
+        raise Refusal(400, "kind is rate, undo, flag, comment or finish", "kind")
+    if unknown := sorted(set(body) - set(event)):
+        raise Refusal(400, f"{unknown[0]} is unknown for {kind}", unknown[0])
+    return event | {"time": now}
+
+
+def _seconds(body: Mapping[str, Any]) -> float:
+    seconds = field(body, "seconds", (int, float))
+    if not 0 <= seconds <= 86400:
+        raise Refusal(400, "seconds is from 0 to 86,400", "seconds")
+    return round(float(seconds), 3)

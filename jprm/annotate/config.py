@@ -1,0 +1,72 @@
+"""Settings of a study, of a selection, and of an export."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Literal
+
+Disagreements = Literal["cut", "each"]
+"""What becomes of a chain with two labellings. `cut`: one record, without labels from the first step on which they
+differ. `each`: one record for each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyConfig:
+    """What is labelled how often.
+
+    Attributes:
+      annotators: Names of letters, digits, dots, dashes and underscores.
+      double_fraction: Fraction of the chains that two annotators label.
+      gold_fraction: Fraction of an annotator's chains that have known labels.
+      repeat_fraction: Fraction of an annotator's chains that come a second time.
+      pass_screening: Fraction of the screening chains whose first error an annotator must find to go on.
+      seed: Of all that is drawn.
+    """
+
+    annotators: tuple[str, ...]
+    double_fraction: float = 0.15
+    gold_fraction: float = 0.05
+    repeat_fraction: float = 0.02
+    pass_screening: float = 0.75
+    seed: int = 0
+
+    def __post_init__(self):
+        if not self.annotators or len(set(self.annotators)) < len(self.annotators):
+            raise ValueError("annotators: name one or several, each once")
+        for name in self.annotators:
+            if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
+                raise ValueError(f"annotators: {name!r}: use up to 64 letters, digits, dots, dashes and underscores")
+        for field in ("double_fraction", "gold_fraction", "repeat_fraction", "pass_screening"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ValueError(f"{field} is {getattr(self, field)}: it must be from 0 to 1")
+        if self.gold_fraction + self.repeat_fraction >= 1:
+            raise ValueError("gold_fraction and repeat_fraction leave no chain to label: their sum must be below 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectConfig:
+    """How many chains are selected, and why.
+
+    Attributes:
+      count: Chains to select.
+      convincing: Fraction that are the most convincing chains with an incorrect answer. A chain is as convincing as its
+        lowest score.
+      rest: Fraction that are the most convincing of the other chains.
+      disagreement: Fraction whose scores are farthest from the labels that they carry: of a checker, of rollouts, or of
+        another model. What is left of 1 is drawn at random.
+      seed: Of the random chains and of the order.
+    """
+
+    count: int
+    convincing: float = 0.7
+    rest: float = 0.1
+    disagreement: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self):
+        parts = (self.convincing, self.rest, self.disagreement)
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}: it must be at least 1")
+        if min(parts) < 0 or sum(parts) > 1 + 1e-9:
+            raise ValueError("convincing, rest and disagreement are fractions whose sum is at most 1")

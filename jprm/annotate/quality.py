@@ -1,0 +1,204 @@
+"""What a study's labels are worth: agreement, known and repeated chains, drift and time."""
+
+from __future__ import annotations
+
+import collections
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from jprm.annotate import log, study
+from jprm.annotate.agreement import alpha_of, coincidences
+from jprm.annotate.chains import first_error
+from jprm.annotate.tasks import REASONS, Task, Tasks
+from jprm.statistics import bootstrap, difference, draws, weighted_mean
+
+
+def tasks_of(folder: str | os.PathLike) -> Tasks:
+    """Returns a study's tasks. Raises ValueError where it is none, or is being served."""
+    found = study.read(folder)
+    with log.opened(found.events) as events:
+        return Tasks(found, events.events)
+
+
+def labellings(tasks: Tasks) -> dict[int, list[Task]]:
+    """Returns the finished tasks of every labelled chain of work, one an annotator, without repetitions."""
+    found: dict[int, list[Task]] = collections.defaultdict(list)
+    for task in tasks.by_id.values():
+        if task.pool == "work" and task.finish and not task.again:
+            found[task.index].append(task)
+    return dict(sorted(found.items()))
+
+
+def figures(tasks: Tasks) -> dict[str, Any]:
+    """Returns the report: `chains`, `annotators` by name, and `agreement` between them. None stands for no data."""
+    seed, done = tasks.study.config.seed, labellings(tasks)
+    names = tasks.study.config.annotators
+    return {
+        "chains": {"in_study": len(tasks.study.chains["work"]), "labelled": len(done),
+                   "labelled_twice": sum(len(some) > 1 for some in done.values())},
+        "agreement": _agreement(tasks, [some for some in done.values() if len(some) > 1], seed),
+        "annotators": {name: _annotator(tasks, name, seed) for name in names},
+    }  # fmt: skip
+
+
+def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict[str, Any]:
+    """Returns alpha over the steps that two rated, and how often they name the same first error, or none."""
+    units, chain_U = [], []
+    for number, some in enumerate(twice):
+        for ratings in _steps(some):
+            units.append(ratings)
+            chain_U.append(number)
+    pairs_UCC = coincidences(units)
+
+    def alpha(weight_RU: np.ndarray) -> np.ndarray:
+        return alpha_of(np.einsum("ru,uck->rck", weight_RU, pairs_UCC))
+
+    both = [some for some in twice if all(task.rated for task in some)]
+    same = [float(len({task.error for task in some}) == 1) for some in both]
+    apart = [
+        {"chain": some[0].index, "first_error": {task.annotator: task.error for task in some}}
+        for some, equal in zip(both, same, strict=True)
+        if not equal
+    ]
+    return {
+        "steps": len(units),
+        "alpha": bootstrap(alpha, chain_U, seed=seed, fraction=False).json() if units else None,
+        "chains": len(both),
+        "first_error": _fraction(same, seed),
+        "apart": apart,
+    }
+
+
+def _steps(some: Sequence[Task]) -> list[list[int | None]]:
+    """Returns the ratings of every step that at least two annotators rated."""
+    longest = sorted(len(task.ratings) for task in some)[-2]
+    return [[task.ratings[i] if i < len(task.ratings) else None for task in some] for i in range(longest)]
+
+
+def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
+    mine = [task for task in tasks.of(name) if task.finish]
+    work = [task for task in mine if task.pool == "work" and not task.again]
+    before = {task.index: task for task in work if task.rated}
+    known = [task for task in mine if task.pool == "gold"]
+    again = [task for task in mine if task.again and task.rated and task.index in before]
+    seconds = [second for task in mine for second in task.seconds]
+    return {
+        "chains": len(mine),
+        "finish": {reason: sum(task.finish == reason for task in mine) for reason in REASONS},
+        "flagged": sum(task.flagged for task in mine),
+        "steps": len(seconds),
+        "minutes": sum(seconds) / 60,
+        "seconds_a_step": statistics.median(seconds) if seconds else None,
+        "seconds_a_chain": statistics.median(sum(task.seconds) for task in mine) if mine else None,
+        "screening": tasks.screening(name) if tasks.study.chains["screening"] else None,
+        "gold": _fraction([float(_as_known(tasks, task)) for task in known], seed),
+        "repeats": _fraction([float(task.error == before[task.index].error) for task in again], seed),
+        "drift": _drift([task for task in work if task.ratings], seed),
+    }
+
+
+def _as_known(tasks: Tasks, task: Task) -> bool:
+    """Whether the annotator found the first error of a chain with known labels, or that it has none."""
+    return task.rated and task.error == first_error(tasks.chain(task))
+
+
+def _fraction(hits: Sequence[float], seed: int) -> dict[str, Any] | None:
+    """Returns the mean with its 95 % interval over chains and their number `n`; None for no chain."""
+    if not hits:
+        return None
+    hit_N = np.array(hits)
+    found = bootstrap(lambda weight_RN: weighted_mean(hit_N, weight_RN), np.arange(len(hits)), seed=seed)
+    return found.json() | {"n": len(hits)}
+
+
+def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
+    """Returns the second half of an annotator's chains less the first: seconds a step, and fraction of chains with an
+    error. None for fewer than 8 chains."""
+    if len(work) < 8:
+        return None
+    late_N = (np.arange(len(work)) >= len(work) / 2).astype(float)
+
+    def change(value_N: np.ndarray) -> dict[str, Any]:
+        return difference(
+            draws(
+                lambda weight_RN: (
+                    weighted_mean(value_N, weight_RN * late_N) - weighted_mean(value_N, weight_RN * (1 - late_N))
+                ),
+                np.arange(len(work)),
+                seed=seed,
+            )
+        ).json()
+
+    return {
+        "seconds_a_step": change(np.array([sum(task.seconds) / len(task.ratings) for task in work])),
+        "with_an_error": change(np.array([float(task.error is not None) for task in work])),
+    }
+
+
+def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
+    """Prints the report as tables and sentences."""
+    chains, agreement = found["chains"], found["agreement"]
+    console.print(
+        f"{chains['labelled']:,} of {chains['in_study']:,} chains labelled, {chains['labelled_twice']:,} of them twice"
+    )
+    if agreement["alpha"]:
+        console.print(
+            f"Ordinal alpha {_number(agreement['alpha'])} over {agreement['steps']:,} steps; the same first error or"
+            f" none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains",
+            highlight=False,
+        )
+    table = rich.table.Table(box=rich.box.SIMPLE)
+    table.add_column("")
+    rows = {
+        "chains": lambda one: f"{one['chains']:,}",
+        "minutes": lambda one: f"{one['minutes']:.1f}",
+        "seconds a step, median": lambda one: _plain(one["seconds_a_step"]),
+        "seconds a chain, median": lambda one: _plain(one["seconds_a_chain"]),
+        "screening": lambda one: (
+            f"{one['screening']['right']} of {one['screening']['chains']}" if one["screening"] else ""
+        ),
+        "known chains, as known": lambda one: _percent(one["gold"], n=True),
+        "repeated chains, as before": lambda one: _percent(one["repeats"], n=True),
+        "drift: seconds a step": lambda one: _number(one["drift"] and one["drift"]["seconds_a_step"], "+.1f"),
+        "drift: chains with an error, points": lambda one: _points(one["drift"] and one["drift"]["with_an_error"]),
+        "skipped, given up, bad problem": lambda one: " / ".join(
+            str(one["finish"][reason]) for reason in ("skip", "give_up", "bad_problem")
+        ),
+        "flagged": lambda one: f"{one['flagged']:,}",
+    }
+    for name in found["annotators"]:
+        table.add_column(name, justify="right")
+    for what, cell in rows.items():
+        table.add_row(what, *(cell(one) for one in found["annotators"].values()))
+    console.print(table)
+    console.print("Brackets are 95 % intervals over chains. Drift is the second half of the chains less the first.")
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _number(found: Mapping[str, Any] | None, form: str = ".2f") -> str:
+    if not found or found["value"] is None:
+        return ""
+    inside = "" if found["low"] is None else f" [{found['low']:{form}}, {found['high']:{form}}]"
+    return f"{found['value']:{form}}{inside}"
+
+
+def _points(found: Mapping[str, Any] | None) -> str:
+    scaled = found and {key: None if found[key] is None else 100 * found[key] for key in ("value", "low", "high")}
+    return _number(scaled, "+.0f")
+
+
+def _percent(found: Mapping[str, Any] | None, n: bool = False) -> str:
+    if not found:
+        return ""
+    inside = "" if found["low"] is None else f" [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
+    return f"{100 * found['value']:.0f} %{inside}" + (f" of {found['n']}" if n else "")

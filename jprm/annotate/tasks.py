@@ -1,0 +1,186 @@
+"""Who labels what: every annotator's tasks, as the events say, and which chain comes next."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jprm.annotate.chains import Chain, first_error
+from jprm.annotate.study import Study, chance
+
+AHEAD = 2
+"""Chains that an annotator has at a time: the current one, and the next, for when the connection is lost."""
+
+CLAIM_SECONDS = 24 * 3600.0
+"""How long an unfinished chain waits for its annotator before another gets it too."""
+
+REPEAT_AFTER = 20
+"""Chains between a chain and its repetition."""
+
+FINISHED = ("solution", "found_error")
+REASONS = (*FINISHED, "give_up", "bad_problem", "skip")
+"""How a chain ends: all steps rated, a wrong step found, or for one of three reasons without."""
+
+
+class Conflict(ValueError):
+    """An event that does not fit what came before, such as a second rating of one step from another window."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A chain in front of an annotator, and what was said of it. `again` marks a repetition."""
+
+    id: str
+    annotator: str
+    pool: str
+    index: int
+    again: bool
+    opened: float
+    touched: float
+    ratings: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    finish: str | None = None
+    flagged: bool = False
+    comments: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def rated(self) -> bool:
+        """Whether the chain was rated to its end or its first wrong step."""
+        return self.finish in FINISHED
+
+    @property
+    def error(self) -> int | None:
+        """The index of the step rated wrong, None where none is."""
+        return len(self.ratings) - 1 if self.ratings[-1:] == (-1,) else None
+
+
+def changed(task: Task, steps: int, event: Mapping[str, Any]) -> Task:
+    """Returns the task, of a chain with so many steps, after an event. Raises Conflict where it does not fit."""
+    kind, rated = event["kind"], len(task.ratings)
+    task = dataclasses.replace(task, touched=event["time"])
+    if kind == "flag":
+        return dataclasses.replace(task, flagged=event["on"])
+    if kind == "comment":
+        return dataclasses.replace(task, comments=(*task.comments, {k: event[k] for k in ("step", "text")}))
+    if kind == "undo":
+        if event["step"] != (None if task.finish else rated - 1):
+            raise Conflict("this is not the last thing done: another window is at work on this chain")
+        if task.finish:
+            return dataclasses.replace(task, finish=None)
+        return dataclasses.replace(task, ratings=task.ratings[:-1], seconds=task.seconds[:-1])
+    if task.finish:
+        raise Conflict("the chain is finished: undo first")
+    if kind == "rate":
+        if event["step"] != rated or rated == steps or task.error is not None:
+            raise Conflict("this is not the next step: another window is at work on this chain")
+        return dataclasses.replace(
+            task, ratings=(*task.ratings, event["rating"]), seconds=(*task.seconds, event["seconds"])
+        )
+    complete = "found_error" if task.error is not None else "solution" if rated == steps else None
+    if event["reason"] != complete and event["reason"] in FINISHED:
+        raise Conflict("steps are left to rate")
+    return dataclasses.replace(task, finish=event["reason"])
+
+
+class Tasks:
+    """All tasks of a study. It changes by `apply` alone, so the events in their order give the same tasks again."""
+
+    def __init__(self, study: Study, events: Iterable[Mapping[str, Any]] = ()):
+        self.study = study
+        self.by_id: dict[str, Task] = {}
+        self._of: dict[str, list[str]] = {name: [] for name in study.config.annotators}
+        self._on: dict[int, list[str]] = collections.defaultdict(list)  # tasks on each chain of work
+        self._seen: set[str] = set()
+        config = study.config
+        double = config.double_fraction if len(config.annotators) > 1 else 0.0
+        self._wanted = [1 + (chance(config.seed, "double", i) < double) for i in range(len(study.chains["work"]))]
+        for event in events:
+            self.apply(event)
+
+    def of(self, annotator: str) -> list[Task]:
+        """Returns the annotator's tasks in the order in which they were opened."""
+        return [self.by_id[id] for id in self._of.get(annotator, ())]
+
+    def chain(self, task: Task) -> Chain:
+        return self.study.chains[task.pool][task.index]
+
+    def known(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event of this uuid was applied: a client sends it again if its acknowledgement was lost."""
+        return event["uuid"] in self._seen
+
+    def after(self, event: Mapping[str, Any]) -> Task:
+        """Returns the event's task as it would be after it. Raises Conflict where it does not fit."""
+        if event["kind"] == "open":
+            fields = {key: event[key] for key in ("annotator", "pool", "index", "again")}
+            return Task(event["task"], **fields, opened=event["time"], touched=event["time"])
+        task = self.by_id.get(event["task"])
+        if task is None or task.annotator != event["annotator"]:
+            raise Conflict("this chain is not this annotator's")
+        return changed(task, len(self.chain(task)["steps"]), event)
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Takes an event. Raises Conflict, and changes nothing, where it does not fit."""
+        task = self.after(event)
+        if event["kind"] == "open":
+            self._of.setdefault(task.annotator, []).append(task.id)
+            if task.pool == "work":
+                self._on[task.index].append(task.id)
+        self.by_id[task.id] = task
+        self._seen.add(event["uuid"])
+
+    def next(self, annotator: str, now: float) -> dict[str, Any] | None:
+        """Returns the event that opens the annotator's next chain; None where there are enough, or no more."""
+        mine = self.of(annotator)
+        if sum(task.finish is None for task in mine) >= AHEAD:
+            return None
+        place = self._place(annotator, mine, now)
+        if place is None:
+            return None
+        pool, index, again = place
+        id = hashlib.sha256(f"{self.study.salt} {annotator} {pool} {index} {again}".encode()).hexdigest()[:20]
+        names = {"uuid": f"open-{id}", "kind": "open", "annotator": annotator, "task": id}
+        return {**names, "pool": pool, "index": index, "again": again, "time": now}
+
+    def screening(self, annotator: str) -> dict[str, Any]:
+        """Returns how many screening chains there are, are done and were labelled as known, and whether that passes.
+
+        `passed` is None until all are done.
+        """
+        chains = self.study.chains["screening"]
+        done = [task for task in self.of(annotator) if task.pool == "screening" and task.finish]
+        right = sum(task.rated and task.error == first_error(self.chain(task)) for task in done)
+        passed = right >= self.study.config.pass_screening * len(chains) if len(done) == len(chains) else None
+        return {"chains": len(chains), "done": len(done), "right": right, "passed": passed}
+
+    def _place(self, annotator: str, mine: list[Task], now: float) -> tuple[str, int, bool] | None:
+        """Returns the pool, the index and whether it is a repetition of the next chain."""
+        screened = sum(task.pool == "screening" for task in mine)
+        if screened < len(self.study.chains["screening"]):
+            return "screening", screened, False
+        if not self.screening(annotator)["passed"]:
+            return None
+        config, count = self.study.config, len(mine) - screened
+        drawn = chance(config.seed, "kind", annotator, count)
+        if drawn < config.gold_fraction and (left := list(self._left(mine, "gold"))):
+            return "gold", min(left, key=lambda i: chance(config.seed, "gold", annotator, i)), False
+        if config.gold_fraction <= drawn < config.gold_fraction + config.repeat_fraction:
+            before = [task for task in mine[:-REPEAT_AFTER] if task.pool == "work" and task.rated and not task.again]
+            again = {task.index for task in mine if task.again}
+            if old := [task.index for task in before if task.index not in again]:
+                return "work", old[int(chance(config.seed, "repeat", annotator, count) * len(old))], True
+        left = self._left(mine, "work")
+        return next((("work", i, False) for i in left if self._open(i, now)), None)
+
+    def _left(self, mine: list[Task], pool: str) -> Iterator[int]:
+        """Yields the chains of a pool that the annotator has not had."""
+        seen = {task.index for task in mine if task.pool == pool}
+        return (i for i in range(len(self.study.chains[pool])) if i not in seen)
+
+    def _open(self, index: int, now: float) -> bool:
+        """Whether a chain needs a further annotator."""
+        tasks = [self.by_id[id] for id in self._on[index]]
+        busy = [task for task in tasks if task.finish or now - task.touched < CLAIM_SECONDS]
+        return sum(task.finish != "skip" and not task.again for task in busy) < self._wanted[index]

@@ -1,0 +1,77 @@
+"""A headless Chromium behind chromedriver, by the WebDriver protocol (https://www.w3.org/TR/webdriver2)."""
+
+import base64
+import json
+import re
+import subprocess
+import time
+import urllib.request
+
+
+class Browser:
+    """A session of its own, with the browser's log and every request."""
+
+    def __init__(self, driver, chromium):
+        self.process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
+        for line in self.process.stdout:
+            if found := re.search(r"successfully on port (\d+)", line):
+                break
+        self.url = f"http://127.0.0.1:{found[1]}"
+        options = {"binary": chromium, "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                                                "--disable-dev-shm-usage", "--force-color-profile=srgb"]}  # fmt: skip
+        wanted = {"alwaysMatch": {"goog:chromeOptions": options,
+                                  "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}}  # fmt: skip
+        session = self.call("POST", "/session", {"capabilities": wanted})["sessionId"]
+        self.url += f"/session/{session}"
+
+    def call(self, method, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)["value"]
+
+    def open(self, url):
+        self.call("POST", "/url", {"url": url})
+
+    def run(self, script, *args):
+        return self.call("POST", "/execute/sync", {"script": script, "args": list(args)})
+
+    def press(self, *keys):
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+
+    def logs(self, kind):
+        return self.call("POST", "/se/log", {"type": kind})
+
+    def wait(self, script, seconds=60):
+        """Until the script's value is true."""
+        end = time.monotonic() + seconds
+        while not self.run(script):
+            assert time.monotonic() < end, script
+            time.sleep(0.1)
+
+    def cdp(self, command, **parameters):
+        """A command of Chromium's DevTools protocol."""
+        return self.call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def size(self, width, height, scale=1):
+        """The viewport in CSS pixels. A scale of 2 at half the width is a zoom of 200 %."""
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
+        )
+
+    def screenshot(self, path):
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(self.call("GET", "/screenshot")))
+
+    def close(self):
+        self.call("DELETE", "")
+        self.process.terminate()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+def requests_of(browser):
+    """The URLs that the browser has asked for since the last call."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.logs("performance")]
+    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]

@@ -1,0 +1,215 @@
+"""From scored chains to labels: selection, agreement, the report and the export."""
+
+import itertools
+
+import numpy as np
+import pytest
+from annotating import Desk, chain, make, truth
+
+from jprm import cli
+from jprm.annotate.agreement import ordinal_alpha
+from jprm.annotate.chains import chains_in
+from jprm.annotate.config import SelectConfig
+from jprm.annotate.export import export
+from jprm.annotate.quality import figures, tasks_of
+from jprm.annotate.select import select, select_file
+from jprm.jsonl import read_records, write_records
+from jprm.tree import tree_of
+
+_ = None
+PUBLISHED = [  # Krippendorff 2011, section D: four observers, twelve units, with gaps
+    [1, 2, 3, 3, 2, 1, 4, 1, 2, _, _, _],
+    [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, _, 3],
+    [_, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, _],
+    [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, _],
+]
+
+
+def test_alpha_is_that_of_the_published_example():
+    units = list(zip(*PUBLISHED, strict=True))
+    assert round(ordinal_alpha(units), 3) == 0.815
+
+
+def test_alpha_by_its_definition_on_pairs():
+    """1 - D_o / D_e over all pairs of values within units, and over all pairs of pairable values."""
+    rng = np.random.default_rng(0)
+    for _trial in range(20):
+        units = [rng.choice([-1, 0, 1], size=rng.integers(0, 4)).tolist() for _ in range(12)]
+        pairable = [unit for unit in units if len(unit) > 1]
+        values = [value for unit in pairable for value in unit]
+        count = {v: values.count(v) for v in set(values)}
+
+        def apart(c, k, count=count):
+            low, high = min(c, k), max(c, k)
+            between = sum(n for v, n in count.items() if low <= v <= high)
+            return 0.0 if c == k else (between - (count[c] + count[k]) / 2) ** 2
+
+        observed = sum(
+            apart(a, b) / (len(unit) - 1) for unit in pairable for a, b in itertools.permutations(unit, 2)
+        ) / len(values)
+        expected = sum(apart(a, b) for a, b in itertools.permutations(values, 2)) / (len(values) * (len(values) - 1))
+        assert ordinal_alpha(units) == pytest.approx(1 - observed / expected, abs=1e-12)
+
+
+def test_alpha_without_two_ratings_or_without_variation_is_undefined():
+    assert np.isnan(ordinal_alpha([])) and np.isnan(ordinal_alpha([[1], [0, None]]))
+    assert np.isnan(ordinal_alpha([[1, 1], [1, 1]]))
+    assert ordinal_alpha([[1, 1], [0, 0], [-1, -1]]) == 1.0
+
+
+def scored(i, low, correct=None, labels=None):
+    made = {"problem": f"Problem {i}?", "steps": ["a", f"b{i}"], "scores": [0.99, low]}
+    made |= {} if correct is None else {"correct": correct}
+    return made | ({} if labels is None else {"labels": labels})
+
+
+def pool_of_chains():
+    rng = np.random.default_rng(0)
+    return [
+        scored(i, float(rng.random()), bool(rng.random() < 0.5), [1, int(rng.random() < 0.5)] if i % 4 == 0 else None)
+        for i in range(400)
+    ]
+
+
+def test_selection_takes_the_most_convincing_wrong_answers_and_a_random_part():
+    chains = pool_of_chains()
+    chosen = select([*chains, *chains[:50]], SelectConfig(100, seed=3))  # chains that are there twice count once
+    strata = {
+        name: [c for c in chosen if c["selection"]["stratum"] == name]
+        for name in ("convincing", "rest", "disagreement", "random")
+    }
+    assert {name: len(some) for name, some in strata.items()} == {
+        "convincing": 70, "rest": 10, "disagreement": 10, "random": 10
+    }  # fmt: skip
+    keys = [c["problem"] for c in chosen]
+    assert len(set(keys)) == 100
+    free = [c for c in chains if c["problem"] not in {c["problem"] for c in strata["random"]}]
+    wrong = sorted((min(c["scores"]) for c in free if not c["correct"]), reverse=True)[:70]
+    assert sorted((min(c["scores"]) for c in strata["convincing"]), reverse=True) == wrong
+    assert all(c["selection"] == {"stratum": "random", "probability": 10 / 400} for c in strata["random"])
+    order = [c["selection"]["stratum"] for c in chosen]
+    assert order != sorted(order) and order[:70] != ["convincing"] * 70  # the order says nothing
+
+
+def test_random_chains_are_drawn_from_all_with_the_stated_probability():
+    """Weighted by 1 / probability, the random stratum's mean is that of all chains: its error is that of the draw."""
+    chains = pool_of_chains()
+    truth_of_all = np.mean([min(c["scores"]) for c in chains])
+    means = []
+    for seed in range(60):
+        chosen = select(chains, SelectConfig(100, seed=seed))
+        low = [min(c["scores"]) for c in chosen if c["selection"]["stratum"] == "random"]
+        means.append(np.mean(low))
+    error = np.std([min(c["scores"]) for c in chains]) / np.sqrt(10 * 60)
+    assert abs(np.mean(means) - truth_of_all) < 3 * error  # of fixed seeds: passes or fails always
+
+
+def test_a_short_stratum_is_filled_at_random_and_small_pools_are_taken_whole():
+    right = [scored(i, 0.5, True) for i in range(50)]
+    strata = [c["selection"]["stratum"] for c in select(right, SelectConfig(20))]
+    assert [strata.count(name) for name in ("random", "fill", "rest")] == [2, 16, 2]
+    assert len(select(right, SelectConfig(80))) == 50
+    with pytest.raises(ValueError, match="has no scores"):
+        select([{"problem": "p", "steps": ["s"]}], SelectConfig(1))
+    with pytest.raises(ValueError, match="sum is at most 1"):
+        SelectConfig(10, convincing=0.9, rest=0.2)
+
+
+def test_selection_reads_pools_and_trees_and_leaves_benchmarks_out(tmp_path):
+    pool = {"problem": "A $1$ pool?", "answer": 3, "samples": [
+        {"steps": ["x"], "scores": [0.9], "correct": False, "answer": 4}, {"steps": ["y"], "scores": [0.2]},
+    ]}  # fmt: skip
+    tree = {"problem": "T?", "nodes": [
+        {"parent": -1, "text": "a", "score": 0.5, "label": 0},
+        {"parent": 0, "text": "b", "score": 0.5}, {"parent": 0, "text": "c", "score": 0.1},
+    ]}  # fmt: skip
+    write_records(tmp_path / "in.jsonl", [pool, tree])
+    found = list(chains_in(tmp_path / "in.jsonl"))
+    assert [c["steps"] for c in found] == [["x"], ["y"], ["a", "b"], ["a", "c"]]
+    assert found[0] == {"problem": "A $1$ pool?", "steps": ["x"], "scores": [0.9], "answer": 3, "correct": False}
+    write_records(tmp_path / "benchmark.jsonl", [{"problem": "a 1 pool?", "steps": ["z"]}])
+    output = tmp_path / "out.jsonl"
+    counts = select_file(tmp_path / "in.jsonl", output, SelectConfig(4), [tmp_path / "benchmark.jsonl"])
+    assert counts["chains"] == 4 and counts["excluded"] == 2
+    assert {record["problem"] for record in read_records(output)} == {"T?"}
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """A study in which ana labels as is true, and ben calls every chain right; all chains are labelled twice."""
+    root = tmp_path_factory.mktemp("labels")
+    mix = {"double_fraction": 1.0, "gold_fraction": 0.45, "repeat_fraction": 0.0}
+    folder = make(root, count=12, gold=6, screening=3, pass_screening=0.5, **mix)
+    with Desk(folder) as desk:
+        for name, rating in (("ana", truth), ("ben", lambda text: 1)):
+            while tasks := desk.next(name).json()["tasks"]:
+                shown = tasks[0]
+                if name == "ana" and shown["problem"] == "Problem 4?":
+                    desk.post(name, shown["task"], "finish", reason="bad_problem", seconds=1)
+                elif name == "ana" and shown["problem"] == "Problem 5?":
+                    desk.rate(name, shown["task"], 0, 0)
+                    desk.post(name, shown["task"], "comment", step=1, text="too hard")
+                    desk.post(name, shown["task"], "finish", reason="give_up", seconds=1)
+                else:
+                    desk.label(name, shown, rating)
+    return folder
+
+
+def test_the_report_tells_what_labels_are_worth(labelled):
+    found = figures(tasks_of(labelled))
+    assert found["chains"] == {"in_study": 12, "labelled": 12, "labelled_twice": 12}
+    agreement = found["agreement"]
+    assert agreement["chains"] == 10 and agreement["first_error"]["value"] == pytest.approx(6 / 10)
+    assert [one["chain"] for one in agreement["apart"]] == [0, 3, 6, 9]
+    assert agreement["apart"][0]["first_error"] == {"ana": 1, "ben": None}
+    pairs = [[1, 1], [-1, 1]] * 4 + [[1, 1]] * 4 * 6 + [[0, 1]]  # four errors, six chains without, one given up
+    assert agreement["alpha"]["value"] == pytest.approx(ordinal_alpha(pairs))
+    ana, ben = found["annotators"]["ana"], found["annotators"]["ben"]
+    assert ana["screening"]["right"] == 3 and ben["screening"]["right"] == 2
+    assert ana["gold"]["value"] == 1.0 and 0 < ben["gold"]["value"] < 1
+    assert ana["finish"]["bad_problem"] == ana["finish"]["give_up"] == 1 and ana["repeats"] is None
+    assert ben["drift"]["with_an_error"]["value"] == 0 and ben["seconds_a_step"] == 1.0
+
+
+def test_labels_that_two_differ_on_are_cut_or_given_twice(labelled, tmp_path):
+    counts = export(labelled, tmp_path / "cut.jsonl", disagreements="cut")
+    cut = {record["problem"]: record for record in read_records(tmp_path / "cut.jsonl")}
+    assert counts["chains"] == len(cut) == 11 and counts["left out: no step agreed on"] == 1
+    assert counts["left out: bad_problem"] == 1 and cut["Problem 4?"]["annotators"] == ["ben"]
+    assert cut["Problem 0?"]["labels"] == [1, None, None, None] and cut["Problem 1?"]["labels"] == [1, 1, 1, 1]
+    assert "scores" not in cut["Problem 0?"] and cut["Problem 0?"]["selection"]["stratum"] == "convincing"
+    assert "Problem 5?" not in cut  # the two differ on the first step
+    each = [tree_of(record) for record in read_records_twice(labelled, tmp_path)]
+    assert len(each) == 23 and all(tree.semantics == "rating" for tree in each)
+    ana = export(labelled, tmp_path / "ana.jsonl", disagreements="cut", without=["ben"])
+    records = {record["problem"]: record for record in read_records(tmp_path / "ana.jsonl")}
+    assert ana["chains"] == 11 and records["Problem 0?"]["labels"] == [1, -1, None, None]
+    assert records["Problem 5?"]["labels"] == [0, None, None, None]
+    assert records["Problem 5?"]["comments"] == [{"annotator": "ana", "step": 1, "text": "too hard"}]
+    with pytest.raises(ValueError, match="'eve' is no annotator"):
+        export(labelled, tmp_path / "x.jsonl", disagreements="cut", without=["eve"])
+
+
+def read_records_twice(labelled, tmp_path):
+    export(labelled, tmp_path / "each.jsonl", disagreements="each")
+    return read_records(tmp_path / "each.jsonl")
+
+
+def test_the_commands_report_export_and_prepare(labelled, tmp_path, capsys):
+    assert cli.main(["annotate", "report", str(labelled), "--json", str(tmp_path / "r.json")]) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 chains labelled, 12 of them twice" in said and "Ordinal alpha" in said
+    out = tmp_path / "labelled.jsonl"
+    line = ["annotate", "export", str(labelled), "--output", str(out), "--disagreements", "cut"]
+    assert cli.main(line) == 0
+    assert cli.main(["prepare", "jsonl", "--source", str(out), "--out", str(tmp_path / "prepared")]) == 0
+    assert "records kept" in capsys.readouterr().err
+    assert cli.main(["annotate", "export", str(tmp_path), "--output", str(out), "--disagreements", "cut"]) == 2
+    assert "holds no study.json" in capsys.readouterr().err
+
+
+def test_a_study_without_labels_is_no_export(tmp_path):
+    folder = make(tmp_path, work=[chain(0)])
+    with pytest.raises(ValueError, match="no chain is labelled yet"):
+        export(folder, tmp_path / "x.jsonl", disagreements="each")
+    assert figures(tasks_of(folder))["agreement"]["alpha"] is None
