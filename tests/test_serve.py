@@ -46,9 +46,9 @@ def engine(prm):
     made.close()
 
 
-def call(engine, *requests, config=CONFIG, key=None, view=None, headers=None):
+def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, headers=None):
     """Returns the responses of requests (method, path, arguments) that are sent at once."""
-    app = make_app([engine], config, key, view)
+    app = make_app([engine], config, key, view, policy)
 
     async def send():
         async with httpx.AsyncClient(

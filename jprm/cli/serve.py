@@ -17,12 +17,13 @@ DEFAULTS = ServeConfig()
 def serve(
     model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
     config: OmitArgPrefixes[ServeConfig] = DEFAULTS,
+    policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None,
     view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None,
     adapter: Adapter = None,
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
     attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
 ) -> None:
-    """Score over HTTP: /v1/score, /v1/rerank, OpenRLHF's /get_reward; /v1/models, /health, /ready, /metrics.
+    """Score over HTTP: /v1/score, /v1/rerank, /v1/continue, vLLM's /pooling, OpenRLHF's /get_reward.
 
     With the environment variable JPRM_API_KEY, clients send the key as `Authorization: Bearer KEY`. SIGTERM ends the
     server after it has answered what it admitted.
@@ -33,6 +34,7 @@ def serve(
 
     Args:
         model: Folders of trained or published models. A request names a folder, or takes the first.
+        policy: What writes next steps for /v1/continue: a model's folder, a GGUF file, or a policy's JSON file.
         view: How OpenRLHF's prompts are written: {"prompt": "...{problem}...", "ends": [...], "segmentation": "auto"}.
         adapter: How to read a published model whose files do not show it: a name, or a JSON file.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
@@ -40,4 +42,4 @@ def serve(
     """
     from jprm.serve.run import serve
 
-    serve(model, config, view=view, adapter=adapter, dtype=dtype, attention=attention)
+    serve(model, config, view=view, policy=policy, adapter=adapter, dtype=dtype, attention=attention)

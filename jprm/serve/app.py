@@ -14,6 +14,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jprm.policy.protocol import Policy
+from jprm.serve.alternatives import Writer, alternatives
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Closed, Engine
 from jprm.serve.http import Server, server_of, shutting_down
@@ -26,18 +28,26 @@ OPEN = ("/health", "/ready")
 """Routes that need no key: a load balancer asks them."""
 
 
-def make_app(engines: Sequence[Engine], config: ServeConfig, key: str | None = None, view: View | None = None):
+def make_app(
+    engines: Sequence[Engine],
+    config: ServeConfig,
+    key: str | None = None,
+    view: View | None = None,
+    policy: Policy | None = None,
+) -> Starlette:
     """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
 
     Args:
       engines: one a model; the first is the default.
       key: what a client sends as `Authorization: Bearer KEY`; None where no key is needed.
       view: how OpenRLHF's prompts are written.
+      policy: what writes the steps of /v1/continue.
     """
     registry = prometheus_client.CollectorRegistry()
     routes = [
         Route("/v1/score", score, methods=["POST"]),
         Route("/v1/rerank", rerank, methods=["POST"]),
+        Route("/v1/continue", alternatives, methods=["POST"]),
         Route("/get_reward", get_reward, methods=["POST"]),
         Route("/pooling", pooling, methods=["POST"]),
         Route("/v1/models", _models),
@@ -56,11 +66,14 @@ def make_app(engines: Sequence[Engine], config: ServeConfig, key: str | None = N
         yield
         for engine in engines:  # what was admitted has been answered: uvicorn waits for its connections
             engine.close()
+        if writer:
+            writer.close()
 
+    writer = Writer(policy) if policy else None
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.state.listen = config
     app.state.server, app.state.view, app.state.registry = (
-        Server({engine.name: engine for engine in engines}, config),
+        Server({engine.name: engine for engine in engines}, config, writer),
         view or View(),
         registry,
     )

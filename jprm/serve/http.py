@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -16,13 +16,17 @@ from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Closed, Engine
 from jprm.web.guards import Refusal
 
+if TYPE_CHECKING:
+    from jprm.serve.alternatives import Writer
+
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """What routes work with: the models by name, of which the first is the default, and what is accepted."""
+    """What routes work with: the models by name, the first being the default; what is accepted; and a policy."""
 
     engines: Mapping[str, Engine]
     config: ServeConfig
+    writer: Writer | None = None
 
     def engine(self, name: Any) -> Engine:
         """Returns the engine of a model's name, that of the first model for None."""

@@ -10,6 +10,7 @@ import uvicorn
 
 from jprm.loading import load
 from jprm.model import Dtype
+from jprm.policy.load import load_policy
 from jprm.serve.app import make_app
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Engine
@@ -25,6 +26,7 @@ def serve(
     config: ServeConfig,
     *,
     view: str | os.PathLike | None = None,
+    policy: str | os.PathLike | None = None,
     dtype: Dtype | None = None,
     attention: str | None = None,
     adapter: str | None = None,
@@ -41,6 +43,7 @@ def serve(
     if len(set(names)) < len(names):
         raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")
     prompts = read_view(view) if view else View()
+    writer = load_policy(policy) if policy else None
     engines = []
     for name, folder in zip(names, models, strict=True):
         prm = load(folder, dtype=dtype, adapter=adapter, attention=attention)
@@ -50,6 +53,6 @@ def serve(
         engines.append(Engine(prm, config.longest, name))
     # Its access log would hold addresses and query strings; /metrics has the counts.
     uvicorn.run(
-        make_app(engines, config, key, prompts), host=config.host, port=config.port, access_log=False,
+        make_app(engines, config, key, prompts, writer), host=config.host, port=config.port, access_log=False,
         log_level="info", server_header=False, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip

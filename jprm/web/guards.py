@@ -120,5 +120,5 @@ def field(body: Mapping[str, Any], name: str, kinds: type | Sequence[type], defa
         return default
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise Refusal(400, f"{name} is a {type(value).__name__}, not a {wanted}", name)
+        raise Refusal(400, f"{name} is of type {type(value).__name__}, not {wanted}", name)
     return value

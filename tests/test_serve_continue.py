@@ -1,0 +1,80 @@
+"""/v1/continue: what a policy writes after a prefix, with the library's scores."""
+
+import math
+import time
+
+import pytest
+from test_serve import CHAIN, CONFIG, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
+from toy_policy import Markov
+
+from jprm.policy.protocol import Prefix, Sample
+from jprm.serve import alternatives
+from jprm.serve.app import make_app
+
+PROBLEM, STEPS = CHAIN["problem"], ["good 0", "bad 1"]
+
+
+class Failing:
+    name = "failing"
+
+    def sample(self, prefixes, n, *, until, seed):
+        return [[Sample((), 0, "error", error="connection refused")] * n for _ in prefixes]
+
+
+class Slow(Markov):
+    def sample(self, prefixes, n, *, until, seed):
+        time.sleep(0.2)
+        return super().sample(prefixes, n, until=until, seed=seed)
+
+
+def ask(engine, policy, *bodies):  # noqa: F811
+    return call(engine, *(post("/v1/continue", body) for body in bodies), policy=policy)
+
+
+@pytest.mark.parametrize(("until", "steps"), [("step", STEPS), ("end", STEPS), ("end", [])])
+def test_alternatives_are_the_policys_and_their_scores_the_librarys(engine, prm, until, steps):  # noqa: F811
+    """The prefix is computed once for all, in other rows than a chain alone: 1e-6, as for requests at once."""
+    (got,) = ask(
+        engine, Markov(), {"problem": PROBLEM, "steps": steps, "n": 3, "until": until, "seed": 5, "rule": "min"}
+    )
+    made = got.json()
+    expected = Markov().sample([Prefix(PROBLEM, tuple(steps))], 3, until=until, seed=5)[0]
+    assert [tuple(one["steps"]) for one in made["alternatives"]] == [sample.steps for sample in expected]
+    for one in made["alternatives"]:
+        whole = prm.score(PROBLEM, steps + one["steps"]).tolist()
+        assert made["scores"] + one["scores"] == pytest.approx(whole, abs=1e-6)
+        assert one["score"] == pytest.approx(min(whole), abs=1e-6)
+        assert one["finish_reason"] == ("step" if until == "step" else "stop")
+    assert made["policy"] == "markov" and made["usage"]["completion_tokens"] == sum(s.tokens for s in expected)
+
+
+def test_a_policy_that_is_absent_or_fails_is_said(engine):  # noqa: F811
+    (none,) = ask(engine, None, {"problem": PROBLEM})
+    assert none.status_code == 400 and "start it with --policy" in none.json()["error"]["message"]
+    (failed,) = ask(engine, Failing(), {"problem": PROBLEM})
+    assert failed.status_code == 502 and "connection refused" in failed.json()["error"]["message"]
+
+
+def test_requests_beyond_those_that_may_wait_are_told_to_come_back(engine, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(alternatives, "WAITING", 2)
+    answers = ask(engine, Slow(), *[{"problem": PROBLEM, "n": 1}] * 3)
+    assert sorted(a.status_code for a in answers) == [200, 200, 503]
+    assert [a.headers["retry-after"] for a in answers if a.status_code == 503] == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"n": 0}, "from 1 to 64"), ({"n": math.pi}, "not int"), ({"until": "now"}, "step or end"),
+     ({"seed": -1}, "from 0"), ({"steps": [" "]}, "step"), ({"steps": "text"}, "not list"),
+     ({"problem": ""}, "problem")],
+)  # fmt: skip
+def test_a_bad_field_is_named(engine, change, said):  # noqa: F811
+    (got,) = ask(engine, Markov(), {"problem": PROBLEM} | change)
+    assert got.status_code == 400 and said in got.json()["error"]["message"]
+
+
+def test_the_policys_thread_ends_with_the_server(engine):  # noqa: F811
+    app = make_app([engine], CONFIG, policy=Markov())
+    app.state.server.writer.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        app.state.server.writer._thread.submit(print)
