@@ -1,10 +1,11 @@
 """Kills every command again and again: `make storm-commands`, or `python tests/command_storm.py FOLDER --kills 100`.
 
 Each command runs once undisturbed. Then it starts anew, dies by SIGKILL at points drawn from the seed, and is run again
-until it is done. Points are changes of files (a name is opened to write, renamed, removed), counted in the process, and
-moments after the first of them. Whatever stands under a final name after a kill must be whole, and what the command
-leaves must equal the undisturbed run byte for byte: of the metrics all but times, of checkpoints the parameters, of
-kept rollouts the set of lines. Every line but the first is JSON: `kills`, `restarts`, `differing_bytes` so far.
+until it is done. Points are changes of files (a name is opened to write, renamed, removed), counted in the process,
+moments after the first of them, and for `jprm rl` moments in the phases of its updates. What stands under a final
+name after a kill must be whole, and what the command leaves must equal the undisturbed run byte for byte: of metrics
+all but times, of checkpoints the parameters, of kept rollouts the set of lines. Every line but the first is JSON:
+`kills`, `restarts`, `differing_bytes` so far, and `places`, where the commands died.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,41 +29,55 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
+import tiny_rl
 import tiny_run as tiny
 from pod_storm import EXPERIMENT
 from stub_server import Server, reply
 from test_evaluate_run import pool_file, processbench_file
 
-import jprm
-from jprm.experiment import to_json
+from jprm.checkpoints import store
+from jprm.experiment import read, to_json
 from jprm.jsonl import write_records
+from jprm.model.mesh import make_mesh
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CHILD = """
-import os, signal, sys, threading, time
-folder, at, after = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-changes, first = 0, 0.0
+import collections, json, os, signal, sys, threading, time
+folder, name, number, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+counts, times = collections.Counter(), []
 NAMES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+def happens(event):
+    counts[event] += 1
+    times.append((event, time.monotonic()))
+    if event == name and counts[event] == number:
+        if not delay:
+            die()
+        threading.Thread(target=lambda: (time.sleep(delay), die()), daemon=True).start()
 def hook(event, args):
-    global changes, first
     if event not in NAMES and not (event == "open" and isinstance(args[2], int) and args[2] & WRITES):
         return
-    if not isinstance(args[0], str) or not os.path.abspath(args[0]).startswith(folder):
-        return
-    changes += 1
-    if changes == 1:
-        first = time.monotonic()
-        if after:
-            threading.Thread(target=lambda: (time.sleep(after), die()), daemon=True).start()
-    if changes == at:
-        die()
+    if isinstance(args[0], str) and os.path.abspath(args[0]).startswith(folder):
+        happens("change")
 sys.addaudithook(hook)
+if sys.argv[5] == "rl":
+    from jprm.train.preemption import Watchdog
+    at = Watchdog.at
+    def entered(self, update, phase):
+        print("at " + phase, file=sys.stderr, flush=True)
+        happens(phase)
+        at(self, update, phase)
+    Watchdog.at = entered
 from jprm.cli import main
-status = main(sys.argv[4:])
-print("changes", changes, time.monotonic() - first, file=sys.stderr)
+status = main(sys.argv[5:])
+end, seconds = time.monotonic(), collections.defaultdict(list)
+phases = [each for each in times if each[0] != "change"] + [("", end)]
+for (phase, a), (_, b) in zip(phases, phases[1:]):
+    seconds[phase].append(b - a)
+seconds["change"] = [end - next((t for event, t in times if event == "change"), end)]
+print("measured", json.dumps({event: [counts[event], max(seconds[event])] for event in counts}), file=sys.stderr)
 sys.exit(status)
 """
 COMMANDS = {  # name: the arguments, and the final names that the command writes
@@ -84,16 +100,39 @@ COMMANDS = {  # name: the arguments, and the final names that the command writes
     ),
     "convert": ("convert model exported", ("exported",)),
     "report": ("report results --out report.html --figures figures", ("report.html",)),
+    "rl": ("rl {inputs}/rl.py --workdir learnt", ()),
 }
+
+
+RL = """import tiny_rl
+
+
+def experiment():
+    return tiny_rl.stormy({folder!r})
+"""
 
 
 @dataclasses.dataclass
 class Undisturbed:
-    """What a command did when nothing killed it: changes of files, seconds after the first, and the new names."""
+    """What a command did when nothing killed it.
 
-    changes: int
-    seconds: float
+    events: how often there was each, and the seconds it may last: changes of files, from the first on, and for `rl` the
+        phases of its updates.
+    made: the new names.
+    """
+
+    events: dict[str, tuple[int, float]]
     made: set[str]
+
+    def point(self, rng: random.Random) -> tuple[str, int, float]:
+        """Returns where to kill: `seconds` after the event of a name and number; at a change itself if 0."""
+        phases = sorted(set(self.events) - {"change"})
+        if phases and rng.random() < 0.7:
+            phase = rng.choice(phases)
+            return phase, rng.randint(1, self.events[phase][0]), rng.uniform(0, self.events[phase][1]) + 1e-3
+        if rng.random() < 0.7:
+            return "change", rng.randint(1, self.events["change"][0]), 0.0
+        return "change", 1, rng.uniform(0, self.events["change"][1]) + 1e-3
 
 
 def script(number, body):
@@ -118,6 +157,8 @@ def make_inputs(folder: pathlib.Path, url: str) -> None:
     )  # fmt: skip
     (folder / "experiment.json").write_text(json.dumps(to_json(run)))
     (folder / "experiment.py").write_text(EXPERIMENT.format(path=str(folder / "experiment.json")))
+    tiny_rl.make(folder / "rl")
+    (folder / "rl.py").write_text(RL.format(folder=str(folder / "rl")))
 
 
 class Commands:
@@ -125,29 +166,29 @@ class Commands:
 
     def __init__(self, folder: pathlib.Path):
         self.folder, self.run = folder, folder / "run"
-        self.kills, self.restarts = Counter(), Counter()
+        self.kills, self.restarts, self.places = Counter(), Counter(), Counter()
         self.run.mkdir()
 
-    def start(self, name: str, at: int = 0, after: float = 0.0) -> subprocess.CompletedProcess:
-        """Runs a command, which dies before change number `at`, or `after` seconds past the first; 0: it does not."""
-        env = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(REPOSITORY)}
+    def start(self, name: str, event: str = "", number: int = 0, delay: float = 0.0) -> subprocess.CompletedProcess:
+        """Runs a command, which dies `delay` seconds after the event of that name and number, if there is one."""
+        path = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
+        env = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": path}
         env.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
         env.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         words = COMMANDS[name][0].format(inputs=self.folder / "inputs").split()
-        child = [sys.executable, "-c", CHILD, str(self.run), str(at), str(after), *words]
+        child = [sys.executable, "-c", CHILD, str(self.run), event, str(number), str(delay), *words]
         return subprocess.run(child, cwd=self.run, env=env, capture_output=True, text=True, timeout=300)
 
     @staticmethod
-    def measured(done: subprocess.CompletedProcess) -> tuple[int, float]:
-        """Returns how often a command that has ended changed files, and its seconds since the first time."""
-        changes, seconds = done.stderr.rsplit("changes ", 1)[1].split()
-        return int(changes), float(seconds)
+    def measured(done: subprocess.CompletedProcess) -> dict[str, tuple[int, float]]:
+        """Returns the events of a command that has ended."""
+        return {event: tuple(found) for event, found in json.loads(done.stderr.rsplit("measured ", 1)[1]).items()}
 
     def undisturbed(self, name: str) -> Undisturbed:
         before = set(os.listdir(self.run))
         done = self.start(name)
         assert done.returncode == 0, done.stderr[-3000:]
-        return Undisturbed(*self.measured(done), set(os.listdir(self.run)) - before)
+        return Undisturbed(self.measured(done), set(os.listdir(self.run)) - before)
 
     def disturbed(self, name: str, whole: Undisturbed, rng: random.Random, most: int) -> None:
         """Starts the command anew, kills it `most` times at the most, and lets it end."""
@@ -155,22 +196,20 @@ class Commands:
             path = self.run / made
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for attempt in itertools.count():
-            at, after = 0, 0.0
-            if attempt < most and rng.random() < 0.7:
-                at = rng.randint(1, whole.changes)
-            elif attempt < most:
-                after = rng.uniform(0, whole.seconds) + 1e-3
-            done = self.start(name, at, after)
+            point = whole.point(rng) if attempt < most else ()
+            done = self.start(name, *point)
             self.restarts[name] += attempt > 0
             if done.returncode != -signal.SIGKILL:
                 break
             self.kills[name] += 1
+            self.places[(name, *re.findall(r"^at (\w+)$", done.stderr, re.M)[-1:])] += 1
             for final in COMMANDS[name][1]:
                 lost = differing(self.folder / "whole" / final, self.run / final) if (self.run / final).exists() else 0
-                assert lost == 0, f"{name}, killed at change {at} or after {after} s: {final} differs by {lost} bytes"
+                assert lost == 0, f"{name}, killed at {point}: {final} differs by {lost} bytes"
         assert done.returncode == 0, f"{name} after {self.kills[name]} kills: {done.stderr[-3000:]}"
         if attempt == 0:  # the undisturbed run may have compiled
-            whole.seconds = min(whole.seconds, self.measured(done)[1])
+            now = self.measured(done)
+            whole.events = {event: (n, min(s, now[event][1])) for event, (n, s) in whole.events.items()}
 
 
 def differing(whole: pathlib.Path, run: pathlib.Path) -> int:
@@ -203,31 +242,40 @@ def content(path: pathlib.Path) -> bytes:
 
 
 def parameters(folder: pathlib.Path) -> bytes:
-    with tiny.one_device():
-        return b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(jprm.load(folder).params))
+    """Returns the parameters of all runs in a folder, of their newest checkpoints."""
+    found, mesh = [], make_mesh(devices=jax.devices()[:1])
+    for path in sorted(folder.rglob("experiment.json")):
+        with jax.set_mesh(mesh):
+            params, _ = store.load_params(path.parent, read(path), mesh)
+        found += [np.asarray(x).tobytes() for x in jax.tree.leaves(params)]
+    return b"".join(found)
 
 
-def storm(folder: pathlib.Path, kills: int, seed: int, most: int = 4) -> dict:
-    """Kills until there were `kills`, at most `most` times before a command ends; returns the counts."""
+def storm(folder: pathlib.Path, kills: int, seed: int, most: int = 4, only: tuple[str, ...] = ()) -> dict:
+    """Kills until there were `kills`, at most `most` times before a command ends; returns the counts.
+
+    Only some commands may be killed: they need no other's output.
+    """
     rng, server = random.Random(seed), Server(script)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     make_inputs(folder / "inputs", server.url)
     commands = Commands(folder)
     try:
-        whole = {name: commands.undisturbed(name) for name in COMMANDS}
-        print({name: (each.changes, round(each.seconds, 2)) for name, each in whole.items()}, flush=True)
+        whole = {name: commands.undisturbed(name) for name in only or COMMANDS}
+        print({name: each.events for name, each in whole.items()}, flush=True)
         shutil.copytree(folder / "run", folder / "whole")
         counts = {"kills": 0, "restarts": 0, "differing_bytes": 0}
-        for name in itertools.cycle(COMMANDS):
+        for name in itertools.cycle(whole):
             if counts["kills"] >= kills:
                 break
             commands.disturbed(name, whole[name], rng, min(most, kills - counts["kills"]))
             counts["kills"], counts["restarts"] = commands.kills.total(), commands.restarts.total()
             counts["differing_bytes"] += differing(folder / "whole", folder / "run")
-            if name == "train":
-                models = [parameters(folder / each / "model") for each in ("whole", "run")]
+            for made in sorted(whole[name].made):
+                models = [parameters(folder / each / made) for each in ("whole", "run")]
                 counts["differing_bytes"] += different(*models)
-            print(json.dumps(counts | {"after": name}), flush=True)
+            places = {" ".join(place): n for place, n in sorted(commands.places.items())}
+            print(json.dumps(counts | {"after": name, "places": places}), flush=True)
         return counts
     finally:
         server.shutdown()
@@ -239,6 +287,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=pathlib.Path, help="a folder that is not there yet")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[], choices=["train", "rl"], help="commands that need no other's")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True)
-    storm(asked.folder.absolute(), asked.kills, asked.seed)
+    storm(asked.folder.absolute(), asked.kills, asked.seed, only=tuple(asked.only))

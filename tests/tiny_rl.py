@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -68,6 +69,16 @@ def make(folder):
 
 def refresh(folder):
     return RefreshConfig(every=4, steps=60, learning_rate=0.01, replay=(str(folder / "rated.jsonl"),))
+
+
+def stormy(folder):
+    """Every phase several times: samples drawn ahead, refreshes by rollouts, a second PRM."""
+    folder = pathlib.Path(folder)
+    return experiment(
+        folder, updates=6, stale=1, objective_options={"truncate": 2.0}, evaluate_samples=2,
+        second_prm=str(folder / "prm"),
+        refresh=RefreshConfig(2, 10, 0.01, (str(folder / "rated.jsonl"),), "rollouts", rollouts=2, chains=2),
+    )  # fmt: skip
 
 
 def experiment(folder, **changes):
