@@ -152,14 +152,14 @@ def test_samples_grow_beyond_the_room_they_start_with(policy, monkeypatch, chain
 
 
 def test_one_compilation_a_bucket(policy, chains):
-    before = sampler._decode._cache_size(), sampler._prompt._cache_size()
+    before = sampler._decode._cache_size(), sampler.prefill._cache_size()
     for text in ("d", "a longer problem", "z" * 40):
         for until in ("step", "end"):
             for seed in (0, 9):
                 policy.sample([Prefix(text), Prefix("b", (text,))], 3 + seed % 2, until=until, seed=seed)
-    assert (sampler._decode._cache_size(), sampler._prompt._cache_size()) == before
+    assert (sampler._decode._cache_size(), sampler.prefill._cache_size()) == before
     policy.sample([Prefix("z" * 70), Prefix("b")], N, until="step", seed=0)  # the next size of prompt
-    assert (sampler._decode._cache_size(), sampler._prompt._cache_size()) == tuple(n + 1 for n in before)
+    assert (sampler._decode._cache_size(), sampler.prefill._cache_size()) == tuple(n + 1 for n in before)
 
 
 def test_a_step_ends_where_its_delimiter_does():

@@ -17,6 +17,7 @@ def plan(
     slices: int = 1,
     scoring: FlagCreatePairsOff[bool] = False,
     search: FlagCreatePairsOff[bool] = False,
+    rl: FlagCreatePairsOff[bool] = False,
     tokens_per_epoch: Number = None,
     labels_per_epoch: Number = None,
     to: Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")] = None,
@@ -34,6 +35,7 @@ def plan(
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --slices 2 --set mesh.data=2 data.micro_rows=32
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --json plans.json
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
+      jprm plan rl.py --rl --topology v5e-64
 
     Args:
         experiment: The file that describes the run.
@@ -42,6 +44,7 @@ def plan(
         slices: Slices joined by the data centre's network. `mesh.data` must be a multiple of them.
         scoring: Plan the step of `jprm score`, with one row per device, and not the training step.
         search: Try meshes, then remat policies, then rows per micro-batch; print the fastest that fits.
+        rl: Plan an update of `jprm rl`, whose experiment the file describes: learner, reference, sampler and PRM.
         tokens_per_epoch: Tokens of the packed data, for hours and chip-hours per epoch.
         labels_per_epoch: Labelled steps among them, for labels per second.
         to: A file for the figures, with every candidate of a search.
@@ -55,6 +58,10 @@ def plan(
 
     if to is not None:
         check_output(to, experiment)
+    if rl:
+        if scoring or search or tokens_per_epoch:
+            raise ValueError("--rl plans one update: leave out --scoring, --search and --tokens-per-epoch")
+        return _plan_rl(experiment, set_, find(topology, slices), to)
     options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
     _plan(load(experiment, set_), find(topology, slices), search, to, options)
 
@@ -81,4 +88,23 @@ def _plan(experiment: Any, topology: Any, search: bool, to: Path | None, options
         report.show(best, console)
     if to is not None:
         write_json(to, {"plans": plans, "best": best} if search else best)
+        console.print(f"{to}: written")
+
+
+def _plan_rl(experiment: Path, overrides: Settings, topology: Any, to: Path | None) -> None:
+    """Plans an update of reinforcement learning, prints it and writes it to a file."""
+    from rich.console import Console
+
+    from jprm.experiment import load
+    from jprm.outputs import write_json
+    from jprm.plan import rl
+    from jprm.rl.config import RLExperiment
+
+    console, errors = Console(), Console(stderr=True)
+    with errors.status("starting") as status:
+        say = status.update if errors.is_terminal else errors.print
+        found = rl.plan(load(experiment, overrides, RLExperiment), topology, say)
+    rl.show(found, console)
+    if to is not None:
+        write_json(to, found)
         console.print(f"{to}: written")

@@ -140,11 +140,12 @@ def forward(
 
 def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
     """Returns a copy of the parameters with every layer in a group of its own, and the config that fits them."""
-    return _unstacked(params, config.layer_groups), dataclasses.replace(config, layer_groups=(1,) * config.layers)
+    return unstack(params, config.layer_groups), dataclasses.replace(config, layer_groups=(1,) * config.layers)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _unstacked(params: Mapping, groups: tuple[int, ...]) -> dict:
+def unstack(params: Mapping, groups: tuple[int, ...]) -> dict:
+    """Returns a copy of the parameters with every layer in a group of its own."""
     stacks = [params["decoder"][f"layers_{group}"] for group in range(len(groups))]
     rest = {name: value for name, value in params["decoder"].items() if not name.startswith("layers_")}
     layers = [

@@ -85,7 +85,7 @@ class SamplerConfig:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Samples:
+class Samples:
     """The state of B unfinished samples: what the decoding loop carries."""
 
     count: Array  # tokens written so far by running samples
@@ -100,7 +100,7 @@ class _Samples:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _prompt(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.Past:
+def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.Past:
     """Returns the keys of prompt `row_R[r]` for every r, without its last token, with which decoding begins."""
     S = tokens_US.shape[1]
     position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
@@ -111,47 +111,54 @@ def _prompt(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.P
     return decode.Past(cache, jnp.arange(S) < length_R[:, None] - 1)
 
 
+def next_token(
+    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step
+) -> Samples:
+    """Returns the samples with one token more."""
+    position_B1 = (first_B + s.count)[:, None]
+    x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, s.count)
+    logit_BV = head_logits(params, config, x_B1D[:, 0])
+    key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
+    token_B = draw(key, logit_BV, temperature, top_p)
+    logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
+    scaled_BV = logit_BV / (temperature or 1.0)
+    drawn_B1 = (pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1))[:, None]
+    running_B = s.end_B == RUNNING
+    progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
+    ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
+    end_B = jnp.where(at_step & (progress_B < 0), STEP, RUNNING)
+    return Samples(
+        count=s.count + 1,
+        last_B=token_B,
+        progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
+        end_B=jnp.where(running_B, jnp.where(ends_B, STOP, end_B), s.end_B),
+        written_BN=jax.lax.dynamic_update_slice_in_dim(s.written_BN, token_B[:, None], s.count, 1),
+        logprob_BN=jax.lax.dynamic_update_slice_in_dim(s.logprob_BN, drawn_B1, s.count, 1),
+        length_B=s.length_B + running_B,
+        logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
+        cache=cache,
+    )
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), donate_argnums=4)
 def _decode(
-    params, config: ModelConfig, temperature, top_p, samples: _Samples, past, first_B, key_B, table_VP, stop_V, at_step,
+    params, config: ModelConfig, temperature, top_p, samples: Samples, past, first_B, key_B, table_VP, stop_V, at_step,
     limit,
-) -> _Samples:  # fmt: skip
+) -> Samples:  # fmt: skip
     """Decodes until all samples have ended, `limit` is reached, or the cache is full."""
     capacity = samples.written_BN.shape[1]
 
-    def again(s: _Samples):
+    def again(s: Samples):
         return (s.count < jnp.minimum(limit, capacity)) & jnp.any(s.end_B == RUNNING)
 
-    def body(s: _Samples) -> _Samples:
-        position_B1 = (first_B + s.count)[:, None]
-        x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, s.count)
-        logit_BV = head_logits(params, config, x_B1D[:, 0])
-        key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
-        token_B = draw(key, logit_BV, temperature, top_p)
-        logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
-        scaled_BV = logit_BV / (temperature or 1.0)
-        drawn_B1 = (pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1))[:, None]
-        running_B = s.end_B == RUNNING
-        progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
-        ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
-        end_B = jnp.where(at_step & (progress_B < 0), STEP, RUNNING)
-        return _Samples(
-            count=s.count + 1,
-            last_B=token_B,
-            progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
-            end_B=jnp.where(running_B, jnp.where(ends_B, STOP, end_B), s.end_B),
-            written_BN=jax.lax.dynamic_update_slice_in_dim(s.written_BN, token_B[:, None], s.count, 1),
-            logprob_BN=jax.lax.dynamic_update_slice_in_dim(s.logprob_BN, drawn_B1, s.count, 1),
-            length_B=s.length_B + running_B,
-            logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
-            cache=cache,
-        )
+    def body(s: Samples) -> Samples:
+        return next_token(params, config, temperature, top_p, s, past, first_B, key_B, table_VP, stop_V, at_step)
 
     return jax.lax.while_loop(again, body, samples)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _grown(samples: _Samples, size: int) -> _Samples:
+def _grown(samples: Samples, size: int) -> Samples:
     """Returns the samples with room for `size` tokens."""
 
     def pad(x: Array, axis: int) -> Array:
@@ -210,6 +217,7 @@ class Sampler:
 
         `name` says whose they are; the policy's own name adds the options.
         """
+        self._params = None  # else there were two copies in memory
         with jax.set_mesh(self.mesh):
             self._params, self._config = decode.unstacked(params, self._stacked)
         self.name = f"{name}#{self._digest}"
@@ -227,16 +235,10 @@ class Sampler:
     ) -> list[list[Drawn]]:  # fmt: skip
         """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""
         prompts, hashes = [self.prompt(prefix) for prefix in prefixes], [_hash(prefix, stream) for prefix in prefixes]
-        # A job is a prompt and up to m of its samples: as many as may share one copy of its keys, fewer if some devices
-        # would have none.
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        rows = max(self.options.rows, devices)
-        m = min(_power(n), 1 << (rows // devices).bit_length() - 1)
-        while m > 1 and len(prefixes) * -(-n // m) < devices:
-            m //= 2
+        m, size = jobs_at_once(len(prefixes), n, self.options.rows, devices)
         jobs = [(i, j) for i in range(len(prefixes)) for j in range(0, n, m)]
         jobs.sort(key=lambda job: len(prompts[job[0]]))  # prompts of like length together
-        size = devices * max(1, 1 << (rows // m // devices).bit_length() - 1)
         drawn: list[list[Any]] = [[None] * n for _ in prefixes]
         for first in range(0, len(jobs), size):
             batch = jobs[first : first + size]
@@ -253,8 +255,8 @@ class Sampler:
         """Returns the samples of a batch of jobs."""
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         distinct = list(dict.fromkeys(i for i, _ in jobs))
-        U, R = (devices * _power(-(-len(x) // devices)) for x in (distinct, jobs))
-        tokens_US = np.zeros((U, _power(max(SHORTEST_PROMPT, *(len(prompts[i]) for i in distinct)))), np.int32)
+        U, R = (devices * power(-(-len(x) // devices)) for x in (distinct, jobs))
+        tokens_US = np.zeros((U, power(max(SHORTEST_PROMPT, *(len(prompts[i]) for i in distinct)))), np.int32)
         length_U = np.ones(U, np.int32)
         for u, i in enumerate(distinct):
             length_U[u] = len(prompts[i])
@@ -271,13 +273,13 @@ class Sampler:
         last_B = tokens_US[row_B, length_U[row_B] - 1]
 
         limit = self.options.max_tokens
-        room = min(SHORTEST_SAMPLE, _power(limit))
+        room = min(SHORTEST_SAMPLE, power(limit))
         put = functools.partial(put_rows, mesh=self.mesh)
         with jax.set_mesh(self.mesh):
             table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
-            past = _prompt(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
+            past = prefill(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
             zero_B = np.zeros(R * m, np.int32)
-            samples = _Samples(
+            samples = Samples(
                 count=jnp.int32(0),
                 last_B=put(last_B),
                 progress_B=put(zero_B),
@@ -288,7 +290,7 @@ class Sampler:
                 logprob_B=put(zero_B.astype(np.float32)),
                 cache=_empty(self._config, R * m, room),
             )
-            key_B = _keys(put(number_B), put(hash_B))
+            key_B = keys(put(number_B), put(hash_B))
             while True:
                 samples = _decode(
                     self._params, self._config, self.options.temperature, self.options.top_p, samples, past,
@@ -346,8 +348,21 @@ def load_sampler(
     return Sampler(params, config, tokenizer, grid, options, name)
 
 
+def jobs_at_once(prefixes: int, n: int, rows: int, devices: int) -> tuple[int, int]:
+    """Returns the samples of a job, and the jobs of a batch.
+
+    A job is a prompt and up to m of its n samples: as many as may share one copy of its keys, fewer if some devices
+    would have none.
+    """
+    rows = max(rows, devices)
+    m = min(power(n), 1 << (rows // devices).bit_length() - 1)
+    while m > 1 and prefixes * -(-n // m) < devices:
+        m //= 2
+    return m, devices * max(1, 1 << (rows // m // devices).bit_length() - 1)
+
+
 @jax.jit
-def _keys(number_B, hash_B):
+def keys(number_B, hash_B):
     return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
 
 
@@ -359,6 +374,6 @@ def _hash(prefix: Prefix, stream: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _power(n: int) -> int:
+def power(n: int) -> int:
     """Returns the least power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()

@@ -104,6 +104,7 @@ class RLExperiment:
     every token its credit, and trains on them in `minibatches` steps of the optimizer.
 
     policy: the run, Hugging Face folder or GGUF file that the policy starts from.
+    model: what its files do not hold, or what to change of a run's model: dtype, remat, attention, ...
     problems, held_out: JSON Lines of {"problem": ..., "answer": ...}; evaluations use the second alone.
     prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
     verifier: (record, steps) to a reward in [0, 1]: `answer`, `module:FUNCTION` or `FILE.py:FUNCTION`.
@@ -125,6 +126,7 @@ class RLExperiment:
     updates: int
     method: Literal["policy_gradient", "rejection", "dpo", "step_dpo", "demonstrations"] = "policy_gradient"
     objective_options: Mapping[str, Any] = FrozenDict()
+    model: Mapping[str, Any] = FrozenDict()
     prm: str = ""
     second_prm: str = ""
     verifier: str = "answer"
@@ -152,7 +154,8 @@ class RLExperiment:
     trackers: tuple[str, ...] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
+        for field in ("objective_options", "model"):
+            object.__setattr__(self, field, frozen(getattr(self, field), field))
         for field in ("updates", "problems_an_update", "samples", "max_tokens", "sampler_rows", "minibatches", "tokens",
                       "micro_rows", "evaluate_every", "evaluate_samples", "checkpoint_every"):  # fmt: skip
             if getattr(self, field) < 1:
@@ -195,7 +198,7 @@ def learner(config: RLExperiment) -> Experiment:
     options = {"temperature": config.temperature} if config.method == "policy_gradient" else method.options
     return Experiment(
         name=config.name,
-        model=model_of(config.policy),
+        model=model_of(config.policy, config.model),
         tokenizer=config.policy,
         data=DataConfig(
             train=config.problems, supervise="outcome" if method.pairs else "token", too_long="error",
@@ -220,11 +223,13 @@ def learner(config: RLExperiment) -> Experiment:
     )  # fmt: skip
 
 
-def model_of(path: str) -> ModelConfig:
+def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfig:
     """Returns the model of a policy. Raises ValueError for a reward model, FileNotFoundError where nothing is."""
+    if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
+        raise ValueError(f"model.{min(unknown)} is no field of a model")
     if kind_of(pathlib.Path(path)) != "run":
-        return base.model_config(path, head=of_channels(0))
-    model = read(pathlib.Path(path) / RUN).model
+        return base.model_config(path, head=of_channels(0), **changes)
+    model = dataclasses.replace(read(pathlib.Path(path) / RUN).model, **changes)
     if model.head != of_channels(0):
         raise ValueError(f"{path}: its head is {model.head!r}; a policy has a language head")
     return model

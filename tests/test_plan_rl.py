@@ -1,0 +1,70 @@
+"""Plans of reinforcement learning: what a device holds, and the counts of each program against counts by hand."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from tiny import optimised
+from tiny_rl import PIECES, POLICY, PRM, experiment, save_run
+
+from jprm import cli
+from jprm.experiment import to_json
+from jprm.plan import roofline
+
+FILE = """import json
+
+from jprm.experiment import from_json
+from jprm.rl.config import RLExperiment
+
+
+def experiment():
+    return from_json(RLExperiment, json.load(open({path!r})))
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A policy and a PRM of experiment.json alone, their parameters removed."""
+    big = dict(width=128, heads=8, kv_heads=8, head_dim=16, mlp_width=256, attention="blocked", dtype="bfloat16")
+    for name, model in {"policy": POLICY, "prm": PRM}.items():
+        save_run(tmp_path / name, dataclasses.replace(model, **big), 0, 1.0)
+        shutil.rmtree(tmp_path / name / "checkpoints")
+    config = experiment(tmp_path, problems_an_update=8, samples=4, sampler_rows=32, minibatches=1, micro_rows=8)
+    (tmp_path / "rl.json").write_text(json.dumps(to_json(config)))
+    (tmp_path / "rl.py").write_text(FILE.format(path=str(tmp_path / "rl.json")))
+    return tmp_path / "rl.py"
+
+
+@pytest.mark.slow
+def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it
+    out = tmp_path / "plan.json"
+    with optimised():
+        assert cli.main(f"plan {file} --rl --topology v5e-8 --json {out}".split()) == 0
+    found, printed = json.loads(out.read_text()), capsys.readouterr().out
+    model = dataclasses.replace(POLICY, width=128, heads=8, kv_heads=8, head_dim=16, mlp_width=256)
+    resident, programs = found["resident"], found["programs"]
+    parameters = 4 * found["parameters"] / 8  # float32 over 8 chips
+    for name, copies in {"parameters": 1, "moments": 2, "reference": 1, "sampler": 1, "PRM": 1}.items():
+        assert copies * parameters <= resident[name] < 1.2 * copies * parameters + 4096, name  # biases are not split
+    assert found["fits"] and set(programs) == {"update", "scoring", "prefill", "decode", "push"}
+    for each in programs.values():
+        assert sum(resident.values()) <= each["peak"] and each["fits"]
+    # A chip decodes 4 of 32 rows: 2 FLOPs a row and parameter of the matrices and the head, and 4 for every query and
+    # key of the prompt's 256 tokens, and of the sample's 16 where the compiler makes a product of those.
+    matrices = model.layers * sum(roofline.matrices(model).values()) + model.width * len(PIECES)
+    least = 2 * 4 * matrices + 4 * 4 * model.layers * model.heads * model.head_dim * 256
+    assert least <= programs["decode"]["program"]["flops"] <= least * (1 + 16 / 256)
+    assert programs["decode"]["times"] == 16 and programs["prefill"]["times"] == 1
+    assert programs["push"]["program"]["flops"] == 0
+    assert programs["push"]["program"]["hbm_bytes"] >= 0.9 * 2 * parameters
+    total = sum(each["times"] * each["seconds"] for each in programs.values())
+    assert found["update_seconds"] == pytest.approx(total) and "an update takes" in printed
+
+
+def test_refusals(file, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert cli.main(f"plan {file} --rl --scoring --topology v5e-8".split()) == 2
+    assert "leave out --scoring" in capsys.readouterr().err
