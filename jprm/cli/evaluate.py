@@ -43,7 +43,8 @@ def suite(
       jprm eval suite --model runs/prm runs/orm --suite suite.json --out results
 
     Args:
-        model: The folder of a trained model. Of several, each gets a folder of its name in the output.
+        model: The folder of a trained model, or the JSON file of a judge, as for `jprm score --judge`. Of several, each
+            gets a folder of its name in the output.
         suite: What to evaluate on. Its paths are relative to itself.
         out: The folder for results.json and the scores.
     """

@@ -17,6 +17,8 @@ from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
 from jprm.jsonl import dump, parse, read_trees
+from jprm.judge.judge import Judge
+from jprm.judge.load import load_judge
 from jprm.loading import load
 from jprm.score.files import request_of, write_scores
 from jprm.score.identity import identity
@@ -81,14 +83,22 @@ def source(reader: str) -> Source:
     return Source(reader, READERS[reader], OPTIONS.get(reader, {}))
 
 
+def open_scorer(path: PathLike) -> PRM | Judge:
+    """Returns the model in a folder, or the judge of a JSON file."""
+    return load_judge(path) if os.fspath(path).endswith(".json") else load(path)
+
+
 def scored_files(
-    prm: PRM,
+    prm: PRM | Judge,
     files: Mapping[str, tuple[PathLike, Source]],
     folder: PathLike,
     too_long: TooLong = "error",
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, list[ReasoningTree]], dict[str, int]]:
-    """Returns the scored trees of each file (`scored_trees`), and how many records it leaves out as too long."""
+    """Returns the scored trees of each file (`scored_trees`), and how many records it leaves out.
+
+    A model leaves out records as too long, a judge those with a step of which no critique could be read.
+    """
     found, left_out = {}, {}
     for name, (path, source) in files.items():
         tell(f"scoring {path}")
@@ -98,22 +108,35 @@ def scored_files(
 
 
 def scored_trees(
-    prm: PRM, path: PathLike, source: Source, folder: PathLike, too_long: TooLong = "error", also: Sequence[PRM] = ()
+    prm: PRM | Judge,
+    path: PathLike,
+    source: Source,
+    folder: PathLike,
+    too_long: TooLong = "error",
+    also: Sequence[PRM] = (),
 ) -> list[ReasoningTree]:
     """Returns the scored trees of a file's records, read from `FOLDER/NAME.jsonl` or scored into it.
 
     Chains are written as the authors' script of the file's benchmark has them. With `too_long="skip"` records with a
     chain beyond the context of the model, or of one of `also`, are left out.
     """
-    models = [as_in(source.name, model) for model in (prm, *also)]
     output = pathlib.Path(folder) / f"{pathlib.Path(path).stem}.jsonl"
     records = source.records(path)
+    if isinstance(prm, Judge):
+        write_scores(prm, records, output, request_of(prm, path, reader=source.name, **source.options), len(records))
+        return list(filter(is_scored, read_trees(output)))
+    models = [as_in(source.name, model) for model in (prm, *also)]
     limit = {"too_long": "skip", "contexts": [model.context for model in models]} if too_long == "skip" else {}
     if limit:
         records = [record for record in records if all(model.fits(record) for model in models)]
     request = request_of(prm, path, reader=source.name, **source.options, **limit)
     write_scores(models[0], records, output, request, len(records))
     return list(read_trees(output))
+
+
+def is_scored(tree: ReasoningTree) -> bool:
+    """Returns whether every step has a score."""
+    return all(node.score is not None for node in tree.nodes)
 
 
 def as_in(reader: str, prm: PRM) -> PRM:

@@ -28,10 +28,11 @@ import jprm
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Results, Table
-from jprm.evaluate.run import Source, by_name, scored_files, scorer, source_of
+from jprm.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, source_of
 from jprm.evaluate.steps import NEUTRAL
-from jprm.jsonl import parse, read_trees
-from jprm.loading import load
+from jprm.jsonl import parse, read_records, read_trees
+from jprm.judge.critiques import cost
+from jprm.judge.judge import Judge
 from jprm.outputs import check_output, write_json
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
@@ -113,13 +114,20 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     be judged; a diagnostic that finds nothing to look at is `{"not_computed": reason}` instead.
     """
     out = pathlib.Path(out)
-    prm, files = load(model), _files(suite)
+    prm, files = open_scorer(model), _files(suite)
     check_output(out / "results.json", *(path for path, _ in files.values()))
     if not all((out / "scores" / f"{name}.jsonl").exists() for name in files):
         (out / "results.json").unlink(missing_ok=True)  # results of an earlier run must not stand beside newer scores
-    scores, too_long = scored_files(prm, files, out / "scores", suite.too_long, tell)
+    scores, left_out = scored_files(prm, files, out / "scores", suite.too_long, tell)
     tell("computing")
-    results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale, too_long) | {"model": _model(prm)}
+    if isinstance(prm, Judge):  # a diagnostic's edits of chains would cost as much again
+        judged = (record for name in files for record in read_records(out / "scores" / f"{name}.jsonl"))
+        about = {"name": prm.name, "folder": prm.policy.name, "step": 0, "judge": cost(judged)}
+        results = results_of(suite, scores, scale=prm.scale) | {"model": about | _meaning(prm), "unread": left_out}
+    else:
+        about = {"name": pathlib.Path(prm.name).name, "folder": prm.name, "step": prm.step}
+        results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale, left_out)
+        results |= {"model": about | _meaning(prm)}
     write_json(out / "results.json", results)
     return results
 
@@ -160,6 +168,9 @@ def tables(results: Results) -> Iterator[Table | str]:
             yield from benchmark.tables(report)
     for path in results["absent"]:
         yield f"absent: {path}"
+    for name, count in results.get("unread", {}).items():
+        if count:
+            yield f"{name}: {count} records left out, with a step of which no critique could be read"
 
 
 def read_results(folder: PathLike) -> dict[str, Any]:
@@ -177,8 +188,8 @@ def read_results(folder: PathLike) -> dict[str, Any]:
     return results
 
 
-def read_scores(folder: PathLike, results: Mapping[str, Any]) -> dict[str, list[ReasoningTree]]:
-    """Returns the scored trees behind the results, by the name of their file.
+def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = False) -> dict[str, list[ReasoningTree]]:
+    """Returns the scored trees behind the results, by the name of their file, or also those that a judge left unscored.
 
     Raises ValueError or FileNotFoundError where a file is cut off or absent.
     """
@@ -188,8 +199,11 @@ def read_scores(folder: PathLike, results: Mapping[str, Any]) -> dict[str, list[
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; run `jprm eval suite` again")
         found[name] = list(read_trees(path))
-        if len(found[name]) != data["n"]:
-            raise ValueError(f"{path}: {len(found[name])} records, not {data['n']}; run `jprm eval suite` again")
+        n = data["n"] + results.get("unread", {}).get(name, 0)
+        if len(found[name]) != n:
+            raise ValueError(f"{path}: {len(found[name])} records, not {n}; run `jprm eval suite` again")
+        if not unread and "unread" in results:
+            found[name] = list(filter(is_scored, found[name]))
     return found
 
 
@@ -207,6 +221,5 @@ def _names(files: Sequence[pathlib.Path]) -> list[str]:
     return list(dict.fromkeys(path.stem for path in files))
 
 
-def _model(prm: PRM) -> dict[str, Any]:
-    of = {"name": pathlib.Path(prm.name).name, "folder": prm.name, "step": prm.step}
-    return of | {"semantics": prm.semantics, "rule": prm.rule, "scale": dataclasses.asdict(prm.scale)}
+def _meaning(prm: PRM | Judge) -> dict[str, Any]:
+    return {"semantics": prm.semantics, "rule": prm.rule, "scale": dataclasses.asdict(prm.scale)}

@@ -13,8 +13,10 @@ import numpy as np
 from jprm.evaluate.benchmark import Scores
 from jprm.evaluate.blocks import Model
 from jprm.evaluate.compare import compare
+from jprm.evaluate.run import is_scored
 from jprm.evaluate.scored import scores_of
 from jprm.evaluate.suite import read_results, read_scores
+from jprm.judge.critiques import KEY
 from jprm.tree import ReasoningTree, chains_of
 
 BINS, COLUMNS = 10, 12
@@ -35,7 +37,8 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     results = [read_results(folder) for folder in folders]
-    scores = [read_scores(folder, found) for folder, found in zip(folders, results, strict=True)]
+    pairs = zip(folders, results, strict=True)
+    scores = _scored_by_all([read_scores(folder, found, unread=True) for folder, found in pairs])
     for found, folder in zip(results, folders, strict=True):
         if any(found[key] != results[0][key] for key in ("sections", "neutral", "seed")):
             raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
@@ -56,11 +59,21 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
     return Page(list(map(Model, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))
 
 
+def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
+    """Returns the scores without the records that a judge left unscored."""
+    kept = {
+        name: [all(map(is_scored, trees)) for trees in zip(*(of_model[name] for of_model in scores), strict=True)]
+        for name in scores[0]
+    }
+    return [{name: list(itertools.compress(trees, kept[name])) for name, trees in of.items()} for of in scores]
+
+
 def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
     """Returns the browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree:
 
     `f`, `p` its file and problem by index, `t` texts of the steps, `d` their depth (trees), `l` labels (1 right, 0
-    wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null).
+    wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null), and
+    where a model is a judge `j`, by model: [step, status, tokens, text] of each critique that ends at a step.
     """
     problems: dict[str, int] = {}
     items = []
@@ -69,7 +82,8 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
             p = problems.setdefault(trees[0].problem, len(problems))
             orders = chains_of(trees[0]) if trees[0].kind == "pool" else [_depth_first(trees[0])]
             columns = scores_of(trees)
-            items += [{"f": f, "p": p} | _item(trees[0], columns, order) for order in orders]
+            told = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
+            items += [{"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(told, order) for order in orders]
     return {"models": list(names), "files": list(scores[0]), "problems": list(problems), "items": items}
 
 
@@ -86,6 +100,21 @@ def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int
         item["d"] = [depth[i] for i in order]
     outcome = tree.extra.get("correct") if tree.kind == "tree" else tree.nodes[order[-1]].correct
     return item | {"c": [[round(float(score_N[i]), 4) for i in order] for score_N in scores], "o": outcome}
+
+
+def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
+    """Returns the critiques of each model that end at one of the nodes `order`, {} where there are none."""
+    place = {node: i for i, node in enumerate(order)}
+    found = [
+        [
+            [place[node], one["status"], one["tokens"], one["text"]]
+            for one in of
+            for node in one["nodes"]
+            if node in place
+        ]
+        for of in told
+    ]
+    return {"j": found} if any(found) else {}
 
 
 def _depth_first(tree: ReasoningTree) -> list[int]:

@@ -92,7 +92,16 @@
     said.append(element("span", mark, words));
     if (item.c.length > 1)
       item.c.forEach((scores, k) => { if (k !== m) said.append(element("span", "soft", `${data.models[k]}: ${scores[i].toFixed(3)}`)); });
-    row.append(said, element("div", "text", item.t[i]));
+    const body = element("div");
+    body.append(element("div", "text", item.t[i]));
+    for (const [at, status, tokens, text] of item.j ? item.j[m] : [])
+      if (at === i) {
+        const critique = element("details");
+        critique.append(element("summary", "", `critique, ${tokens} tokens${status === "read" ? "" : ": " + status}`));
+        critique.append(element("div", "text", text));
+        body.append(critique);
+      }
+    row.append(said, body);
     return row;
   }
 

@@ -150,6 +150,9 @@ def _left_out(page: Page) -> Iterator[Block]:
     rows = [[f"file {path}", "is not there"] for path in results["absent"]]
     too_long = results.get("too_long", {})
     rows += [[f"{name}: records with a chain too long for the model", str(n)] for name, n in too_long.items() if n]
+    for model in page.models:
+        unread = model.results.get("unread", {}).items()
+        rows += [[f"{name}: records with a step that {model.name} did not judge", str(n)] for name, n in unread if n]
     for name, benchmark in BENCHMARKS.items():
         if name in results:
             rows += [[what, str(count)] for what, count in benchmark.left_out(results[name]) if count]
