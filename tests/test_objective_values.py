@@ -77,16 +77,17 @@ def labelled(tree):
     return [i for i, node in enumerate(tree.nodes) if node.label is not None]
 
 
-def test_bradley_terry_is_a_loop_over_pairs_of_alternatives():
+@pytest.mark.parametrize("among", ["alternatives", "problem"])
+def test_bradley_terry_is_a_loop_over_pairs(among):
     def brute(tree, s):
         loss, count = 0.0, 0
         for i, j in itertools.permutations(labelled(tree), 2):
             one, two = tree.nodes[i], tree.nodes[j]
-            if one.parent == two.parent and one.label > two.label:
+            if (among == "problem" or one.parent == two.parent) and one.label > two.label:
                 loss, count = loss - jax.nn.log_sigmoid(s[i] - s[j]), count + 1
         return loss, count
 
-    compare(find("bradley_terry"), "scalar", "step", brute)
+    compare(find("bradley_terry", {"among": among}), "scalar", "step", brute)
 
 
 def pqm_of_chain(s, right, margin):

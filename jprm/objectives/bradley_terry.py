@@ -1,13 +1,15 @@
 """Ranking of alternatives: -log sigmoid(s_i - s_j) where step i is labelled better than its alternative j.
 
-s are the head's log-odds (Bradley and Terry 1952). Alternatives continue the same step; each pair of them counts once,
-with the product of their weights. Pairs that the packer separates, by splitting a tree, are lost: `data.siblings` makes
-it separate the fewest, and training logs how many (`pairs_lost`).
+s are the head's log-odds (Bradley and Terry 1952). Alternatives continue the same step; with `among` "problem" all
+labelled steps of a tree are compared, such as the ends of its chains, as reward models of whole answers are trained.
+Each pair counts once, with the product of their weights. Pairs that the packer separates, by splitting a tree, are
+lost: `data.siblings` makes it separate the fewest alternatives, and training logs how many (`pairs_lost`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from jprm.model.heads import find
 from jprm.objectives.metrics import Judged
@@ -20,12 +22,17 @@ from jprm.rows import siblings
 class BradleyTerry(OfSteps):
     """The count is the number of pairs; the metric `pair_accuracy` is the fraction in the right order."""
 
-    pairs = True
+    among: Literal["alternatives", "problem"] = "alternatives"
+
+    @property
+    def pairs(self) -> bool:
+        return self.among == "alternatives"
 
     def of_logits(self, logit_BSC, rows, config):
         head = find(config.model.head)
         target_BS, weight_BS = targets(rows, config.target)
-        better_BSS = siblings(rows) & (target_BS[:, :, None] > target_BS[:, None, :])
+        rival_BSS = siblings(rows) if self.pairs else rows.tree[:, :, None] == rows.tree[:, None, :]
+        better_BSS = rival_BSS & (target_BS[:, :, None] > target_BS[:, None, :])
         loss, count, correct = pair_loss(
             log_odds(head, logit_BSC), better_BSS * weight_BS[:, :, None] * weight_BS[:, None, :]
         )

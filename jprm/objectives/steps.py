@@ -19,7 +19,11 @@ class OfSteps:
 
     target: Target | None = PROBABILITY  # what the head must predict; None: anything
     supervise: tuple[str, ...] = ()  # values of data.supervise; (): all that the head takes
-    pairs: bool = False  # whether it compares alternatives: training then counts those that splitting separates
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it compares alternatives: training then counts those that splitting separates."""
+        return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
         return self.of_logits(step_logits(params["model"], config.model, rows), rows, config)

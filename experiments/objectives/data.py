@@ -1,0 +1,122 @@
+"""The study's data: files to train on, to choose by, and to test on, made once in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "quickstart"))
+import task
+
+from jprm.data.overlap import normalise
+from jprm.data.readers import READERS
+from jprm.jsonl import read_records, write_records
+from jprm.tree import ReasoningTree, record_of, tree_of
+
+POLICIES = ("chatgpt", "llama7b", "llama13b")
+
+
+class Files(NamedTuple):
+    """`train` by the kind of label; `valid` and `tests` are pools of chains of known outcome."""
+
+    train: Mapping[str, pathlib.Path]
+    valid: pathlib.Path
+    tests: Mapping[str, pathlib.Path]
+
+
+def quickstart(shared: pathlib.Path, out: pathlib.Path) -> Files:
+    """A finished run of `experiments/quickstart` in the folder `shared`. Its test problems are split in two halves."""
+    pools = list(map(labelled, read_records(shared / "test_pools.jsonl")))
+    half = len(pools) // 2
+    parts = {"valid": pools[:half], "test": pools[half:]}
+    formal = {"formal": shared / "formal.jsonl", "outcome": shared / "pools.jsonl"}
+    train = formal | {"monte_carlo": shared / "monte_carlo.jsonl"}
+    alternatives = (record_of(merged(tree_of(record))) for record in read_records(shared / "formal.jsonl"))
+    made = _written(out, parts | {"alternatives": alternatives})
+    return Files(train | {"alternatives": made["alternatives"]}, made["valid"], {"quickstart": made["test"]})
+
+
+def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
+    """Phase 1, of which every twentieth problem is for validation; its test split, and a pool of another policy."""
+    options = {"human_written": "unlabelled", "control_questions": "keep"}
+
+    def trees(name: str) -> list[dict]:
+        return [record for _, record in READERS["prm800k"].read(shared / f"prm800k/{name}.jsonl", **options)]
+
+    records = trees("phase1_train")
+    held_out = {normalise(record["problem"]) for record in records[::20]}
+    parts = {True: [], False: []}
+    for record in records:
+        parts[normalise(record["problem"]) in held_out].append(record)
+    pool = (record for record in read_records(shared / "pools/gsm8k_chatgpt_n19.jsonl") if part_of(record) == "test")
+    parts_ = {"train": parts[False], "valid": parts[True], "phase1_test": trees("phase1_test"), "gsm8k": pool}
+    made = _written(out, parts_)
+    tests = {name: made[name] for name in ("phase1_test", "gsm8k")}
+    return Files({"rating": made["train"], "alternatives": made["train"]}, made["valid"], tests)
+
+
+def gsm8k(policy: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
+    """One policy's pool to train on; all policies' samples of other problems to test on.
+
+    The problems are those of GSM8K's test split: whatever is trained here is for nothing but this study of transfer.
+    """
+
+    def make(shared: pathlib.Path, out: pathlib.Path) -> Files:
+        parts: dict[str, list[dict]] = {"train": [], "valid": []}
+        for name in POLICIES:
+            parts[name] = []
+            for record in read_records(shared / f"pools/gsm8k_{name}_n19.jsonl"):
+                if (part := part_of(record)) == "test":
+                    parts[name].append(record)
+                elif name == policy:
+                    parts[part].append(record)
+        made = _written(out, parts)
+        return Files({"outcome": made["train"]}, made["valid"], {name: made[name] for name in POLICIES})
+
+    return make
+
+
+SOURCES: dict[str, Callable[[pathlib.Path, pathlib.Path], Files]] = {
+    "quickstart": quickstart, "prm800k": prm800k, **{f"gsm8k_{policy}": gsm8k(policy) for policy in POLICIES},
+}  # fmt: skip
+
+
+def part_of(record: Mapping[str, Any]) -> str:
+    """Returns `train`, `valid` or `test`: of 1,319 problems about 900, 100 and 319, by a hash of their text."""
+    number = int(hashlib.sha256(normalise(record["problem"]).encode()).hexdigest(), 16)
+    if number % 1319 >= 1000:
+        return "test"
+    return "valid" if number // 1319 % 10 == 0 else "train"
+
+
+def labelled(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a pool of the quickstart with the labels of its checker."""
+    problem = task.parse(record["problem"])
+    samples = [{**sample, "labels": task.labels(problem, sample["steps"])} for sample in record["samples"]]
+    return {**record, "samples": samples}
+
+
+def merged(tree: ReasoningTree) -> ReasoningTree:
+    """Returns a pool as a tree in which equal steps after equal steps are one node, and so have alternatives."""
+    index: dict[tuple[int, str], int] = {}
+    nodes, place = [], []
+    for node in tree.nodes:
+        parent = place[node.parent] if node.parent >= 0 else -1
+        at = index.setdefault((parent, node.text), len(nodes))
+        if at == len(nodes):
+            nodes.append(dataclasses.replace(node, parent=parent, extra={}))
+        place.append(at)
+    return ReasoningTree(tree.problem, tuple(nodes), tree.answer, tree.semantics)
+
+
+def _written(out: pathlib.Path, parts: Mapping[str, Iterable[dict]]) -> dict[str, pathlib.Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    paths = {name: out / f"{name}.jsonl" for name in parts}
+    for name, records in parts.items():
+        if not paths[name].is_file():
+            write_records(paths[name], records)
+    return paths

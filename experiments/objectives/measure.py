@@ -1,0 +1,114 @@
+"""The study's figures, from scored pools: of one cell as numbers a chain, of several seeds with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from data import merged
+
+from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.evaluate.calibration import ece
+from jprm.evaluate.votes import vote_accuracy
+from jprm.score.calibration_map import apply, fit
+from jprm.score.scale import Scale
+from jprm.statistics import auroc, difference, draws, interval, weighted_mean
+from jprm.tree import ReasoningTree
+
+TRIALS = 32
+"""Random orders of a pool in votes; at all of a pool's samples, as here, every order has the same votes."""
+
+
+def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[str, Any]:
+    """Returns a test's numbers, as JSON: of every problem, and of every chain that has steps."""
+    pools = pools_of(trees, scale)
+    n = int(pools.size_P.min())
+    some_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
+    one_PN = np.ones(pools.correct_PN.shape)
+    votes = _votes(pools, np.stack([one_PN, pools.weight[rule]], -1), n)
+    chance = [float(row[:size].mean()) for row, size in zip(pools.correct_PN, pools.size_P, strict=True)]
+    return {
+        "n": n,
+        "problems": pools.problem,
+        "best_of_n": chosen_curves(pools)[rule][:, -1].tolist(),
+        "one_sample": chance,
+        "majority": votes[:, 0].tolist(),
+        "weighted_vote": votes[:, 1].tolist(),
+        "chain_problem": np.nonzero(some_PN)[0].tolist(),
+        "chain_key": _finite(pools.key[rule][some_PN]),
+        "chain_score": np.clip(pools.weight[rule][some_PN], 0, 1).tolist(),
+        "chain_correct": pools.correct_PN[some_PN].tolist(),
+        **_steps(trees),
+    }
+
+
+def _steps(trees: Sequence[ReasoningTree]) -> dict[str, Any]:
+    """Returns score and label of every distinct labelled step, where there are labels."""
+    nodes = [(i, node) for i, tree in enumerate(map(merged, trees)) for node in tree.nodes if node.label is not None]
+    if not nodes:
+        return {}
+    return {
+        "step_problem": [i for i, _ in nodes],
+        "step_score": [node.score for _, node in nodes],
+        "step_right": [float(node.label > 0.5) for _, node in nodes],
+    }
+
+
+def _votes(pools: Pools, weight_PNK: np.ndarray, n: int) -> np.ndarray:
+    if pools.class_PN is None:
+        raise ValueError("the pools have no answers to vote on")
+    found = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n, trials=TRIALS, seed=0)
+    return found.value_PnK[:, -1]
+
+
+def _finite(key_N: np.ndarray) -> list[float]:
+    return np.clip(key_N, -1e30, 1e30).tolist()
+
+
+def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns means over the seeds of one test with 95 % intervals over its problems; `seeds` is the range over them.
+
+    `valid` are the validation pools' numbers of the same cells, on which the calibration map (Platt's) is fitted.
+    """
+    first = seeds[0]
+    chain_N, right_N = np.array(first["chain_problem"]), np.array(first["chain_correct"]) > 0.5
+
+    def mean(name: str, less: str = "") -> dict[str, Any]:
+        value_SP = np.array([np.array(s[name]) - (np.array(s[less]) if less else 0.0) for s in seeds])
+        drawn = draws(lambda w_RP: weighted_mean(value_SP.mean(0), w_RP), first["problems"], seed=0)
+        found = difference(drawn).json() if less else interval(drawn).json()
+        return found | {"seeds": _range(value_SP.mean(1))}
+
+    def area(score: str, right_N: np.ndarray, group_N: np.ndarray) -> dict[str, Any]:
+        def of(w_RN: np.ndarray) -> np.ndarray:
+            return np.mean([auroc(np.array(s[score]), right_N, w_RN) for s in seeds], axis=0)
+
+        each = [float(auroc(np.array(s[score]), right_N)) for s in seeds]
+        return interval(draws(of, group_N, seed=0)).json() | {"seeds": _range(each)}
+
+    found = {
+        "chain_auroc": area("chain_key", right_N, chain_N),
+        "one_sample": mean("one_sample"),
+        "majority": mean("majority"),
+        "best_of_n": mean("best_of_n"),
+        "weighted_vote": mean("weighted_vote"),
+        "vote_minus_majority": mean("weighted_vote", "majority"),
+    }
+    if "step_right" in first:
+        found["step_auroc"] = area("step_score", np.array(first["step_right"]) > 0.5, np.array(first["step_problem"]))
+    errors = np.array([_calibration(s, v, right_N) for s, v in zip(seeds, valid, strict=True)])
+    for name, error_S in zip(("ece", "ece_recalibrated"), errors.T, strict=True):
+        found[name] = {"value": float(error_S.mean()), "seeds": _range(error_S)}
+    return found
+
+
+def _calibration(test: Mapping[str, Any], valid: Mapping[str, Any], right_N: np.ndarray) -> tuple[float, float]:
+    """Returns the expected calibration error of chains as scored, and by a map fitted on the validation pools."""
+    score_N, known_N = np.array(test["chain_score"]), np.array(valid["chain_score"])
+    found = fit("platt", known_N, np.array(valid["chain_correct"]) > 0.5)
+    return float(ece(score_N, right_N)), float(ece(apply(found, score_N), right_N))
+
+
+def _range(values: Sequence[float] | np.ndarray) -> list[float]:
+    return [float(np.min(values)), float(np.max(values))]

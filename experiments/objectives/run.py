@@ -1,0 +1,96 @@
+"""Every objective on the same data: trains and measures one cell (data, objective, seed) of the study, or all.
+
+    python experiments/objectives/run.py quickstart pqm 0 --shared runs/quickstart --out runs/objectives
+    nice -n 19 timeout 3600 python experiments/objectives/run.py gsm8k_llama7b outcome_steps 0 --shared ../shared/data
+    python experiments/objectives/table.py runs/objectives
+
+SIGTERM, which `timeout` sends, saves; the same command continues, in training as in scoring. A cell's result is
+OUT/DATA/OBJECTIVE/SEED/cell.json. Data sets: `quickstart` (in --shared a finished run of experiments/quickstart),
+`prm800k`, and `gsm8k_POLICY`, trained on the pool of that policy and tested on all of them.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from typing import Annotated, Any
+
+import jax
+import tyro
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import data
+import measure
+import recipes
+
+import jprm
+from jprm.evaluate.steps import steps_report
+from jprm.jsonl import parse, read_trees
+from jprm.outputs import write_json
+from jprm.score.files import score_file
+from jprm.score.scorer import PRM
+from jprm.train.loop import train
+from jprm.train.preemption import Stopped
+
+Positional = tyro.conf.Positional
+
+
+def main(
+    source: Annotated[str, Positional], objective: Annotated[str, Positional], seed: Annotated[int, Positional] = 0,
+    shared: pathlib.Path = pathlib.Path("../shared/data"), out: pathlib.Path = pathlib.Path("runs/objectives"),
+) -> None:  # fmt: skip
+    """Run one cell.
+
+    Args:
+        source: The data set.
+        objective: A name of `recipes.OBJECTIVES`.
+        seed: Of the order of the data.
+        shared: The folder of the data.
+        out: The folder of all cells.
+    """
+    cell(source, objective, seed, shared, out)
+
+
+def cell(
+    source: str, objective: str, seed: int, shared: pathlib.Path, out: pathlib.Path, **sizes: Any
+) -> dict[str, Any]:
+    """Trains, scores and measures what is not done yet; returns what it wrote to `cell.json`."""
+    folder = out / source / objective / str(seed)
+    if (folder / "cell.json").is_file():
+        return parse((folder / "cell.json").read_bytes(), str(folder / "cell.json"))
+    files = data.SOURCES[source](shared, out / source / "data")
+    experiment = recipes.experiment(source, objective, seed, files, shared, **sizes)
+    began = time.perf_counter()
+    if not (folder / "run/result.json").is_file():
+        train(experiment, folder / "run")
+    prm = jprm.load(folder / "run")
+    tests = {name: scored(prm, path, folder) for name, path in {"valid": files.valid, **files.tests}.items()}
+    found = {
+        "source": source, "objective": objective, "seed": seed, "steps": experiment.steps, "rule": prm.rule,
+        "tokens": experiment.steps * experiment.data.rows * experiment.data.tokens,  # of rows, padding included
+        "seconds_of_last_call": round(time.perf_counter() - began, 1),
+        "tests": tests,
+    }  # fmt: skip
+    write_json(folder / "cell.json", found)
+    return found
+
+
+def scored(prm: PRM, path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the numbers of a file: those of pools, or of trees with rated steps."""
+    output = folder / "scores" / path.name
+    output.parent.mkdir(exist_ok=True)
+    score_file(prm, path, output)
+    trees = list(read_trees(output))
+    if all(tree.kind == "pool" for tree in trees):
+        return measure.measured(trees, prm.scale, prm.rule)
+    return {"steps": steps_report(trees, "positive", 0, prm.scale.threshold)}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")  # its recipes are made for one
+    try:
+        tyro.cli(main)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        raise SystemExit(143) from None
