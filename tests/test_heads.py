@@ -12,6 +12,7 @@ import jprm
 from jprm.experiment import from_json, to_json
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, PROBABILITY, Head, Readout, find, of_channels
+from jprm.score.live import LiveTrees
 
 LEVELS = (0.1, 0.5, 0.9)
 
@@ -60,6 +61,21 @@ def test_a_head_of_the_users_own_trains_and_scores(quantile_run):
     assert tree["nodes"][0]["outputs"]["low"] == pytest.approx(outputs["low"][0], abs=1e-5)  # rows of another length
 
 
+def test_a_search_may_go_by_another_output(quantile_run):
+    """Live and in batches: the lower bound in place of the score."""
+    prm = jprm.load(quantile_run)
+    careful, steps = prm.by("low"), ["bad 2", "cut 3"]
+    (record,) = prm.score_many([{"problem": "add 1", "steps": steps}])
+    np.testing.assert_allclose(careful.score("add 1", steps), record["outputs"]["low"], atol=1e-6)
+    trees = LiveTrees(careful)
+    (root,) = trees.open(["add 1"])
+    _, (live,) = trees.extend([root], steps[:1])
+    assert live == pytest.approx(record["outputs"]["low"][0], abs=1e-5)  # rows of another length
+    assert prm.by("score") is prm
+    with pytest.raises(ValueError, match="has no output 'lower', only score, low, high"):
+        prm.by("lower")
+
+
 def test_named_outputs_go_along_with_the_score():
     named = QUANTILES.readout(jnp.array([[-1.0, 0.0, 1.0]]))
     assert list(named) == ["score", "low", "high"]
@@ -81,7 +97,7 @@ def test_an_experiment_names_heads():
     [
         (
             "quaternary",
-            "head='quaternary' is not one of binary, ternary, scalar, language, nor of the form module",
+            "head='quaternary' is not one of binary, ternary, scalar, language, quantile, ensemble, nor of the form",
         ),
         ("no_such_module:HEAD", "head='no_such_module:HEAD': No module named"),
         ("test_heads:HEAD", "has no attribute 'HEAD'"),

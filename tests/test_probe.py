@@ -21,7 +21,7 @@ def made_up(count=3000, seed=0):
     return Steps(x_ND.astype(np.float32), target_N, rng.integers(1, 3, count).astype(np.float32)), logit_N
 
 
-@pytest.mark.parametrize("head", ["binary", "scalar"])
+@pytest.mark.parametrize("head", ["binary", "scalar", "quantile", "ensemble"])
 def test_the_head_is_the_logistic_regression_of_sklearn(head, monkeypatch):
     linear_model = pytest.importorskip("sklearn.linear_model")
     steps, _ = made_up()

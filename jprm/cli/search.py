@@ -44,6 +44,8 @@ class SearchOptions:
         command continues a stopped one; it searches no problem and pays for no sample twice.
       choose: The finished chain with the highest score, the answer of most chains, or the answer with the largest sum
         of scores.
+      by: The output of the model that scores steps: `score`, or, of a head with bounds, `low`, which prefers steps that
+        are surely correct, or `high`.
       rule: From step scores to a chain score. Default: the rule of the model's authors, or of its label semantics.
       seed: Number of the first sample.
       at_once: Problems that advance together.
@@ -57,6 +59,7 @@ class SearchOptions:
     model: OneModel = None
     judge: JudgeFile = None
     choose: Choice = "best"
+    by: Annotated[str, arg(metavar="OUTPUT")] = "score"
     rule: Annotated[Rule | None, one_of(Rule)] = None
     seed: int = 0
     at_once: int = 32
@@ -73,11 +76,16 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
 
         chosen = built(method, own)
         prm = scorer_of("search", options.model, options.judge)
+        by = {} if options.by == "score" else {"by": options.by}
+        if by:
+            if options.judge:
+                raise ValueError("search: --by is for --model; a judge gives scores alone")
+            prm = prm.by(options.by)
         policy = load_policy(options.policy)
         rule = options.rule or prm.rule
         config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
         files = options.input, options.output
-        counts = search_file(policy, live_scorer(prm), identity(prm), *files, config, on_error=options.on_error)
+        counts = search_file(policy, live_scorer(prm), identity(prm) | by, *files, config, on_error=options.on_error)
         print_counts(counts, options.output)
 
     return run

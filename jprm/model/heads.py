@@ -9,11 +9,10 @@ Only the head knows how many logits there are and what they mean. Everything els
     head.judge(logit_BSC, target_BS)             # scores and correct steps, for metrics
     head.target                                  # which labels it takes
 
-A published model brings its own `Readout` in place of the record's. To add a head, write a record:
+A published model brings its own `Readout` in place of the record's. To add a head, write a record.
 
-    QUANTILES = Head(("low", "median", "high"), Readout(score=median, low=low, high=high), PROBABILITY, pinball)
-
-Outputs beyond the score go with it into records, under `outputs`.
+Outputs beyond the score go with it into records, under `outputs`. `quantile` and `ensemble` give `low` and `high`,
+which a search can go by in place of the score (`jprm.score.scorer.PRM.by`).
 """
 
 from __future__ import annotations
@@ -46,10 +45,14 @@ class Readout:
     def __call__(self, logit_BSC: Float[Array, "*B C"]) -> dict[str, Float[Array, "*B"]]:
         return {name: output(logit_BSC) for name, output in self.outputs}
 
+    def __getitem__(self, name: str) -> Output:
+        """Returns the function of one output."""
+        return dict(self.outputs)[name]
+
     @property
     def score(self) -> Output:
         """Logits (..., C) to scores (...)."""
-        return dict(self.outputs)["score"]
+        return self["score"]
 
 
 @jax.tree_util.register_static
@@ -110,7 +113,10 @@ class Head:
     """The channels' logits for log-odds of 1, by which `jprm.train.head_init` multiplies the log-odds that it fits; ()
     for a head whose score is no function of log-odds, which is not fitted before training."""
     bias: tuple[float, ...] = ()
-    """Initial bias of every channel; () is 0. Kernels start at 0."""
+    """Initial bias of every channel; () is 0."""
+    spread: float = 0.0
+    """Standard deviation of the logits at the start, of kernels at random; at 0 kernels start at 0. Channels of equal
+    meaning need it to become different."""
 
     def size(self, vocab_size: int) -> int:
         """Returns the number of logits for a step or token."""
@@ -164,6 +170,66 @@ def log_odds_log_likelihood(logit_BS1: Array, target_BS: Array) -> Float[Array, 
     return two_class_log_likelihood(jnp.concatenate([jnp.zeros_like(logit_BS1), logit_BS1], axis=-1), target_BS)
 
 
+LEVELS = (0.05, 0.95)
+"""Of the quantiles `low` and `high`: nine labels of ten are between them."""
+
+MEMBERS, NORMAL = 5, 1.645
+"""Of an ensemble; and the standard deviations around the mean that hold nine tenths of a normal distribution."""
+
+
+def _mean(logit_BSC: Array) -> Float[Array, "*B"]:
+    return jax.nn.sigmoid(logit_BSC[..., 0].astype(jnp.float32))
+
+
+def _lower(logit_BSC: Array) -> Float[Array, "*B"]:
+    logit_BSC = logit_BSC.astype(jnp.float32)
+    return jax.nn.sigmoid(logit_BSC[..., 0] - jax.nn.softplus(logit_BSC[..., 1]))
+
+
+def _upper(logit_BSC: Array) -> Float[Array, "*B"]:
+    logit_BSC = logit_BSC.astype(jnp.float32)
+    return jax.nn.sigmoid(logit_BSC[..., 0] + jax.nn.softplus(logit_BSC[..., 2]))
+
+
+def quantile_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
+    """Returns the mean's t log p + (1 - t) log(1 - p), less the pinball losses of the quantiles.
+
+    Those are the log-likelihoods of asymmetric Laplace distributions (Koenker and Machado 1999). They teach how far the
+    quantiles are from the mean, and the mean nothing.
+    """
+    around_BSC = jnp.concatenate([jax.lax.stop_gradient(logit_BSC[..., :1]), logit_BSC[..., 1:]], axis=-1)
+    loss_BS = sum(
+        jnp.maximum(q * (target_BS - quantile(around_BSC)), (q - 1) * (target_BS - quantile(around_BSC)))
+        for q, quantile in zip(LEVELS, (_lower, _upper), strict=True)
+    )
+    return log_odds_log_likelihood(logit_BSC[..., :1], target_BS) - loss_BS
+
+
+def ensemble_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
+    """Returns the mean of the members' t log p + (1 - t) log(1 - p): each learns alone (Lakshminarayanan et al. 2017,
+    arXiv 1612.01474), and all train one decoder."""
+    log_BSC = target_BS[..., None] * jax.nn.log_sigmoid(logit_BSC) + (1 - target_BS[..., None]) * jax.nn.log_sigmoid(
+        -logit_BSC
+    )
+    return jnp.mean(log_BSC, axis=-1)
+
+
+def _members_mean(logit_BSC: Array) -> Float[Array, "*B"]:
+    return jnp.mean(jax.nn.sigmoid(logit_BSC.astype(jnp.float32)), axis=-1)
+
+
+def _members_low(logit_BSC: Array) -> Float[Array, "*B"]:
+    return jnp.maximum(_members_mean(logit_BSC) - _members_spread(logit_BSC), 0.0)
+
+
+def _members_high(logit_BSC: Array) -> Float[Array, "*B"]:
+    return jnp.minimum(_members_mean(logit_BSC) + _members_spread(logit_BSC), 1.0)
+
+
+def _members_spread(logit_BSC: Array) -> Float[Array, "*B"]:
+    return NORMAL * jnp.std(jax.nn.sigmoid(logit_BSC.astype(jnp.float32)), axis=-1, ddof=1)
+
+
 HEADS: dict[str, Head] = {
     "binary": Head(
         ("wrong", "right"), Readout(score=Weighted("softmax", (0.0, 1.0))), PROBABILITY, two_class_log_likelihood,
@@ -177,6 +243,15 @@ HEADS: dict[str, Head] = {
         ("right",), Readout(score=Weighted("sigmoid", (1.0,))), PROBABILITY, log_odds_log_likelihood, log_odds=(1.0,)
     ),
     "language": Head((), None, TOKEN, token_log_probability),
+    "quantile": Head(
+        ("mean", "below", "above"), Readout(score=_mean, low=_lower, high=_upper), PROBABILITY, quantile_log_likelihood,
+        log_odds=(1.0, 0.0, 0.0),
+    ),
+    "ensemble": Head(
+        tuple(f"member_{i}" for i in range(MEMBERS)),
+        Readout(score=_members_mean, low=_members_low, high=_members_high), PROBABILITY, ensemble_log_likelihood,
+        log_odds=(1.0,) * MEMBERS, spread=1.0,
+    ),
 }  # fmt: skip
 """Name to head. An experiment may also name a `Head` of the user's own module, as `module:NAME`."""
 
@@ -187,11 +262,12 @@ def find(name: str) -> Head:
 
 
 def of_channels(count: int) -> str:
-    """Returns the name of the first registered head with so many channels; 0 is the vocabulary.
+    """Returns the name of the registered head of one output with so many channels; 0 is the vocabulary.
 
     Raises ValueError where no head has so many.
     """
-    for name, head in HEADS.items():
+    plain = {name: head for name, head in HEADS.items() if head.readout is None or len(head.readout.outputs) == 1}
+    for name, head in plain.items():
         if len(head.channels) == count:
             return name
-    raise ValueError(f"{count} channels; a head has one of {', '.join(str(len(h.channels)) for h in HEADS.values())}")
+    raise ValueError(f"{count} channels; a head has one of {', '.join(str(len(h.channels)) for h in plain.values())}")

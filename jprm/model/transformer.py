@@ -289,8 +289,8 @@ class Decoder(nn.Module):
 class HeadLayer(nn.Module):
     """Hidden states to the logits of `config.head`, in float32: the one projection of every head.
 
-    A step head is linear, with `head_hidden` applied to relu(x W + b) (Qwen2.5-Math-PRM). Its kernel starts at zero. A
-    head over the vocabulary multiplies by the embedding table where the two are tied.
+    A step head is linear, with `head_hidden` applied to relu(x W + b) (Qwen2.5-Math-PRM). Its kernel starts at zero, or
+    as `Head.spread` says. A head over the vocabulary multiplies by the embedding table where the two are tied.
     """
 
     config: ModelConfig
@@ -311,7 +311,8 @@ class HeadLayer(nn.Module):
             kernel_DD = _param(self, "hidden_kernel", (c.width, c.width), scale=c.width**-0.5)
             bias_D = _param(self, "hidden_bias", (c.width,))
             x_BSD = jax.nn.relu(jnp.einsum("...D,DE->...E", x_BSD, kernel_DD) + bias_D)
-        kernel_DC = _param(self, "kernel", (c.width, len(head.channels)))
+        scale = head.spread * c.width**-0.5 if head.spread else None
+        kernel_DC = _param(self, "kernel", (c.width, len(head.channels)), scale=scale)
         bias_C = _param(self, "bias", (len(head.channels),), value=head.bias or 0.0)
         return jnp.einsum("...D,DC->...C", x_BSD, kernel_DC) + bias_C
 

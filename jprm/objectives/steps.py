@@ -53,7 +53,13 @@ class OfSteps:
 
 
 def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"]:
-    """Returns log(p / (1 - p)) of a head of probabilities: of `scalar` its logit, of `binary` their difference."""
+    """Returns log(p / (1 - p)) of a head of probabilities: of `scalar` its logit, of `binary` their difference.
+
+    Of an ensemble it is the members' mean.
+    """
+    if head.log_odds:
+        factor_C = jnp.array(head.log_odds) / sum(factor * factor for factor in head.log_odds)
+        return jnp.sum(logit_BSC * factor_C, axis=-1)
     one_BS = jnp.ones(logit_BSC.shape[:-1])
     return head.likelihood(logit_BSC, one_BS) - head.likelihood(logit_BSC, 0 * one_BS)
 

@@ -194,6 +194,18 @@ class PRM:
         """Names of what `outputs_of` returns."""
         return ("score",) if self.ratio is not None else tuple(name for name, _ in self.readout.outputs)
 
+    def by(self, output: str) -> PRM:
+        """Returns this model with another of its named outputs, such as `low`, as the score.
+
+        Raises ValueError for an output that it does not have.
+        """
+        if output not in self.output_names:
+            raise ValueError(
+                f"{self.name}: has no output {output!r}, only {', '.join(self.output_names)}; `low` and `high` are"
+                " those of the heads quantile and ensemble"
+            )
+        return self if output == "score" else dataclasses.replace(self, readout=Readout(score=self.readout[output]))
+
     def warm_up(self, longest: int) -> list[int]:
         """Compiles what chains of up to `longest` tokens need; returns the lengths of rows, in tokens.
 

@@ -95,6 +95,7 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
     if multihost.is_first():
         print(f"the head is fitted on {len(steps.target_N):,} labelled steps{left_out}")
     fitted = {
-        f"head/{name}": jax.device_put(value, state.trained[f"head/{name}"].sharding) for name, value in head.items()
+        f"head/{name}": jax.device_put(value + state.trained[f"head/{name}"], state.trained[f"head/{name}"].sharding)
+        for name, value in head.items()
     }
     return dataclasses.replace(state, trained=state.trained | fitted)
