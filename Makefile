@@ -2,6 +2,7 @@
 #
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
+#   make gpu-aot EXTRAS=test,gpu-aot   compiles the GPU kernels for A100, H100 and B200, without a GPU: minutes
 #   make lint                          ruff: check and format; then make types
 #   make types                         pyright, basic mode
 #   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
@@ -36,11 +37,14 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
+.PHONY: test gpu-aot lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+gpu-aot: install
+	$(BIN)/python -m pytest -n 2 -m slow tests/test_gpu_aot.py $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -49,6 +49,8 @@ setuptools.setup(
     package_data={
         "jprm": ["py.typed"],
         "jprm.annotate": ["annotate.css", "annotate.html", "annotate.js", "guidelines.txt"],
+        "jprm.model.attention": ["gpu_blocks.json"],
+        "jprm.plan": ["gpu_targets/*"],
         "jprm.report": ["page.css", "page.html", "page.js"],
         "jprm.web": ["base.css"],
     },
@@ -81,6 +83,8 @@ setuptools.setup(
         "train": TRAIN,
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
+        # XLA's compiler for NVIDIA GPUs, which needs no driver. From 0.11 on, jax asks for a GPU to lower Triton.
+        "gpu-aot": ["jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2", "nvidia-cuda-nvcc-cu12>=12.9.86"],
         "tensorboard": ["tensorboardX>=2.6.5"],
         "wandb": ["wandb>=0.31.0"],
         "mlflow": ["mlflow>=3.17.2"],

@@ -50,7 +50,7 @@ def load(
       adapter: how to read a published model, a name in `jprm.adapters.published`, a JSON file (`jprm.adapters`),
         `module:NAME` or `FILE.py:NAME`; by default it is recognised from the files.
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
-        here, and `blocked` for a published model.
+        here, and `blocked` for a published model; a GPU takes `gpu_kernel` for both.
 
     Raises:
       FileNotFoundError, ValueError: names what is missing or damaged, or is a policy's and scores nothing.

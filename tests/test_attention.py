@@ -158,5 +158,5 @@ def test_an_implementation_is_one_record(monkeypatch):
     close(found, expected)
     with pytest.raises(ValueError, match="takes no windows"):
         configured("mine", 8, windows=(8,))
-    with pytest.raises(ValueError, match="attention='yours' is not one of reference, blocked, paths, kernel, cudnn"):
+    with pytest.raises(ValueError, match="'yours' is not one of reference, blocked, paths, kernel, gpu_kernel, cudnn"):
         configured("yours", 8)

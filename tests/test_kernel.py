@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="8 rows of 131,072 tokens .* fewer rows at a time"):
         traced(8, 131_072)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ValueError, match="a GPU takes attention='blocked'"):
+    with pytest.raises(ValueError, match="a GPU takes attention='gpu_kernel'"):
         traced(1, 128)
 
 

@@ -19,6 +19,7 @@ from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.layout import TemplateLayout
+from jprm.model.attention.registry import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, spec
@@ -38,14 +39,14 @@ def load(
     """Loads the model in a folder with the named adapter (see `named`), or the one that is recognised.
 
     The decoder is stored as `dtype`, float32 by default; bfloat16 is the type of the computation too. `attention` is
-    the implementation (`jprm.model.attention`), `blocked` by default.
+    the implementation (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere.
 
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
     folder = pathlib.Path(folder)
     check_sums(folder)
     a = named(adapter) if adapter else recognise(folder)
-    model = _Model(folder, a, dtype or "float32", attention or "blocked")
+    model = _Model(folder, a, dtype or "float32", attention or suited("blocked"))
     tokenizer = _tokenizer(folder, model)
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)

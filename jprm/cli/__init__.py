@@ -185,8 +185,8 @@ def score(
         adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
         attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
-            for TPUs, `cudnn` for chains in bfloat16 on NVIDIA GPUs, `blocked` for all. Default: the model's own where
-            it runs here; `blocked` for a published model.
+            for TPUs, `gpu_kernel` for NVIDIA GPUs, `cudnn` for chains in bfloat16 on them, `blocked` for all. Default:
+            `gpu_kernel` on a GPU; elsewhere the model's own where it runs here, `blocked` for a published model.
         calibrated: Map scores to probabilities by the map that `jprm eval calibration --store` stored.
         distributed: For several processes, as in `jprm train`. Each scores its part on its own devices, which must fit
             the model. The output equals one process's.

@@ -132,8 +132,9 @@ def _backward(config: ModelConfig, saved, dy_BTKGH):
 
 
 PATHS = Implementation(
-    plan, with_backward(_forward, _backward), lambda config, backend, context: unsplit_only("paths", context), flat=True
-)
+    plan, with_backward(_forward, _backward), lambda config, backend, context: unsplit_only("paths", context),
+    backend="cpu", flat=True,
+)  # fmt: skip
 
 
 def path_pairs(paths: Paths, config: ModelConfig) -> int:

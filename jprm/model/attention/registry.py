@@ -3,9 +3,10 @@
 | name | for | rows | memory |
 |---|---|---|---|
 | `reference` | tests | any | O(T^2) |
-| `blocked` | everything, GPUs first of all | any | O(block x T) |
+| `blocked` | everything | any | O(block x T) |
 | `paths` | CPUs | any, unsplit | O(block x T) |
 | `kernel` | TPUs; interpreted on a CPU, slowly, for tests | any | O(T) |
+| `gpu_kernel` | NVIDIA GPUs; compiled, not run on one yet; interpreted on a CPU for tests | any | O(T) |
 | `cudnn` | NVIDIA GPUs; it has not run on one yet | one chain each, unsplit | O(T) |
 
 Decoding with a cache has attention of its own (`jprm.model.decode`).
@@ -22,6 +23,7 @@ from jprm import registry
 from jprm.model.attention.blocked import BLOCKED
 from jprm.model.attention.cpu_paths import PATHS
 from jprm.model.attention.gpu_cudnn import CUDNN
+from jprm.model.attention.gpu_kernel import GPU_KERNEL, ampere_or_later
 from jprm.model.attention.interface import Implementation
 from jprm.model.attention.reference import REFERENCE
 from jprm.model.attention.tpu_kernel import KERNEL
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from jprm.model.config import ModelConfig
 
 ATTENTION: dict[str, Implementation] = {
-    "reference": REFERENCE, "blocked": BLOCKED, "paths": PATHS, "kernel": KERNEL, "cudnn": CUDNN,
+    "reference": REFERENCE, "blocked": BLOCKED, "paths": PATHS, "kernel": KERNEL,
+    "gpu_kernel": GPU_KERNEL, "cudnn": CUDNN,
 }  # fmt: skip
 """Name to implementation. A config may also name one of the user's own module, as `module:NAME`."""
 
@@ -64,7 +67,17 @@ def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: ModelConfig, window=None)
     return find(config.attention).attend(q_BTKGH, k_BSKH, v_BSKH, plan, config, window)
 
 
+FAST = {"cpu": "paths", "gpu": "gpu_kernel"}
+"""The fastest implementation by backend; `blocked` on others."""
+
+
 def suited(name: str) -> str:
-    """Returns the name of the implementation, or of one that is fast here if it is for other machines."""
+    """Returns the name of the implementation, or of the fastest one here if it is for other machines.
+
+    On a GPU, `gpu_kernel` also takes the place of `blocked`, which published models and old runs name.
+    """
     here = jax.default_backend()
-    return name if find(name).backend in ("", here) else "paths" if here == "cpu" else "blocked"
+    fast = FAST.get(here, "blocked") if here != "gpu" or ampere_or_later() else "blocked"
+    if find(name).backend not in ("", here) or (name == "blocked" and here == "gpu"):
+        return fast
+    return name

@@ -51,7 +51,7 @@ logits, the gradients of weights, keys and values."""
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
     if backend == "gpu":
-        return "attention='kernel' is for TPUs; a GPU takes attention='blocked', or 'cudnn' for chains"
+        return "attention='kernel' is for TPUs; a GPU takes attention='gpu_kernel'"
     return None
 
 

@@ -1,0 +1,94 @@
+"""Compiles attention's gradient for an NVIDIA GPU that is not there, and prints what its kernels take as JSON.
+
+    JAX_PLATFORMS=cpu python tests/gpu_aot.py '{"chip": "h100", "T": 16384, "H": 128}'
+
+This needs the extra `gpu-aot`. It is a process of its own: Triton aborts where it cannot compile a kernel, and XLA
+takes its flags from the environment.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+TARGETS = pathlib.Path(__file__).parent.parent / "jprm/plan/gpu_targets"
+ARCH = {"a100": "sm_80", "h100": "sm_90a", "b200": "sm_100a"}
+CASE = dict(chip="h100", B=1, T=2048, K=2, G=2, H=128, dtype="bfloat16", attention="gpu_kernel", windowed=False)
+TENSOR_CORES = r"(wgmma\.mma_async|tcgen05\.mma|mma\.sync)\S*"
+
+
+def compiled(case: dict):
+    """Returns the compiled gradient of a sum over attention's output. `config`: more fields of the model."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import topologies
+
+    from jprm.model.attention import gpu_blocks, gpu_kernel
+    from jprm.model.attention.registry import attend, plan
+    from jprm.model.config import ModelConfig
+
+    B, T, K, G, H = (case[x] for x in "BTKGH")
+    config = ModelConfig(
+        vocab_size=64, layers=1, width=64, heads=K * G, kv_heads=K, head_dim=H, mlp_width=64, rope_theta=1e4,
+        norm_eps=1e-6, dtype=case["dtype"], attention=case["attention"], windows=(512, 0) if case["windowed"] else (),
+        **case.get("config", {}),
+    )  # fmt: skip
+    if "launches" in case:
+        found = {name: gpu_blocks.Launch(*sizes) for name, sizes in case["launches"].items()}
+        gpu_kernel.launches = lambda *_: gpu_blocks.Launches(**found)
+    target = (TARGETS / f"{case['chip']}.txtpb").read_text()
+    topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target)
+    place = jax.sharding.SingleDeviceSharding(topology.devices[0])
+
+    def gradients(q, k, v, until_BT, position_BT, window):
+        def total(*qkv):
+            seen = plan(until_BT, position_BT, config)
+            y_BTKGH = attend(*qkv, seen, config, window if case["windowed"] else None)
+            return jnp.sum(jnp.square(y_BTKGH.astype(jnp.float32)))
+
+        return jax.grad(total, argnums=(0, 1, 2))(q, k, v)
+
+    def array(*shape, dtype=case["dtype"]):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    row = array(B, T, dtype="int32")
+    arguments = array(B, T, K, G, H), array(B, T, K, H), array(B, T, K, H), row, row, array(dtype="int32")
+    return jax.jit(gradients).lower(*arguments).compile()
+
+
+def kernels(dump: pathlib.Path, arch: str) -> dict:
+    """Returns registers, spilled and shared bytes and tensor-core instructions of the kernels that XLA dumped."""
+    (launches,) = dump.glob("*.thunk_sequence.txt")
+    shared = dict(re.findall(r"\b(\w+_kernel)\b.*shared_memory: (\d+) bytes", launches.read_text()))
+    ptxas = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations[0] + "/bin/ptxas"
+    found = {}
+    for path in dump.glob("*.ptx"):
+        code = path.read_text()
+        if not (named := re.search(r"\.entry (\w+_kernel)\(", code)):
+            continue
+        command = [ptxas, "-v", f"-arch={arch}", str(path), "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        registers, spilled = (int(re.search(rf"(\d+) {x}", said)[1]) for x in ("registers", "bytes spill stores"))
+        tensor = sorted({match[1] for match in re.finditer(TENSOR_CORES, code)})
+        found[named[1]] = dict(
+            registers=registers, spilled=spilled, shared=int(shared[named[1]]), tensor_cores=tensor
+        )  # fmt: skip
+    return found
+
+
+def main() -> None:
+    case = CASE | json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory() as dump:
+        os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump}"
+        memory = compiled(case).memory_analysis()
+        own = case["attention"] == "gpu_kernel"
+        found = kernels(pathlib.Path(dump), ARCH[case["chip"]]) if own else {}
+    print(json.dumps(dict(temporaries=memory.temp_size_in_bytes, kernels=found)))
+
+
+if __name__ == "__main__":
+    main()

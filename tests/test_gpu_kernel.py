@@ -1,0 +1,189 @@
+"""The GPU's kernels of interval attention, interpreted on a CPU, against the reference; and their tables."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_attention import WINDOW
+from test_kernel import close, long_rows, made, with_gradients
+from tiny import TINY, filled, packed_trees, reasoning_trees
+
+from jprm.data.prm800k import READER
+from jprm.layout import native_layout
+from jprm.model.attention import gpu_blocks, gpu_kernel
+from jprm.model.attention.gpu_blocks import Launch, Launches, default_launches, find_blocks
+from jprm.model.attention.registry import ATTENTION, attend, check, plan, suited
+from jprm.model.mesh import MeshConfig, make_mesh, spec
+from jprm.pack import pack, token_tree
+from jprm.tokenizer import load_tokenizer
+from jprm.tree import tree_of
+
+REFERENCE = dataclasses.replace(TINY, attention="reference")
+KERNEL = dataclasses.replace(TINY, attention="gpu_kernel")
+SMALL = Launches(Launch(16, 8, 4, 2), Launch(8, 16, 4, 2), Launch(8, 16, 4, 2))
+"""Blocks that only an interpreter takes: small ones, so that small rows have many."""
+
+# float32 sums of numbers of size 1 in another order, and powers of two where the reference has powers of e.
+EXACT = 1e-5
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def by_blocks(q, k, v, until_BT, position_BT, launches, config, window=None):
+    blocks = find_blocks(until_BT, position_BT, launches)
+    return with_gradients(lambda *qkv: ATTENTION["gpu_kernel"].attend(*qkv, blocks, config, window), q, k, v)
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def by_rule(q, k, v, until_BT, position_BT, config, window=None):
+    seen = plan(until_BT, position_BT, config)
+    return with_gradients(lambda *qkv: attend(*qkv, seen, config, window), q, k, v)
+
+
+B, T = 3, 48
+
+
+@settings(max_examples=10, deadline=None)
+@given(trees=st.lists(reasoning_trees(), min_size=1, max_size=5), seed=st.integers(0, 9))
+def test_equals_the_reference_with_its_gradients(trees, seed):
+    rows = packed_trees(trees, T, 24, too_long="truncate").rows
+    assume(1 <= len(rows.until) <= B)
+    rows = filled(rows, B)
+    arrays = (*made(seed, B, T), rows.until, rows.position)
+    close(by_blocks(*arrays, SMALL, REFERENCE), by_rule(*arrays, REFERENCE), EXACT)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(reasoning_trees(), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 12))
+def test_windows_and_soft_caps_are_those_of_the_reference(trees, seed, window):
+    rows = packed_trees(trees, T, 24, too_long="truncate").rows
+    assume(1 <= len(rows.until) <= B)
+    rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW)
+    arrays = (*made(seed, B, T), rows.until, rows.position)
+    found = by_blocks(*arrays, SMALL, config, np.int32(window))
+    close(found, by_rule(*arrays, config, np.int32(window)), EXACT)
+
+
+def test_heads_and_rows_of_any_size_are_padded():
+    """Chains, subtrees and padding, in the default blocks: heads of 20, rows of 150 tokens."""
+    H, G = 20, 3
+    until_BT, position_BT = (x[[0, 2, 3, 4], :150].clip(max=150) for x in long_rows())
+    arrays = (*made(0, 4, 150, K=2, G=G, H=H), until_BT, position_BT)
+    model = dict(heads=2 * G, kv_heads=2, head_dim=H)
+    found, expected = (by_rule(*arrays, dataclasses.replace(x, **model)) for x in (KERNEL, REFERENCE))
+    assert [x.shape for x in found] == [x.shape for x in expected]
+    close(found, expected, EXACT)
+
+
+def real_rows(shared_data, smollm2_gguf, tokens, count):
+    layout = native_layout(load_tokenizer(smollm2_gguf))
+    options = dict(control_questions="keep", human_written="positive")
+    records = itertools.islice(READER.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), count)
+    trees = [token_tree(tree_of(record), layout) for _, record in records]
+    return pack(trees, tokens, 128, too_long="truncate").rows
+
+
+def test_rows_of_prm800k_and_chains(shared_data, smollm2_gguf):
+    rows = real_rows(shared_data, smollm2_gguf, 512, 8)
+    chain = np.full((1, 512), 512)
+    until_BT = np.concatenate([rows.until[:2], chain])
+    position_BT = np.concatenate([rows.position[:2], np.arange(512)[None]])
+    assert np.any(np.diff(until_BT[0]) < 0) and np.any(np.diff(until_BT[0]) > 0)  # subtrees
+    arrays = (*made(1, 3, 512, K=1, H=16), until_BT, position_BT)
+    shape = dict(kv_heads=1, heads=2, head_dim=16)
+    found, expected = (by_rule(*arrays, dataclasses.replace(x, **shape)) for x in (KERNEL, REFERENCE))
+    close(found[:1], expected[:1], EXACT)
+    # A key's gradient is a sum over up to 512 queries: errors of float32 grow with the gradients, which reach 20.
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        assert np.max(np.abs(a - b)) < EXACT * np.max(np.abs(b))
+
+
+def test_bfloat16_sums_in_float32():
+    until_BT, position_BT = (x[:, :384].clip(max=384) for x in long_rows())
+    arrays = [x.astype(jnp.bfloat16) for x in made(1, 5, 384)]
+    found = by_rule(*arrays, until_BT, position_BT, dataclasses.replace(KERNEL, dtype="bfloat16"))
+    assert all(x.dtype == jnp.bfloat16 for x in found)
+    exact = by_rule(*(x.astype(np.float32) for x in arrays), until_BT, position_BT, REFERENCE)
+    for a, b in zip(found, exact, strict=True):
+        # Weights, their gradients and results are each rounded to 8 bits, 2^-9 of their size; a sum of many such.
+        error = np.asarray(a, np.float32) - np.asarray(b)
+        assert np.sqrt(np.mean(error**2)) < 2**-8 * np.sqrt(np.mean(np.square(b)))
+
+
+tables = jax.jit(find_blocks, static_argnums=(2, 3))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data(), st.sampled_from([(6, 8), (4, 12), (12, 4)]), st.sampled_from([1, 2]))
+def test_tables_hold_the_visible_pairs_and_no_other(data, sizes, parts):
+    """Of any `until`, nested or not, whole pairs first; in one part or two of the queries."""
+    size, (query, key) = 24, sizes
+    until_T = [data.draw(st.integers(j + 1, size)) for j in range(size)]
+    until_BT = np.array([until_T, range(1, size + 1), [size] * size], np.int32)
+    launch = Launch(query, key, 4, 1)
+    blocks = jax.tree.map(np.asarray, tables(until_BT, until_BT, Launches(launch, launch, launch), parts))
+    M, N, of_part = size // query, size // key, size // query // parts
+    for b in range(3):
+        seen_TT = (np.arange(size) <= np.arange(size)[:, None]) & (np.arange(size)[:, None] < until_BT[b])
+        seen_MNQK = seen_TT.reshape(M, query, N, key).swapaxes(1, 2)
+        some, every = (set(zip(*np.nonzero(x(seen_MNQK, (2, 3))), strict=True)) for x in (np.any, np.all))
+        for whole, expected in ((True, every), (False, some - every)):
+            by_query = [(m, n) for m, line in enumerate(blocks.forward[b]) for n in listed(line, whole)]
+            assert sorted(by_query) == sorted(expected)
+            by_key = [
+                (m + i // N * of_part, i % N) for i, line in enumerate(blocks.dkv[b]) for m in listed(line, whole)
+            ]
+            assert sorted(by_key) == sorted(expected)
+
+
+def listed(line, whole):
+    n, count = line[:2].tolist()
+    return line[2 : 2 + n].tolist() if whole else line[2 + n : 2 + count].tolist()
+
+
+def test_a_mesh_changes_nothing(monkeypatch):
+    """Rows, heads and the tokens of a row split over devices."""
+    monkeypatch.setattr(gpu_kernel, "launches", lambda *_: SMALL)
+    until_BT, position_BT = (x[:4, :128].clip(max=128) for x in long_rows())
+    arrays = (*made(2, 4, 128), until_BT, position_BT)
+    expected = by_rule(*arrays, REFERENCE)
+    grid, place = make_mesh(MeshConfig(1, 2, 2, 2)), ("batch", "tokens", "kv_heads")
+    config = dataclasses.replace(KERNEL, norm_eps=2e-6)  # a program of its own, since the launches are another
+    with jax.set_mesh(grid):
+        heads = (jax.device_put(x, jax.NamedSharding(grid, spec(*place))) for x in arrays[:3])
+        rows = (jax.device_put(x, jax.NamedSharding(grid, spec("batch", "tokens"))) for x in arrays[3:])
+        found = by_rule(*heads, *rows, config)
+    close(found, expected, EXACT)
+    assert all(x.sharding.spec[:3] == found[0].sharding.spec[:3] for x in found)
+
+
+def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    gpu = type("GPU", (), dict(compute_capability="8.0", device_kind="NVIDIA A100-SXM4-80GB"))
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    assert [suited(x) for x in ("blocked", "paths", "kernel", "gpu_kernel")] == ["gpu_kernel"] * 4
+    assert suited("cudnn") == "cudnn" and suited("reference") == "reference"
+    monkeypatch.setattr(gpu_blocks, "tuned", lambda: {gpu.device_kind: {"128x2": dataclasses.asdict(SMALL)}})
+    assert gpu_blocks.launches(96, 2) == SMALL and gpu_blocks.launches(64, 2) == default_launches(64, 2)
+    for gpu.compute_capability in ("7.5", "gfx90a"):
+        assert suited("paths") == "blocked"
+        with pytest.raises(ValueError, match="8.0 .Ampere. and later, and this one's is"):
+            check("gpu_kernel", KERNEL, "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert suited("gpu_kernel") == "blocked"
+    with pytest.raises(ValueError, match="a TPU takes attention='kernel'"):
+        check("gpu_kernel", KERNEL, "tpu")
+    with pytest.raises(ValueError, match="heads of at most 256, not head_dim=512"):
+        dataclasses.replace(KERNEL, head_dim=512)
+
+
+def test_the_table_of_measured_blocks_is_well_formed():
+    for device, cases in gpu_blocks.tuned().items():
+        assert device.startswith("NVIDIA")
+        for found in cases.values():
+            Launches(**{name: Launch(**found[name]) for name in ("forward", "dq", "dkv")})
