@@ -59,7 +59,7 @@ def test_kernels_keep_their_values_in_registers(chip, case):
 def test_memory_is_linear_in_tokens_and_a_twentieth_of_xlas():
     """One layer of Qwen2.5-7B's heads, forward and backward.
 
-    `blocked` takes memory that grows with the square, so it is nearest at short rows. (XLA takes more than seven minutes
+    `blocked` takes memory that grows with the square, so it is nearest at short rows. (XLA takes over seven minutes
     for its program at 16,384 tokens.)
     """
     seven_billion = dict(chip="h100", K=4, G=7, H=128)
