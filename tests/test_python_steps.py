@@ -60,6 +60,7 @@ def test_branches_of_a_tree_are_programs_of_their_own():
         ("x = 1 / 0", "ZeroDivisionError"),
         ("import sys; sys.exit(0)", "SystemExit"),
         ("import os; os._exit(0)", "before the tests"),
+        ("import os, time; os.closerange(3, 64); time.sleep(99)", "before the tests"),  # nor does its end take long
         ("def volume(s): return s", "never defined"),
         ("import os; os.fork()", "PermissionError"),
         ("x = bytearray(2 ** 40)", "MemoryError"),

@@ -95,7 +95,7 @@ def _run(code: str, tests: Sequence[str], last: bool, sandbox: bool, limits: Lim
     if any(outcome.output.startswith(("bwrap: ", "prlimit: ")) for outcome in (program, tested)):
         return Verdict(None)  # it was never started
     error, results = _read(tested.output, len(tests))
-    if program.status is None and (tested.status is None or error == _ENDED):
+    if tested.status is None or (program.status is None and error == _ENDED):
         return Verdict(0, 1, f"ran longer than {limits.seconds:g} seconds")
     if error is not None:
         return Verdict(0 if error else None, int(bool(error)), error or None)

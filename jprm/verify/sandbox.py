@@ -145,8 +145,12 @@ def _run(
 
 
 def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | None = None) -> int | None:
+    """Returns the exit status, that of a kill once `stop` is set; None if time ran out."""
     end, nap = time.monotonic() + seconds, 0.001
-    while (status := process.poll()) is None and time.monotonic() < end and not (stop and stop.is_set()):
+    while (status := process.poll()) is None and time.monotonic() < end:
+        if stop and stop.is_set():
+            _end(process)
+            return process.returncode
         time.sleep(nap)
         nap = min(2 * nap, 0.02)
     return status
