@@ -142,9 +142,12 @@ def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
-    """Returns the layout of a prompt with {problem} and control tokens such as <|im_start|>, and a delimiter a step."""
+    """Returns the layout of a prompt with {problem} and control tokens, and a delimiter a step.
+
+    Control tokens are the tokenizer's tokens of the forms <|im_start|> and [INST].
+    """
     before, field, after = prompt.partition("{problem}")
-    cut = [re.split(r"(<[^\s<>]+>)", text) for text in (before, after)]
+    cut = [re.split(r"(<[^\s<>]+>|\[/?[A-Z_]+\])", text) for text in (before, after)]
     found = {piece: tokenizer.token_id(piece) for pieces in cut for piece in pieces[1::2]}
     ids = {name: i for name, i in found.items() if i is not None}
     return TemplateLayout(tokenizer, (*cut[0], field, *cut[1]), ("{step}", delimiter), ids=ids)

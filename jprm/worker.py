@@ -74,7 +74,7 @@ class _Process:
             self.read(_START_S)
         except OSError:
             self.stop()
-            raise OSError(f"the process of {module} did not start: is math-verify installed?") from None
+            raise OSError(f"the process of {module} did not start: is everything that it imports installed?") from None
 
     def ask(self, question: Any, limit_s: float) -> Any:
         self._questions.write(json.dumps(question).encode() + b"\n")

@@ -27,7 +27,7 @@ LAYERS = [
         "compile_cache",
         "libtpu",
     ],
-    ["gguf_file", "tokenizer", "layout", "token_tree", "rows", "pack"],
+    ["gguf_file", "tokenizer", "chat_template", "layout", "token_tree", "rows", "pack"],
     ["model"],
     ["experiment", "checkpoints"],
     ["score", "adapters", "loading"],

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float32
 
+from jprm.chat_template import prompt_of
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import read
@@ -54,6 +55,7 @@ class SamplerConfig:
       max_tokens: of a sample; one that reaches it ends with `length`.
       prompt: the text before the steps, with `{problem}` and control tokens such as <|im_start|>. Empty: jprm's own
         layout, in which it trains policies and PRMs.
+      chat: whether `prompt` is the user's message (`{problem}` if empty), which the model's chat template surrounds.
       delimiter: text with a line break that ends every step; a newline in jprm's own layout.
       rows: the most samples decoded at once.
       logprobs: whether samples hold the log-probability of each token, at the sampling temperature.
@@ -66,6 +68,7 @@ class SamplerConfig:
     delimiter: str = "\n"
     rows: int = 64
     logprobs: bool = False
+    chat: bool = False
 
     def __post_init__(self):
         if not self.temperature >= 0:
@@ -79,7 +82,7 @@ class SamplerConfig:
             raise ValueError("prompt has no {problem}")
         if "\n" not in self.delimiter:
             raise ValueError(f"delimiter is {self.delimiter!r}: use a text with a line break, such as '\\n\\n'")
-        if not self.prompt and self.delimiter != "\n":
+        if not self.prompt and not self.chat and self.delimiter != "\n":
             raise ValueError(f"delimiter is {self.delimiter!r}: jprm's own layout has '\\n'; another needs a prompt")
 
 
@@ -329,6 +332,8 @@ def load_sampler(
     Raises FileNotFoundError, ValueError or NotImplementedError, naming what is missing, damaged or not supported.
     """
     path = pathlib.Path(path)
+    if options.chat:
+        options = dataclasses.replace(options, prompt=prompt_of(path, options.prompt or "{problem}"), chat=False)
     grid = make_mesh(mesh or MeshConfig())
     with jax.set_mesh(grid):
         if kind_of(path) == "run":

@@ -1,0 +1,149 @@
+"""Chat templates: the Jinja that comes with a tokenizer, rendered as data.
+
+A template is a program of a foreign author. It is rendered in a sandbox that reaches neither attributes of Python nor
+files (Jinja's `ImmutableSandboxedEnvironment`), in a process of its own with limits of time, memory and size: a loop or
+a product of texts ends nothing but itself. A policy renders its template once, when it is loaded.
+
+What a template may use is what transformers gives it, but for `strftime_now`: a prompt does not depend on the day.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jprm.worker import Worker, serve
+
+FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+LONGEST_TEMPLATE, LONGEST_TEXT = 2**20, 2**20
+"""Characters of a template, and of what it makes. Published templates have up to a few tens of thousands."""
+SECONDS = 10.0
+
+_worker = Worker("jprm.chat_template")
+_PROBLEM = "jprm-problem-7f3a"
+"""Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
+
+
+def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
+    """Returns the chat template of a model's folder or GGUF file, and its special tokens (`bos_token`, ...) by name.
+
+    Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
+    """
+    path = Path(path)
+    template, tokens = _of_gguf(path) if path.suffix == ".gguf" else _of_folder(path)
+    if isinstance(template, list):  # several by name, as {"name", "template"}
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}
+        template = named.get("default")
+    if not isinstance(template, str) or not template:
+        raise ValueError(f"{path}: has no chat template ({FILE}, or chat_template in {CONFIG}). Write the prompt")
+    if len(template) > LONGEST_TEMPLATE:
+        raise ValueError(f"{path}: its chat template has {len(template):,} characters: more than a template needs")
+    return template, tokens
+
+
+def _of_folder(folder: Path) -> tuple[Any, dict[str, str]]:
+    config, file = folder / CONFIG, folder / FILE
+    if not config.is_file():
+        raise FileNotFoundError(f"{config}: not there; it names the special tokens of the chat template. Fetch it too")
+    try:
+        fields = json.loads(config.read_bytes())
+        template = file.read_text(encoding="utf-8") if file.is_file() else fields.get("chat_template")
+        tokens = {key: fields[key] for key in fields if key.endswith("_token")}
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(f"{config}: it or {FILE} beside it is damaged ({error}). Fetch both again") from None
+    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()}
+    return template, {key: token for key, token in tokens.items() if isinstance(token, str)}
+
+
+def _of_gguf(path: Path) -> tuple[Any, dict[str, str]]:
+    from jprm.gguf_file import open_gguf
+
+    fields = open_gguf(path).fields
+    texts, tokens = fields.get("tokenizer.ggml.tokens") or [], {}
+    for name in ("bos", "eos"):
+        i = fields.get(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(i, int) and 0 <= i < len(texts):
+            tokens[f"{name}_token"] = texts[i]
+    return fields.get("tokenizer.chat_template"), tokens
+
+
+def render(
+    template: str, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, str], *, reply: bool = True
+) -> str:
+    """Returns the text that a template makes of chat messages; with `reply`, up to where the assistant's text begins.
+
+    Raises ValueError where the template is wrong, refuses the messages, or exceeds the limits.
+    """
+    question = {"template": template, "messages": list(messages), "tokens": dict(tokens), "reply": reply}
+    answer = _worker.ask(question, SECONDS)
+    if answer is None:
+        raise ValueError(f"the chat template takes more than {SECONDS:g} s or too much memory. Write the prompt")
+    if "error" in answer:
+        raise ValueError(f"the chat template fails: {answer['error']}. Write the prompt")
+    return answer["text"]
+
+
+def prompt_of(path: str | os.PathLike, message: str) -> str:
+    """Returns the prompt, with `{problem}`, that the model's template makes of the user's message with `{problem}`.
+
+    Raises as `template_of` and `render`, and ValueError where the template does not hold the message once, as it is.
+    """
+    template, tokens = template_of(path)
+    said = [{"role": "user", "content": message.replace("{problem}", _PROBLEM)}]
+    try:
+        text = render(template, said, tokens)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if text.count(_PROBLEM) != 1:
+        raise ValueError(f"{path}: its chat template holds the user's message {text.count(_PROBLEM)} times, not once")
+    return text.replace(_PROBLEM, "{problem}")
+
+
+def _prepare():
+    """Returns the function that renders a question, in the worker."""
+    import jinja2
+    from jinja2 import ext, nodes, sandbox
+
+    class Generation(ext.Extension):
+        """`{% generation %}`, which marks an assistant's text for training: its content stands."""
+
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = refuse
+
+    def answer(question: dict[str, Any]) -> dict[str, str]:
+        given = {"messages": question["messages"], "tools": None, "documents": None}
+        given |= {"add_generation_prompt": question["reply"], **question["tokens"]}
+        parts, size = [], 0
+        try:
+            for part in environment.from_string(question["template"]).generate(**given):
+                parts.append(part)
+                if (size := size + len(part)) > LONGEST_TEXT:
+                    return {"error": f"its text has more than {LONGEST_TEXT:,} characters"}
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            return {"error": (str(error).splitlines() or [type(error).__name__])[0][:300]}
+        return {"text": "".join(parts)}
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve(_prepare)

@@ -1,0 +1,124 @@
+"""Chat templates: where they are found, what they render beside transformers, and what a hostile one can do."""
+
+import dataclasses
+import json
+
+import pytest
+from published import LLAMA_CHAT, QWEN_CHAT
+from tiny_rl import POLICY, save_run
+
+from jprm import chat_template
+from jprm.chat_template import prompt_of, render, template_of
+from jprm.layout import prompt_layout
+from jprm.policy.protocol import Prefix
+from jprm.policy.sampler import SamplerConfig, load_sampler
+from jprm.tokenizer import load_tokenizer
+
+ASK = [{"role": "user", "content": "What is 2 < 3? {problem}"}]
+TALK = [{"role": "system", "content": " Be brief.\n"}, *ASK, {"role": "assistant", "content": 'é "true"'}, *ASK]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+SHORT = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+
+
+def folder_with(tmp_path, config, template=None):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [
+        ({"chat_template": SHORT}, None),
+        ({"chat_template": "of older files"}, SHORT),
+        ({"chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": SHORT}]}, None),
+    ],
+)
+def test_a_folders_template(tmp_path, config, file):
+    folder = folder_with(
+        tmp_path, {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, **config}, file
+    )
+    assert template_of(folder) == (SHORT, TOKENS)
+    assert prompt_of(folder, "{problem}\nIn short.") == "<s>[user] {problem}\nIn short."
+
+
+def test_the_template_in_a_gguf_file(smollm2_gguf):
+    prompt = prompt_of(smollm2_gguf, "{problem}")
+    assert prompt.endswith("<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n")
+    tokenizer = load_tokenizer(smollm2_gguf)
+    ids = prompt_layout(tokenizer, prompt, "\n\n").problem("<|im_end|>2 + 2?")
+    assert ids.count(tokenizer.token_id("<|im_start|>")) == prompt.count("<|im_start|>")
+    assert ids.count(tokenizer.token_id("<|im_end|>")) == prompt.count("<|im_end|>")  # none from the problem
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "has no chat template"),
+        ({"chat_template": [{"name": "rag", "template": "x"}]}, "has no chat template"),
+        ([], "is damaged"),
+        ({"chat_template": "{{ '" + "x" * 2**20 + "' }}"}, "more than a template needs"),
+        ({"chat_template": "{{ messages | length }}"}, "the user's message 0 times, not once"),
+        ({"chat_template": SHORT + SHORT}, "the user's message 2 times, not once"),
+    ],
+)
+def test_a_folder_without_a_use_is_refused(tmp_path, config, message):
+    with pytest.raises(ValueError, match=message):
+        prompt_of(folder_with(tmp_path, config), "{problem}")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% if %}", "fails: "),
+        ("{{ raise_exception('one user message only') }}", "fails: one user message only. Write the prompt"),
+        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),  # a prompt does not depend on the day
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ range(10**6) | list | length }}", "Range too big"),
+        ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "has more than 1,048,576 characters"),
+        ("{{ 'a' * 10**11 }}", "too much memory"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes more than 1 s"),
+        ("{{ 'é' }}" * 9, None),  # the worker answers again
+    ],
+)
+def test_a_hostile_template_ends_itself_alone(template, message, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+    if message is None:
+        assert render(template, ASK, TOKENS) == "é" * 9
+        return
+    with pytest.raises(ValueError, match=message):
+        render(template, ASK, TOKENS)
+
+
+def test_a_policy_with_its_template_is_the_policy_with_its_prompt(tmp_path, one_device):
+    save_run(tmp_path / "run", POLICY, 0, 0.3)
+    folder_with(tmp_path / "run", {"eos_token": "<eos>", "chat_template": "{{ messages[0].content }}{{ eos_token }}="})
+    options = SamplerConfig(prompt="1{problem}", chat=True, delimiter="\n")
+    own = load_sampler(tmp_path / "run", options)
+    typed = load_sampler(tmp_path / "run", dataclasses.replace(options, prompt="1{problem}<eos>=", chat=False))
+    assert own.name == typed.name
+    assert own.prompt(Prefix("2+3", ("5",))) == typed.prompt(Prefix("2+3", ("5",)))
+    assert own.prompt(Prefix("2+3")).count(own.tokenizer.eos) == 1
+
+
+LOOPS = (
+    "{%- for m in messages -%}\n{%- if m.role == 'system' %}{% continue %}{% endif -%}\n    {% generation %}"
+    "{{ m | tojson }}{% endgeneration %}\n{% set x = namespace(n=loop.index) %}\n{{ x.n }}{%- if x.n > 2 %}{% break %}"
+    "{% endif %}\n  {%- endfor %}{% if tools is none and add_generation_prompt %}\n>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("reply", [True, False])
+@pytest.mark.parametrize("talk", [ASK, TALK], ids=["ask", "talk"])
+@pytest.mark.parametrize("name", ["smollm2", "qwen", "llama", "loops"])
+def test_the_text_is_that_of_transformers(name, talk, reply, request):
+    utils = pytest.importorskip("transformers.utils.chat_template_utils", reason="the extra 'parity' is not installed")
+    template, tokens = {"qwen": QWEN_CHAT, "llama": LLAMA_CHAT, "loops": LOOPS}.get(name), TOKENS
+    if template is None:
+        template, tokens = template_of(request.getfixturevalue("smollm2_gguf"))
+    (expected,), _ = utils.render_jinja_template([talk], chat_template=template, add_generation_prompt=reply, **tokens)
+    assert render(template, talk, tokens, reply=reply) == expected
