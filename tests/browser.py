@@ -2,10 +2,14 @@
 
 import base64
 import json
+import os
+import pathlib
 import re
 import subprocess
 import time
 import urllib.request
+
+import pytest
 
 
 class Browser:
@@ -75,3 +79,19 @@ def requests_of(browser):
     """The URLs that the browser has asked for since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.logs("performance")]
     return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+
+def axe_script():
+    """The text of axe-core, of the file AXE_CORE. Skips without it."""
+    if not (file := os.environ.get("AXE_CORE")):
+        pytest.skip("needs axe-core: npm install axe-core, AXE_CORE=node_modules/axe-core/axe.min.js")
+    return pathlib.Path(file).read_text(encoding="utf-8")
+
+
+def violations(browser):
+    """What axe-core, which the page has run, finds: (rule, elements, how the first fails)."""
+    found = browser.call("POST", "/execute/async", {"script": "axe.run().then(arguments[0])", "args": []})
+    return [
+        (one["id"], [node["target"] for node in one["nodes"]], one["nodes"][0].get("failureSummary"))
+        for one in found["violations"]
+    ]

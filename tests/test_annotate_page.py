@@ -1,0 +1,182 @@
+"""The labelling page in a real browser: a chain by keyboard alone, without a connection, after a reload, on a phone."""
+
+import json
+import threading
+import time
+
+import pytest
+import uvicorn
+from annotating import SECRET, Desk, chain, make
+from browser import axe_script, requests_of, violations
+
+from jprm.annotate import study
+
+NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
+ENTER, ESCAPE, CONTROL = "\ue007", "\ue00c", "\ue009"
+
+
+class Page:
+    """A study that is served on a port, and a browser in front of it as ana."""
+
+    def __init__(self, browser, folder):
+        self.browser, self.folder, self.desk = browser, folder, Desk(folder)
+        config = uvicorn.Config(self.desk.app, port=0, log_level="error", timeout_graceful_shutdown=5)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self):
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.browser.open("about:blank")
+        self.browser.size(1000, 760)
+        requests_of(self.browser), self.browser.logs("browser")
+        self.browser.open(f"http://127.0.0.1:{self.port}/#ana")
+        self.wait("!document.getElementById('chain').hidden")
+        return self
+
+    def __exit__(self, *error):
+        self.offline(False)
+        self.browser.open("about:blank")
+        self.server.should_exit = True
+        self.thread.join(30)
+        self.desk.__exit__(*error)
+
+    def wait(self, condition):
+        self.browser.wait(f"return {condition}", 20)
+
+    def says(self, id):
+        return self.browser.run("return document.getElementById(arguments[0]).innerText", id)
+
+    def steps(self):
+        return self.browser.run("return [...document.querySelectorAll('#steps li')].map(e => e.innerText)")
+
+    def stored(self):
+        """Waits until all is stored; returns what the log has of the page's events."""
+        self.wait("document.getElementById('stored').textContent === 'all stored'")
+        return [event for event in self.log() if event["kind"] != "open"]
+
+    def log(self):
+        return [json.loads(line) for line in (self.folder / study.EVENTS).read_text().splitlines()]
+
+    def offline(self, yes):
+        self.browser.cdp("Network.enable")
+        conditions = {"offline": yes, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        self.browser.cdp("Network.emulateNetworkConditions", **conditions)
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    first = chain(0, steps=3) | {"problem": NASTY}
+    first["steps"][1] = NASTY
+    with Page(browser, make(tmp_path, work=[first, *(chain(i, steps=3) for i in range(1, 6))], names=("ana",))) as made:
+        yield made
+
+
+def test_a_chain_is_labelled_by_keys_alone_and_nothing_else_is_seen(page):
+    assert page.says("problem") == NASTY and len(page.steps()) == 1
+    source = page.browser.run("return document.documentElement.outerHTML")
+    assert "Step 2 of chain 0." not in source and str(SECRET) not in source and "stratum" not in source
+    page.browser.press("3")
+    page.wait("document.querySelectorAll('#steps li').length === 2")
+    assert page.browser.run("return document.querySelector('#steps li.now .text').textContent") == NASTY
+    page.browser.press("2", "u", "2", "1")  # neutral, taken back, neutral again, and the last step wrong
+    page.wait("!document.getElementById('end').hidden")
+    assert page.says("end-text") == "First error: step 3."
+    assert [text.split("\n")[1] for text in page.steps()] == ["✓ right", "– neutral", "✗ wrong"]
+    page.browser.press("f", "c")
+    page.browser.press(*"why")
+    page.browser.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": [
+        {"type": kind, "value": key} for kind, key in
+        (("keyDown", CONTROL), ("keyDown", ENTER), ("keyUp", ENTER), ("keyUp", CONTROL))
+    ]}]})  # fmt: skip
+    page.wait("document.querySelectorAll('#comments li').length === 1")
+    page.browser.press(ENTER)
+    page.wait("document.getElementById('problem').textContent === 'Problem 1?'")
+    page.browser.press("s", "u", "u")  # skip and not; then back to the chain before
+    page.wait("!document.getElementById('end').hidden")
+    assert page.says("end-text") == "First error: step 3."
+    page.browser.press(ENTER)
+    events = page.stored()
+    kinds = [(event["kind"], event.get("step"), event.get("rating")) for event in events]
+    assert kinds == [
+        ("rate", 0, 1), ("rate", 1, 0), ("undo", 1, None), ("rate", 1, 0), ("rate", 2, -1), ("flag", None, None),
+        ("comment", None, None), ("finish", None, None), ("undo", None, None), ("finish", None, None),
+    ]  # fmt: skip
+    assert len({event["uuid"] for event in events}) == len(events) and events[6]["text"] == "why"
+    assert page.browser.run("return document.title") == "jprm annotate"
+    assert page.browser.logs("browser") == []
+    urls = requests_of(page.browser)
+    home = f"http://127.0.0.1:{page.port}/"
+    assert len(urls) > 10 and all(url.startswith(home) or url == "data:," for url in urls)
+
+
+def test_work_goes_on_without_a_connection_and_arrives_once_in_order(page):
+    page.browser.press("3")
+    page.stored()
+    page.offline(True)
+    page.browser.press("3", "1", ENTER, "3", "3")  # the rest of this chain, and two steps of the next
+    page.wait("document.getElementById('stored').textContent.startsWith('offline: 5 kept')")
+    assert len([event for event in page.log() if event["kind"] != "open"]) == 1
+    assert len(page.steps()) == 3 and page.says("problem") == "Problem 1?"
+    page.offline(False)
+    page.browser.open(f"http://127.0.0.1:{page.port}/?again#ana")  # a reload, in which the outbox stays
+    page.wait("document.querySelectorAll('#steps li').length === 3")
+    events = page.stored()
+    assert [(event["kind"], event.get("rating")) for event in events] == [
+        ("rate", 1), ("rate", 1), ("rate", -1), ("finish", None), ("rate", 1), ("rate", 1)
+    ]  # fmt: skip
+    assert len({event["uuid"] for event in events}) == len(events)
+    assert page.browser.run("return localStorage.length") == 0
+
+
+def test_a_full_disk_is_said_and_what_the_server_refuses_is_taken_back(page, monkeypatch):
+    append = page.desk.log.append
+
+    def full(event):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page.desk.log, "append", full)
+    page.browser.press("3")
+    page.wait("document.getElementById('alert').textContent.includes('No space left on device')")
+    assert page.says("stored") == "not stored: 1 kept in this browser"
+    monkeypatch.setattr(page.desk.log, "append", append)
+    assert len(page.stored()) == 1  # tried again without a key being pressed
+    page.wait("document.getElementById('alert').hidden")
+    task = page.desk.tasks.of("ana")[0]
+    page.desk.tasks.apply({"uuid": "elsewhere", "kind": "rate", "annotator": "ana", "task": task.id, "step": 1,
+                           "rating": 1, "seconds": 1.0, "time": 1.0})  # fmt: skip
+    page.browser.press("1")  # the same step, in this window
+    page.wait("document.getElementById('alert').textContent.includes('another window')")
+    page.wait("document.querySelectorAll('#steps li').length === 3")  # the server's state
+
+
+@pytest.mark.parametrize(("width", "height", "scale"), [(360, 640, 1), (640, 400, 2)], ids=["phone", "zoom of 200 %"])
+def test_it_fits_a_phone_and_a_zoom(page, width, height, scale):
+    page.browser.size(width, height, scale)
+    page.browser.press("3", "3")
+    page.wait("document.querySelectorAll('#steps li').length === 3")
+    root = "document.documentElement"
+    assert page.browser.run(f"return {root}.scrollWidth - {root}.clientWidth") <= 0
+    now = page.browser.run("const r = document.querySelector('li.now').getBoundingClientRect(),"
+                           " d = document.getElementById('dock').getBoundingClientRect();"
+                           " return [r.top, r.bottom, d.top, d.bottom, innerHeight]")  # fmt: skip
+    assert 0 <= now[0] and now[1] <= now[2] + 1 and now[3] <= now[4] + 1, now  # the step is above the buttons
+    small = page.browser.run("return [...document.querySelectorAll('#dock button')].filter(e => e.offsetParent)"
+                             ".map(e => e.getBoundingClientRect().height).filter(h => h < 24).length")  # fmt: skip
+    assert small == 0  # WCAG 2.2, target size
+
+
+@pytest.mark.slow
+def test_axe_finds_no_violation(page):
+    script = axe_script()
+    for scheme in ("light", "dark"):
+        page.browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        page.browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
+        for key in ("", "3", "2", "?", ESCAPE, "c", ESCAPE, "1"):
+            page.browser.press(*key)
+            time.sleep(0.3)  # the step's appearance ends: axe reads colours as they are
+            page.browser.run(script)
+            assert violations(page.browser) == [], (scheme, key)
+        page.browser.press("u", "u", "u")
