@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Int
 
 from jprm.model.attention.blocked import unsplit
-from jprm.model.attention.interface import HIDDEN, Implementation, capped, with_backward
+from jprm.model.attention.interface import HIDDEN, SAVED, Implementation, capped, with_backward
 from jprm.model.attention.tpu_blocks import (
     FIRST,
     LANES,
@@ -79,6 +80,8 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
     q_BKGTH, k_BKTH, v_BKTH = q_BTKGH.transpose(0, 2, 3, 1, 4), k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
     heads = dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH])
     y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
+    # remat="dots" keeps what the backward pass needs of the forward pass, like products.
+    y_BKGTH, log_BKG1T = checkpoint_name(y_BKGTH, SAVED), checkpoint_name(log_BKG1T, SAVED)
     return y_BKGTH.transpose(0, 3, 1, 2, 4), (q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T)
 
 
