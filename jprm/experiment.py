@@ -40,9 +40,9 @@ class DataConfig:
     rows, micro_rows: rows of an update, computed micro_rows at a time (gradient accumulation).
     window: trees packed together. Larger windows pad less and start later. Where a row holds one chain
         (`attention="cudnn"`) they only take more memory: a few trees are enough.
-    streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only the
-        blocks that it computes. Like the seed it decides the order of the data; 1 has every host pack everything.
-        Streams advance at their own pace: their epochs end some batches apart.
+    streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only its own.
+        Like the seed it decides the order of the data. Streams advance at their own pace.
+    cache: a folder for token trees, so that records are tokenised once and not in every epoch; empty: none.
     supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM);
         `outcome_steps` and `outcome_tokens`, that outcome at every step or token of the chain, as Lightman et al. and
         Cobbe et al. trained ORMs (where chains share a prefix: the mean, weighted by their number); `token`, every
@@ -65,6 +65,7 @@ class DataConfig:
     micro_rows: int = 1
     window: int = 128
     streams: int = 1
+    cache: str = ""
     seed: int = 0
     siblings: bool = False
     extras: tuple[str, ...] = ()

@@ -274,6 +274,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems have no locks
 
 
+class Taken(ValueError):
+    """Another process is writing the file."""
+
+
 def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
     """Locks the file until it is closed. One that was renamed meanwhile is another process's, and whole."""
     try:
@@ -286,7 +290,7 @@ def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
         if error.errno in NO_LOCKS:
             return
         raise
-    raise ValueError(
+    raise Taken(
         f"{os.fspath(path)}: another run is writing it. Wait for it, or name another file. (Where a host died and its"
         " network file system still holds the file for it, a copy under the same name is free.)"
     )

@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -138,6 +139,13 @@ class SentencePieceTokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         atomic_write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())
+
+
+def saved_bytes(tokenizer: Tokenizer) -> bytes:
+    """Returns the files that a tokenizer is saved as, one after the other: what a digest of it is made of."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        return b"".join(file.read_bytes() for file in sorted(Path(folder).iterdir()))
 
 
 def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, *, of_model: bool = False) -> Tokenizer:

@@ -23,7 +23,7 @@ import yardsticks
 
 HERE = pathlib.Path(__file__).resolve().parent
 KEPT = yardsticks.REPOSITORY / "runs" / "bench"
-BENCHES = ("attention", "search_speed", "score_speed", "train_speed")
+BENCHES = ("attention", "search_speed", "score_speed", "train_speed", "host_speed")
 
 
 def measure(bench: str, options: list[str]) -> bool:
@@ -71,7 +71,7 @@ def page(results: dict[str, dict]) -> str:
         " that jax or numpy made there before each round. Each script's `--help` says what it measures.\n"
     ]
     for bench, write in (("train_speed", training), ("score_speed", scoring), ("search_speed", searching),
-                         ("attention", attending)):  # fmt: skip
+                         ("attention", attending), ("host_speed", hosting)):  # fmt: skip
         if bench in results:
             r = results[bench]
             parts.append(f"{write(r)}\n{r['machine']}; {r['when']}; {number(r['took_seconds'])} seconds in all.\n")
@@ -151,6 +151,19 @@ def attending(r: dict) -> str:
         "## Attention\n\nOne layer, forward and backward; `jax.nn` is `jax.nn.dot_product_attention` with a T x T mask."
         " Peak memory is over that of inputs and outputs: by the compiled program, and as resident memory.\n\n"
         + table("| row | T | way | seconds | peak | resident | computed pairs that were needed |", rows)
+    )
+
+
+def hosting(r: dict) -> str:
+    return (
+        "## Packing\n\nOne epoch of PRM800K phase 1, rows of 8,192 tokens, one thread; the rows are the same bit for"
+        " bit.\n\n"
+        + table(
+            "| real tokens a second | from the cache | from records | ratio |",
+            [[f"median of {r['rounds']}", number(r["ours"]), number(r["peer"]), number(r["ratio"])]],
+        )
+        + f"\nPacking alone, trees in memory: {number(r['packing'])} tokens a second. The cache took"
+        f" {number(r['write_seconds'])} s to write and has {number(r['cache_bytes_a_token'])} bytes a token.\n"
     )
 
 

@@ -58,7 +58,7 @@ def packed_batches(*args: Any, **kwargs: Any) -> grain.IterDataset[Rows]:
 
 
 def counted_batches(
-    source: Sequence[Any] | grain.MapDataset, layout: Layout, config: PipelineConfig,
+    source: Sequence[Any] | grain.MapDataset, layout: Layout | None, config: PipelineConfig,
     tree_of: Callable[[Any], ReasoningTree] | None = None,
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:  # fmt: skip
     """Returns batches of rows, and the counts of packing them: a window's are beside its first row.
@@ -68,19 +68,21 @@ def counted_batches(
 
     Args:
         source: random access (`len` and `[i]`) to trees, or to items that `tree_of` turns into trees.
+        layout: turns trees into token trees; None where `source` has token trees (`jprm.data.token_cache`).
 
     Raises:
         ValueError: an empty source; while iterating, what `token_tree` and `pack` refuse.
     """
     if len(source) == 0:
         raise ValueError("the data source is empty; there is nothing to train on")
-    trees = grain.MapDataset.source(source).seed(config.seed)
+    trees: grain.MapDataset[Any] = grain.MapDataset.source(source).seed(config.seed)
     if config.shuffle:
         trees = trees.shuffle()
     if tree_of is not None:
         trees = trees.map(tree_of)
-    given = dict(supervise=config.supervise, extras=config.extras, weight=config.weight)
-    trees = trees.map(functools.partial(token_tree, layout=layout, **given))
+    if layout is not None:
+        given = dict(supervise=config.supervise, extras=config.extras, weight=config.weight)
+        trees = trees.map(functools.partial(token_tree, layout=layout, **given))
     windows = trees.batch(config.window, batch_fn=list).repeat(config.epochs)
     packed = windows.map_with_index(functools.partial(_pack_window, config))
     first, count = config.stream

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import pathlib
-import tempfile
 from typing import Any
 
 import jax
@@ -16,7 +14,7 @@ from jax.sharding import Mesh
 
 from jprm.score.scale import PROBABILITY
 from jprm.score.scorer import PRM, Scorer
-from jprm.tokenizer import Tokenizer
+from jprm.tokenizer import Tokenizer, saved_bytes
 
 
 def identity(prm: PRM | Scorer) -> dict[str, Any]:
@@ -43,10 +41,7 @@ def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
         sums = [np.asarray(x).tolist() for x in jax.tree.leaves(_sums(params))]
     about = [(jax.tree_util.keystr(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
     found.update(json.dumps([about, sums]).encode())
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save(folder)
-        for file in sorted(pathlib.Path(folder).iterdir()):
-            found.update(file.read_bytes())
+    found.update(saved_bytes(tokenizer))
     return found.hexdigest()[:16]
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grain
 import jax
 import numpy as np
 
-from jprm import data
+from jprm import data, multihost
+from jprm.data import token_cache
 from jprm.data.pipeline import PipelineConfig, counted_batches
 from jprm.data.streams import Streams, own_streams
 from jprm.experiment import Experiment
 from jprm.layout import Layout, native_layout
 from jprm.rows import Rows
-from jprm.tokenizer import Tokenizer
+from jprm.token_tree import TokenTree, token_tree
+from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
 
@@ -68,7 +72,34 @@ def batches_of(
         epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows, siblings=config.siblings,
     )  # fmt: skip
     source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
+    if config.cache and len(source):
+        return counted_batches(_token_trees(experiment, source, files, layout), None, pipeline)
     return counted_batches(source, layout, pipeline, lambda record: _checked(tree_of(record), experiment))
+
+
+def _token_trees(
+    experiment: Experiment, source: Sequence[Any] | grain.MapDataset, files: Sequence[str], layout: Layout
+) -> Sequence[TokenTree]:
+    """Returns the source's token trees from `data.cache`, where process 0 writes them first if they are not there.
+
+    A process that does not see that folder, because it is on another host's disk, writes its own.
+    """
+    config, target = experiment.data, experiment.target
+    given = {"supervise": config.supervise, "extras": config.extras, "weight": config.weight}
+    about = {
+        "files": [token_cache.files_of(file) for file in files],
+        "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
+        **given,
+        "target": [target.labels, target.consensus, target.after_error, target.soft],  # what `_checked` looks at
+    }
+    records = (source[i] for i in range(len(source)))
+    trees = (token_tree(_checked(tree_of(record), experiment), layout, **given) for record in records)
+
+    def write() -> None:
+        token_cache.cached(config.cache, trees, len(source), about)
+
+    multihost.first(write)
+    return token_cache.cached(config.cache, trees, len(source), about)
 
 
 def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:

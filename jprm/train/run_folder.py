@@ -15,7 +15,7 @@ from jprm.tokenizer import Tokenizer
 
 EXPERIMENT = "experiment.json"
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds", "base",
-        "tokenizer", "trackers", "profile", "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
+        "tokenizer", "trackers", "profile", "data.cache", "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
 """Fields that may differ when a run continues: they change neither the parameters' meaning nor the data's order. The
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 

@@ -1,0 +1,82 @@
+"""How many tokens a second one host packs, from records and from the cache of token trees: PRM800K phase 1.
+
+    python experiments/bench/host_speed.py [--data ../shared/data] [--rounds 3]
+
+A round is one epoch of the training pipeline, rows of 8,192 tokens, by one thread. The two ways take turns, and their
+rows are compared bit for bit. The last line is one JSON object: `ours`, real tokens a second from the cache, `peer`,
+the same from records, `ratio`; `write_seconds`, what the cache took to write; `cache_bytes_a_token`; and `packing`,
+tokens a second of packing alone, with the trees in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+import time
+
+import jax
+import numpy as np
+import yardsticks
+from train_speed import experiment
+
+from jprm.data.readers import READERS
+from jprm.data.token_cache import TokenTrees
+from jprm.experiment import Experiment
+from jprm.jsonl import write_records
+from jprm.layout import Layout, native_layout
+from jprm.pack import pack
+from jprm.tokenizer import load_tokenizer
+from jprm.train.batches import batches_of
+
+
+def epoch(config: Experiment, layout: Layout) -> tuple[list, dict[str, float]]:
+    start, busy = time.perf_counter(), time.process_time()
+    rows = [rows for rows, _ in batches_of(config, config.data.train, layout, once=True)]
+    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - busy}
+    tokens = sum(int(yardsticks.real_tokens(some).sum()) for some in rows)
+    return rows, {"tokens_per_s": tokens / spent["seconds"], "tokens_per_cpu_s": tokens / spent["cpu_seconds"]}
+
+
+def packing(trees: TokenTrees, config: Experiment) -> float:
+    """Returns tokens a second of packing trees that are in memory."""
+    made, data = list(trees), config.data
+    start = time.perf_counter()
+    for first in range(0, len(made), data.window):
+        pack(made[first : first + data.window], data.tokens, data.slots, too_long="error")
+    return sum(len(tree.tokens_N) for tree in made) / (time.perf_counter() - start)
+
+
+def main() -> None:
+    args = yardsticks.parser(__doc__).parse_args()
+    phase1 = yardsticks.dataset(args.data, "prm800k/phase1_train.jsonl")
+    read = READERS["prm800k"].read(phase1, human_written="unlabelled", control_questions="keep")
+    with tempfile.TemporaryDirectory() as folder:
+        train = pathlib.Path(folder) / "trees.jsonl"
+        write_records(train, [record for _, record in read])
+        plain = experiment(train, 8192)
+        stored = dataclasses.replace(plain, data=dataclasses.replace(plain.data, cache=f"{folder}/cache"))
+        layout = native_layout(load_tokenizer(plain.tokenizer))
+        start = time.perf_counter()
+        next(iter(batches_of(stored, stored.data.train, layout, once=True)))
+        written = time.perf_counter() - start
+        rounds = []
+        for _ in range(args.rounds):
+            (slow, one), (fast, other) = epoch(plain, layout), epoch(stored, layout)
+            jax.tree.map(np.testing.assert_array_equal, fast, slow)
+            rounds.append((other, one))
+            print({"cache": other, "records": one}, flush=True)
+        (place,) = (pathlib.Path(folder) / "cache").iterdir()
+        size = sum(file.stat().st_size for file in place.iterdir())
+        trees = TokenTrees(place)
+        found, theirs = ({key: statistics.median(pair[i][key] for pair in rounds) for key in one} for i in (0, 1))
+        yardsticks.report(
+            "host_speed", found.pop("tokens_per_s"), theirs["tokens_per_s"], unit="tokens a second", **found,
+            write_seconds=written, cache_bytes_a_token=size / sum(len(tree.tokens_N) for tree in trees),
+            packing=packing(trees, plain), rounds=args.rounds,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Token trees on disk: the same batches bit for bit, written once, whole after a kill."""
+
+import dataclasses
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grain
+import jax
+import numpy as np
+import pytest
+import tiny_run as tiny
+
+from jprm.data import token_cache
+from jprm.data.token_cache import TokenTrees, cached, write
+from jprm.experiment import DataConfig
+from jprm.jsonl import write_records
+from jprm.layout import native_layout
+from jprm.token_tree import TokenTree, token_tree
+from jprm.tokenizer import load_tokenizer
+from jprm.train.batches import batches_of
+from jprm.tree import tree_of
+
+RECORDS = tiny.trees(40, seed=3)
+
+
+@pytest.fixture(scope="module")
+def layout(tiny_run):
+    return native_layout(load_tokenizer(tiny_run.folder))
+
+
+def equal(one: TokenTree, other: TokenTree):
+    for field in dataclasses.fields(TokenTree):
+        x, y = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(x, np.ndarray):
+            assert x.dtype == y.dtype and np.array_equal(x, y), field.name
+        elif field.name == "extras":
+            assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x)
+        else:
+            assert x == y, field.name
+
+
+@pytest.mark.parametrize("supervise", ["step", "outcome_tokens"])
+def test_trees_come_back_as_they_were(layout, tmp_path, supervise):
+    trees = [token_tree(tree_of(record), layout, supervise) for record in RECORDS]
+    trees[3] = dataclasses.replace(trees[3], name="ein Umlaut: ä")
+    if supervise == "step":
+        trees = [dataclasses.replace(t, extras={"b": t.label_M / 3, "a": t.weight_M}) for t in trees]
+    write(tmp_path, trees)
+    found = TokenTrees(tmp_path)
+    assert len(found) == len(trees)
+    for one, other in zip(trees, found, strict=True):
+        equal(one, other)
+    equal(found[2:9:3][1], trees[5])
+
+
+def batches(files, layout, cache, count=1, **options):
+    experiment = tiny.experiment(Path(files[0]).parent)
+    config = dataclasses.replace(experiment.data, cache=str(cache), **options)
+    experiment = dataclasses.replace(experiment, data=config)
+    made = iter(batches_of(experiment, files, layout))
+    return made, [next(made) for _ in range(count)]
+
+
+def test_batches_are_the_same_bit_for_bit_over_epochs_and_resumed(layout, tmp_path):
+    for i in range(2):
+        write_records(tmp_path / f"{i}.jsonl", RECORDS[i::2])
+    files = [str(tmp_path / f"{i}.jsonl") for i in range(2)]
+    _, expected = batches(files, layout, "", 12, window=8)
+    made, found = batches(files, layout, tmp_path / "cache", 12, window=8)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    again, _ = batches(files, layout, tmp_path / "cache", window=8)
+    again.set_state(made.get_state())
+    jax.tree.map(np.testing.assert_array_equal, next(again), next(made))
+
+
+def test_what_the_trees_depend_on_makes_other_trees(layout, tmp_path, monkeypatch):
+    path, cache = tmp_path / "a.jsonl", tmp_path / "cache"
+    write_records(path, RECORDS[:8])
+    batches([str(path)], layout, cache)
+    assert len(list(cache.iterdir())) == 1
+    with monkeypatch.context() as patch:  # nothing is tokenised again
+        patch.setattr(token_cache, "write", None)
+        batches([str(path)], layout, cache, tokens=512, seed=7)
+    batches([str(path)], layout, cache, supervise="outcome")
+    assert len(list(cache.iterdir())) == 2
+    write_records(path, RECORDS[8:16])
+    batches([str(path)], layout, cache)
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_a_bad_record_leaves_no_trees(layout, tmp_path):
+    def trees():
+        yield token_tree(tree_of(RECORDS[0]), layout)
+        raise ValueError("record 2 is bad")
+
+    with pytest.raises(ValueError, match="record 2 is bad"):
+        cached(tmp_path, trees(), 2, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+WRITE = """
+import sys
+from jprm.data.token_cache import cached
+from jprm.token_tree import merged
+def trees():
+    print("writing", flush=True)
+    sys.stdin.readline()
+    yield merged("theirs", [1, 2], [[3]])
+cached(sys.argv[1], trees(), 1, {"of": "both"})
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "whole"])
+def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, monkeypatch, how):
+    monkeypatch.setattr(token_cache, "WAIT_S", 0.01)
+    other = subprocess.Popen(
+        [sys.executable, "-c", WRITE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout.readline() == "writing\n"
+    own = [token_tree(tree_of(record), layout) for record in RECORDS[:3]]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(cached(tmp_path, own, 3, {"of": "both"})))
+    thread.start()
+    time.sleep(0.1)
+    assert not found, "it did not wait"
+    other.kill() if how == "killed" else other.communicate("\n")
+    thread.join(60)
+    other.wait()
+    assert len(found[0]) == (3 if how == "killed" else 1)
+
+
+def test_an_empty_source_is_refused_as_without(layout, tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(ValueError, match="data source is empty"):
+        batches([str(tmp_path / "a.jsonl")], layout, tmp_path / "cache")
+
+
+def test_grain_reads_it_as_a_source(layout, tmp_path):
+    write(tmp_path, [token_tree(tree_of(record), layout) for record in RECORDS[:4]])
+    assert len(grain.MapDataset.source(TokenTrees(tmp_path)).shuffle(seed=1)) == 4
+    assert DataConfig(train=("x",), supervise="step", too_long="error").cache == ""
