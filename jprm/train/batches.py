@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grain
 import jax
@@ -92,7 +92,7 @@ def _token_trees(
         **given,
         "target": [target.labels, target.consensus, target.after_error, target.soft],  # what `_checked` looks at
     }
-    records = (source[i] for i in range(len(source)))
+    records = (cast(dict[str, Any], source[i]) for i in range(len(source)))
     trees = (token_tree(_checked(tree_of(record), experiment), layout, **given) for record in records)
 
     def write() -> None:
