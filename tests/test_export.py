@@ -14,6 +14,7 @@ from tiny_run import MODEL
 
 import jprm
 from jprm import cli
+from jprm.checkpoints import writing
 from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
@@ -134,7 +135,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
         export(prm, out, shard_bytes=8_000)
     (partial / "left").unlink()
 
-    saved, whole = [], exporting._save
+    saved, whole = [], writing.save
 
     def stop_at_the_third(path, arrays):
         if len(saved) == 2:
@@ -144,7 +145,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
         saved.append(path.name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "_save", stop_at_the_third)
+        patch.setattr(writing, "save", stop_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             export(prm, out, shard_bytes=8_000)
     assert not out.exists() and sorted(f.name for f in (partial / "new").glob("*.safetensors")) == saved
@@ -154,7 +155,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
         whole(path, arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "_save", only_new)
+        patch.setattr(writing, "save", only_new)
         export(prm, out, shard_bytes=8_000)
     export(prm, tmp_path / "straight", shard_bytes=8_000)
     assert contents(out) == contents(tmp_path / "straight")
@@ -162,7 +163,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
 
     # The same call again checks what is there; another one does not replace it.
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "_save", None)
+        patch.setattr(writing, "save", None)
         assert export(prm, out, shard_bytes=8_000) == out
     with pytest.raises(FileExistsError, match="out: is there already, and not this export"):
         export(prm, out, dtype="bfloat16", shard_bytes=8_000)
@@ -268,8 +269,8 @@ def test_adapters_alone_need_a_run_that_has_them_and_a_base_that_peft_can_load(t
     ("changes", "message"),
     [
         (dict(qkv_bias=True, qk_norm=True), "qkv_bias and qk_norm together"),
-        (dict(qkv_bias=False, design="gemma"), "transformers has no token classifier of Gemma 3's design"),
-        (dict(qk_norm=False, attention_softcap=2.0), "transformers has no token classifier of this model's design"),
+        (dict(qkv_bias=False, design="gemma"), "transformers has no class of Gemma 3's design"),
+        (dict(qk_norm=False, attention_softcap=2.0), "transformers has no class of this model's design"),
         (dict(qk_norm=False, windows=(2, 3)), "windows .2, 3. are no pattern"),
         (dict(head="scalar"), "head 'scalar' is no token classifier; one of binary, ternary is"),
         (dict(qkv_bias=False, qk_norm=False, width=18), "width 18 is not a multiple of 4 heads"),

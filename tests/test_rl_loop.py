@@ -112,6 +112,22 @@ def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, s
     assert behind == ([0, 1, 2, 2] if stale else [None] * 4)
 
 
+@pytest.mark.slow
+def test_ratios_of_all_minibatches_are_to_the_policy_before_the_update(data, tmp_path, monkeypatch):
+    """It is the one that sampled here, and the second minibatch comes after a step of the optimizer."""
+    seen, step = [], loop.Trainer.step
+    monkeypatch.setattr(loop.Trainer, "step", lambda self, rows: seen.append(rows) or step(self, rows))
+    alone = dict(credit=CreditConfig("verifier", "reinforce", "constant", length=16), prm="", reference=False)
+    with one_device():
+        loop.train(experiment(data, updates=1, objective_options={"truncate": 2.0}, **alone), tmp_path / "run")
+    assert len(seen) == 2
+    for rows in seen:
+        proximal, old = (rows.extras[key][rows.owned] for key in ("proximal", "old"))
+        np.testing.assert_allclose(proximal, old, atol=1e-4)  # the learner's against the sampler's, float32
+    (row,) = (row for row in lines(tmp_path / "run") if "kl_old" in row)
+    assert row["kl_old"] > 1e-4  # a mean over both steps: the parameters moved between them
+
+
 class Sevens:
     """A PRM that is fond of sevens."""
 

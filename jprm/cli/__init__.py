@@ -242,8 +242,9 @@ def convert(
         source: The folder of a trained model.
         target: The folder to write. A stopped command leaves DST.partial, which it continues, never half a DST.
         dtype: Type of the numbers in the files. The model's own is float32.
-        format: transformers: a token classifier with merged adapters, which vLLM serves too. qwen2-prm: the format of
-            Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the head of a LoRA run.
+        format: transformers: a token classifier with merged adapters, which vLLM serves too; of a policy, a causal
+            language model. qwen2-prm: the format of Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the
+            head of a LoRA run.
     """
     from jprm.export.export import export
 

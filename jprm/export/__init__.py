@@ -2,5 +2,8 @@
 
 from typing import Literal
 
+from jprm.checkpoints.kinds import FileDtype
+
+__all__ = ["FileDtype", "Format"]
+
 Format = Literal["transformers", "qwen2-prm", "peft"]
-FileDtype = Literal["float32", "bfloat16", "float16"]

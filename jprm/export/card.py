@@ -36,6 +36,26 @@ def write(folder: pathlib.Path, prm: PRM, experiment: Experiment, labels: tuple[
     (folder / "README.md").write_text(_card(prm, experiment, labels, format), encoding="utf-8")
 
 
+def write_policy(folder: pathlib.Path, experiment: Experiment, step: int) -> None:
+    """Writes the README.md of a policy."""
+    base = pathlib.Path(experiment.base).name if experiment.base else "random parameters"
+    (folder / "README.md").write_text(
+        f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [jprm]
+---
+
+# {experiment.name}
+
+A policy that writes chains of reasoning, one step a line. Trained with jprm, {step} steps, from {base}; adapters are
+merged. Objective: {experiment.objective}. A prompt is the tokenizer's beginning of text, if it has one, the problem,
+and a newline, encoded one by one without special tokens.
+""",
+        encoding="utf-8",
+    )
+
+
 def _card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> str:
     data, target, tokenizer, lora = experiment.data, experiment.target, prm.layout.tokenizer, experiment.lora
     newline = tokenizer.encode("\n")

@@ -237,7 +237,10 @@ class Sampler:
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
         """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""
-        prompts, hashes = [self.prompt(prefix) for prefix in prefixes], [_hash(prefix, stream) for prefix in prefixes]
+        prompts, hashes = (
+            [self.prompt(prefix) for prefix in prefixes],
+            [text_hash(prefix, stream) for prefix in prefixes],
+        )
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         m, size = jobs_at_once(len(prefixes), n, self.options.rows, devices)
         jobs = [(i, j) for i in range(len(prefixes)) for j in range(0, n, m)]
@@ -374,7 +377,7 @@ def keys(number_B, hash_B):
 _empty = jax.jit(decode.empty_cache, static_argnums=(0, 1, 2))
 
 
-def _hash(prefix: Prefix, stream: tuple[int, ...]) -> int:
+def text_hash(prefix: Prefix, stream: tuple[int, ...]) -> int:
     text = json.dumps([prefix.problem, *prefix.steps]) + (json.dumps(stream) if stream else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 

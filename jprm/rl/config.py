@@ -17,6 +17,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import of_channels
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
+from jprm.policy.engine import EngineConfig
 from jprm.rl.credit import CREDITS, CreditConfig
 
 
@@ -115,6 +116,7 @@ class RLExperiment:
     stale: the most updates that the policy which samples is behind the one that learns: the samples of an update are
         drawn so many updates before. 0: they are drawn by the policy that learns from them.
     reference: keep the start's parameters and measure the KL against them.
+    engine: a server that samples in place of this process. Such a run does not continue bit for bit.
     """
 
     name: str
@@ -144,6 +146,7 @@ class RLExperiment:
     micro_rows: int = 1
     lora: LoraConfig = LoraConfig()
     reference: bool = True
+    engine: EngineConfig | None = None
     evaluate_every: int = 10
     evaluate_samples: int = 4
     mesh: MeshConfig = MeshConfig()
@@ -162,6 +165,10 @@ class RLExperiment:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
         if self.stale < 0 or (self.stale and not METHODS[self.method].samples):
             raise ValueError(f"stale={self.stale} must not be below 0, and is of methods that sample")
+        if self.engine and self.temperature != 1:
+            raise ValueError(
+                f"temperature={self.temperature} must be 1 with an engine, whose log-probabilities are of 1"
+            )
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be above 0: the policy has to explore")
         if self.problems_an_update % self.minibatches:

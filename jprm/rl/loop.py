@@ -7,6 +7,7 @@ from them. So a run that was killed anywhere, and continued, ends bit for bit li
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import time
@@ -22,6 +23,8 @@ from jprm.experiment import from_json, to_json
 from jprm.jsonl import parse
 from jprm.model.parameters import join
 from jprm.outputs import write_json
+from jprm.pack import PackReport
+from jprm.policy.engine import Engine, Probes
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
 from jprm.rl import RESULT, guards, refresh, rollout, verifiers
@@ -30,6 +33,7 @@ from jprm.rl.held_out import STREAM, drift, evaluation, train_figures
 from jprm.rl.position import Ahead, Progress
 from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
+from jprm.rows import Rows
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
 from jprm.train.run_folder import claim
@@ -38,6 +42,9 @@ from jprm.train.trainer import Trainer
 CONFIG, BEST = "rl_experiment.json", "best"
 FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds", "trackers")
 """Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
+
+PROBES = 16
+"""Held-out problems of whose samples an engine must know the probability after every push."""
 
 VERSION = 1
 """Of rl.json."""
@@ -104,9 +111,14 @@ class Loop:
         self.prm = loading.load(self._prm) if config.prm else None
         self.second = loading.load(config.second_prm) if config.second_prm else None
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
+        make = functools.partial(Engine, config.engine, self._probes()) if config.engine else Sampler
         model = trainer.experiment.model
-        self.policy = Sampler(trainer.params, model, trainer.tokenizer, trainer.mesh, options, self._name)
+        self.policy = make(trainer.params, model, trainer.tokenizer, trainer.mesh, options, self._name)
         self._check_records()
+
+    def _probes(self) -> Probes:
+        prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
+        return Probes(prefixes, self._folder / "engine", self.config.tokens)
 
     @property
     def _prm(self) -> str:
@@ -157,9 +169,10 @@ class Loop:
         self.at(number, "sampling")
         groups, figures = self._groups(number)
         sampled = time.perf_counter()
-        for index, part in enumerate(rollout.minibatches(groups, config.minibatches), start=1):
+        batches = [self._batch(part) for part in rollout.minibatches(groups, config.minibatches)]
+        for index, batch in enumerate(batches, start=1):
             self.at(number, "updating")
-            self._learn(part, figures, began, sampled, close=index == config.minibatches)
+            self._learn(*batch, figures, began, sampled, close=index == config.minibatches)
         self.at(number, "pushing")
         self.policy.push(self.trainer.params, self._name)
         self.progress.update = number
@@ -192,18 +205,27 @@ class Loop:
     def _chosen(self, number: int) -> list[rollout.Record]:
         return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, number - 1)
 
-    def _learn(self, part: Sequence[Any], figures: dict[str, Any], began: float, sampled: float, close: bool) -> None:
-        """One step of the optimizer; `close` writes the update's line."""
-        trainer, progress = self.trainer, self.progress
-        model, data = trainer.experiment.model, trainer.experiment.data
-        if not METHODS[self.config.method].samples:
-            trees = rollout.demonstrations(part, self.policy.layout, self.config)
+    def _batch(self, part: Sequence[Any]) -> tuple[Rows, PackReport, int]:
+        """Returns the rows of one step of the optimizer, what packing did, and the number of sampled tokens."""
+        trainer, config = self.trainer, self.config
+        if not METHODS[config.method].samples:
+            trees = rollout.demonstrations(part, self.policy.layout, config)
             tokens = sum(len(tree.node_M) for tree in trees)
         else:
-            trees = rollout.trees_of(part, self.policy, self.config)
+            trees = rollout.trees_of(part, self.policy, config)
             tokens = sum(len(one.ids) for group in part for one in group.trajectories)
+        rows, report = rollout.packed(trees, trainer.experiment.data, trainer.experiment.model.chain_rows)
+        if config.minibatches > 1 and config.objective_options.get("truncate"):
+            rows = rollout.with_proximal(rows, trainer, config.temperature)
+        return rows, report, tokens
+
+    def _learn(
+        self, rows: Rows, report: PackReport, tokens: int, figures: dict[str, Any], began: float, sampled: float,
+        close: bool,
+    ) -> None:  # fmt: skip
+        """One step of the optimizer; `close` writes the update's line."""
+        trainer, progress = self.trainer, self.progress
         progress.tokens += tokens
-        rows, report = rollout.packed(trees, data, model.chain_rows)
         metrics = trainer.step(rows)
         more = {
             **figures,

@@ -13,6 +13,8 @@ from jaxtyping import Float
 from jprm.experiment import DataConfig
 from jprm.jsonl import parse
 from jprm.layout import Layout
+from jprm.model.mesh import gathered, put_rows
+from jprm.model.vocabulary import log_probabilities
 from jprm.pack import PackReport, pack
 from jprm.policy.sampler import Sampler
 from jprm.rl.config import METHODS, RLExperiment
@@ -25,7 +27,8 @@ from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import PRM
 from jprm.search.files import read_problems
 from jprm.token_tree import TokenTree
-from jprm.train.batches import micro_batches
+from jprm.train.batches import micro_batches, unstacked
+from jprm.train.trainer import Trainer
 from jprm.tree import Node, ReasoningTree, RecordError, tree_of
 
 Record = Mapping[str, Any]
@@ -178,6 +181,21 @@ def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[
     filler = empty_rows(size - len(found.rows.tokens), data.tokens, data.slots, extras)
     rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), found.rows, filler) if trees else filler
     return micro_batches(rows, data.micro_rows), found.report
+
+
+def with_proximal(rows: Rows, trainer: Trainer, temperature: float) -> Rows:
+    """Returns rows (A, B, ...) with the log-probabilities of their tokens under the policy before the update.
+
+    The objective's ratios and importance weights are to this policy (Hilton et al. 2022). It is the current one in the
+    first step of an update alone.
+    """
+    params, model, mesh = trainer.params, trainer.experiment.model, trainer.mesh
+    with jax.set_mesh(mesh):
+        near = [gathered(_near(params, model, put_rows(micro, mesh), temperature)) for micro in unstacked(rows)]
+    return dataclasses.replace(rows, extras={**rows.extras, "proximal": np.stack(near)})
+
+
+_near = jax.jit(log_probabilities, static_argnums=(1, 3))
 
 
 def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:

@@ -1,0 +1,210 @@
+"""Policies on a server: the files of a push, draws, and the refusal of a server that goes on with its old weights."""
+
+import dataclasses
+import json
+import shutil
+import threading
+
+import jax
+import numpy as np
+import pytest
+from tiny_rl import POLICY, experiment, make, save_run
+from tiny_run import one_device
+
+from jprm.checkpoints.safetensors import Tensors
+from jprm.export.export import export
+from jprm.model.mesh import make_mesh
+from jprm.policy import engine as engines
+from jprm.policy import sampler
+from jprm.policy.engine import Engine, EngineConfig, Probes, refusal
+from jprm.policy.protocol import Prefix
+from jprm.policy.sampler import SamplerConfig, load_sampler
+from jprm.rl import loop
+from jprm.rl.credit import CreditConfig
+
+TIED = dataclasses.replace(POLICY, qk_norm=False)  # a Qwen2
+MODEL = dataclasses.replace(TIED, tied_embeddings=False)
+OPTIONS = SamplerConfig(1.0, max_tokens=12, rows=8)
+PROBLEMS = [Prefix(f"{a}+{b}=?") for a in range(10) for b in range(10)]
+
+
+class Served:
+    """What SGLang and vLLM do with these calls, by jprm's own sampler of the folder that was pushed.
+
+    `stale`: it reports updates, and goes on with its old weights; `trim`: it leaves out the end of text.
+    """
+
+    def __init__(self, serve):
+        self.stale = self.trim = False
+        self.lock, self.sampler, self.updates = threading.Lock(), None, []
+        self.server = serve(self.answer)
+        self.url = self.server.url.removesuffix("/v1")
+
+    def answer(self, number, body):
+        with self.lock:
+            return 200, {}, self.reply(self.server.requests[number][0], body)
+
+    def reply(self, path, body):
+        if path in ("/update_weights_from_disk", "/collective_rpc"):
+            folder = body["model_path"] if "model_path" in body else body["kwargs"]["weights_path"]
+            self.updates.append(folder)
+            if self.sampler is None or not self.stale:
+                self.sampler = load_sampler(folder, OPTIONS)
+                self.prompts = {tuple(self.sampler.prompt(each)): each for each in PROBLEMS}
+            return {"success": True, "message": "loaded"}
+        if path == "/reset_prefix_cache":
+            return {}
+        sglang = path == "/generate"
+        if sglang and "logprob_start_len" in body or "prompt_logprobs" in body:
+            ids = body["input_ids" if sglang else "prompt"]
+            found = [None, *self.log_probabilities([(ids[:1], ids[1:])]).tolist()]
+            if sglang:
+                return {"meta_info": {"input_token_logprobs": [[x, i, None] for x, i in zip(found, ids, strict=True)]}}
+            by_id = [None if x is None else {str(i): {"logprob": x}} for x, i in zip(found, ids, strict=True)]
+            return {"choices": [{"prompt_logprobs": by_id}]}
+        prompt = self.prompts[tuple(body["input_ids" if sglang else "prompt"])]
+        seed = body["sampling_params"]["sampling_seed"] if sglang else body["seed"]
+        one = self.sampler.draw([prompt], 1, until="end", seed=seed)[0][0]
+        ids, logprobs, end = one.ids, one.logprob_N.tolist(), one.finish_reason
+        if self.trim and end == "stop":
+            ids, logprobs = ids[:-1], logprobs[:-1]
+        if sglang:
+            pairs = [[x, i, None] for x, i in zip(logprobs, ids, strict=True)]
+            return {"meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": end}}}
+        return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": end}]}
+
+    def log_probabilities(self, sequences):
+        own = self.sampler
+        return engines.log_probabilities(own._params, own._config, own.mesh, sequences)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def samplers_on_one_device():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+        yield
+
+
+@pytest.fixture
+def served(serve):
+    return Served(serve)
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory):
+    """Parameters and a tokenizer."""
+    folder = tmp_path_factory.mktemp("learner") / "run"
+    save_run(folder, MODEL, 0, 0.3)
+    return folder, load_sampler(folder, OPTIONS)
+
+
+def moved(params, size):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: x + size * rng.normal(size=x.shape).astype(np.float32), params)
+
+
+def on(served, learner, tmp_path, **changes):
+    _, policy = learner
+    config = EngineConfig(served.url, **{"dtype": "float32", "tolerance": 1e-3, **changes})
+    probes = Probes(PROBLEMS[:4], tmp_path / "engine", 64)
+    return Engine(config, probes, policy._params, policy._config, policy.tokenizer, policy.mesh, OPTIONS, "run@0")
+
+
+@pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.slow)])
+def test_draws_are_the_learners_and_every_push_arrives(served, learner, tmp_path, kind):
+    _, policy = learner
+    engine = on(served, learner, tmp_path, kind=kind, model="tiny")
+    drawn = engine.draw(PROBLEMS[:3], 2, until="end", seed=0, stream=(1, 2))
+    sequences = [(policy.prompt(p), one.ids) for p, samples in zip(PROBLEMS, drawn, strict=False) for one in samples]
+    wanted = engines.log_probabilities(policy._params, policy._config, policy.mesh, sequences)
+    found = np.concatenate([one.logprob_N for samples in drawn for one in samples])
+    np.testing.assert_allclose(found, wanted, atol=1e-4)  # the sampler's against the learner's, float32
+    assert {one.finish_reason for samples in drawn for one in samples} <= {"stop", "length"}
+    new = moved(policy._params, 1e-3)
+    engine.push(new, "run@1")
+    assert [path.rpartition("/")[2] for path in served.updates] == ["step_0", "step_1"]
+    assert [path.name for path in (tmp_path / "engine").iterdir()] == ["step_1"]
+    after = served.log_probabilities(sequences)
+    np.testing.assert_allclose(after, engines.log_probabilities(new, policy._config, policy.mesh, sequences), atol=1e-4)
+    assert np.abs(after - wanted).max() > 1e-3
+
+
+@pytest.mark.parametrize(("size", "tolerance", "message"), [
+    pytest.param(0.1, 1e-3, "kept tokens lie .* nats from the learner's, more than engine.tolerance=0.001",
+                 marks=pytest.mark.slow),
+    (1e-3, 0.1, "have made -?0.0. of the learner's move since the last push: it still serves the weights from before"),
+])  # fmt: skip
+def test_a_server_that_keeps_its_old_weights_is_found(served, learner, tmp_path, size, tolerance, message):
+    """Also where the update is far smaller than the tolerance."""
+    engine = on(served, learner, tmp_path, tolerance=tolerance)
+    served.stale = True
+    with pytest.raises(ValueError, match=f"after the push of run@1 its log-probabilities of .* {message}"):
+        engine.push(moved(learner[1]._params, size), "run@1")
+
+
+def test_noise_of_another_precision_is_no_old_weight():
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=400).astype(np.float32) - 3
+    learner = before + 0.002 * rng.normal(size=400)
+    noise = 0.01 * rng.normal(size=400)
+    assert refusal(learner + noise, learner, before, 0.05) == ""
+    assert refusal(learner + noise, learner, None, 0.05) == ""
+    assert "lie 0.1" in refusal(learner + 0.1, learner, before, 0.05)
+    assert "lie nan" in refusal(learner * np.nan, learner, before, 0.05)
+    assert "still serves" in refusal(before + 0.0005 * rng.normal(size=400), learner, before, 0.05)
+
+
+def test_servers_that_answer_otherwise_are_refused(served, learner, tmp_path, serve):
+    engine = on(served, learner, tmp_path)
+    served.trim = True
+    with pytest.raises(ValueError, match="does not end with the tokenizer's end of text"):
+        engine.draw(PROBLEMS[:20], 4, until="end", seed=0)
+    for reply, error, message in [
+        ((500, {}, {"error": "out of memory"}), ConnectionError, "status 500: .*out of memory"),
+        ((200, {}, {"success": False, "message": "no such file"}), ConnectionError, "refused the parameters: no such"),
+        ((200, {}, {"text": "2"}), ValueError, "a reply of another form than sglang's: KeyError"),
+    ]:
+        other = Served(serve)
+        other.server.script = lambda number, body, reply=reply: reply
+        with pytest.raises(error, match=message):
+            on(other, learner, tmp_path)
+    with pytest.raises(ValueError, match="temperature=0.5 must be 1 with an engine"):
+        experiment(tmp_path, temperature=0.5, engine=EngineConfig("http://localhost:1"))
+
+
+def test_a_policy_is_exported_whole(learner, tmp_path):
+    """jprm reads the same parameters, and transformers computes the same probabilities."""
+    folder, policy = learner
+    out = export(folder, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForCausalLM"] and "lm_head.weight" in set(Tensors(out))
+    assert export(folder, out) == out  # it is whole
+    again = load_sampler(out, OPTIONS)
+    jax.tree.map(np.testing.assert_array_equal, again._params, policy._params)
+    with pytest.raises(ValueError, match="--format transformers writes a policy"):
+        export(folder, tmp_path / "peft", format="peft")
+    torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(report.values()), "a tensor is missing, left over or of another shape"
+    prompt, ids = policy.prompt(PROBLEMS[12]), (3, 1, 4, 1, 0)
+    with torch.no_grad():
+        log = torch.log_softmax(model.eval()(torch.tensor([[*prompt, *ids]])).logits[0], dim=-1).numpy()
+    wanted = engines.log_probabilities(policy._params, policy._config, policy.mesh, [(prompt, ids)])
+    np.testing.assert_allclose(log[np.arange(len(ids)) + len(prompt) - 1, ids], wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_samples_from_a_server(served, tmp_path):
+    data = make(tmp_path / "data")
+    shutil.rmtree(data / "policy")
+    save_run(data / "policy", TIED, 0, 0.3)
+    config = experiment(
+        data, prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), updates=3, max_tokens=12,
+        engine=EngineConfig(served.url, dtype="float32", tolerance=1e-3, folder=str(tmp_path / "pushed")),
+    )  # fmt: skip
+    with one_device():
+        result = loop.train(config, tmp_path / "run")
+    assert result["finished"] and len(served.updates) == 1 + 3
+    assert [path.name for path in (tmp_path / "pushed").iterdir()] == ["step_6"]  # minibatches=2
+    assert "lm_head.weight" not in set(Tensors(tmp_path / "pushed/step_6"))
