@@ -61,7 +61,7 @@ def continued(
     """Opens `OUTPUT.part` to read and to append, and yields it with its path; None where `output` is finished.
 
     The caller passes it to `finish` when it is whole; an empty one is removed, and with it the request of an output
-    that was refused before its first line. `more` are files that belong to the same request.
+    that was refused before its first line. `more` are files of the same request, which go when it is finished.
 
     Raises:
       ValueError: what is there is the input, of another request or a newer jprm, or being written by another process;
@@ -82,6 +82,8 @@ def continued(
                         " name another file"
                     )
             if output.exists():
+                for path in (part, *more):  # a kill came between the output and their end
+                    path.unlink(missing_ok=True)
                 yield None
                 return
             if differ:

@@ -87,6 +87,16 @@ def test_a_killed_run_continues(folder, method):
     assert left(folder) == ["out.jsonl", "out.jsonl.info.json", "problems.jsonl"]
 
 
+def test_a_run_killed_before_it_tidied_up_is_tidied_by_the_next(folder):
+    counts = run(folder)
+    for name in ("out.jsonl.part", "out.jsonl.samples"):
+        (folder / name).write_bytes(b'{"index": 0}\n')
+    whole = (folder / "out.jsonl").read_bytes()
+    assert run(folder) == {key: counts[key] for key in run(folder)}
+    assert left(folder) == ["out.jsonl", "out.jsonl.info.json", "problems.jsonl"]
+    assert (folder / "out.jsonl").read_bytes() == whole
+
+
 def test_finished_problems_are_not_searched_again(folder):
     with pytest.raises(KeyboardInterrupt):
         run(folder, scorer=Good(14))
