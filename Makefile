@@ -2,6 +2,7 @@
 #
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
+#   make gpu-check EXTRAS=train,cuda   on a machine with a GPU: exactness, block sizes, speed; ten minutes
 #   make gpu-aot EXTRAS=test,gpu-aot   compiles the GPU kernels for A100, H100 and B200, without a GPU: minutes
 #   make lint                          ruff: check and format; then make types
 #   make types                         pyright, basic mode
@@ -37,11 +38,15 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gpu-aot lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
+.PHONY: test gpu-check gpu-aot lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Writes the fastest blocks to jprm/model/attention/gpu_blocks.json and the figures to gpu_check.json.
+gpu-check: install
+	$(BIN)/python experiments/bench/gpu_check.py $(ARGS)
 
 gpu-aot: install
 	$(BIN)/python -m pytest -n 2 -m slow tests/test_gpu_aot.py $(ARGS)

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -187,3 +189,22 @@ def test_the_table_of_measured_blocks_is_well_formed():
         assert device.startswith("NVIDIA")
         for found in cases.values():
             Launches(**{name: Launch(**found[name]) for name in ("forward", "dq", "dkv")})
+
+
+@pytest.mark.slow
+def test_the_check_for_machines_with_a_gpu_runs_through(tmp_path, monkeypatch):
+    """At a tiny size, interpreted: errors within their bounds, a sweep, speeds, and a table that the code can read."""
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments/bench")
+    import gpu_check
+
+    out, table = tmp_path / "check.json", tmp_path / "blocks.json"
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--tiny", "--json", str(out)])
+    gpu_check.main()
+    found = json.loads(out.read_text())
+    assert {x["implementation"] for x in found["exactness"] if x.get("ok")} >= {"blocked", "gpu_kernel"}
+    (speed,) = [x for x in found["speed"] if x["attention"] == "gpu_kernel"]
+    assert speed["training"] > 0 and speed["scoring"] > 0
+    table.write_text('{"NVIDIA A": {"64x2": 1}}')
+    gpu_check.write_table(table, found["sweep"])
+    own = json.loads(table.read_text())[jax.local_devices()[0].device_kind]["16x2"]
+    Launches(**{name: Launch(**own[name]) for name in own})
