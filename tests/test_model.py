@@ -179,8 +179,8 @@ def some_rows():
 
 def test_what_is_computed_again_changes_nothing(some_rows):
     (loss, _), gradient = loss_of(params(), PLAIN, some_rows)
-    for remat in ("nothing", "dots"):
-        (other, _), other_gradient = loss_of(params(), dataclasses.replace(PLAIN, remat=remat), some_rows)
+    for change in (dict(remat="nothing"), dict(remat="dots"), dict(remat="attention"), dict(product_layers=1)):
+        (other, _), other_gradient = loss_of(params(), dataclasses.replace(PLAIN, **change), some_rows)
         np.testing.assert_allclose(other, loss, rtol=1e-6)
         assert_trees_close(other_gradient, gradient, rtol=1e-4)
 

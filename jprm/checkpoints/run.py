@@ -16,7 +16,17 @@ from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 
-FREE = ("head", "head_hidden", "dtype", "remat", "attention", "attention_block", "tied_embeddings", "logit_softcap")
+FREE = (
+    "head",
+    "head_hidden",
+    "dtype",
+    "remat",
+    "product_layers",
+    "attention",
+    "attention_block",
+    "tied_embeddings",
+    "logit_softcap",
+)
 """Fields of `ModelConfig` that do not change what the decoder's parameters mean."""
 
 

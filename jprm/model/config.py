@@ -49,7 +49,11 @@ class ModelConfig:
     name a group, and frozen groups below the first trained one cost no backward pass. A single group always has all
     `layers`."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
-    remat: Literal["nothing", "dots", "full"] = "full"  # what the backward pass recomputes
+    remat: Literal["nothing", "dots", "attention", "full"] = "full"
+    """What the backward pass recomputes: nothing, what is no product, the MLP (all of attention is kept), everything
+    but the layers' inputs. Memory falls in this order."""
+    product_layers: int = 0
+    """Layers, the last of every group, that keep their products as `remat="dots"` does: as many as fit in memory."""
     attention: str = "blocked"  # a name in `jprm.model.attention.registry.ATTENTION`, or module:NAME
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` chooses its own
 
@@ -61,6 +65,8 @@ class ModelConfig:
             raise ValueError(f"layers={self.layers:,}: at most {MOST_LAYERS:,} are supported")
         if not 1 < self.rope_theta < math.inf or not 0 < self.norm_eps < math.inf:
             raise ValueError(f"rope_theta={self.rope_theta} must be above 1, norm_eps={self.norm_eps} above 0")
+        if not 0 <= self.product_layers <= self.layers:
+            raise ValueError(f"product_layers={self.product_layers} must be from 0 to layers={self.layers}")
         if len(self.layer_groups) < 2:
             object.__setattr__(self, "layer_groups", (self.layers,))
         object.__setattr__(self, "layer_groups", tuple(self.layer_groups))
@@ -117,5 +123,5 @@ _COUNTS = (
 _CHOICES = {
     "design": ("llama", "gemma"),
     "dtype": ("float32", "bfloat16"),
-    "remat": ("nothing", "dots", "full"),
+    "remat": ("nothing", "dots", "attention", "full"),
 }

@@ -40,7 +40,7 @@ QUERIES = 256
 _KNOWN = {
     "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "norm_eps", "qkv_bias",
     "qk_norm", "rope_scaling", "tied_embeddings", "head", "head_hidden", "layer_groups", "dtype", "remat", "attention",
-    "attention_block",
+    "attention_block", "product_layers",
 }  # fmt: skip
 """Fields of `ModelConfig` that cached decoding supports, or that do not affect it."""
 

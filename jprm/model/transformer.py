@@ -15,10 +15,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jprm.model.attention import registry as attention
-from jprm.model.attention.interface import SAVED, capped
+from jprm.model.attention.interface import PROJECTED, SAVED, capped
 from jprm.model.chunked_mlp import activated, chunked_mlp, with_chunks
 from jprm.model.collectives import at_tokens, embedding_lookup, gathered_weight
 from jprm.model.config import ModelConfig
@@ -156,7 +157,8 @@ def project_heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: Model
     if config.qk_norm:
         q_BTKGH = rms_norm(q_BTKGH, w["query_norm"], config.norm_eps)
         k_BTKH = rms_norm(k_BTKH, w["key_norm"], config.norm_eps)
-    return rotate(q_BTKGH, cos_BTH, sin_BTH), rotate(k_BTKH, cos_BTH, sin_BTH), v_BTKH
+    found = rotate(q_BTKGH, cos_BTH, sin_BTH), rotate(k_BTKH, cos_BTH, sin_BTH), v_BTKH
+    return tuple(checkpoint_name(x, PROJECTED) for x in found)
 
 
 def add_attention_and_mlp(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
@@ -165,6 +167,7 @@ def add_attention_and_mlp(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelC
     # An einsum would contract in the order G, H, K of its letters, and copy the transposed weights for it.
     y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=place)
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
+    x_BTD = checkpoint_name(x_BTD, PROJECTED)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     if "chunks" in w:
         y_BTD = cast(Array, chunked_mlp(y_BTD, w["chunks"], config))
@@ -191,7 +194,7 @@ def block(x_BTD, layer: Mapping[str, Array], window, rotations: tuple[Rotation, 
     if own.flat:
         w = fused_qkv(w)
     else:
-        w = gathered_weights(with_chunks(w) if config.remat == "full" else w, config)
+        w = gathered_weights(with_chunks(w) if config.remat in ("full", "attention") else w, config)
 
     def flat(x_BTX, *axes):
         return reshape(x_BTX, (B * T, *x_BTX.shape[2:]), "batch", *axes) if own.flat else x_BTX
@@ -211,6 +214,7 @@ REMAT = {
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         jax.checkpoint_policies.save_only_these_names(SAVED),
     ),
+    "attention": jax.checkpoint_policies.save_only_these_names(SAVED, PROJECTED),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -253,16 +257,35 @@ class Layers(nn.Module):
             name: w if name.endswith("norm") or isinstance(w, Int8) else w.astype(c.dtype) for name, w in stack.items()
         }
 
-        def body(x_BTD, layer):
-            # Scan's partial evaluation would move what depends on the plan alone out of the loop, and keep the masks of
-            # every block. The barrier ties them to the layer.
-            x_BTD, here = jax.lax.optimization_barrier((x_BTD, plan))
-            w, window = layer
-            return block(x_BTD, w, window, rotations, here, c), None
+        for part, own in _rematerialised(c, L):
+            layers = (stack, window_L) if part is None else jax.tree.map(lambda x, i=part: x[i], (stack, window_L))
+            x_BTD = _scanned(x_BTD, layers, rotations, plan, own)
+        return x_BTD
 
-        if c.remat != "nothing":
-            body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
-        return jax.lax.scan(body, x_BTD, (stack, window_L))[0]
+
+def _rematerialised(config: ModelConfig, layers: int) -> list[tuple[slice | None, ModelConfig]]:
+    """Returns the parts of a group of layers (None: all of it), each with the config whose `remat` it has."""
+    kept = min(config.product_layers, layers)
+    plain = dataclasses.replace(config, product_layers=0)
+    dots = dataclasses.replace(plain, remat="dots")
+    if kept in (0, layers):
+        return [(None, dots if kept else plain)]
+    return [(slice(layers - kept), plain), (slice(layers - kept, layers), dots)]
+
+
+def _scanned(x_BTD, layers: tuple, rotations: tuple[Rotation, Rotation], plan, c: ModelConfig):
+    """Applies layers in turn. layers: their parameters and windows, stacked."""
+
+    def body(x_BTD, layer):
+        # Scan's partial evaluation would move what depends on the plan alone out of the loop, and keep the masks of
+        # every block. The barrier ties them to the layer.
+        x_BTD, here = jax.lax.optimization_barrier((x_BTD, plan))
+        w, window = layer
+        return block(x_BTD, w, window, rotations, here, c), None
+
+    if c.remat != "nothing":
+        body = jax.checkpoint(body, policy=REMAT[c.remat], prevent_cse=False)  # a scan needs no guard against CSE
+    return jax.lax.scan(body, x_BTD, layers)[0]
 
 
 class Decoder(nn.Module):

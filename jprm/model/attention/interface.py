@@ -25,6 +25,9 @@ float32."""
 SAVED = "attention"
 """The name of what `remat="dots"` keeps, beside products."""
 
+PROJECTED = "projected"
+"""The name of what `remat="attention"` keeps beside SAVED: queries, keys, values, and the residual stream after."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
