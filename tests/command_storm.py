@@ -177,7 +177,7 @@ class Commands:
         env.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         words = COMMANDS[name][0].format(inputs=self.folder / "inputs").split()
         child = [sys.executable, "-c", CHILD, str(self.run), event, str(number), str(delay), *words]
-        return subprocess.run(child, cwd=self.run, env=env, capture_output=True, text=True, timeout=300)
+        return subprocess.run(child, cwd=self.run, env=env, capture_output=True, text=True, timeout=900)
 
     @staticmethod
     def measured(done: subprocess.CompletedProcess) -> dict[str, tuple[int, float]]:

@@ -75,9 +75,9 @@ def stormy(folder):
     """Every phase several times: samples drawn ahead, refreshes by rollouts, a second PRM."""
     folder = pathlib.Path(folder)
     return experiment(
-        folder, updates=6, stale=1, objective_options={"truncate": 2.0}, evaluate_samples=2,
+        folder, updates=4, stale=1, objective_options={"truncate": 2.0}, evaluate_samples=2,
         second_prm=str(folder / "prm"),
-        refresh=RefreshConfig(2, 10, 0.01, (str(folder / "rated.jsonl"),), "rollouts", rollouts=2, chains=2),
+        refresh=RefreshConfig(2, 5, 0.01, (str(folder / "rated.jsonl"),), "rollouts", rollouts=2, chains=2),
     )  # fmt: skip
 
 
