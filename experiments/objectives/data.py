@@ -21,7 +21,7 @@ POLICIES = ("chatgpt", "llama7b", "llama13b")
 
 
 class Files(NamedTuple):
-    """`train` by the kind of label; `valid` and `tests` are pools of chains of known outcome."""
+    """`train` by the kind of label; `valid` and `tests` are pools of chains of known outcome, or labelled trees."""
 
     train: Mapping[str, pathlib.Path]
     valid: pathlib.Path
@@ -29,15 +29,22 @@ class Files(NamedTuple):
 
 
 def quickstart(shared: pathlib.Path, out: pathlib.Path) -> Files:
-    """A finished run of `experiments/quickstart` in the folder `shared`. Its test problems are split in two halves."""
+    """A finished run of `experiments/quickstart` in the folder `shared`. Its test problems are split in two halves.
+
+    Of the problems with rollouts a fifth is left out of `values`, to see whether bounds hold labels not trained on.
+    """
     pools = list(map(labelled, read_records(shared / "test_pools.jsonl")))
     half = len(pools) // 2
     parts = {"valid": pools[:half], "test": pools[half:]}
     formal = {"formal": shared / "formal.jsonl", "outcome": shared / "pools.jsonl"}
     train = formal | {"monte_carlo": shared / "monte_carlo.jsonl"}
+    values = list(read_records(shared / "monte_carlo.jsonl"))
+    kept = len(values) * 4 // 5
+    parts |= {"values": values[:kept], "held_out_values": values[kept:]}
     alternatives = (record_of(merged(tree_of(record))) for record in read_records(shared / "formal.jsonl"))
     made = _written(out, parts | {"alternatives": alternatives})
-    return Files(train | {"alternatives": made["alternatives"]}, made["valid"], {"quickstart": made["test"]})
+    train |= {"alternatives": made["alternatives"], "values": made["values"]}
+    return Files(train, made["valid"], {"quickstart": made["test"], "held_out_values": made["held_out_values"]})
 
 
 def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:

@@ -14,7 +14,7 @@ from jprm.evaluate.votes import vote_accuracy
 from jprm.score.calibration_map import apply, fit
 from jprm.score.scale import Scale
 from jprm.statistics import auroc, difference, draws, interval, weighted_mean
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, with_scores
 
 TRIALS = 32
 """Random orders of a pool in votes; at all of a pool's samples, as here, every order has the same votes."""
@@ -53,6 +53,21 @@ def _steps(trees: Sequence[ReasoningTree]) -> dict[str, Any]:
         "step_score": [node.score for _, node in nodes],
         "step_right": [float(node.label > 0.5) for _, node in nodes],
     }
+
+
+def by_low(tree: ReasoningTree) -> ReasoningTree:
+    """Returns the tree with the lower bounds as scores."""
+    return with_scores(tree, [node.outputs["low"] for node in tree.nodes])
+
+
+def coverage(trees: Sequence[ReasoningTree]) -> dict[str, Any]:
+    """Returns how many labels of rollouts the bounds hold, and how wide they are. Last steps have no rollouts."""
+    nodes = [(i, node) for i, tree in enumerate(trees) for node in tree.nodes if node.extra.get("rollouts")]
+    label_N = np.array([node.label for _, node in nodes])
+    low_N, high_N = (np.array([node.outputs[name] for _, node in nodes]) for name in ("low", "high"))
+    inside_N = (low_N <= label_N) & (label_N <= high_N)
+    drawn = draws(lambda w_RN: weighted_mean(inside_N, w_RN), [i for i, _ in nodes], seed=0)
+    return {"steps": len(nodes), "covered": interval(drawn).json(), "width": float(np.mean(high_N - low_N))}
 
 
 def _votes(pools: Pools, weight_PNK: np.ndarray, n: int) -> np.ndarray:

@@ -20,6 +20,7 @@ TARGETS = {
     "alternatives": TargetConfig("rating", "positive", "keep"),
     "formal": TargetConfig("correctness", "none", "keep"),
     "monte_carlo": TargetConfig("value", "none", "keep"),
+    "values": TargetConfig("value", "none", "keep"),
     "outcome": TargetConfig("value", "none", "keep"),
 }
 
@@ -39,6 +40,8 @@ OBJECTIVES = {
     "monte_carlo_hard": Objective("monte_carlo", {"soft": "hard"}),
     "entropy": Objective("monte_carlo", {"soft": "entropy"}),
     "progress": Objective("monte_carlo", {"soft": "progress", "objective": "squared_error"}),
+    "quantile": Objective("values", {"head": "quantile"}),
+    "ensemble": Objective("values", {"head": "ensemble"}),
     "outcome_steps": Objective("outcome", {"supervise": "outcome_steps"}),
     "outcome_tokens": Objective("outcome", {"supervise": "outcome_tokens"}),
     "outcome_ranking": Objective(

@@ -70,20 +70,28 @@ def cell(
         "source": source, "objective": objective, "seed": seed, "steps": experiment.steps, "rule": prm.rule,
         "tokens": experiment.steps * experiment.data.rows * experiment.data.tokens,  # of rows, padding included
         "seconds_of_last_call": round(time.perf_counter() - began, 1),
-        "tests": tests,
+        "tests": {name: found for name, found in tests.items() if found},
     }  # fmt: skip
     write_json(folder / "cell.json", found)
     return found
 
 
 def scored(prm: PRM, path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the numbers of a file: those of pools, or of trees with rated steps."""
+    """Returns the numbers of a file: of pools; of trees with rated steps; of trees with values, if there are bounds."""
+    bounds = "low" in prm.output_names
+    if path.stem == "held_out_values" and not bounds:
+        return {}
     output = folder / "scores" / path.name
     output.parent.mkdir(exist_ok=True)
     score_file(prm, path, output)
     trees = list(read_trees(output))
     if all(tree.kind == "pool" for tree in trees):
-        return measure.measured(trees, prm.scale, prm.rule)
+        found = measure.measured(trees, prm.scale, prm.rule)
+        if bounds:  # best of n and votes by the lower bound
+            found["by_low"] = measure.measured(list(map(measure.by_low, trees)), prm.scale, prm.rule)
+        return found
+    if path.stem == "held_out_values":
+        return measure.coverage(trees)
     return {"steps": steps_report(trees, "positive", 0, prm.scale.threshold)}
 
 
