@@ -30,6 +30,9 @@ from jprm.token_tree import Supervise
 VERSION = 2
 """Of a run's experiment.json. Version 1 had `loss` in place of `objective`, and no version."""
 
+REFERENCE = "reference"
+"""The extra of nodes that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Experiment:
     objective_options: the objective's hyperparameters that differ from their defaults, by name.
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
     reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
-        not saved with the run.
+        not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
     reference_dtype: what the reference's decoder is stored as, in training and in scoring. int8 takes a quarter of
         float32's memory. Adapters that train on the reference itself share its float32 and need no second copy.
     tokenizer: a file or a folder.
@@ -139,12 +142,22 @@ class Experiment:
             )
         if self.profile != (0, 0) and not 1 <= self.profile[0] <= self.profile[1]:
             raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")
+        if REFERENCE in self.data.extras and not self.reference:
+            raise ValueError("data.extras has a reference's log-probabilities: name that model in `reference`")
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
 
     @property
     def task(self) -> ObjectiveConfig:
-        return ObjectiveConfig(self.model, self.target, self.lora, bool(self.reference), self.data.supervise)
+        data = self.data
+        return ObjectiveConfig(
+            self.model, self.target, self.lora, self.second_model, data.supervise, tuple(data.extras)
+        )
+
+    @property
+    def second_model(self) -> bool:
+        """Whether training computes a reference model."""
+        return bool(self.reference) and REFERENCE not in self.data.extras
 
     @property
     def semantics(self) -> str:
@@ -164,8 +177,9 @@ class ObjectiveConfig:
     model: ModelConfig
     target: TargetConfig
     lora: LoraConfig = LoraConfig()
-    reference: bool = False
+    reference: bool = False  # whether a second model is computed
     supervise: Supervise = "step"
+    extras: tuple[str, ...] = ()
 
 
 T = typing.TypeVar("T")

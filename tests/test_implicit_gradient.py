@@ -11,11 +11,16 @@ from test_objective_values import TREES
 from tiny import TINY, Letters, chain_ids, chain_rows, params
 from tiny_run import VALUE
 
-from jprm.experiment import ObjectiveConfig
+from jprm.experiment import REFERENCE, ObjectiveConfig
+from jprm.label.reference import label_trees
 from jprm.model.int8 import held_decoder
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import head_logits, hidden
 from jprm.objectives import find
 from jprm.pack import pack, token_tree
+from jprm.score import implicit
+from jprm.score.implicit import LogProbability, log_probs
+from jprm.score.scorer import PRM
 
 CONFIG = dataclasses.replace(TINY, layers=1, head="language", attention="reference", remat="nothing")
 TASK = ObjectiveConfig(CONFIG, VALUE, reference=True, supervise="outcome")
@@ -54,17 +59,33 @@ def brute(loss, params, reference):
     return jnp.mean(jnp.log1p(jnp.exp(jnp.where(right_C, -r_C, r_C)))), len(ENDS)
 
 
-@pytest.mark.parametrize(("loss", "dtype"), [("cross_entropy", "float32"), ("dpo", "float32"), ("dpo", "int8")])
-def test_gradient_is_the_sum_over_chains_alone(loss, dtype):
-    """The trained model's, to 1e-5; the reference gets none."""
-    rows = pack([token_tree(tree, Letters(), "outcome") for tree in TREES], 16, 8, too_long="error").rows
+@pytest.mark.parametrize(
+    ("loss", "dtype", "stored"),
+    [
+        ("cross_entropy", "float32", False),
+        ("cross_entropy", "float32", True),
+        ("dpo", "int8", False),
+        ("dpo", "int8", True),
+    ],
+)
+def test_gradient_is_the_sum_over_chains_alone(loss, dtype, stored):
+    """The trained model's, to 1e-5. The reference gets none, whether it is computed or `stored` in the data."""
     model, reference = params(CONFIG), dict(params(CONFIG, seed=1))
     reference["decoder"] = held_decoder(reference["decoder"], dtype)
+    task, trees, extras, both = TASK, TREES, (), {"reference": reference}
+    if stored:
+        grid = make_mesh(MeshConfig(), jax.devices()[:1])
+        with jax.set_mesh(grid):
+            placed = jax.tree.map(lambda x: jax.device_put(x, jax.NamedSharding(grid, jax.P())), reference)
+        prm = PRM(placed, CONFIG, Letters(), grid, "implicit", "base", 0, ratio=LogProbability(CONFIG))
+        trees, extras, both = label_trees(prm, TREES), (REFERENCE,), {}
+        task = dataclasses.replace(TASK, reference=False, extras=extras)
+    rows = pack([token_tree(tree, Letters(), "outcome", extras) for tree in trees], 16, 8, too_long="error").rows
     objective = find("implicit", {"beta": BETA, "loss": loss})
-    objective.check(TASK)
+    objective.check(task)
 
     def packed(model):
-        total, count, _ = objective({"model": model, "reference": reference}, rows, TASK)
+        total, count, _ = objective({"model": model, **both}, rows, task)
         return total / count, count
 
     (found, count), gradient = jax.jit(jax.value_and_grad(packed, has_aux=True))(model)
@@ -74,3 +95,24 @@ def test_gradient_is_the_sum_over_chains_alone(loss, dtype):
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(slope)) > 0.1  # so 1e-5 is a close tolerance
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), gradient, slope)
+
+
+def test_only_marked_tokens_are_computed(monkeypatch):
+    """They are put side by side, and blocks of others are left out when it runs."""
+    monkeypatch.setattr(implicit, "BLOCK", 4)
+    rows = pack([token_tree(tree, Letters(), "outcome") for tree in TREES], 16, 8, too_long="error").rows
+    rows, model = jax.tree.map(jnp.asarray, (rows, params(CONFIG)))
+    some_BT = np.random.default_rng(0).random(rows.tokens.shape) < 0.2
+    every_BT = log_probs(model, CONFIG, rows)
+    calls = []
+
+    def counted(*arguments):
+        jax.debug.callback(lambda: calls.append(1))
+        return head_logits(*arguments)
+
+    monkeypatch.setattr(implicit, "head_logits", counted)
+    found_BT = log_probs.__wrapped__(model, CONFIG, rows, jnp.asarray(some_BT))
+    jax.effects_barrier()
+    np.testing.assert_allclose(found_BT, np.where(some_BT, every_BT, 0.0), rtol=1e-5, atol=1e-6)
+    most = int(np.max(np.sum(some_BT & (np.asarray(implicit.parents(rows.position)) >= 0), axis=1)))
+    assert len(calls) == -(-most // 4) < 4

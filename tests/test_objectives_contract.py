@@ -23,6 +23,7 @@ import jprm
 from jprm import objectives
 from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.jsonl import write_records
+from jprm.label.files import label_reference
 from jprm.model.heads import HEADS
 from jprm.model.int8 import Int8
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
@@ -290,6 +291,36 @@ def test_adapters_share_the_reference_they_train_on(tmp_path):
         metrics, others = trainer.step(rows), apart.step(rows)
         assert metrics.loss == others.loss
         assert equal(trainer.params, apart.params)
+
+
+def test_a_reference_in_the_data_is_one_that_is_computed(tmp_path):
+    """Labelled once, by a command that continues, and refused where it is another model's."""
+    case, train = CASES["dpo"], tmp_path / "data/train.jsonl"
+    with one_device():
+        run = run_of(case, tmp_path / "x", tokens=256, valid=(str(train),), reference_dtype="float32")
+        base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
+        loop.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        counts = label_reference(tmp_path / "base", train, tmp_path / "labelled.jsonl")
+        assert counts["trees"] == 8 and counts["log-probabilities"] > 8
+        data = dataclasses.replace(
+            run.data, train=(str(tmp_path / "labelled.jsonl"),), valid=(str(tmp_path / "labelled.jsonl"),),
+            extras=("reference",),
+        )  # fmt: skip
+        stored = dataclasses.replace(run, data=data)
+        trainer = jprm.Trainer(stored)
+        assert trainer.state.reference == {}
+        wanted, found = jprm.Trainer(run).evaluate(), trainer.evaluate()
+        assert found["valid_labels"] == wanted["valid_labels"] > 0
+        assert found["valid_loss"] == pytest.approx(wanted["valid_loss"], rel=1e-4)  # rows of another length
+        with pytest.raises(
+            ValueError, match="log-probabilities of 'base', and data.extras and `reference` name those of"
+        ):
+            jprm.Trainer(dataclasses.replace(stored, reference=str(tmp_path / "other"))).evaluate()
+        unnamed = dataclasses.replace(data, train=(str(train),), valid=(str(train),))
+        with pytest.raises(ValueError, match="no log-probabilities of a reference.*: run `jprm label reference`"):
+            jprm.Trainer(dataclasses.replace(run, data=unnamed)).evaluate()
+    with pytest.raises(ValueError, match="name that model in `reference`"):
+        dataclasses.replace(stored, reference="")
 
 
 def test_unknown_objectives_are_refused(tmp_path):

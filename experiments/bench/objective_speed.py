@@ -3,8 +3,8 @@
     python experiments/bench/objective_speed.py [--data ../shared/data] [--layers 6] [--rounds 3]
 
 An objective's cost does not depend on what its labels say, so all take the same row. Steps are measured in turns:
-forward and backward, clipping, AdamW; compilation and waiting for data are left out. `implicit` has a second model, and
-the head of the vocabulary at every token of both.
+forward and backward, clipping, AdamW; compilation and waiting for data are left out. `implicit` has the head of the
+vocabulary at every token, and a second model unless the data have its log-probabilities (`jprm label reference`).
 
 The last line is one JSON object: for every objective the median `seconds` and `cpu_seconds` of a step, and `slower`,
 the ratio of its CPU time to cross-entropy's. With few layers heads and objectives weigh more than in a whole model.
@@ -12,6 +12,7 @@ the ratio of its CPU time to cross-entropy's. With few layers heads and objectiv
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import time
@@ -37,17 +38,22 @@ CASES = {
     "td_lambda": dict(supervise="outcome"),
     "implicit": dict(supervise="outcome", head="language"),
     "dpo": dict(supervise="outcome", head="language", objective="implicit", objective_options={"loss": "dpo"}),
+    "implicit, reference in the data": dict(
+        supervise="outcome", head="language", objective="implicit", extras=("reference",)
+    ),
 }
 """What each measurement changes; it is the name of its objective unless that is named."""
 
 
-def experiment(name: str, layers: int, tokens: int, supervise="step", head="scalar", **changes) -> Experiment:
+def experiment(
+    name: str, layers: int, tokens: int, supervise="step", head="scalar", extras=(), **changes
+) -> Experiment:
     smollm2 = str(yardsticks.smollm2())
     model = base.model_config(smollm2, head=head, layers=layers, remat="dots", attention="paths", attention_block=128)
     values = dict(objective=name, reference=smollm2 if head == "language" else "") | changes
     return Experiment(
         name=name, base=smollm2, tokenizer=smollm2, model=model,
-        data=DataConfig(("none.jsonl",), supervise, "error", tokens=tokens, slots=512, rows=1),
+        data=DataConfig(("none.jsonl",), supervise, "error", tokens=tokens, slots=512, rows=1, extras=extras),
         target=TargetConfig("value", "none", "keep"), optimizer=OptimizerConfig(1e-5), steps=1000, **values,
     )  # fmt: skip
 
@@ -68,6 +74,7 @@ class Steps:
 
     def __init__(self, config: Experiment, rows: Rows):
         self.trainer = Trainer(config)
+        rows = dataclasses.replace(rows, extras={name: 0 * rows.label for name in config.data.extras})
         with jax.set_mesh(self.trainer.mesh):
             self.rows = put_rows(rows, self.trainer.mesh, lead=1)
         self.run()  # compiles
@@ -81,10 +88,12 @@ class Steps:
 def main() -> None:
     args = yardsticks.parser(__doc__)
     args.add_argument("--layers", type=int, default=6, help="of the model (default 6; the model has 30)")
+    args.add_argument("--only", nargs="*", default=list(CASES), help="cases; cross_entropy is always measured")
     args.add_argument("--tokens", type=int, default=2048, help="of the row (default 2048)")
     args = args.parse_args()
     rows = row(args.data, args.tokens)
-    cases = {name: Steps(experiment(name, args.layers, args.tokens, **case), rows) for name, case in CASES.items()}
+    chosen = {name: case for name, case in CASES.items() if name in ("cross_entropy", *args.only)}
+    cases = {name: Steps(experiment(name, args.layers, args.tokens, **case), rows) for name, case in chosen.items()}
     found = {name: [] for name in cases}
     for _, (name, steps) in itertools.product(range(args.rounds), cases.items()):
         found[name].append(steps.run())

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "quickstart"))
-import task
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "quickstart"))
+import task  # pyright: ignore[reportMissingImports]  (it is of the quickstart)
 
 from jprm.data.overlap import normalise
 from jprm.data.readers import READERS
@@ -49,7 +49,7 @@ def quickstart(shared: pathlib.Path, out: pathlib.Path) -> Files:
 
 def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
     """Phase 1, of which every twentieth problem is for validation; its test split, and a pool of another policy."""
-    options = {"human_written": "unlabelled", "control_questions": "keep"}
+    options: dict[str, Any] = {"human_written": "unlabelled", "control_questions": "keep"}
 
     def trees(name: str) -> list[dict]:
         return [record for _, record in READERS["prm800k"].read(shared / f"prm800k/{name}.jsonl", **options)]

@@ -51,7 +51,7 @@ def _steps(trees: Sequence[ReasoningTree]) -> dict[str, Any]:
     return {
         "step_problem": [i for i, _ in nodes],
         "step_score": [node.score for _, node in nodes],
-        "step_right": [float(node.label > 0.5) for _, node in nodes],
+        "step_right": [float((node.label or 0.0) > 0.5) for _, node in nodes],
     }
 
 
@@ -61,11 +61,16 @@ def by_low(tree: ReasoningTree) -> ReasoningTree:
 
 
 def coverage(trees: Sequence[ReasoningTree]) -> dict[str, Any]:
-    """Returns how many labels of rollouts the bounds hold, and how wide they are. Last steps have no rollouts."""
+    """Returns how many labels of rollouts the bounds hold, and how wide they are. Last steps have no rollouts.
+
+    A label of k rollouts stands for all fractions within half a rollout, 1 / 2k: most labels are 0 or 1, which bounds
+    between 0 and 1 never reach.
+    """
     nodes = [(i, node) for i, tree in enumerate(trees) for node in tree.nodes if node.extra.get("rollouts")]
     label_N = np.array([node.label for _, node in nodes])
     low_N, high_N = (np.array([node.outputs[name] for _, node in nodes]) for name in ("low", "high"))
-    inside_N = (low_N <= label_N) & (label_N <= high_N)
+    half_N = np.array([0.5 / node.extra["rollouts"] for _, node in nodes])
+    inside_N = (low_N - half_N <= label_N) & (label_N <= high_N + half_N)
     drawn = draws(lambda w_RN: weighted_mean(inside_N, w_RN), [i for i, _ in nodes], seed=0)
     return {"steps": len(nodes), "covered": interval(drawn).json(), "width": float(np.mean(high_N - low_N))}
 

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
-import models  # data.py puts the quickstart's folder on the path
+import models  # pyright: ignore[reportMissingImports]  (data.py puts the quickstart's folder on the path)
 from data import Files
 
 from jprm.checkpoints import base, gguf

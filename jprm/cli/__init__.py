@@ -265,7 +265,8 @@ app.command(rl)
 app.command(
     label,
     name="label",
-    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus.",
+    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus; and"
+    " reference, a frozen model's log-probabilities.",
 )
 app.command(
     annotate,

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from jprm.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, print_counts
+from jprm.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, one_of, print_counts
 from jprm.label.config import Adaptive, MonteCarloConfig, OmegaConfig
+from jprm.model import Dtype
 from jprm.verify.checkers import Kind
 
 label = Commands()
@@ -107,6 +108,32 @@ def label_teacher(
     from jprm.label.files import label_teacher
 
     print_counts(label_teacher(model, input, output), output)
+
+
+@label.command(name="reference")
+def label_reference(
+    model: Annotated[Path, arg(metavar="MODEL")],
+    input: Input,
+    output: Output,
+    dtype: Annotated[Dtype, one_of(Dtype)] = "float32",
+) -> None:
+    """Log-probabilities of a frozen language model, which training against it (`implicit`) then need not compute.
+
+    Train on the output with `--set reference=MODEL 'data.extras=["reference"]'`. The same command continues a stopped
+    one.
+
+    For example:
+      jprm label reference --model SmolLM2.gguf --input pools.jsonl --output with_reference.jsonl
+
+    Args:
+        model: The reference: what an experiment's `reference` may be.
+        input: Chains, pools or trees, one per line.
+        output: The same as trees, with a number under `reference` in every node.
+        dtype: How its parameters are stored.
+    """
+    from jprm.label.files import label_reference
+
+    print_counts(label_reference(model, input, output, dtype), output)
 
 
 @label.command(name="consensus")

@@ -14,6 +14,7 @@ from jprm.label.consensus import consensus
 from jprm.label.monte_carlo import label_trees
 from jprm.label.omega import label_problems
 from jprm.label.rollouts import Rollouts
+from jprm.model import Dtype
 from jprm.outputs import check_output, continued, cut, finish, input_of
 from jprm.policy.protocol import Policy
 from jprm.progress import Bar
@@ -80,6 +81,20 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
     _continued(input, output, identity(prm), lambda trees: taught(prm, trees), chunk=CHUNK)
     sizes = [len(tree.nodes) for tree in _trees(output)]
     return {"trees": len(sizes), "labels": sum(sizes)}
+
+
+def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
+    """Adds a language model's log-probabilities to the records of a file. The same call continues a stopped one."""
+    from jprm.label.reference import label_trees, load_reference
+    from jprm.score.identity import identity
+    from jprm.score.scorer import CHUNK
+
+    check_output(output, input)
+    reference = load_reference(model, dtype)
+    request = identity(reference) | {"stored": dtype}
+    _continued(input, output, request, lambda trees: label_trees(reference, trees), chunk=CHUNK)
+    sizes = [len(tree.nodes) for tree in _trees(output)]
+    return {"trees": len(sizes), "log-probabilities": sum(sizes)}
 
 
 def _continued(

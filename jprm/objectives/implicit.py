@@ -7,6 +7,9 @@ With pi the model, ref the frozen reference and y the tokens of a chain, r(y) = 
                     2023, arXiv 2305.18290); pairs that are in different rows are left out
 
 Summed up to a step's end instead, r is the step's score: `jprm.score.implicit` computes both.
+
+The reference is frozen, so that its log-probabilities need computing once: `jprm label reference` puts them into the
+data. With data.extras=("reference",) they are read there, and the second model is neither loaded nor computed.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Scalar
 
-from jprm.experiment import ObjectiveConfig
+from jprm.experiment import REFERENCE, ObjectiveConfig
 from jprm.model.heads import find
 from jprm.objectives.metrics import Judged
 from jprm.objectives.steps import pair_loss
 from jprm.objectives.targets import targets
 from jprm.rows import Rows
-from jprm.score.implicit import BETA, log_probs, path_sum
+from jprm.score.implicit import BETA, log_probs, on_paths, path_sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +38,16 @@ class Implicit:
     loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
-        reference = jax.lax.stop_gradient(log_probs(params["reference"], config.model, rows))
-        ratio_BT = log_probs(params["model"], config.model, rows) - reference
-        r_BS = path_sum(self.beta * ratio_BT, rows, rows.problem)
         target_BS, weight_BS = targets(rows, config.target)
+        some_BT = jnp.any(on_paths(rows, rows.problem) & (weight_BS > 0)[..., None], axis=1)
+        log_BS = path_sum(log_probs(params["model"], config.model, rows, some_BT), rows, rows.problem)
+        if REFERENCE in rows.extras:
+            reference_BS = rows.extras[REFERENCE]
+        else:
+            reference_BT = log_probs(params["reference"], config.model, rows, some_BT)
+            reference_BS = jax.lax.stop_gradient(path_sum(reference_BT, rows, rows.problem))
+        # A step that no labelled chain goes through is not computed.
+        r_BS = jnp.where(weight_BS > 0, self.beta * (log_BS - reference_BS), 0.0)
         metrics: dict[str, Any] = {"scores": Judged(jax.nn.sigmoid(r_BS), target_BS >= 0.5, weight_BS)}
         if self.loss == "dpo":
             better_BSS = rows.tree[:, :, None] == rows.tree[:, None, :]
@@ -46,14 +55,14 @@ class Implicit:
             pair_BSS = better_BSS * weight_BS[:, :, None] * weight_BS[:, None, :]
             loss, count, correct = pair_loss(r_BS, pair_BSS)
             return loss, count, metrics | {"pair_accuracy": correct}
-        log_BS = target_BS * jax.nn.log_sigmoid(r_BS) + (1 - target_BS) * jax.nn.log_sigmoid(-r_BS)
-        return -jnp.sum(weight_BS * log_BS), jnp.sum(weight_BS), metrics
+        likelihood_BS = target_BS * jax.nn.log_sigmoid(r_BS) + (1 - target_BS) * jax.nn.log_sigmoid(-r_BS)
+        return -jnp.sum(weight_BS * likelihood_BS), jnp.sum(weight_BS), metrics
 
     def check(self, config: ObjectiveConfig) -> None:
         """Raises ValueError without a language head, a reference or outcomes."""
         if find(config.model.head).channels:
             raise ValueError(f"the objective implicit does not fit head {config.model.head!r}; it takes language")
-        if not config.reference:
+        if not config.reference and REFERENCE not in config.extras:
             raise ValueError("the objective implicit needs `reference`, the frozen model of its log ratio")
         if config.supervise != "outcome":
             raise ValueError(f"the objective implicit needs data.supervise='outcome', not {config.supervise!r}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from flax.core import FrozenDict
+from jaxtyping import Array, Bool, Float, Int
 
 from jprm.model.config import ModelConfig
 from jprm.model.heads import token_log_probability
@@ -35,9 +37,25 @@ class LogRatio:
         return path_sum(self.scale * (above - below), rows, start_BS)
 
 
+@dataclasses.dataclass(frozen=True)
+class LogProbability:
+    """In place of `LogRatio`, of a language model alone: the log-probability of the steps up to each."""
+
+    config: ModelConfig
+    params: Mapping = FrozenDict()
+
+    def __call__(self, params: dict, config: ModelConfig, rows: Rows, start_BS: Array) -> Float[Array, "B S"]:
+        return path_sum(log_probs(params, config, rows), rows, start_BS)
+
+
 @functools.partial(jax.jit, static_argnums=1)
-def log_probs(params: dict, config: ModelConfig, rows: Rows) -> Float[Array, "B T"]:
+def log_probs(
+    params: dict, config: ModelConfig, rows: Rows, some_BT: Bool[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
     """Returns log p(token | the tokens before it on its path) in float32; 0 for the first token of a tree.
+
+    With `some_BT` also 0 for the other tokens. Their logits over the vocabulary are not computed: marked tokens are
+    put side by side, and blocks without any are left out.
 
     Raises ValueError where the mesh splits rows along their tokens.
     """
@@ -45,17 +63,24 @@ def log_probs(params: dict, config: ModelConfig, rows: Rows) -> Float[Array, "B 
         raise ValueError("implicit process rewards take unsplit rows: load the model on a mesh with context=1")
     B, T = rows.tokens.shape
     parent_BT = parents(rows.position)
-    x_BTD = hidden(params, config, rows)
-    x_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(parent_BT, 0)[..., None], axis=1)
-    block = BLOCK if T % BLOCK == 0 else T
+    some_BT = parent_BT >= 0 if some_BT is None else some_BT & (parent_BT >= 0)
+    order_BT = jnp.argsort(~some_BT, axis=1, stable=True)
+    from_BT = jnp.maximum(jnp.take_along_axis(parent_BT, order_BT, axis=1), 0)
+    x_BTD = jnp.take_along_axis(hidden(params, config, rows), from_BT[..., None], axis=1)
+    token_BT = jnp.take_along_axis(rows.tokens, order_BT, axis=1)
+    most, block = jnp.max(jnp.sum(some_BT, axis=1)), BLOCK if T % BLOCK == 0 else T
 
     @jax.checkpoint  # training keeps no block's logits either
     def of_block(start):
-        x_BtD, token_Bt = (jax.lax.dynamic_slice_in_dim(x, start, block, axis=1) for x in (x_BTD, rows.tokens))
-        return token_log_probability(head_logits(params, config, x_BtD), token_Bt)
+        def computed(x_BTD):
+            x_BtD, token_Bt = (jax.lax.dynamic_slice_in_dim(x, start, block, axis=1) for x in (x_BTD, token_BT))
+            return token_log_probability(head_logits(params, config, x_BtD), token_Bt)
+
+        return jax.lax.cond(start < most, computed, lambda x_BTD: 0.0 * x_BTD[:, :block, 0].astype(jnp.float32), x_BTD)
 
     log_nBt = jax.lax.map(of_block, jnp.arange(0, T, block))
-    return jnp.where(parent_BT >= 0, jnp.moveaxis(log_nBt, 0, 1).reshape(B, T), 0.0)
+    log_BT = jnp.take_along_axis(jnp.moveaxis(log_nBt, 0, 1).reshape(B, T), jnp.argsort(order_BT, axis=1), axis=1)
+    return jnp.where(some_BT, log_BT, 0.0)
 
 
 def parents(position_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -79,8 +104,12 @@ def parents(position_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
 @jax.jit
 def path_sum(x_BT: Float[Array, "B T"], rows: Rows, start_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
     """Sums x over the tokens that a step's last token sees: those of its chain from depth `start_BS` on."""
-    index_T = jnp.arange(x_BT.shape[1])
+    return jnp.sum(jnp.where(on_paths(rows, start_BS), x_BT[:, None, :], 0.0), axis=-1)
+
+
+def on_paths(rows: Rows, start_BS: Int[Array, "B S"]) -> Bool[Array, "B S T"]:
+    """Marks the tokens of each step's chain from depth `start_BS` on."""
+    index_T = jnp.arange(rows.tokens.shape[1])
     end_BS1 = rows.step_end[..., None]
     seen_BST = (index_T <= end_BS1) & (end_BS1 < rows.until[:, None, :])
-    seen_BST &= rows.position[:, None, :] >= start_BS[..., None]
-    return jnp.sum(jnp.where(seen_BST, x_BT[:, None, :], 0.0), axis=-1)
+    return seen_BST & (rows.position[:, None, :] >= start_BS[..., None])

@@ -27,7 +27,7 @@ from jprm.model.transformer import step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
-from jprm.score.implicit import LogRatio
+from jprm.score.implicit import LogProbability, LogRatio
 from jprm.score.memory import check_memory
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.token_tree import TokenTree, chain_lengths, geometry
@@ -86,7 +86,7 @@ class PRM:
     step: int  # of training
     # step logits (..., C) to named outputs (...); None: as its head says. It is never None after __post_init__.
     readout: Readout = None  # pyright: ignore[reportAssignmentType]
-    ratio: LogRatio | None = None  # of an implicit PRM, in place of `readout`
+    ratio: LogRatio | LogProbability | None = None  # of an implicit PRM, in place of `readout`
     context: int | None = None  # tokens of the longest chain that the model takes
     aggregation: str = ""  # the rule that its authors use; "" is that of the semantics
     scale: Scale = PROBABILITY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from jprm import data, multihost
 from jprm.data import token_cache
 from jprm.data.pipeline import PipelineConfig, counted_batches
 from jprm.data.streams import Streams, own_streams
-from jprm.experiment import Experiment
+from jprm.experiment import REFERENCE, Experiment
 from jprm.layout import Layout, native_layout
 from jprm.rows import Rows
 from jprm.token_tree import TokenTree, token_tree
@@ -91,6 +92,7 @@ def _token_trees(
         "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
         **given,
         "target": [target.labels, target.consensus, target.after_error, target.soft],  # what `_checked` looks at
+        "reference": pathlib.Path(experiment.reference).name if REFERENCE in config.extras else "",  # and this
     }
     records = (cast(dict[str, Any], source[i]) for i in range(len(source)))
     trees = (token_tree(_checked(tree_of(record), experiment), layout, **given) for record in records)
@@ -115,6 +117,8 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
         raise ValueError(
             f"problem {tree.problem[:60]!r}: a labelled step has no {target.consensus!r}, which target.consensus names"
         )
+    if REFERENCE in experiment.data.extras:
+        _check_reference(tree, experiment.reference)
     # A value of 0 is a count: no completion was correct. A probability of being correct is hardly ever 0.
     zero_alone = step and target.labels == "correctness" and (target.after_error, target.soft) != ("keep", "soft")
     if zero_alone and any(node.label is not None and 0 < node.label < 1 for node in tree.nodes):
@@ -123,6 +127,18 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
             " and target.soft=hard take only 0 as incorrect: set keep and soft, or make the labels 0 and 1"
         )
     return tree
+
+
+def _check_reference(tree: ReasoningTree, reference: str) -> None:
+    """Raises ValueError where a tree has not this reference's log-probabilities."""
+    found, wanted = tree.extra.get(REFERENCE), pathlib.Path(reference).name
+    whole = all(REFERENCE in node.extra for node in tree.nodes)
+    if found != wanted or not whole:
+        has = f"log-probabilities of {found!r}" if found and whole else "no log-probabilities of a reference"
+        raise ValueError(
+            f"problem {tree.problem[:60]!r}: it has {has}, and data.extras and `reference` name those of {wanted!r}:"
+            " run `jprm label reference` with that model"
+        )
 
 
 def micro_batches(rows: Rows, size: int) -> Rows:

@@ -1,0 +1,124 @@
+"""Tabulates the study: every objective's figures on every test, means over seeds with intervals over problems.
+
+    python experiments/objectives/table.py runs/objectives
+
+Cells that are not finished are left out; `seeds` says how many there are. A test's figures of all seeds are of the same
+problems, so that the interval of their mean is over problems; the range over seeds follows it.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import measure
+import recipes
+
+from jprm.evaluate.blocks import Table
+from jprm.evaluate.terminal import show
+from jprm.evaluate.wording import percent
+
+COLUMNS = {
+    "step_auroc": "step AUROC", "chain_auroc": "chain AUROC", "best_of_n": "best of n", "weighted_vote": "vote",
+    "vote_minus_majority": "less majority", "ece": "ECE", "ece_recalibrated": "by Platt",
+}  # fmt: skip
+
+
+def cells(out: pathlib.Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Returns the finished cells by data set and objective, in the order of `recipes.OBJECTIVES`."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for source in sorted(path.name for path in out.iterdir() if path.is_dir()):
+        for objective in recipes.OBJECTIVES:
+            paths = sorted((out / source / objective).glob("*/cell.json"))
+            if paths:
+                found[source, objective] = [json.loads(path.read_text()) for path in paths]
+    return found
+
+
+def tables(out: pathlib.Path) -> Iterator[Table]:
+    """Yields a table for every data set and test."""
+    found = cells(out)
+    tests = dict.fromkeys((source, test) for (source, _), of in found.items() for test in of[0]["tests"])
+    for source, test in tests:
+        some = {name: of for (other, name), of in found.items() if other == source and test in of[0]["tests"]}
+        if test == "valid":
+            continue
+        kinds = {
+            kind for kind in ("chain_key", "steps", "covered") if kind in next(iter(some.values()))[0]["tests"][test]
+        }
+        title = f"trained on {source}, tested on {test}"
+        if "chain_key" in kinds:
+            yield _of_pools(title, some, test)
+        elif "covered" in kinds:
+            yield _of_bounds(title, some, test)
+        else:
+            yield _of_steps(title, some, test)
+
+
+def _of_pools(title: str, some: dict[str, list[dict]], test: str) -> Table:
+    rows, first = [], None
+    for name, of in some.items():
+        for label, key in ((name, None), (f"{name}, by low", "by_low")):
+            seeds = [cell["tests"][test] for cell in of]
+            if key and key not in seeds[0]:
+                continue
+            valid = [cell["tests"]["valid"] for cell in of]
+            seeds, valid = ([part[key] for part in parts] if key else parts for parts in (seeds, valid))
+            comparable = valid if "chain_key" in valid[0] else seeds  # PRM800K has no pools to calibrate on
+            figures = measure.figures(seeds, comparable)
+            first = first or figures
+            rows.append([label, str(len(of)), *(_worded(figures.get(column)) for column in COLUMNS)])
+    assert first is not None  # a title has cells
+    n = next(iter(some.values()))[0]["tests"][test]["n"]
+    about = f"{title}, n = {n}: one sample {_worded(first['one_sample'])}, majority {_worded(first['majority'])}"
+    return Table(about, ("%", "seeds", *COLUMNS.values()), rows)
+
+
+def _of_steps(title: str, some: dict[str, list[dict]], test: str) -> Table:
+    names = ("auroc", "average_precision_of_errors", "alternatives", "accuracy")
+    rows = [
+        [name, str(cell["seed"]), *(_worded(cell["tests"][test]["steps"][figure]) for figure in names)]
+        for name, of in some.items()
+        for cell in of
+    ]
+    return Table(title, ("%", "seed", "step AUROC", "precision of errors", "alternatives", "accuracy"), rows)
+
+
+def _of_bounds(title: str, some: dict[str, list[dict]], test: str) -> Table:
+    rows = [
+        [name, str(cell["seed"]), _worded(cell["tests"][test]["covered"]), percent(cell["tests"][test]["width"])]
+        for name, of in some.items()
+        for cell in of
+    ]
+    return Table(f"{title}: labels between low and high", ("%", "seed", "covered", "mean width"), rows)
+
+
+def _worded(figure: dict[str, Any] | None) -> str:
+    """Returns the value, its interval if it has one, and the range over seeds if there are several."""
+    if figure is None:
+        return "-"
+    text = percent(figure["value"])
+    if figure.get("low") is not None:
+        text += f" [{percent(figure['low'])}, {percent(figure['high'])}]"
+    low, high = figure.get("seeds", (0, 0))
+    return text + (f" ({percent(low)} to {percent(high)})" if low != high else "")
+
+
+def main(out: Annotated[pathlib.Path, tyro.conf.Positional] = pathlib.Path("runs/objectives")) -> None:
+    """Print the tables.
+
+    Args:
+        out: The folder of all cells.
+    """
+    show(list(tables(out)), Console(width=200))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,149 @@
+"""The study of objectives in a world of a minute: a cell that is stopped and continued, its figures and tables."""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+from tiny_run import MODEL, experiment, loop, make_data, one_device
+
+from jprm.jsonl import write_records
+from jprm.statistics import auroc
+
+FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
+
+
+@pytest.fixture(scope="module")
+def study():
+    """Its modules, which import each other by name as they do when `run.py` is the command."""
+    names = ("run", "data", "measure", "recipes", "table", "models", "task")
+    sys.path.insert(0, str(FOLDER / "objectives"))
+    import data
+    import measure
+    import recipes
+    import run
+    import table
+
+    yield type("study", (), {"run": run, "data": data, "measure": measure, "recipes": recipes, "table": table})
+    sys.path[:] = [path for path in sys.path if pathlib.Path(path).parent != FOLDER]
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def world(study, folder):
+    """What the study reads of a run of the quickstart, with two stories' worth of everything."""
+    import task
+
+    rng = np.random.default_rng(0)
+    make_data(folder)
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer.json").rename(folder / "tokenizer/tokenizer.json")
+    pools, values = [], []
+    for _ in range(8):
+        story = task.problem(rng, (1, 2))
+        chains = [task.solution(story, rng, task.Habits(carry=0.9, borrow=0.9, sign=0.5)) for _ in range(4)]
+        answers = [task.answer_of(steps) for steps in chains]
+        samples = [
+            {"steps": list(steps), "answer": answer, "correct": answer == story.answer}
+            for steps, answer in zip(chains, answers, strict=True)
+        ]
+        pools.append({"problem": story.text, "answer": story.answer, "samples": samples})
+        nodes = [{"parent": i - 1, "text": text, "label": i % 3 / 2, "rollouts": 4} for i, text in enumerate(chains[0])]
+        values.append({"problem": story.text, "nodes": nodes, "semantics": "value"})
+    for name, records in [("pools", pools), ("test_pools", pools), ("monte_carlo", values)]:
+        write_records(folder / f"{name}.jsonl", records)
+    write_records(folder / "formal.jsonl", map(study.data.labelled, pools))
+    return folder
+
+
+SIZES = dict(base="", model=MODEL, steps=2, checkpoint_every=1, tokens=256, slots=64, rows=2, micro_rows=2, window=8)
+
+
+def test_cells_are_trained_measured_and_tabulated(study, tmp_path, monkeypatch):
+    shared, out = world(study, tmp_path / "world"), tmp_path / "cells"
+    monkeypatch.setattr(study.recipes, "_quickstart", lambda train, target, seed, *_: experiment(
+        shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed))  # fmt: skip
+    with one_device():
+        cell = study.run.cell("quickstart", "quantile", 0, shared, out, **SIZES)
+        folder = out / "quickstart/quantile/0"
+        (folder / "cell.json").unlink()  # stopped after training and scoring
+        (folder / "run/result.json").unlink()
+        trained = (folder / "run/metrics.jsonl").read_bytes()
+        again = study.run.cell("quickstart", "quantile", 0, shared, out, **SIZES)
+    timed = "seconds_of_last_call"
+    assert {**again, timed: 0} == {**cell, timed: 0} == {**json.loads((folder / "cell.json").read_text()), timed: 0}
+    assert (folder / "run/metrics.jsonl").read_bytes() == trained
+    test = cell["tests"]["quickstart"]
+    assert test["n"] == 4 and len(test["problems"]) == 4 and len(test["chain_key"]) == 16
+    figures = study.measure.figures([test, test], [cell["tests"]["valid"]] * 2)
+    right_N = np.array(test["chain_correct"]) > 0.5
+    assert figures["chain_auroc"]["value"] == pytest.approx(float(auroc(np.array(test["chain_key"]), right_N)))
+    assert figures["vote_minus_majority"]["value"] == pytest.approx(
+        np.mean(test["weighted_vote"]) - np.mean(test["majority"])
+    )
+    assert 0 <= cell["tests"]["held_out_values"]["covered"]["value"] <= 1
+    titles = [table.title for table in study.table.tables(out)]
+    assert [title.split(":")[0] for title in titles] == [
+        "trained on quickstart, tested on quickstart, n = 4", "trained on quickstart, tested on held_out_values",
+    ]  # fmt: skip
+
+
+def test_seeds_are_averaged_problem_by_problem(study):
+    def test(keys):
+        one = {"n": 2, "problems": ["a", "b"], "chain_problem": [0, 0, 1, 1], "chain_correct": [1.0, 0.0, 1.0, 0.0]}
+        values = {"best_of_n": [1.0, keys[2]], "one_sample": [0.5, 0.5], "majority": [0.5, 0.5]}
+        return one | values | {"weighted_vote": [1.0, keys[2]], "chain_key": keys, "chain_score": keys}
+
+    good, bad = test([0.9, 0.1, 0.8, 0.2]), test([0.9, 0.1, 0.2, 0.8])
+    found = study.measure.figures([good, bad], [good, good])
+    assert found["chain_auroc"]["value"] == pytest.approx((1.0 + 0.75) / 2)
+    assert found["chain_auroc"]["seeds"] == [0.75, 1.0]
+    assert found["vote_minus_majority"]["value"] == pytest.approx(0.25)
+
+
+def test_a_cell_without_its_labels_is_refused(study, tmp_path):
+    files = study.data.Files({"outcome": tmp_path}, tmp_path, {})
+    with pytest.raises(
+        ValueError, match="gsm8k_llama7b has no labels 'monte_carlo', which progress takes; it has outc"
+    ):
+        study.recipes.experiment("gsm8k_llama7b", "progress", 0, files, tmp_path)
+
+
+def test_problems_are_split_by_their_text(study):
+    parts = [study.data.part_of({"problem": f"How many are {i}?"}) for i in range(4000)]
+    share = {part: parts.count(part) / len(parts) for part in ("train", "valid", "test")}
+    # Shares of 1,319 hash values: 900, 100 and 319, with a standard error of 0.7 points.
+    assert share == pytest.approx({"train": 900 / 1319, "valid": 100 / 1319, "test": 319 / 1319}, abs=0.025)
+    assert study.data.part_of({"problem": "How  many are 7 ?"}) == study.data.part_of({"problem": "how many are 7 ?"})
+
+
+def test_equal_steps_become_one_node_whose_alternatives_compare(study):
+    steps = [["a", "b"], ["a", "c"], ["d"], ["a", "b"]]
+    record = {"problem": "p", "samples": [{"steps": s, "labels": [1.0] * len(s), "correct": True} for s in steps]}
+    from jprm.tree import tree_of
+
+    tree = study.data.merged(tree_of(record))
+    assert [(node.parent, node.text) for node in tree.nodes] == [(-1, "a"), (0, "b"), (0, "c"), (-1, "d")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["implicit", "dpo", "outcome_ranking", "progress"])
+def test_objectives_of_two_models_and_of_pairs(study, tmp_path, monkeypatch, name):
+    shared = world(study, tmp_path / "world")
+    wanted = study.recipes.OBJECTIVES[name]
+    head = wanted.changes.get("head", "binary")
+
+    def tiny(train, target, seed, *_):
+        return experiment(
+            shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed,
+            reference=str(shared / "base") if head == "language" else "",
+        )  # fmt: skip
+
+    monkeypatch.setattr(study.recipes, "_quickstart", tiny)
+    with one_device():
+        if head == "language":
+            base = experiment(shared, tokenizer=str(shared / "tokenizer"), valid=(), steps=1, checkpoint_every=1)
+            loop.train(base, shared / "base")
+        cell = study.run.cell("quickstart", name, 0, shared, tmp_path / "cells", **SIZES)
+    assert 0 <= study.measure.figures([cell["tests"]["quickstart"]], [cell["tests"]["valid"]])["ece"]["value"] <= 1
