@@ -25,13 +25,10 @@ from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
 from jprm.outputs import check_version
-from jprm.token_tree import Supervise
+from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
 """Of a run's experiment.json. Version 1 had `loss` in place of `objective`, and no version."""
-
-REFERENCE = "reference"
-"""The extra of nodes that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
 
 
 @jax.tree_util.register_static
@@ -47,12 +44,11 @@ class DataConfig:
         Like the seed it decides the order of the data. Streams advance at their own pace.
     cache: a folder for token trees, so that records are tokenised once and not in every epoch; empty: none.
     supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM);
-        `outcome_steps` and `outcome_tokens`, that outcome at every step or token of the chain, as Lightman et al. and
-        Cobbe et al. trained ORMs (where chains share a prefix: the mean, weighted by their number); `token`, every
-        token of the steps and the end of the chain (a policy, with the language head).
+        `outcome_steps` and `outcome_tokens`, that outcome at every step or token of the chain, as in Lightman et al.
+        and Cobbe et al. (of a shared prefix the mean over its chains); `token`, every token of the steps and the end
+        of the chain (a policy, with the language head).
     too_long: a chain that exceeds a row is an `error`, or `truncate`d; steps lost are counted.
-    siblings: a tree that exceeds a row is cut where that separates the fewest pairs of labelled alternatives, for
-        objectives that compare them. Training counts the pairs that are lost all the same.
+    siblings: a tree that exceeds a row is cut where that separates the fewest pairs of labelled alternatives.
     extras: keys of tree records' nodes. Their numbers reach objectives as `Rows.extras`.
     weight: a key of tree records' nodes, such as `rollouts` of Monte Carlo labels or a confidence. Its number
         multiplies the weight of the node's label; a node without it keeps its weight. Empty: all labels weigh 1.
@@ -94,8 +90,7 @@ class Experiment:
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
     reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
         not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
-    reference_dtype: what the reference's decoder is stored as, in training and in scoring. int8 takes a quarter of
-        float32's memory. Adapters that train on the reference itself share its float32 and need no second copy.
+    reference_dtype: what the reference's decoder is stored as; adapters that train on it share its float32.
     tokenizer: a file or a folder.
     trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.trackers.TRACKERS`, or `module:NAME`.
     """
@@ -142,22 +137,13 @@ class Experiment:
             )
         if self.profile != (0, 0) and not 1 <= self.profile[0] <= self.profile[1]:
             raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")
-        if REFERENCE in self.data.extras and not self.reference:
-            raise ValueError("data.extras has a reference's log-probabilities: name that model in `reference`")
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
 
     @property
     def task(self) -> ObjectiveConfig:
-        data = self.data
-        return ObjectiveConfig(
-            self.model, self.target, self.lora, self.second_model, data.supervise, tuple(data.extras)
-        )
-
-    @property
-    def second_model(self) -> bool:
-        """Whether training computes a reference model."""
-        return bool(self.reference) and REFERENCE not in self.data.extras
+        second = bool(self.reference) and REFERENCE not in self.data.extras
+        return ObjectiveConfig(self.model, self.target, self.lora, second, self.data.supervise, self.data.extras)
 
     @property
     def semantics(self) -> str:

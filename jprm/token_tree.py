@@ -21,6 +21,9 @@ from jprm.tree import ReasoningTree
 
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
+REFERENCE = "reference"
+"""The extra of nodes that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:

@@ -11,7 +11,7 @@ from test_objective_values import TREES
 from tiny import TINY, Letters, chain_ids, chain_rows, params
 from tiny_run import VALUE
 
-from jprm.experiment import REFERENCE, ObjectiveConfig
+from jprm.experiment import ObjectiveConfig
 from jprm.label.reference import label_trees
 from jprm.model.int8 import held_decoder
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -21,6 +21,7 @@ from jprm.pack import pack, token_tree
 from jprm.score import implicit
 from jprm.score.implicit import LogProbability, log_probs
 from jprm.score.scorer import PRM
+from jprm.token_tree import REFERENCE
 
 CONFIG = dataclasses.replace(TINY, layers=1, head="language", attention="reference", remat="nothing")
 TASK = ObjectiveConfig(CONFIG, VALUE, reference=True, supervise="outcome")

@@ -320,7 +320,7 @@ def test_a_reference_in_the_data_is_one_that_is_computed(tmp_path):
         with pytest.raises(ValueError, match="no log-probabilities of a reference.*: run `jprm label reference`"):
             jprm.Trainer(dataclasses.replace(run, data=unnamed)).evaluate()
     with pytest.raises(ValueError, match="name that model in `reference`"):
-        dataclasses.replace(stored, reference="")
+        jprm.Trainer(dataclasses.replace(stored, reference=""))
 
 
 def test_unknown_objectives_are_refused(tmp_path):

@@ -11,13 +11,13 @@ import jax
 
 from jprm.checkpoints import base
 from jprm.compile_cache import enable_compile_cache
-from jprm.experiment import REFERENCE
 from jprm.layout import native_layout
 from jprm.model.heads import of_channels
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.implicit import LogProbability
 from jprm.score.scorer import PRM
+from jprm.token_tree import REFERENCE
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import ReasoningTree, without_chain
 

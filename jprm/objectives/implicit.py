@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Scalar
 
-from jprm.experiment import REFERENCE, ObjectiveConfig
+from jprm.experiment import ObjectiveConfig
 from jprm.model.heads import find
 from jprm.objectives.metrics import Judged
 from jprm.objectives.steps import pair_loss
 from jprm.objectives.targets import targets
 from jprm.rows import Rows
 from jprm.score.implicit import BETA, log_probs, on_paths, path_sum
+from jprm.token_tree import REFERENCE
 
 
 @dataclasses.dataclass(frozen=True)

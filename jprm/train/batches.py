@@ -15,10 +15,10 @@ from jprm import data, multihost
 from jprm.data import token_cache
 from jprm.data.pipeline import PipelineConfig, counted_batches
 from jprm.data.streams import Streams, own_streams
-from jprm.experiment import REFERENCE, Experiment
+from jprm.experiment import Experiment
 from jprm.layout import Layout, native_layout
 from jprm.rows import Rows
-from jprm.token_tree import TokenTree, token_tree
+from jprm.token_tree import REFERENCE, TokenTree, token_tree
 from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
@@ -39,6 +39,8 @@ def check_supervision(experiment: Experiment) -> None:
         )
     if supervise == "token" and target.smoothing:
         raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0")
+    if REFERENCE in experiment.data.extras and not experiment.reference:
+        raise ValueError("data.extras has a reference's log-probabilities: name that model in `reference`")
     if target.consensus and (supervise != "step" or target.consensus not in experiment.data.extras):
         raise ValueError(
             f"target.consensus={target.consensus!r} compares the labels of steps with an extra: set"

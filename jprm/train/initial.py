@@ -49,7 +49,7 @@ def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any
     reference itself, the decoder is left out: the state has it already. Without `load` the parameters are random.
     """
     path, model = experiment.reference, experiment.model
-    if not experiment.second_model:
+    if not experiment.task.reference:
         return {}
     if not load:
         params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
