@@ -65,7 +65,6 @@ def brute(loss, params, reference):
     [
         ("cross_entropy", "float32", False),
         ("cross_entropy", "float32", True),
-        ("dpo", "int8", False),
         ("dpo", "int8", True),
     ],
 )
