@@ -26,6 +26,7 @@ from jprm.plan.topologies import GIB
 SLICES = [
     ("v4-32", "2x2x4", 16, 16), ("v5e-16", "4x4", 16, 16), ("v5p-128", "4x4x4", 64, 64), ("v5p-512", "4x8x8", 256, 256),
     ("v6e-64", "8x8", 64, 64), ("tpu7x-128", "4x4x4", 64, 128), ("v5litepod-16", "4x4", 16, 16),
+    ("h100-8", "8", 8, 8), ("b200-1", "1", 1, 1),
 ]  # fmt: skip
 
 
@@ -38,10 +39,10 @@ def test_names_that_people_know(name, shape, chips, devices):
 
 
 def test_a_wrong_name_lists_the_right_ones():
-    with pytest.raises(ValueError, match="'v5p-64x' is no TPU slice. Names are v5p-8.*v5p-4096.*counts cores"):
+    with pytest.raises(ValueError, match="'v5p-64x' is no TPU slice or GPU node. Names are v5p-8.*v5p-4096.*cores"):
         topologies.find("v5p-64x")
     with pytest.raises(ValueError, match="v4-32.*v5e-16.*v5p-128.*v6e-64.*tpu7x-128"):
-        topologies.find("h100-8")
+        topologies.find("x100-8")
     with pytest.raises(ValueError, match="slices=0"):
         topologies.find("v4-8", 0)
 
@@ -278,6 +279,27 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     assert bounds["tokens_per_second"] == pytest.approx(8 * 256 / bounds["step"])
     assert found["epoch"]["chip_hours"] == pytest.approx(8 * 1e6 / bounds["tokens_per_second"] / 3600)
     assert found["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
+
+
+@pytest.mark.parametrize("options", ["", " --scoring", " --slices 2 --set mesh.data=2 data.rows=16 data.micro_rows=16"])
+def test_a_plan_for_gpus(file, options, tmp_path, monkeypatch):
+    pytest.importorskip("jax_plugins.xla_cuda12", reason="needs XLA's compiler for CUDA: the extra `gpu-aot`")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    out, sets = tmp_path / "plan.json", "" if "--set" in options else " --set"
+    line = f"plan {file} --topology h100-8 --json {out}{options}{sets} model.attention=gpu_kernel data.tokens=1024"
+    with optimised():
+        assert cli.main(line.split()) == 0
+    found = json.loads(out.read_text())
+    memory, program, bounds = found["memory"], found["program"], found["bounds"]
+    assert memory["available"] == 0.92 * 84_942_979_072 and memory["total"] < memory["available"]
+    assert program["uncounted_kernels"] == []
+    # Forward once more in the backward pass, and blocks of a chain's diagonal in full.
+    assert 1 < program["flops_over_model"] < (1.2 if "scoring" in options else 1.6)
+    sent = {name: sum(row["bytes"] for row in program["collectives"] if row["moves"] == name and row["in_layers"])
+            for name in ("weights", "gradients", "other")}  # fmt: skip
+    assert sent["weights"] > 0 and sent["other"] < 0.01 * sent["weights"]
+    assert ({row["network"] for row in program["collectives"]} == {True, False}) == ("slices" in options)
+    assert bounds["step"] == max(bounds[x] for x in ("compute", "hbm", "interconnect", "network"))
 
 
 def test_slices_send_each_other_gradients_alone(file, tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 import pytest
 
 from jprm.plan import hlo, roofline, topologies
-from jprm.plan.collectives import collectives, group_size, totals
-from jprm.plan.counts import Program
+from jprm.plan.collectives import collectives, group_size, nodes_of, totals
+from jprm.plan.counts import Program, count
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,53 @@ def test_groups_that_are_not_known_are_refused():
             group_size(hlo._instruction(f"  %g = f32[8]{{0}} all-gather(%x), replica_groups={text}"))
     permute = "  %p = f32[8]{0} collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}"
     assert group_size(hlo._instruction(permute)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 1),
+        ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", 2),
+        ("replica_groups=[2,4]<=[8]", 1),
+        ("replica_groups=[1,8]<=[8]", 2),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}", 1),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'data'}", 2),
+        ("replica_groups=mesh['data'=4,'fsdp'=2], device_ids=([2,4]T(1,0)) {'fsdp'}", 2),
+    ],
+)
+def test_gpus_of_a_node_share_its_network(text, nodes):
+    """Nodes of 4: for 64 bytes of a sum over 8 GPUs on 2 nodes, each node receives half of it twice, by 4 GPUs."""
+    collective = hlo._instruction(f"  %g = f32[16]{{0}} all-reduce(%x), channel_id=1, {text}, to_apply=%sum")
+    assert nodes_of(collective, 4) == nodes and nodes_of(collective, 0) == 1
+    program = f"""HloModule one
+
+ENTRY %main (x: f32[16]) -> f32[16] {{
+  %x = f32[16]{{0}} parameter(0)
+  ROOT %g = f32[16]{{0}} all-reduce(%x), channel_id=1, {text}, to_apply=%sum
+}}
+"""
+    (found,) = collectives(hlo.parse(program), (), 4)
+    n = group_size(collective)
+    assert found.network == (nodes > 1)
+    assert found.received == (2 * 64 * (n - 1) / n if nodes == 1 else 2 * 64 * (1 - 1 / nodes) / (n / nodes))
+
+
+def test_products_of_cublas_are_counted():
+    call = (
+        'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
+        '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[]}}}'
+    )
+    program = f"""HloModule one
+
+ENTRY %main (a: bf16[8,32], b: bf16[32,4]) -> bf16[8,4] {{
+  %a = bf16[8,32]{{1,0}} parameter(0)
+  %b = bf16[32,4]{{1,0}} parameter(1)
+  %product = (bf16[8,4]{{1,0}}, s8[512]{{0}}) custom-call(%a, %b), {call}
+  ROOT %y = bf16[8,4]{{1,0}} get-tuple-element(%product), index=0
+}}
+"""
+    assert count(hlo.parse(program)).flops == 2 * 8 * 32 * 4
 
 
 PRODUCT = 'metadata={op_name="jit(step)/transpose(jvp(Model))/decoder/layers_0/while/body/dot_general"}'

@@ -1,4 +1,4 @@
-"""`jprm plan`: what an experiment's step needs on a TPU slice, computed on a machine without one."""
+"""`jprm plan`: what an experiment's step needs on a TPU slice or GPUs, computed on a machine without them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def plan(
     to: Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")] = None,
     set_: Settings = (),
 ) -> None:
-    """Compile an experiment's step for a TPU slice, here: memory, FLOPs, collectives, and how fast it can be at most.
+    """Compile an experiment's step for TPUs or GPUs, here: memory, FLOPs, collectives, and how fast it can be at most.
 
-    The step is the one that `jprm train` runs, compiled by libtpu from shapes alone, without TPU, weights, data or
-    tokenizer: pip install -e '.[train,tpu]'. A 7B model takes minutes. Times are lower bounds, from what the program
-    does and the rates that the chip is sold with: no run is faster, and real ones are slower.
+    The step is the one that `jprm train` runs, compiled from shapes alone, without device, weights, data or tokenizer:
+    by libtpu (pip install -e '.[train,tpu]') or XLA ('.[train,gpu-aot]'). A 7B model takes minutes. Times are lower
+    bounds, from what the program does and the rates that the chip is sold with: no run is faster, and real ones are
+    slower.
 
     For example:
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
@@ -35,13 +36,15 @@ def plan(
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --slices 2 --set mesh.data=2 data.micro_rows=32
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --json plans.json
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
+      jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology h100-8 --set model.attention=gpu_kernel
       jprm plan rl.py --rl --topology v5e-64
 
     Args:
         experiment: The file that describes the run.
         topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores, two per chip, for
-            v4, v5p and tpu7x, and chips for v5e and v6e. The error for an unknown name lists the known ones.
-        slices: Slices joined by the data centre's network. `mesh.data` must be a multiple of them.
+            v4, v5p and tpu7x, and chips for v5e and v6e. Or GPUs of a node: a100-8, h100-8, b200-8, h100-1, ... The
+            error for an unknown name lists the known ones.
+        slices: Slices or nodes joined by the data centre's network. `mesh.data` must be a multiple of them.
         scoring: Plan the step of `jprm score`, with one row per device, and not the training step.
         search: Try meshes, then remat policies, then rows per micro-batch; print the fastest that fits.
         rl: Plan an update of `jprm rl`, whose experiment the file describes: learner, reference, sampler and PRM.

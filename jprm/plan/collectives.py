@@ -12,6 +12,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 
+import numpy as np
+
 from jprm.plan.hlo import Array, Computation, Instruction, Module
 
 LAYERS = re.compile(r"layers_\d+\)*/while/body/")  # brackets: jvp(layers_0) and its transpose
@@ -63,8 +65,11 @@ class Collective:
     name: str
 
 
-def collectives(module: Module, parameters: Collection[int]) -> Iterator[Collective]:
-    """Yields the collectives of the module's entry. parameters: sizes of a layer's parameters, as gathered on a device.
+def collectives(module: Module, parameters: Collection[int], node: int = 0) -> Iterator[Collective]:
+    """Yields the collectives of the module's entry.
+
+    parameters: sizes of a layer's parameters, as gathered on a device. node: devices of a node where several nodes of
+    GPUs are joined by a network.
 
     Raises ValueError for a collective whose devices, or whose kind between slices, are not recognised.
     """
@@ -86,7 +91,7 @@ def collectives(module: Module, parameters: Collection[int]) -> Iterator[Collect
                 called = bool(by) and by[-1][1].opcode != "while"
                 own = inner.op_name or _origin(*(by[-1] if called else (computation, instruction)))
                 summed = _summed(*(by[-1] if called else (where, inner)))
-                yield _collective(where, inner, (*loops, own), summed, ring, times, parameters)
+                yield _collective(where, inner, (*loops, own), summed, ring, times, parameters, node)
 
 
 def _within(module: Module, loop: Instruction) -> str:
@@ -127,8 +132,10 @@ def _collective(
     ring: str,
     times: float,
     parameters: Collection[int],
+    node: int,
 ) -> Collective:
     kind, network = inner.opcode.removesuffix("-start"), inner.opcode == "send"
+    fewest = nodes_of(inner, node)
     given = [where.instructions[name] for name in inner.operands]
     arrays, whole = [array for i in given for array in _packed(where, i)], sum(i.arrays[0].bytes for i in given)
     if network:
@@ -141,6 +148,9 @@ def _collective(
         elements, whole = {size * n for size in elements}, whole * n
     share = (n - 1) / n
     received = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(kind, share) * whole
+    if fewest > 1:  # what a node needs from the others is received once, by all of its devices together
+        network = True
+        received *= (fewest - 1) / n / share
     backward = any("transpose(" in name for name in names)
     if ring:
         kind, moves = RINGS[ring] + " (ring)", "weights" if ring == "_ag" else "gradients"
@@ -192,6 +202,39 @@ def _summed(where: Computation, instruction: Instruction) -> bool:
         instruction = where.instructions[instruction.operands[0]]
     scattered = any(name.startswith(SCATTER) for name in instruction.called.get("calls", ()))
     return scattered or (instruction.opcode == "recv-done" and "megascale" in instruction.text)
+
+
+def nodes_of(collective: Instruction, node: int) -> int:
+    """Returns how many nodes of so many devices the collective's first group spans; 1 where `node` is 0.
+
+    Raises ValueError for an unknown notation of groups.
+    """
+    if not node or collective.opcode.startswith("collective-permute"):
+        return 1
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", collective.text):
+        return len({int(x) // node for x in listed[1].split(",")})
+    order = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+    if iota := re.search(rf"replica_groups=\[[\d,]*?(\d+)\]<={order}", collective.text):
+        ids, size = _ordered(iota[2], iota[3]).reshape(-1), int(iota[1])
+    elif mesh := re.search(
+        rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({order}\))? ?\{{([^}}]*)\}}", collective.text
+    ):
+        sizes = {axis: int(n) for axis, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        within = re.findall(r"'(\w+)'", mesh[4])
+        ids = _ordered(mesh[2], mesh[3]) if mesh[2] else np.arange(math.prod(sizes.values()))
+        last = [list(sizes).index(axis) for axis in within]
+        rest = [i for i in range(len(sizes)) if i not in last]
+        ids = ids.reshape(list(sizes.values())).transpose(rest + last).reshape(-1)
+        size = math.prod(sizes[axis] for axis in within)
+    else:
+        raise ValueError(f"which devices does {collective.name} take? It says no groups that are known")
+    return len({x // node for x in ids[:size].tolist()})
+
+
+def _ordered(sizes: str, permutation: str | None) -> np.ndarray:
+    """Returns the devices in XLA's notation [sizes]T(permutation)."""
+    ids = np.arange(math.prod(map(int, sizes.split(",")))).reshape([int(n) for n in sizes.split(",")])
+    return ids.transpose([int(n) for n in permutation.split(",")]) if permutation else ids
 
 
 def group_size(collective: Instruction) -> int:

@@ -46,12 +46,14 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
     return jax.tree.map(placed, dataclasses.replace(state, reference=reference))
 
 
-def training(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
-    """Returns the step that `jprm train` runs, and its arguments."""
+def training(
+    experiment: Experiment, mesh: Mesh | AbstractMesh, backend: str = "tpu"
+) -> tuple[Callable, tuple[Any, ...]]:
+    """Returns the step that `jprm train` runs on the backend, and its arguments."""
     e = experiment
     objective = objectives.find(e.objective, e.objective_options)
     objectives.check(objective, e.task)
-    step = make_step(objective, make_optimizer(e.optimizer), e.task, "tpu")
+    step = make_step(objective, make_optimizer(e.optimizer), e.task, backend)
     data = experiment.data
     lead = data.rows // data.micro_rows, data.micro_rows
     rows = abstract_rows(mesh, *lead, tokens=data.tokens, slots=data.slots, extras=data.extras)
@@ -94,7 +96,8 @@ def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> t
     sizes = program.memory_analysis()
     fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes  # not written in place of the arguments
     total = sizes.argument_size_in_bytes + fresh + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
-    return Memory(total, available, sizes.argument_size_in_bytes, sizes.temp_size_in_bytes), program.as_text()
+    memory = Memory(total, available, sizes.argument_size_in_bytes, sizes.temp_size_in_bytes)
+    return memory, program.as_text() if memory.fits else None  # XLA compiles what no GPU holds
 
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}

@@ -30,11 +30,14 @@ class Program:
         return sum(c.received * c.times for c in self.collectives if c.network == network)
 
 
-def count(module: Module, parameters: Collection[int] = (), kernels: Mapping[str, float] | None = None) -> Program:
+def count(
+    module: Module, parameters: Collection[int] = (), kernels: Mapping[str, float] | None = None, node: int = 0
+) -> Program:
     """Counts what the module's entry computes, moves and sends.
 
     parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
     kernels: FLOPs per call of Pallas kernels, by name. Others count by their `cost_estimate`.
+    node: devices of a node where several nodes of GPUs are joined by a network; 0 elsewhere.
     """
     flops, moved, uncounted = 0.0, 0.0, set()
     for computation, times, _ in module.executed():
@@ -43,11 +46,13 @@ def count(module: Module, parameters: Collection[int] = (), kernels: Mapping[str
             for where, inner in [(computation, instruction), *module.fused(instruction)]:
                 if inner.opcode in ("dot", "convolution"):
                     flops += times * product_flops(where, inner)
-                elif inner.opcode == "custom-call" and "tpu_custom_call" in inner.text:
+                elif inner.opcode == "custom-call" and "__cublas$" in inner.text:
+                    flops += times * library_product_flops(where, inner)
+                elif inner.opcode == "custom-call" and KERNELS.search(inner.text):
                     own = kernel_flops(inner, kernels or {})
                     flops += times * own
                     uncounted |= set() if own else {inner.op_name or inner.name}
-    return Program(flops, moved, tuple(collectives(module, parameters)), tuple(sorted(uncounted)))
+    return Program(flops, moved, tuple(collectives(module, parameters, node)), tuple(sorted(uncounted)))
 
 
 def product_flops(where: Computation, product: Instruction) -> float:
@@ -76,6 +81,14 @@ def product_flops(where: Computation, product: Instruction) -> float:
     return 2.0 * result[out.index("b")] * features * pairs / int(product.attribute("batch_group_count") or 1)
 
 
+def library_product_flops(where: Computation, call: Instruction) -> float:
+    """Returns 2 FLOPs per multiply-add of a product that cuBLAS makes."""
+    contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', call.text)
+    left = where.instructions[call.operands[0]].arrays[0].shape
+    axes = re.findall(r"\d+", contracted[1]) if contracted else []
+    return 2.0 * call.arrays[0].size * math.prod(left[int(axis)] for axis in axes)
+
+
 def _pairs_along(size: int, window: int, outputs: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
     """Counts, along one axis of a convolution, the pairs of an output and a window position that meet an input element.
 
@@ -85,10 +98,14 @@ def _pairs_along(size: int, window: int, outputs: int, stride: int, low: int, lh
     return int(np.sum((position >= 0) & (position <= (size - 1) * lhs_dilate) & (position % lhs_dilate == 0)))
 
 
+KERNELS = re.compile(r"tpu_custom_call|gpu\.triton")
+"""Matches the text of a call of a Pallas kernel, on TPUs and on GPUs."""
+
+
 def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
     """Returns a kernel's FLOPs by its name, or by the `cost_estimate` of its `pallas_call`; 0 without either."""
     for name, flops in kernels.items():
-        if name in call.name or name in call.op_name.rpartition("/")[2]:
+        if name in call.name or name in call.op_name.rpartition("/")[2] or f'"{name}"' in call.text:
             return flops
     found = re.search(r'"cost_estimate":\{[^}]*"flops":"?(\d+)', call.text)
     return float(found.group(1)) if found else 0.0

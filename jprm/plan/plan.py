@@ -33,17 +33,20 @@ def plan(
     Returns plain JSON values; bytes and FLOPs are of one device and one step. `program`, `bounds` and `epoch` are None
     where the program does not fit, and `epoch` where `epoch_tokens` is None. `say` receives progress messages.
 
-    Raises ValueError where the mesh does not divide the model or the rows, or attention is for GPUs, and
-    FileNotFoundError without libtpu.
+    Raises ValueError where the mesh does not divide the model or the rows, or attention is for other machines, and
+    FileNotFoundError without the devices' compiler.
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
-    model.check_attention(backend="tpu")
+    model.check_attention(backend=topology.chip.backend)
+    if find(model.attention).chain_rows:
+        raise ValueError(f"attention={model.attention!r} is compiled on a GPU alone; plan with 'gpu_kernel'")
     mesh = make_mesh(experiment.mesh, devices(topology))
     rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
     micro_rows = rows if scoring else data.micro_rows
     check_mesh(model, mesh, micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
-    function, args = (compile.scoring if scoring else compile.training)(experiment, mesh)
+    made = compile.scoring(experiment, mesh) if scoring else compile.training(experiment, mesh, topology.chip.backend)
+    function, args = made
     params, trained = (args[0], ()) if scoring else (args[0].params, tuple(args[0].trained))
     say("compiling; a large model takes minutes")
     memory, text = compile.compiled(function, args, mesh, topology.chip.allotted)
@@ -73,7 +76,7 @@ def plan(
         say("reading the compiled program")
         at_once = micro_rows // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
         kernels = find(model.attention).flops(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
-        program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels)
+        program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels, node(topology))
         result |= _measured(program, topology, needed, rows * data.tokens, epoch_tokens, epoch_labels)
     return result | {"seconds_to_plan": time.monotonic() - start}
 
@@ -111,6 +114,11 @@ def _measured(
         if epoch_tokens
         else None,
     }
+
+
+def node(topology: Topology) -> int:
+    """Returns the GPUs of a node where there are several nodes; 0 for one, and for TPUs."""
+    return topology.chips // topology.slices if topology.chip.backend == "gpu" and topology.slices > 1 else 0
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:

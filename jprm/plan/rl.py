@@ -47,6 +47,8 @@ def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = 
     has `max_tokens`, and samples share no token. `update_seconds` is a lower bound for such an update, None where a
     program does not fit. Raises as `jprm.plan.plan.plan` does.
     """
+    if topology.chip.backend != "tpu":
+        raise ValueError(f"--rl plans for TPU slices, not for {topology.name}")
     start, experiment = time.monotonic(), longest(config)
     model, data = experiment.model, experiment.data
     model.check_attention(backend="tpu")

@@ -1,10 +1,11 @@
-"""TPU slices by their common names, libtpu's names for them, and the published figures of their chips."""
+"""TPU slices and nodes of GPUs by their common names, as compilers name them, and their chips' published figures."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import math
+import pathlib
 from typing import Any
 
 from jprm.libtpu import describe_no_tpu
@@ -18,7 +19,7 @@ class Chip:
 
     interconnect: all links of the chip together, in one direction.
     network: a chip's part of its host's rate on the data centre's network; infinite where none is published.
-    allotted: HBM bytes that libtpu's compiler lets a program of one device use, by its own refusals.
+    allotted: HBM bytes that a program of one device may use: by libtpu's own refusals, or a fraction of a GPU's.
     """
 
     flops: float  # bfloat16
@@ -29,6 +30,7 @@ class Chip:
     allotted: float
     devices: int = 1  # of JAX in a chip
     cores_named: bool = False  # a slice's name counts cores, two a chip
+    backend: str = "tpu"  # jax's name
 
 
 CHIPS = {
@@ -49,6 +51,19 @@ CHIPS = {
     "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 600e9, 100e9 / 8, 94.75 * GIB, devices=2, cores_named=True),
 }
 
+# In bfloat16 without sparsity, NVLink in one direction, and 200 or 400 Gb/s of network for each GPU of a DGX node.
+# JAX takes three quarters of a GPU's memory by default; these plans are for XLA_PYTHON_CLIENT_MEM_FRACTION=0.92.
+CHIPS |= {
+    # nvidia.com/a100, SXM: 312 TFLOPs, 80 GB, 2,039 GB/s, NVLink 600 GB/s.
+    "a100": Chip(312e12, 85_100_068_864, 2039e9, 300e9, 200e9 / 8, 0.92 * 85_100_068_864, backend="gpu"),
+    # nvidia.com/h100, SXM: 1,979 TFLOPs with sparsity, 80 GB, 3.35 TB/s, NVLink 900 GB/s.
+    "h100": Chip(989.5e12, 84_942_979_072, 3350e9, 450e9, 400e9 / 8, 0.92 * 84_942_979_072, backend="gpu"),
+    # HGX B200: 2,250 TFLOPs, 180 GB, 8 TB/s, NVLink 1,800 GB/s.
+    "b200": Chip(2250e12, 191_514_411_008, 8000e9, 900e9, 400e9 / 8, 0.92 * 191_514_411_008, backend="gpu"),
+}
+NODES = (1, 2, 4, 8)
+"""GPUs of a node, or of the part of a node that a run has."""
+
 # Shapes of the available slices, by their chips: docs.cloud.google.com/tpu/docs/v5p and .../v6e.
 FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 CUBES = {
@@ -59,7 +74,7 @@ CUBES = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One slice, or several joined by the data centre's network."""
+    """One slice or node, or several joined by the data centre's network."""
 
     name: str  # such as v5p-128
     chip: Chip
@@ -75,9 +90,16 @@ class Topology:
 def names() -> dict[str, list[str]]:
     """Returns the slices' names by kind of chip."""
     return {
-        kind: [f"{kind}-{chips * (2 if chip.cores_named else 1)}" for chips in (CUBES if chip.cores_named else FLAT)]
+        kind: [f"{kind}-{count * (2 if chip.cores_named else 1)}" for count in _shapes(chip)]
         for kind, chip in CHIPS.items()
     }
+
+
+def _shapes(chip: Chip) -> dict[int, str]:
+    """Returns the arrangements of so many chips in a slice or node."""
+    if chip.backend == "gpu":
+        return {count: str(count) for count in NODES}
+    return CUBES if chip.cores_named else FLAT
 
 
 def find(name: str, slices: int = 1) -> Topology:
@@ -87,17 +109,19 @@ def find(name: str, slices: int = 1) -> Topology:
     if chip is None or f"{kind}-{count}" not in known[kind]:
         listed = known[kind] if chip else [name for group in known.values() for name in group]
         raise ValueError(
-            f"{name!r} is no TPU slice. Names are {', '.join(listed)}; the number counts cores, two a chip, for"
-            " v4, v5p and tpu7x, and chips for v5e and v6e"
+            f"{name!r} is no TPU slice or GPU node. Names are {', '.join(listed)}; the number counts cores, two a chip,"
+            " for v4, v5p and tpu7x, and chips for the others"
         )
     if slices < 1:
         raise ValueError(f"slices={slices} must be positive")
     chips = int(count) // (2 if chip.cores_named else 1)
-    return Topology(f"{kind}-{count}", chip, (CUBES if chip.cores_named else FLAT)[chips], chips * slices, slices)
+    return Topology(f"{kind}-{count}", chip, _shapes(chip)[chips], chips * slices, slices)
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Returns abstract devices to compile for. Raises FileNotFoundError where libtpu is not installed."""
+    """Returns abstract devices to compile for. Raises FileNotFoundError where their compiler is not installed."""
+    if topology.chip.backend == "gpu":
+        return _gpus(topology)
     if importlib.util.find_spec("libtpu") is None:
         raise FileNotFoundError("libtpu, which holds the TPU compiler, is not installed: pip install -e '.[train,tpu]'")
     describe_no_tpu()  # it must not look for a TPU's metadata
@@ -113,3 +137,17 @@ def devices(topology: Topology) -> list[Any]:
     elif math.prod(sizes) == 4 and len(sizes) == 2:
         options["chips_per_host_bounds"] = (2, 2, 1)
     return topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{topology.shape}", **options).devices
+
+
+def _gpus(topology: Topology) -> list[Any]:
+    """Returns abstract GPUs, a node after the other."""
+    if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
+        raise FileNotFoundError(
+            "XLA's compiler for NVIDIA GPUs is not installed: pip install -e '.[train,gpu-aot]' with jax 0.10.2"
+        )
+    from jax.experimental import topologies
+
+    kind, nodes = topology.name.partition("-")[0], topology.slices
+    target = (pathlib.Path(__file__).parent / "gpu_targets" / f"{kind}.txtpb").read_text(encoding="utf-8")
+    sizes = f"1x{nodes}x{topology.chips // nodes}"  # partitions, hosts, devices a host
+    return topologies.get_topology_desc(platform="cuda", topology=sizes, target_config=target).devices
