@@ -10,6 +10,7 @@
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
 #   make quickstart-rl                 reinforcement learning on its policy and PRM: six arms, three seeds, half an hour
+#   make annotate-demo                 human labels in a loop, by simulated annotators, after make quickstart
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
@@ -103,6 +104,10 @@ quickstart-rl: quickstart
 	  $(BIN)/python experiments/quickstart/rl.py --seed $$seed \
 	    --arms verifier sum min_form min_form_verifier rejection demonstrations || exit 1; \
 	done
+
+# A fresh folder in runs/, which git ignores.
+annotate-demo: quickstart
+	$(BIN)/python experiments/annotation/demo.py --out runs/annotate_demo_$$(date +%Y%m%d_%H%M%S)
 
 # glibc then requests huge pages: a step allocates gigabytes, and page faults are most of its system time.
 bench train-prm800k: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1

@@ -5,7 +5,7 @@ are affordable. Both arms begin with the same random chains; then each gets more
 `jprm annotate select` with the head of the round before, or at random. Labels end at the first error, as annotators'
 do. Run it after `make quickstart`:
 
-    python experiments/annotation/simulate.py --quickstart runs/quickstart --json runs/annotation.json
+    python experiments/annotation/simulate.py --quickstart runs/quickstart --out runs/annotation.json
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def interval(values: list[float]) -> list[float]:
 
 def main(
     quickstart: pathlib.Path = pathlib.Path("runs/quickstart"),
-    json_: pathlib.Path = pathlib.Path("runs/annotation.json"),
+    out: pathlib.Path = pathlib.Path("runs/annotation.json"),
     seeds: int = 20,
     error: float = 0.0,
 ) -> None:
@@ -159,7 +159,7 @@ def main(
 
     Args:
         quickstart: The finished quickstart.
-        json_: The file for all figures.
+        out: The file for all figures.
         seeds: Repetitions; each draws its own first chains and its own random ones.
         error: How often an annotator mislabels a step.
     """
@@ -179,7 +179,7 @@ def main(
         f"{unit}_{figure}": interval([saved(*run, unit, figure) for run in runs])
         for unit in ("chains", "steps") for figure in ("auroc", "best_of_n")
     }  # fmt: skip
-    json_.write_text(json.dumps(found, indent=1) + "\n")
+    out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 
 

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const at = (id) => document.getElementById(id);
+  const at = (id) => document.getElementById(id), { element } = chains;
   const WORD = { "-1": "wrong", 0: "neutral", 1: "right" }, SIGN = { "-1": "✗", 0: "–", 1: "✓" };
   const QUESTION = { skip: "Skip this chain?", give_up: "Give up on this chain?", bad_problem: "Call the problem bad?" };
   const RETRY_MS = [500, 1000, 2000, 5000, 10000];
@@ -138,12 +138,6 @@
     else if (!problem && /tried again/.test(at("alert").textContent)) say("");
   }
 
-  function element(name, className, text) {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;  // never as markup: a step may contain a script tag
-    return made;
-  }
   function stepRow(task, i) {
     const rating = task.ratings[i], now = rating === undefined, row = element("li", `step ${now ? "now" : WORD[rating]}`);
     const said = element("div", "said");

@@ -29,6 +29,8 @@ from jprm.web.pages import file_routes, page_route
 
 FILES = {
     "/base.css": "jprm.web:base.css",
+    "/app.css": "jprm.web:app.css",
+    "/chain.js": "jprm.web:chain.js",
     "/annotate.css": "jprm.annotate:annotate.css",
     "/annotate.js": "jprm.annotate:annotate.js",
 }

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const PAGE = 10;
+  const PAGE = 10, { element, tint } = chains;
   const data = JSON.parse(document.getElementById("chains").textContent);
   const at = (id) => document.getElementById(id);
   const list = at("list"), search = at("search"), sort = at("sort"), file = at("file"), kind = at("kind");
@@ -67,13 +67,6 @@
     draw();
   }
 
-  function element(name, className, text) {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;  // never as markup: a step may contain a script tag
-    return made;
-  }
-
   function verdict(label) {
     if (label === null) return ["", "no label"];
     if (label > 0.5) return ["rightmark", label === 1 ? "✓ right" : "✓ " + label.toFixed(2)];
@@ -83,9 +76,7 @@
 
   function step(item, i, m) {
     const row = element("li", "step"), said = element("div", "said"), score = item.c[m][i];
-    const strength = Math.min(1, Math.abs(score - 0.5) * 2);
-    row.style.borderLeftColor = `rgba(var(${score < 0.5 ? "--lowt" : "--hight"}), ${0.25 + 0.75 * strength})`;
-    row.style.backgroundColor = `rgba(var(${score < 0.5 ? "--lowt" : "--hight"}), ${0.2 * strength})`;
+    tint(row, score);
     if (item.d) row.style.marginLeft = Math.min(item.d[i], 12) * 0.75 + "rem";
     said.append(element("span", "", score.toFixed(3)));
     const [mark, words] = verdict(item.l[i]);

@@ -83,7 +83,7 @@ def html(
         names=list(enumerate(page.chains["models"])),
         chains=Markup(embedded(page.chains)),
         css=Markup("".join(text_of_file(file) for file in ("jprm.web:base.css", "jprm.report:page.css"))),
-        js=Markup(text_of_file("jprm.report:page.js")),
+        js=Markup("".join(text_of_file(file) for file in ("jprm.web:chain.js", "jprm.report:page.js"))),
     )
 
 

@@ -22,10 +22,21 @@ from jprm.serve.http import Server, server_of, shutting_down
 from jprm.serve.openrlhf import View, get_reward
 from jprm.serve.pooling import pooling
 from jprm.serve.score import rerank, score
+from jprm.web.files import text_of_file
 from jprm.web.guards import HANDLERS, guards
+from jprm.web.pages import file_routes, page_route
 
-OPEN = ("/health", "/ready")
-"""Routes that need no key: a load balancer asks them."""
+PAGE = {
+    "/base.css": "jprm.web:base.css",
+    "/app.css": "jprm.web:app.css",
+    "/chain.js": "jprm.web:chain.js",
+    "/playground.css": "jprm.serve:playground.css",
+    "/playground.js": "jprm.serve:playground.js",
+}
+"""The playground's files."""
+
+OPEN = ("/health", "/ready", "/", *PAGE)
+"""Routes that need no key: a load balancer asks them, or they are the page that asks for the key."""
 
 
 def make_app(
@@ -44,6 +55,7 @@ def make_app(
       policy: what writes the steps of /v1/continue.
     """
     registry = prometheus_client.CollectorRegistry()
+    page = text_of_file("jprm.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
     routes = [
         Route("/v1/score", score, methods=["POST"]),
         Route("/v1/rerank", rerank, methods=["POST"]),
@@ -51,6 +63,8 @@ def make_app(
         Route("/get_reward", get_reward, methods=["POST"]),
         Route("/pooling", pooling, methods=["POST"]),
         Route("/v1/models", _models),
+        page_route("/", page, "playground.html"),
+        *file_routes(PAGE),
         Route("/health", lambda request: PlainTextResponse("ok")),
         Route("/ready", lambda request: PlainTextResponse("ready")),
         Route("/metrics", _metrics),
@@ -89,7 +103,7 @@ async def _models(request: Request) -> Response:
     engines = server_of(request).engines
     data = [
         {"id": name, "object": "model", "owned_by": "jprm", "max_model_len": e.longest, "rule": e.prm.rule,
-         "semantics": e.prm.semantics, "step": e.prm.step}
+         "semantics": e.prm.semantics, "scale": e.prm.scale.weight, "step": e.prm.step}
         for name, e in engines.items()
     ]  # fmt: skip
     return JSONResponse({"object": "list", "data": data})
