@@ -52,8 +52,10 @@ def states_of(out: pathlib.Path, file: str, samples: int) -> Chains:
     prm = jprm.load(out / "formal")
     config = dataclasses.replace(prm.config, head="simulate:STATES")
     size = config.width
+    with jax.set_mesh(prm.mesh):
+        decoder = base.load_decoder(out / "policy", config)
     params = {
-        "decoder": base.load_decoder(out / "policy", config),
+        "decoder": decoder,
         "head": {"kernel": np.eye(size, dtype=np.float32), "bias": np.zeros(size, np.float32)},
     }
     prm = dataclasses.replace(prm, params=params, config=config, readout=everything)
@@ -81,8 +83,9 @@ def annotated(truth: list[float], rng: np.random.Generator, error: float) -> lis
 
 
 def fitted(chains: Chains, chosen: list[int], labels: dict[int, list[float]]) -> tuple[np.ndarray, float]:
-    x_ND = np.concatenate([chains.states[i][: len(labels[i])] for i in chosen])
-    target_N = np.concatenate([labels[i] for i in chosen])
+    order = np.random.default_rng(len(chosen)).permutation(chosen)  # the last fifth chooses the penalty
+    x_ND = np.concatenate([chains.states[i][: len(labels[i])] for i in order])
+    target_N = np.concatenate([labels[i] for i in order])
     head, _ = fitted_head("binary", Steps(x_ND, target_N, np.ones(len(target_N))))
     return head["kernel"][:, 0], float(head["bias"][0])
 

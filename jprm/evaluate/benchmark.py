@@ -99,6 +99,7 @@ class Benchmark:
       reports: the command's reports that an entry in `results.json` holds.
       section: the page's section for one or several models of one suite.
       verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
+      headline: (what, a figure with `value`, `low` and `high`) of one model's results, for the page's first screen.
       compare: (what is compared, `jprm.statistics.Difference`) of two models' scores of the same records, paired.
       left_out: (what, count) of records that its figures leave out.
     """
@@ -117,6 +118,7 @@ class Benchmark:
     reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
     section: Callable[[Sequence[Model]], Iterator[Block]] = lambda models: iter(())
     verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())
+    headline: Callable[[Results], Iterator[tuple[str, Mapping[str, Any]]]] = lambda results: iter(())
     compare: Callable[[Results, Scores, Scores], Iterator[tuple[str, Any]]] = lambda results, a, b: iter(())
     left_out: Callable[[Report], Iterator[tuple[str, int]]] = lambda entry: iter(())
 

@@ -6,6 +6,8 @@ page's head forbids the browser any request.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,7 +20,7 @@ from markupsafe import Markup
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import heat_maps, slug
-from jprm.evaluate.wording import decided, percent, points
+from jprm.evaluate.wording import decided, interval, percent, points
 from jprm.outputs import atomic_file, check_output
 from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
@@ -70,11 +72,17 @@ def html(
 ) -> str:  # fmt: skip
     """Returns the page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
     several = len(page.models) > 1
+    figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]
+    picture = dataclasses.replace(figures[0], name=f"first-{figures[0].name}") if figures else None
     loader = jinja2.PackageLoader("jprm.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.get_template("page.html").render(
         title="jprm: " + ", ".join(model.name for model in page.models),
         models=page.models,
+        leads=[(name, lead(sentences)) for name, sentences in verdicts if sentences],
+        tiles=tiles(page.models),
+        picture=picture,
+        picture_svg=Markup(svg(picture)) if picture else "",
         verdicts=verdicts,
         sections=[(id, head, [(type(block).__name__, block) for block in blocks]) for id, head, blocks in sections],
         svg={name: Markup(text) for name, text in drawn.items()},
@@ -97,6 +105,29 @@ def verdict(model: Model) -> Iterator[tuple[str, str]]:
     for name, benchmark in BENCHMARKS.items():
         if name in model.results:
             yield from benchmark.verdict(model.results)
+
+
+def lead(sentences: Sequence[tuple[str, str]]) -> str:
+    """Returns one sentence on a verdict's sentences: how many show a strength, a fault, or decide nothing."""
+    count = collections.Counter(kind for kind, _ in sentences)
+    said = {"good": "show a strength", "bad": "show a fault or no use", "open": "do not decide"}
+    parts = [f"{count[kind]} {words}" for kind, words in said.items() if count[kind]]
+    return (
+        f"Of {len(sentences)} findings "
+        + " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
+        + "."
+    )
+
+
+def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Returns what the first screen's four figures are, and (model, value, interval) of each."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for model in models:
+        for name, benchmark in BENCHMARKS.items():
+            for what, figure in benchmark.headline(model.results) if name in model.results else ():
+                value, _, inside = interval(figure).partition(" ")
+                found.setdefault(what, []).append((model.name, value, inside))
+    return list(found.items())[:4]
 
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:

@@ -9,6 +9,7 @@
   let scores = {}, before = {};    // by model: of the steps, and of the steps before the last change
   let answers = {};                // by model: the last answer
   let history = [], focused = 0, editing = -1, options = null, asked = 0;
+  let stale = false;               // the scores are of the steps before the last change
   let key = "";
   try { key = sessionStorage.getItem("jprm key") || ""; } catch { /* no storage: the key is asked for again */ }
 
@@ -54,7 +55,9 @@
     await busy(async () => {
       const found = await Promise.all(chosen().map((model) => call("v1/score", { ...fresh, model })));
       if (number !== asked) return;
-      before = changed ? scores : {};
+      // Steps that were merged, split or removed have no step before to compare with.
+      before = changed && same(scores, found[0].record.scores.length) ? scores : {};
+      stale = false;
       scores = {}; answers = {};
       for (const answer of found) { answers[answer.model] = answer; scores[answer.model] = answer.record.scores; }
       const { scores: _, outputs: __, ...rest } = found[0].record;
@@ -62,6 +65,7 @@
       draw();
     });
   }
+  const same = (some, length) => Object.values(some).every((column) => column.length === length);
   function parsed() {
     const text = at("response").value.trim(), problem = at("problem").value;
     if (!text.startsWith("{")) return { problem, response: text };
@@ -77,7 +81,7 @@
     const kept = Object.fromEntries(Object.entries(record).filter(([name]) => !["labels", "correct", "response", "segmentation", "messages"].includes(name)));
     record = { ...kept, steps };
     focused = Math.max(0, Math.min(to, steps.length - 1));
-    editing = -1; options = null;
+    editing = -1; options = null; stale = true;
     draw();
     score(record, true);
   }
@@ -145,12 +149,13 @@
     at("result").hidden = !record;
     if (!record) return;
     const names = chosen(), first = answers[names[0]], steps = record.steps;
-    const current = first && scores[names[0]] && scores[names[0]].length === steps.length;
+    const current = !stale && first && !!scores[names[0]];
     const weakest = current ? first.chains[0].weakest : -1;
     document.body.style.setProperty("--models", names.length);
     at("names").hidden = names.length < 2;
     at("names").replaceChildren(element("span"), ...names.map((name) => element("span", "", name)));
     const had = focus || at("steps").contains(document.activeElement);
+    at("steps").classList.toggle("old", !current);
     at("steps").replaceChildren(...steps.map((text, i) => row(text, i, weakest)));
     if (current) {
       const score = scores[names[0]][weakest], [, word] = words(probability(names[0], score));
@@ -203,7 +208,7 @@
     rewrite() { if (record && document.body.dataset.policy === "yes") write("end", 4); },
     undo() {
       const last = history.pop();
-      if (last) { ({ record, focused } = last); options = null; editing = -1; draw(true); score(record, true); }
+      if (last) { ({ record, focused } = last); options = null; editing = -1; stale = true; draw(true); score(record, true); }
     },
     record() {
       if (!record) return;

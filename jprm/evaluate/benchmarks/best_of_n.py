@@ -179,6 +179,12 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
+def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, report in results["best_of_n"].items():
+        rule = results["model"]["rule"]
+        yield f"{name}: best of {report['n_max']} by {words(rule)}, %", last(report["rules"][rule]["best_of_n"])
+
+
 def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     from jprm.evaluate.best_of_n import chosen_curves, pools_of
     from jprm.evaluate.paired import mean_differences
@@ -213,6 +219,7 @@ BENCHMARK = Benchmark(
     reports=lambda entry: entry.values(),
     section=section,
     verdict=verdict,
+    headline=headline,
     compare=compare,
     left_out=left_out,
 )

@@ -138,6 +138,10 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "good", found
 
 
+def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "calibration error (ECE), points", results["calibration"]["raw"]["ece"]
+
+
 def left_out(report: Report) -> Iterator[tuple[str, int]]:
     yield "calibration: steps of problems fitted on", report["left_out"]
 
@@ -152,5 +156,6 @@ BENCHMARK = Benchmark(
     needs=("data", "calibrate", "neutral"),
     section=section,
     verdict=verdict,
+    headline=headline,
     left_out=left_out,
 )

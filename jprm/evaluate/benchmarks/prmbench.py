@@ -72,6 +72,10 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
 
 
+def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "PRMBench, PRMScore, %", results["prmbench"]["prm_score"]
+
+
 def left_out(report: Report) -> Iterator[tuple[str, int]]:
     yield "PRMBench: repeated records", report["repeated"]
 
@@ -85,5 +89,6 @@ BENCHMARK = Benchmark(
     reader="prmbench",
     section=section,
     verdict=verdict,
+    headline=headline,
     left_out=left_out,
 )

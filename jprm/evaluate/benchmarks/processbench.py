@@ -123,6 +123,10 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
+def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "ProcessBench, F1 without tuning, %", results["processbench"]["average"]["half"]
+
+
 def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     from jprm.evaluate.processbench import average_draws, f1_draws
     from jprm.statistics import difference
@@ -160,5 +164,6 @@ BENCHMARK = Benchmark(
     reports=lambda entry: [entry["files"]],
     section=section,
     verdict=verdict,
+    headline=headline,
     compare=compare,
 )

@@ -76,6 +76,10 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
 
 
+def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "right steps above wrong ones (AUROC), %", results["steps"]["auroc"]
+
+
 def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     from jprm.evaluate.steps import auroc_draws
     from jprm.statistics import difference
@@ -94,5 +98,6 @@ BENCHMARK = Benchmark(
     needs=("data", "neutral"),
     section=section,
     verdict=verdict,
+    headline=headline,
     compare=compare,
 )
