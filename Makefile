@@ -107,7 +107,7 @@ quickstart-rl: quickstart
 
 # A fresh folder in runs/, which git ignores.
 annotate-demo: quickstart
-	$(BIN)/python experiments/annotation/demo.py --out runs/annotate_demo_$$(date +%Y%m%d_%H%M%S)
+	$(BIN)/python experiments/quickstart/annotate.py --out runs/annotate_demo_$$(date +%Y%m%d_%H%M%S)
 
 # glibc then requests huge pages: a step allocates gigabytes, and page faults are most of its system time.
 bench train-prm800k: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1

@@ -176,6 +176,18 @@ def test_the_average_beside_published_ones_is_of_the_same_four_splits(more):
     assert (interval(entry["average"]["half"]) in cells) == (not more)
 
 
+def test_the_first_screen_has_one_sentence_four_figures_and_one_picture(folders, written):
+    text = written[0].read_text()
+    first = text[text.index('<div class="first">') : text.index('<section id="verdict"')]
+    assert first.count('class="lead"') == 2 and first.count("<dt>") == 4 and first.count("<svg") == 1
+    results = json.loads((folders[0] / "results.json").read_text())
+    assert interval(results["steps"]["auroc"]).split()[0] in first
+    assert page.lead([("good", "a"), ("good", "b"), ("bad", "c")]) == "3 findings: 2 strengths, 1 fault."
+    assert page.lead([("open", "a")]) == "1 finding: 1 undecided."
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))  # the picture is in its section too
+
+
 def test_no_folder_is_refused():
     with pytest.raises(ValueError, match="no folder: name one"):
         collect([])

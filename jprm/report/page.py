@@ -108,15 +108,11 @@ def verdict(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def lead(sentences: Sequence[tuple[str, str]]) -> str:
-    """Returns one sentence on a verdict's sentences: how many show a strength, a fault, or decide nothing."""
+    """Returns one sentence on a verdict's sentences: how many are of each kind."""
     count = collections.Counter(kind for kind, _ in sentences)
-    said = {"good": "show a strength", "bad": "show a fault or no use", "open": "do not decide"}
-    parts = [f"{count[kind]} {words}" for kind, words in said.items() if count[kind]]
-    return (
-        f"Of {len(sentences)} findings "
-        + " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
-        + "."
-    )
+    names = {"good": ("strength", "strengths"), "bad": ("fault", "faults"), "open": ("undecided", "undecided")}
+    parts = [f"{count[kind]} {some[count[kind] > 1]}" for kind, some in names.items() if count[kind]]
+    return f"{len(sentences)} finding{'s'[: len(sentences) > 1]}: {', '.join(parts)}."
 
 
 def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -5,7 +5,7 @@ are affordable. Both arms begin with the same random chains; then each gets more
 `jprm annotate select` with the head of the round before, or at random. Labels end at the first error, as annotators'
 do. Run it after `make quickstart`:
 
-    python experiments/annotation/simulate.py --quickstart runs/quickstart --out runs/annotation.json
+    python experiments/quickstart/selection.py --quickstart runs/quickstart --out runs/annotation.json
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import sys
 from typing import NamedTuple
 
 import jax
 import numpy as np
+import task
 import tyro
+from scipy.stats import t
 
 import jprm
 from jprm.annotate.config import SelectConfig
@@ -29,9 +30,6 @@ from jprm.model.heads import Head, find
 from jprm.statistics import auroc
 from jprm.train.head_init import Steps, fitted_head
 from jprm.tree import chains_of, tree_of
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "quickstart"))
-import task
 
 FIRST, ROUND, ROUNDS = 20, 20, 9
 """Chains of the first, random selection, of a round, and rounds: 200 chains in the end."""
@@ -50,7 +48,7 @@ class Chains(NamedTuple):
 def states_of(out: pathlib.Path, file: str, samples: int) -> Chains:
     """Returns the first samples of every problem of a file of pools, with the label of every step as `truth`."""
     prm = jprm.load(out / "formal")
-    config = dataclasses.replace(prm.config, head="simulate:STATES")
+    config = dataclasses.replace(prm.config, head="selection:STATES")
     size = config.width
     with jax.set_mesh(prm.mesh):
         decoder = base.load_decoder(out / "policy", config)
@@ -87,7 +85,9 @@ def fitted(chains: Chains, chosen: list[int], labels: dict[int, list[float]]) ->
     x_ND = np.concatenate([chains.states[i][: len(labels[i])] for i in order])
     target_N = np.concatenate([labels[i] for i in order])
     head, _ = fitted_head("binary", Steps(x_ND, target_N, np.ones(len(target_N))))
-    return head["kernel"][:, 0], float(head["bias"][0])
+    wrong, right = (0, 1)  # the channels of the head
+    kernel_DC, bias_C = head["kernel"], head["bias"]
+    return kernel_DC[:, right] - kernel_DC[:, wrong], float(bias_C[right] - bias_C[wrong])
 
 
 def scores(chains: Chains, head: tuple[np.ndarray, float]) -> list[np.ndarray]:
@@ -146,8 +146,6 @@ def saved(active: list[dict], random: list[dict], unit: str, figure: str) -> flo
 
 def interval(values: list[float]) -> list[float]:
     """Returns the mean and its 95 % interval over seeds, by Student's t."""
-    from scipy.stats import t
-
     half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     return [round(float(x), 4) for x in (np.mean(values), np.mean(values) - half, np.mean(values) + half)]
 
@@ -179,7 +177,7 @@ def main(
         for k in range(ROUNDS + 1)
     ]  # fmt: skip
     found["times_the_labels"] = {
-        f"{unit}_{figure}": interval([saved(*run, unit, figure) for run in runs])
+        f"{unit}_{figure}": interval([saved(run[0], run[1], unit, figure) for run in runs])
         for unit in ("chains", "steps") for figure in ("auroc", "best_of_n")
     }  # fmt: skip
     out.write_text(json.dumps(found, indent=1) + "\n")

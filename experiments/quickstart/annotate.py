@@ -11,12 +11,14 @@ import asyncio
 import dataclasses
 import json
 import pathlib
-import sys
 import time
 
 import httpx2
 import jax
+import models
 import numpy as np
+import rich.console
+import task
 import tyro
 
 import jprm
@@ -33,10 +35,6 @@ from jprm.score.files import score_file
 from jprm.statistics import auroc
 from jprm.train.loop import train
 from jprm.web.config import Listen
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "quickstart"))
-import models
-import task
 
 ERRORS = {"ana": 0.01, "ben": 0.05, "eve": 0.6}
 """How often each annotator mislabels a step. Screening is to stop the last."""
@@ -123,8 +121,6 @@ def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"),
     study.create(out / "study", out / "queue.jsonl", config, gold=out / "gold.jsonl", screening=out / "screening.jsonl")
     asyncio.run(annotate(out / "study", rng))
     report = figures(tasks_of(out / "study"))
-    import rich.console
-
     show(report, rich.console.Console(width=110))
 
     print("export, prepare, train")
