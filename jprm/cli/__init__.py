@@ -265,8 +265,8 @@ app.command(rl)
 app.command(
     label,
     name="label",
-    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus; and"
-    " reference, a frozen model's log-probabilities.",
+    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus;"
+    " reference, a frozen model's log-probabilities; and critique, training data of generative verifiers.",
 )
 app.command(
     annotate,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, arg
 
 from jprm.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, one_of, print_counts
-from jprm.label.config import Adaptive, MonteCarloConfig, OmegaConfig
+from jprm.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.model import Dtype
 from jprm.verify.checkers import Kind
 
@@ -53,9 +53,34 @@ def label_omega(files: Any, own: Any) -> None:
     print_counts(label_omega(policy, files.input, files.output, files.rollouts, config), files.output)
 
 
+@dataclasses.dataclass(frozen=True)
+class CritiqueOptions:
+    """
+    Attributes:
+      judge: The JSON file of a judge, as for `jprm score`.
+      input: Records with labelled steps, one per line.
+      output: One record for each kept critique.
+      critiques: The file that keeps all critiques. Those that it holds are not sampled again.
+    """
+
+    judge: Annotated[Path, arg(metavar="P.json")]
+    input: Input
+    output: Output
+    critiques: Annotated[Path, arg(metavar="K.jsonl")]
+
+
+def label_critique(files: Any, own: Any) -> None:
+    from jprm.judge.load import load_judge
+    from jprm.label.files import label_critique
+
+    config, judge = built(CritiqueConfig, own), load_judge(files.judge)
+    print_counts(label_critique(judge, files.input, files.output, files.critiques, config), files.output)
+
+
 AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
 label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers))
 label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, budget=Count))
+label.command(name="critique")(command(label_critique, CritiqueConfig, CritiqueOptions, threshold=Number))
 
 
 @label.command(name="verify")

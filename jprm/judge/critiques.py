@@ -34,7 +34,8 @@ class Critique:
     """What a policy wrote about a chain.
 
     Attributes:
-      text: without the prompt's opening, with the output of the code that was run.
+      steps: as the policy wrote it, without the prompt's opening; of a critique with code, its text.
+      text: the same as one text, with the output of the code that was run.
       tokens: generated ones.
       finish_reason: as of `Sample`, of the last sample.
       runs: blocks of code that were run.
@@ -42,6 +43,7 @@ class Critique:
       error: the reason of a failure.
     """
 
+    steps: tuple[str, ...]
     text: str
     tokens: int
     finish_reason: str
@@ -57,11 +59,13 @@ class Reading:
 
     Attributes:
       status: `read`, `truncated`, `unreadable` or `failed`.
-      scores: of the steps that it judges; empty unless it was read.
-      by_vote: for each of them, whether it is a verdict's vote and not its probability.
+      correct: its verdicts on the steps that it judges: one, or those of the first steps; empty unless it was read.
+      by_vote: for each of them, whether its score is its vote and not its probability.
+      scores: of these steps and, for prompts about whole chains, of the steps after them.
     """
 
     status: str
+    correct: tuple[bool, ...] = ()
     scores: tuple[float, ...] = ()
     by_vote: tuple[bool, ...] = ()
 
@@ -90,7 +94,8 @@ def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, s
 
 def _critique(sample: Sample) -> Critique:
     logprobs = sample.token_logprobs
-    return Critique("\n".join(sample.steps), sample.tokens, sample.finish_reason, 0, logprobs, error=sample.error)
+    text, reason = "\n".join(sample.steps), sample.finish_reason
+    return Critique(sample.steps, text, sample.tokens, reason, 0, logprobs, error=sample.error)
 
 
 @dataclasses.dataclass(slots=True)
@@ -105,18 +110,10 @@ class _Running:
     last: Sample = Sample((), 0, "step")
 
     def critique(self) -> Critique:
-        new = CODE_END.join(self.last.steps)
-        before = CODE_END.join(self.pieces) + (CODE_END if self.pieces else "")
-        last = self.last
-        return Critique(
-            before + new,
-            self.tokens,
-            last.finish_reason,
-            len(self.blocks),
-            last.token_logprobs,
-            len(before),
-            last.error,
-        )
+        before = "".join(piece + CODE_END for piece in self.pieces)
+        text, logprobs = before + CODE_END.join(self.last.steps), self.last.token_logprobs
+        reason, runs = self.last.finish_reason, len(self.blocks)
+        return Critique((text,), text, self.tokens, reason, runs, logprobs, len(before), self.last.error)
 
 
 def _with_code(policy: Policy, prefixes: Sequence[Prefix], n: int, seed: int) -> list[list[Critique]]:
@@ -159,7 +156,7 @@ def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
     scores = [v.correct * 1.0 if p is None else p for v, p in zip(found, by_token, strict=True)]
     if prompt.asks != "step":
         scores += scores[-1:] * (steps - len(scores))
-    return Reading("read", tuple(scores), tuple(p is None for p in by_token))
+    return Reading("read", tuple(v.correct for v in found), tuple(scores), tuple(p is None for p in by_token))
 
 
 def _probability(verdict: Verdict, critique: Critique) -> float | None:

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -36,6 +36,14 @@ class Judgement:
 
     score_N: Float[np.ndarray, " N"]
     report: dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """A question, the paths that it is about, as node indices of a tree, and its critiques."""
+
+    question: str
+    paths: list[Sequence[int]]
+    critiques: list[Critique]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,62 +125,70 @@ class Judge:
         return [{"score": score_N} for score_N in self.score_trees(trees)]
 
     def judgements(self, trees: Sequence[ReasoningTree]) -> list[Judgement]:
-        """Returns what critiques say about each tree. Equal questions about a tree are asked once.
+        """Returns what critiques say about each tree.
 
         Raises:
           PolicyError: every critique failed.
         """
-        paths = [_paths(tree, self.prompt) for tree in trees]
-        # a conversation needs the critiques of earlier steps first
-        depths = range(1, 1 + max(len(path) for each in paths for path in each)) if self.prompt.converses else [None]
-        answers: list[list[tuple[list[list[int]], list[Critique]]]] = [[] for _ in trees]
-        for depth in depths if paths else ():
-            asked = [
-                self._questions(tree, [path for path in each if depth in (None, len(path))], _said(answer))
-                for tree, each, answer in zip(trees, paths, answers, strict=True)
-            ]
+        asked = self.critiques(trees, [self.paths(tree) for tree in trees])
+        return [_judgement(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
+
+    def paths(self, tree: ReasoningTree) -> list[list[int]]:
+        """Returns the paths, as node indices from the problem, that questions about a tree are about."""
+        if self.prompt.asks != "step":
+            return chains_of(tree)
+        paths: list[list[int]] = []
+        for i, node in enumerate(tree.nodes):
+            paths.append([*(paths[node.parent] if node.parent >= 0 else []), i])
+        return paths
+
+    def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
+        """Returns the critiques of some of each tree's `paths`. Equal questions about a tree are asked once.
+
+        A conversation needs the critiques of earlier steps, so it is about all paths.
+
+        Raises:
+          PolicyError: every critique failed.
+        """
+        answers: list[list[Asked]] = [[] for _ in trees]
+        if self.prompt.converses:
+            paths = [self.paths(tree) for tree in trees]
+            depths = range(1, 1 + max((len(path) for each in paths for path in each), default=0))
+            rounds = [[[path for path in each if len(path) == depth] for each in paths] for depth in depths]
+        else:
+            rounds = [paths]
+        for some in rounds:
+            asked = [self._questions(*each) for each in zip(trees, some, map(_said, answers), strict=True)]
             written = iter(self.ask([question for questions in asked for question in questions]))
             for answer, questions in zip(answers, asked, strict=True):
-                answer += [(about, next(written)) for about in questions.values()]
-        return [_judgement(self.prompt, tree, answer) for tree, answer in zip(trees, answers, strict=True)]
+                answer += [Asked(question, about, next(written)) for question, about in questions.items()]
+        return answers
 
     def ask(self, questions: Sequence[str]) -> list[list[Critique]]:
         """Returns `samples` critiques for each question, as `jprm.judge.critiques.ask`."""
         return ask(self.policy, self.prompt, questions, self.samples, self.seed)
 
     def _questions(
-        self, tree: ReasoningTree, paths: Sequence[list[int]], said: Mapping[int, str]
-    ) -> dict[str, list[list[int]]]:
+        self, tree: ReasoningTree, paths: Sequence[Sequence[int]], said: Mapping[int, str]
+    ) -> dict[str, list[Sequence[int]]]:
         """Returns the paths that each question is about."""
-        found: dict[str, list[list[int]]] = {}
+        found: dict[str, list[Sequence[int]]] = {}
         for path in paths:
             steps, critiques = [tree.nodes[i].text for i in path], [said.get(i, "") for i in path[:-1]]
             found.setdefault(self.prompt.filled(tree.problem, steps, critiques), []).append(path)
         return found
 
 
-def _paths(tree: ReasoningTree, prompt: JudgePrompt) -> list[list[int]]:
-    """Returns the paths, as node indices from the problem, that questions are about."""
-    if prompt.asks != "step":
-        return chains_of(tree)
-    paths: list[list[int]] = []
-    for i, node in enumerate(tree.nodes):
-        paths.append([*(paths[node.parent] if node.parent >= 0 else []), i])
-    return paths
-
-
-def _said(answers: Sequence[tuple[list[list[int]], list[Critique]]]) -> dict[int, str]:
+def _said(answers: Sequence[Asked]) -> dict[int, str]:
     """Returns the first critique of each node."""
-    return {path[-1]: critiques[0].text for paths, critiques in answers for path in paths}
+    return {path[-1]: answer.critiques[0].text for answer in answers for path in answer.paths}
 
 
-def _judgement(
-    prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[tuple[list[list[int]], list[Critique]]]
-) -> Judgement:
+def _judgement(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
     """Returns the means over the critiques that could be read, and the report on all of them."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
     judged = []
-    for paths, critiques in answers:
+    for _, paths, critiques in answers:
         for critique in critiques:
             reading = read(prompt, critique, len(paths[0]))
             judged.append(([path[-1] for path in paths], critique, reading))

@@ -95,3 +95,31 @@ class OmegaConfig:
             raise ValueError(f"problems_at_once is {self.problems_at_once}: it must be at least 1")
         if self.budget is not None and self.budget < self.k:
             raise ValueError(f"a budget of {self.budget} rollouts is smaller than one state's k = {self.k}")
+
+
+@dataclasses.dataclass(frozen=True)
+class CritiqueConfig:
+    """Critiques of labelled steps whose verdicts match the labels, to train a generative verifier on.
+
+    The judge writes its number of critiques for each question; questions without a label are not asked. The output's
+    records have the question as the problem and the critique as the steps: an experiment with
+    `data.supervise="token"`, `model.head="language"` and `objective="next_token"` trains on them. The same command
+    continues a stopped one.
+
+    For example:
+      jprm label critique --judge judge.json --input labelled.jsonl --output critiques.jsonl --critiques kept.jsonl
+
+    Attributes:
+      most: Critiques kept per question, at most: the first that match.
+      threshold: Labels below it are errors. Default: 0.5 for correctness, 0 for ratings; for values a step is an error
+        if no rollout is correct.
+      trees_at_once: Trees whose critiques are sampled together.
+    """
+
+    most: int = 1
+    threshold: float | None = None
+    trees_at_once: int = 64
+
+    def __post_init__(self):
+        if self.most < 1 or self.trees_at_once < 1:
+            raise ValueError(f"most is {self.most} and trees_at_once {self.trees_at_once}: both must be at least 1")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from jprm.jsonl import dump, parse, read_lines, read_records, write_records
-from jprm.label.config import MonteCarloConfig, OmegaConfig
+from jprm.judge.judge import Judge
+from jprm.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.label.consensus import consensus
+from jprm.label.critique import matching_critiques
 from jprm.label.monte_carlo import label_trees
 from jprm.label.omega import label_problems
 from jprm.label.rollouts import Rollouts
 from jprm.model import Dtype
 from jprm.outputs import check_output, continued, cut, finish, input_of
 from jprm.policy.protocol import Policy
+from jprm.policy.sample_cache import KeptPolicy
 from jprm.progress import Bar
 from jprm.tree import ReasoningTree, record_of, tree_of
 from jprm.verify.checkers import Kind, checker, labelled
@@ -42,6 +46,24 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         counts = _write(output, trees)
     return counts | dict(left_out) | {"rollouts": drawn.sampled, "failed": drawn.failed}
+
+
+def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:
+    """Writes the judge's critiques whose verdicts match the labels of a file. The file of critiques makes it continue.
+
+    Raises:
+      ValueError: a file without a label.
+    """
+    check_output(output, input, critiques)
+    check_output(critiques, input)
+    trees = list(_trees(input))
+    if not any(node.label is not None for tree in trees for node in tree.nodes):
+        raise ValueError(f"{os.fspath(input)}: no step has a label, so no critique can match one")
+    counts = collections.Counter(trees=0, questions=0, critiques=0, matching=0, kept=0, tokens=0)
+    with KeptPolicy(judge.policy, critiques) as policy, _bar(output, len(trees)) as bar:
+        judge = dataclasses.replace(judge, policy=policy)
+        write_records(output, matching_critiques(bar.follow(trees), judge, config, counts))
+    return dict(counts)
 
 
 def label_consensus(

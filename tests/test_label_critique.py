@@ -1,0 +1,102 @@
+"""Critiques kept by rejection: those whose verdicts are the labels of steps, once each, from a server's judge."""
+
+import json
+
+import pytest
+from stub_server import reply
+from test_judge import judge
+
+from jprm import cli
+from jprm.jsonl import read_records, write_records
+from jprm.judge.prompts import PLAIN, QWEN_CRITIQUE, THINKPRM
+from jprm.label.config import CritiqueConfig
+from jprm.label.files import label_critique
+
+POOL = {
+    "problem": "p",
+    "samples": [
+        {"steps": ["good", "odd", "bad"], "labels": [1, None, 0]},
+        {"steps": ["good", "bad"], "labels": [1, 1]},  # labelled otherwise than the sample before, on another path
+    ],
+}
+
+
+def script(number, body):
+    """Every second critique says Yes; the critique names its sample."""
+    return reply(rf"sample {body['seed']}" "\n" rf"\boxed{{{'Yes' if body['seed'] % 2 else 'No'}}}", tokens=7)
+
+
+def kept(folder, own, records, **config):
+    write_records(folder / "in.jsonl", records)
+    paths = folder / "in.jsonl", folder / "out.jsonl", folder / "critiques.jsonl"
+    counts = label_critique(own, *paths, CritiqueConfig(**config))
+    return list(read_records(folder / "out.jsonl")), counts
+
+
+def test_critiques_whose_verdict_is_the_label_are_kept(serve, tmp_path):
+    server = serve(script)
+    own = judge(server, PLAIN, samples=4)
+    records, counts = kept(tmp_path, own, [POOL], most=2)
+    steps = [["good"], ["good", "odd", "bad"], ["good", "bad"]]
+    questions = [PLAIN.filled("p", path) for path in steps for _ in range(2)]
+    assert [record["problem"] for record in records] == questions
+    texts = [(f"sample {seed}", rf"\boxed{{{word}}}") for seed, word in enumerate(["No", "Yes"] * 2)]
+    wanted = [texts[1], texts[3], texts[0], texts[2], texts[1], texts[3]]
+    assert [tuple("\n".join(record["steps"]).split("\n")) for record in records] == wanted
+    assert [record["verdict"] for record in records] == [1, 1, 0, 0, 1, 1]
+    assert len(server.requests) == 12  # no question is about the unlabelled step, and equal ones are asked once
+    assert (counts["questions"], counts["critiques"], counts["matching"], counts["kept"]) == (3, 12, 6, 6)
+    assert counts["tokens"] == 84 and counts["read"] == 12
+
+
+def test_steps_that_are_labelled_both_ways_are_left_out(serve, tmp_path):
+    pool = {"problem": "p", "samples": [{"steps": ["a"], "labels": [1]}, {"steps": ["a"], "labels": [0]}]}
+    records, counts = kept(tmp_path, judge(serve(script), PLAIN, samples=2), [pool])
+    assert records == [] and (counts["unknown"], counts["questions"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "matching"),
+    [
+        (QWEN_CRITIQUE, [r"\boxed{1}", r"\boxed{0}", r"\boxed{-1}", "?"], [0]),
+        (
+            THINKPRM,
+            [r"\boxed{correct} \boxed{incorrect}", r"\boxed{incorrect}", r"\boxed{correct} " * 3, r"\boxed{correct}"],
+            [0],
+        ),
+    ],
+)
+def test_of_a_chain_the_first_error_decides(serve, tmp_path, prompt, texts, matching):
+    server = serve(lambda number, body: reply(texts[body["seed"]]))
+    chain = {"problem": "p", "steps": ["a", "b", "c"], "labels": [1, -1, None], "semantics": "rating"}
+    unknown = {"problem": "q", "steps": ["a", "b"], "labels": [None, -1], "semantics": "rating"}
+    own = judge(server, prompt, samples=4, delimiter="\n")
+    records, counts = kept(tmp_path, own, [chain, unknown], most=4)
+    opening = [prompt.opening] if prompt.opening else []
+    assert [record["steps"] for record in records] == [[*opening, texts[i].strip()] for i in matching]
+    assert [record["verdict"] for record in records] == [1]
+    assert len(server.requests) == 4 and counts["unreadable"] == 1
+
+
+def test_a_probability_below_a_half_does_not_turn_a_verdict(serve, tmp_path):
+    logprobs = {"tokens": [r"\boxed{", "Yes", "}"], "token_logprobs": [0.0, -2.0, 0.0]}
+    own = judge(serve(lambda number, body: reply(r"\boxed{Yes}", logprobs=logprobs)), PLAIN, logprobs=True)
+    records, _ = kept(tmp_path, own, [{"problem": "p", "steps": ["a"], "labels": [1]}])
+    assert len(records) == 1
+
+
+def test_the_command_continues_and_refuses_unlabelled_files(serve, tmp_path, capsys):
+    server = serve(script)
+    settings = {"url": server.url, "model": "tiny", "retries": 0, "judge": {"prompt": "plain", "samples": 2}}
+    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    write_records(tmp_path / "in.jsonl", [POOL | {"problem": f"p{i}"} for i in range(3)])
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("in", "out", "critiques")}
+    args = ["label", "critique", "--judge", str(tmp_path / "judge.json"), "--input", paths["in"]]
+    args += ["--output", paths["out"], "--critiques", paths["critiques"], "--trees-at-once", "1"]
+    server.script = lambda number, body: script(number, body) if number < 8 else (400, {}, {})
+    assert cli.main(args) == 2 and "failed at all" in capsys.readouterr().err
+    asked, server.script = len(server.requests), script
+    assert cli.main(args) == 0 and "kept: 9" in capsys.readouterr().out
+    assert len(server.requests) - asked == 18 - 8  # what was answered is not asked again
+    write_records(tmp_path / "in.jsonl", [{"problem": "p", "steps": ["a"]}])
+    assert cli.main(args) == 2 and "no step has a label" in capsys.readouterr().err
