@@ -156,6 +156,12 @@ def pqm_ids(tokenizer, problem, steps):
     return ids, ends_of(ids, tokenizer.convert_tokens_to_ids("[PRM]"))
 
 
+def llemma_ids(tokenizer, problem, steps):
+    ids = tokenizer.encode(f"# Question\n\n{problem}\n\n# Solution\n\n" + "".join(f"{step}\n\n" for step in steps))
+    mark = tokenizer.encode("\n\n", add_special_tokens=False)[1:]  # without the word start
+    return ids, [i for i in range(len(ids)) if ids[i : i + len(mark)] == mark][-len(steps) :]
+
+
 def psa_ids(tokenizer, problem, steps):
     text = " ".join(f"Step {i}: {step} \n\n\n\n\n" for i, step in enumerate(steps, start=1))
     ids = tokenizer.encode(f"{problem} {text}")
@@ -200,6 +206,7 @@ class Case:
     name: str = "model"  # of the folder
     adapter: str = ""  # where it is not recognised
     config: dict = dataclasses.field(default_factory=dict)  # fields of the authors' own
+    mean: bool = False  # whether the logit is the mean of all of a language head's, which repeat two
     outer: str = ""  # before the names of the wrapped model's tensors
     lora: bool = False
 
@@ -245,6 +252,10 @@ CASES = {
     ),
     "reasoneval-redundancy": Case(
         "Mistral", **REASONEVAL, score=second, rows=(-1, 1, 0), adapter="reasoneval-redundancy",
+    ),
+    "llemma": Case(
+        "Llama", "LlamaForCausalLM", pieces_tokenizer, llemma_ids, lambda x: sigmoid(x.mean(1, keepdims=True)),
+        ("lm_head.weight",), (1,), "llemma-7b-prm-prm800k-level-1to3-hf", mean=True,
     ),
     "math-psa": Case(
         "Qwen2", "Qwen2ForCausalLM", bytes_tokenizer, psa_ids, first, (" +", " -"), (1, -1), "Math-psa", lora=True,
@@ -301,6 +312,8 @@ def make(parent, case, seed=""):
     tensors = load_file(folder / "model.safetensors")
     if library != own:
         tensors = {case.outer + name: array for name, array in tensors.items()} | head_tensors(case)
+    if case.mean:
+        tensors["lm_head.weight"] = np.tile(tensors["lm_head.weight"][:2], (VOCABULARY // 2, 1))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | case.config | {"architectures": [own]}))
@@ -359,6 +372,7 @@ def plant(reference, w):
     case, path = reference.case, reference.folder / "model.safetensors"
     tensors = load_file(path)
     rows = np.outer(case.rows, w).astype(np.float32)
+    rows = np.tile(rows, (VOCABULARY, 1)) if case.mean else rows
     if not case.head[0].endswith(".weight"):
         tokenizer = tokenizer_of(reference.folder)
         name = "lm_head.weight"

@@ -104,7 +104,7 @@ class _Model:
         return {"decoder": decoder, "head": {name: jax.device_put(head[name], spots[name]) for name in head}}
 
     def _language_head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Returns the rows of the channels' tokens, or the whole matrix where there are no channels."""
+        """Returns the rows of the channels' tokens or their mean, or the whole matrix where there are no channels."""
         if self.config.logit_softcap:
             raise ValueError(f"{self.place}: final_logit_softcapping is not supported where an adapter reads lm_head")
         if self.config.tied_embeddings:
@@ -114,8 +114,10 @@ class _Model:
             module = module.removesuffix(".weight")
         else:
             module = f"{OUTER}lm_head" if f"{OUTER}lm_head.weight" in self.file else "lm_head"
-        rows = [ids[channel] for channel in a.channels] if a.channels else slice(None)
+        rows = [ids[channel] for channel in a.channels] if a.channels and not a.mean else slice(None)
         kernel, bias = self._linear(module, self.config.vocab_size, rows)
+        if a.mean:
+            return {"kernel": kernel.mean(1, keepdims=True), "bias": bias.mean(keepdims=True)}
         return {"kernel": kernel, "bias": bias} if a.channels else {"kernel": kernel}
 
     def _linear(self, module: str, count: int, rows: list[int] | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:

@@ -114,6 +114,23 @@ _RECORDS = (
         aggregation="min",
         context=4096,
     ),
+    # ScalableMath/llemma-*prm*: Edward-Sun/easy-to-hard, inference_reward.py (the first newline behind a step) and
+    # scripts/convert_checkpoint_to_hf.py (two output rows, repeated over the vocabulary); ssmisya/PRMBench,
+    # mr_eval/models/llemma7b_prm.py, and the card of tkitsers/Llemma-reward-model.
+    Adapter(
+        name="llemma",
+        problem="{bos}# Question\n\n{problem}\n\n# Solution\n\n",
+        first="{step}\n",
+        step="\n{step}\n",
+        joined=True,
+        strip=True,
+        head="lm_head",
+        mean=True,
+        channels=("right",),
+        activation="sigmoid",
+        score={"right": 1.0},
+        context=4096,
+    ),
     # openreasoner/openr, prm/infer_fns.py and the card of openreasoner/Math-psa: Math-Shepherd's way with other tokens
     Adapter(
         name="math-psa",

@@ -55,6 +55,7 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("jprm-ternary", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="negative")),
     ("trl", Signs(r"\w+ForTokenClassification", tensor="score.weight")),
     ("math-shepherd", Signs("MistralForCausalLM", named=r"math.?shepherd")),
+    ("llemma", Signs("LlamaForCausalLM", named=r"llemma.*(prm|orm)|llemma.reward")),
     ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
     ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
 )

@@ -48,6 +48,7 @@ class Adapter:
     """Channel to factor: the score is the sum of factor x activation over these channels."""
     head: str = "score"
     """The module of the checkpoint that holds the head; its layers may be numbered, as in a torch Sequential."""
+    mean: bool = False  # whether the one channel is the mean of a language head's logits
     activation: Literal["softmax", "sigmoid", "none", "log_ratio"] = "softmax"
     """Over the channels. `log_ratio` has none: the score is `scale` times the sum, over the tokens of the steps so far,
     of log p(token) under the model less that under the model in the folder `reference`."""
@@ -134,7 +135,9 @@ def _wrong(a: Adapter) -> str:
         return f"redundancy names {unknown[0]!r}, which is no channel"
     if (a.redundancy is None) != (a.redundancy_threshold is None):
         return "redundancy and redundancy_threshold are given together"
-    if a.head == "lm_head" and (absent := sorted(set(a.channels) - set(a.tokens))):
+    if a.mean and (a.head != "lm_head" or len(a.channels) != 1):
+        return "mean is of the logits of lm_head, for one channel"
+    if a.head == "lm_head" and not a.mean and (absent := sorted(set(a.channels) - set(a.tokens))):
         return f"channel {absent[0]!r} of the language head is not among tokens"
     return ""
 
