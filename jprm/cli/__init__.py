@@ -265,7 +265,7 @@ app.command(rl)
 app.command(
     label,
     name="label",
-    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, consensus;"
+    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, judge, consensus;"
     " reference, a frozen model's log-probabilities; and critique, training data of generative verifiers.",
 )
 app.command(

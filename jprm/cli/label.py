@@ -161,6 +161,35 @@ def label_reference(
     print_counts(label_reference(model, input, output, dtype), output)
 
 
+@label.command(name="judge")
+def label_by_judge(
+    judge: Annotated[Path, arg(metavar="P.json")],
+    input: Input,
+    output: Output,
+    domain: str,
+    rubric: str,
+) -> None:
+    """Soft labels: the scores of a judge, for domains where nothing can be computed. People should audit a sample.
+
+    The same command continues a stopped one. Every record states the domain and the rubric, which reports show.
+
+    For example:
+      jprm label judge --judge judge.json --input chains.jsonl --output soft.jsonl --domain law \\
+        --rubric "A step is correct if the cited rule exists and applies to the facts."
+
+    Args:
+        judge: The JSON file of a judge, as for `jprm score`.
+        input: Chains, pools or trees, one per line.
+        output: The same as trees, with a probability on every step that a critique judges, and the critiques.
+        domain: What the problems are about.
+        rubric: What a correct step is taken to be. The judge's prompt should say the same.
+    """
+    from jprm.judge.load import load_judge
+    from jprm.label.files import label_judge
+
+    print_counts(label_judge(load_judge(judge), input, output, domain, rubric), output)
+
+
 @label.command(name="consensus")
 def label_consensus(
     input: Annotated[Path, arg(metavar="F.jsonl")],

@@ -146,6 +146,10 @@ def results_of(
         name: {"path": os.fspath(path), "reader": source.name, "n": len(scores[name])}
         for name, (path, source) in _files(suite).items()
     }
+    told = {(tree.extra.get("domain"), tree.extra.get("rubric")) for trees in scores.values() for tree in trees}
+    results["meaning"] = [
+        {"domain": domain, "rubric": rubric} for domain, rubric in sorted(told - {(None, None)}, key=str)
+    ]
     results |= {"absent": list(suite.absent), "too_long": dict(too_long or {})}
     requests = {}
     for name, benchmark in BENCHMARKS.items():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from jprm.jsonl import dump, parse, read_lines, read_records, write_records
+from jprm.judge.critiques import cost
 from jprm.judge.judge import Judge
 from jprm.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.label.consensus import consensus
@@ -96,13 +97,40 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
     from jprm.label.teacher import label_trees as taught
     from jprm.loading import load
     from jprm.score.identity import identity
-    from jprm.score.scorer import CHUNK
 
     check_output(output, input)
     prm = load(model)
-    _continued(input, output, identity(prm), lambda trees: taught(prm, trees), chunk=CHUNK)
-    sizes = [len(tree.nodes) for tree in _trees(output)]
-    return {"trees": len(sizes), "labels": sum(sizes)}
+    return _taught(input, output, identity(prm), lambda trees: taught(prm, trees))
+
+
+def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
+    """Labels the chains, pools and trees of a file with a judge's scores. The same call continues a stopped one.
+
+    Raises:
+      ValueError: an empty domain or rubric.
+    """
+    from jprm.label.teacher import judge_trees
+
+    if not domain.strip() or not rubric.strip():
+        raise ValueError("labels of a judge need a domain and a rubric, which says what a correct step is taken to be")
+    check_output(output, input)
+    request = judge.identity | {"domain": domain, "rubric": rubric}
+    counts = _taught(input, output, request, lambda trees: judge_trees(judge, trees, domain, rubric))
+    return counts | {"generated_tokens": cost(read_records(output))["tokens"]}
+
+
+def _taught(
+    input: Path, output: Path, request: dict, label: Callable[[list[ReasoningTree]], list[ReasoningTree]]
+) -> dict:
+    """Writes labelled trees as `_continued`, and returns counts of them."""
+    from jprm.score.scorer import CHUNK
+
+    _continued(input, output, request, label, chunk=CHUNK)
+    counts = collections.Counter(trees=0, labels=0)
+    for tree in _trees(output):
+        counts["trees"] += 1
+        counts["labels"] += sum(node.label is not None for node in tree.nodes)
+    return dict(counts)
 
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:

@@ -1,0 +1,61 @@
+"""Labels by a judge state what they mean, and the page shows it."""
+
+import json
+
+import pytest
+from stub_server import reply
+
+from jprm import cli
+from jprm.evaluate.suite import Suite, results_of
+from jprm.jsonl import read_records, write_records
+from jprm.tree import record_of, tree_of
+
+RUBRIC = "The cited rule exists <b>and</b> applies."
+
+
+def script(number, body):
+    last = body["prompt"].split("Solution so far:\n")[1].split("\n\nCheck")[0]
+    return reply("?" if "odd" in last else r"\boxed{%s}" % ("No" if "wrong" in last else "Yes"), tokens=4)
+
+
+@pytest.fixture
+def labelled(serve, tmp_path, capsys):
+    server = serve(script)
+    settings = {"url": server.url, "model": "tiny", "judge": {"prompt": "plain", "samples": 2}}
+    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    chains = [{"problem": f"p{i}", "steps": [("good", "wrong", "odd")[i % 3], "so"]} for i in range(6)]
+    write_records(tmp_path / "in.jsonl", chains)
+    args = ["label", "judge", "--judge", str(tmp_path / "judge.json"), "--input", str(tmp_path / "in.jsonl")]
+    args += ["--output", str(tmp_path / "out.jsonl"), "--domain", "law", "--rubric"]
+    assert cli.main([*args, " "]) == 2 and "need a domain and a rubric" in capsys.readouterr().err
+    assert cli.main([*args, RUBRIC]) == 0
+    assert "trees: 6, labels: 8, generated_tokens: 96" in capsys.readouterr().out
+    assert cli.main([*args, "Another."]) == 2 and "of another model, input or request" in capsys.readouterr().err
+    return tmp_path
+
+
+def test_labels_hold_their_meaning_and_critiques(labelled):
+    records = list(read_records(labelled / "out.jsonl"))
+    assert {(record["domain"], record["rubric"]) for record in records} == {("law", RUBRIC)}
+    assert [[node.get("label") for node in record["nodes"]] for record in records[:3]] == [[1, 1], [0, 0], [None, None]]
+    assert {node["origin"] for record in records for node in record["nodes"] if "label" in node} == {
+        f"judge:{records[0]['judge']['name']}"
+    }
+    assert all(record["judge"]["asked"] == len(record["judge"]["critiques"]) == 4 for record in records)
+
+
+def test_the_page_shows_what_labels_mean(labelled):
+    trees = [
+        tree_of(record | {"nodes": [node | {"score": 0.6 + 0.1 * node["label"]} for node in record["nodes"]]})
+        for record in read_records(labelled / "out.jsonl")
+        if "label" in record["nodes"][0]
+    ]
+    (labelled / "results/scores").mkdir(parents=True)
+    write_records(labelled / "results/scores/out.jsonl", map(record_of, trees))
+    results = results_of(Suite("drop", {"steps": (labelled / "out.jsonl",)}, {}, ()), {"out": trees})
+    assert results["meaning"] == [{"domain": "law", "rubric": RUBRIC}]
+    model = {"name": "m", "folder": "runs/m", "step": 1, "semantics": "correctness", "rule": "prod"}
+    (labelled / "results/results.json").write_text(json.dumps(results | {"model": model}))
+    assert cli.main(["report", str(labelled / "results"), "--out", str(labelled / "page.html")]) == 0
+    page = (labelled / "page.html").read_text()
+    assert "Domain: law. A correct step: The cited rule exists &lt;b&gt;and&lt;/b&gt; applies." in page
