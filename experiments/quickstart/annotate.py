@@ -29,7 +29,7 @@ from jprm.annotate.export import export
 from jprm.annotate.quality import figures, show, tasks_of
 from jprm.annotate.select import select_file
 from jprm.data.prepare import prepare
-from jprm.experiment import DataConfig, TargetConfig
+from jprm.experiment import TargetConfig
 from jprm.jsonl import read_records, write_records
 from jprm.score.files import score_file
 from jprm.statistics import auroc
@@ -127,7 +127,7 @@ def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"),
     print(export(out / "study", out / "labelled.jsonl", disagreements="cut"))
     prepare("jsonl", [out / "labelled.jsonl"], out / "prepared", exclude=exclude)
     like = models.reward(quickstart, task.tokenizer().get_vocab_size(), "formal", 0)
-    data = DataConfig(**vars(like.data) | {"train": (str(out / "prepared"),)})
+    data = dataclasses.replace(like.data, train=(str(out / "prepared"),))
     target = TargetConfig(labels="rating", neutral="drop", after_error="keep")
     train(dataclasses.replace(like, name="annotated", data=data, target=target, steps=STEPS, checkpoint_every=STEPS),
           out / "prm")  # fmt: skip
