@@ -127,20 +127,20 @@ def curve(pool: Chains, test: Chains, seed: int, active: bool, error: float) -> 
     return points
 
 
-def saved(active: list[dict], random: list[dict], unit: str, figure: str) -> float:
-    """Returns how many times the labels random selection needs for what active selection has at half of its labels.
+def saved(active: list[dict], random: list[dict], unit: str) -> float:
+    """Returns how many times the labels random selection needs for the AUROC of active selection at half of its own.
 
     Interpolated between rounds; the last round where random selection never gets there, which makes it a lower bound.
     """
     middle = active[len(active) // 2]
-    reached = np.maximum.accumulate([point[figure] for point in random])
-    at = int(np.argmax(reached >= middle[figure]))
-    if reached[-1] < middle[figure]:
+    reached = np.maximum.accumulate([point["auroc"] for point in random])
+    at = int(np.argmax(reached >= middle["auroc"]))
+    if reached[-1] < middle["auroc"]:
         return random[-1][unit] / middle[unit]
     if at == 0:
         return random[0][unit] / middle[unit]
     low, high = reached[at - 1], reached[at]
-    part = (middle[figure] - low) / (high - low)
+    part = (middle["auroc"] - low) / (high - low)
     return (random[at - 1][unit] + part * (random[at][unit] - random[at - 1][unit])) / middle[unit]
 
 
@@ -177,9 +177,8 @@ def main(
         for k in range(ROUNDS + 1)
     ]  # fmt: skip
     found["times_the_labels"] = {
-        f"{unit}_{figure}": interval([saved(run[0], run[1], unit, figure) for run in runs])
-        for unit in ("chains", "steps") for figure in ("auroc", "best_of_n")
-    }  # fmt: skip
+        unit: interval([saved(run[0], run[1], unit) for run in runs]) for unit in ("chains", "steps")
+    }
     out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

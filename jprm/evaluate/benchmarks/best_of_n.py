@@ -181,8 +181,10 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, report in results["best_of_n"].items():
-        rule = results["model"]["rule"]
-        yield f"{name}: best of {report['n_max']} by {words(rule)}, %", last(report["rules"][rule]["best_of_n"])
+        yield (
+            f"{name}: best of {report['n_max']} by the model's rule, %",
+            last(report["rules"][results["model"]["rule"]]["best_of_n"]),
+        )
 
 
 def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
