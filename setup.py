@@ -21,6 +21,8 @@ TRAIN = [
 
 PARQUET = ["pyarrow>=26.0.1"]
 
+S3 = ["s3fs>=2026.9.0"]
+
 SERVE = ["prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
 
 TEST = [
@@ -59,6 +61,7 @@ setuptools.setup(
     install_requires=[
         "etils[epath]>=1.15.0",
         "flax>=0.12.8",
+        "fsspec>=2026.9.0",
         "gguf>=0.19.0",
         "httpx2>=2.16.2",
         "jax>=0.10.2",
@@ -89,7 +92,11 @@ setuptools.setup(
         "tensorboard": ["tensorboardX>=2.6.5"],
         "wandb": ["wandb>=0.31.0"],
         "mlflow": ["mlflow>=3.17.2"],
+        "s3": S3,
+        "gcs": ["gcsfs>=2026.10.1"],
         "test": TEST,
+        "test-buckets": [*S3, "moto[s3,server]>=5.2.5"],
+        "test-notebook": ["ipykernel>=7.4.0", "nbclient>=0.11.0"],
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },

@@ -9,10 +9,12 @@ import math
 import os
 import pathlib
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, Self
 
 from jprm.outputs import atomic_file, only_run, only_writer, partial_of
+from jprm.storage import Remote, path_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
 
 _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
@@ -74,12 +76,7 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     Raises:
       ValueError: a pipe, which cannot be read twice; a Parquet or Arrow file; or a file that changed while it was read.
     """
-    with open(path, "rb") as file:
-        before = os.fstat(file.fileno())
-        if not stat.S_ISREG(before.st_mode):
-            raise ValueError(
-                f"{os.fspath(path)}: is not a file on disk, and it is read twice. Write it to a file first"
-            )
+    with _unchanged(path) as file:
         for number, line in enumerate(file, start=1):
             if number == 1 and line.startswith(_TABLES):
                 raise ValueError(
@@ -89,9 +86,27 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
                 )
             if line.strip():
                 yield number, line
-        after = os.fstat(file.fileno())
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise ValueError(f"{os.fspath(path)}: changed while it was read. Run again when nothing writes it")
+
+
+@contextlib.contextmanager
+def _unchanged(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """Opens a file, of this machine or a bucket, to read. Raises ValueError if it has changed when all is read."""
+    if isinstance(remote := path_of(path), Remote):
+        before = remote.stamp()
+        with remote.reading() as file:
+            yield file
+        after = remote.stamp()
+    else:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(
+                    f"{os.fspath(path)}: is not a file on disk, and it is read twice. Write it to a file first"
+                )
+            yield file
+            before, after = ((x.st_size, x.st_mtime_ns) for x in (found, os.fstat(file.fileno())))
+    if before != after:
+        raise ValueError(f"{os.fspath(path)}: changed while it was read. Run again when nothing writes it")
 
 
 def is_table(path: str | os.PathLike) -> bool:
@@ -141,7 +156,7 @@ class Rejects:
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = pathlib.Path(path)
+        self.path = path_of(path)
         self.errors: list[RecordError] = []
         self._written = contextlib.ExitStack()
         self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
@@ -156,6 +171,9 @@ class Rejects:
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 
     def __enter__(self) -> Self:
+        if isinstance(self.path, Remote):
+            self._file = self._written.enter_context(tempfile.NamedTemporaryFile())
+            return self
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._written.enter_context(only_writer(partial_of(self.path)))
         self._file.truncate(0)  # of a run that was killed
@@ -164,12 +182,15 @@ class Rejects:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         with self._written:
             self._file.flush()
-            if kind is None and self.errors:
+            if isinstance(self.path, Remote) and kind is None and self.errors:
+                self.path.upload(self._file)
+            elif kind is None and self.errors:
                 os.replace(self._file.name, self.path)
-                return
-            pathlib.Path(self._file.name).unlink()
-            if kind is None:
-                self.path.unlink(missing_ok=True)
+            else:
+                if not isinstance(self.path, Remote):
+                    pathlib.Path(self._file.name).unlink()
+                if kind is None:
+                    self.path.unlink(missing_ok=True)
 
 
 def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, cast
+
+from jprm.storage import Appended, Remote, path_of
 
 VERSION = 1
 """Of the format of outputs and their requests. A request of a newer version is refused."""
@@ -22,6 +26,8 @@ VERSION = 1
 
 def input_of(path: str | os.PathLike) -> dict[str, Any]:
     """Returns what a request holds of its input: path, size and time of change."""
+    if isinstance(remote := path_of(path), Remote):
+        return {"input": remote.url, **remote.stamp()}
     stat = os.stat(path)
     return {"input": os.path.abspath(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
 
@@ -32,6 +38,10 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
     Raises:
       ValueError: a symbolic link, a device, a pipe, a folder, or one of `inputs` under this or another name.
     """
+    if isinstance(remote := path_of(path), Remote):
+        if remote in map(path_of, inputs):
+            raise ValueError(f"{remote}: is an input too; name another output")
+        return
     for other in inputs:
         same = os.path.realpath(other) == os.path.realpath(path)
         if same or (os.path.exists(path) and os.path.exists(other) and os.path.samefile(other, path)):
@@ -41,10 +51,15 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
         raise ValueError(f"{os.fspath(path)}: is {kind}, and only a file is replaced; name a file")
 
 
-def finish(part: pathlib.Path, output: str | os.PathLike, request: dict[str, Any]) -> None:
+def finish(part: pathlib.Path | Appended, output: str | os.PathLike, request: dict[str, Any]) -> None:
     """Gives a part that is whole its name. Raises ValueError where the request's input has changed meanwhile."""
     check_unchanged(request, f"Remove {part} and run the command again")
-    os.replace(part, output)
+    if isinstance(part, Appended):
+        if stored_request(output) != request:  # nothing locks an output in a bucket until its first piece is there
+            raise ValueError(f"{os.fspath(output)}: another run has begun to write it. Name another file")
+        part.become(Remote(os.fspath(output)))
+    else:
+        os.replace(part, output)
 
 
 def check_unchanged(request: dict[str, Any], remedy: str) -> None:
@@ -57,44 +72,57 @@ def check_unchanged(request: dict[str, Any], remedy: str) -> None:
 @contextlib.contextmanager
 def continued(
     output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path
-) -> Iterator[tuple[IO[bytes], pathlib.Path] | None]:
+) -> Iterator[tuple[IO[bytes], pathlib.Path | Appended] | None]:
     """Opens `OUTPUT.part` to read and to append, and yields it with its path; None where `output` is finished.
 
     The caller passes it to `finish` when it is whole; an empty one is removed, and with it the request of an output
-    that was refused before its first line. `more` are files of the same request, which go when it is finished.
+    that was refused before its first line. `more` are files of the same request, which go when it is finished. In a
+    bucket, file and path are one `Appended`.
 
     Raises:
       ValueError: what is there is the input, of another request or a newer jprm, or being written by another process;
         nothing is touched.
     """
-    output = pathlib.Path(output)
+    output = path_of(output)
     part, info = (output.with_name(output.name + end) for end in (".part", ".info.json"))
     check_output(output, *([request["input"]] if "input" in request else []))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with only_writer(part) as file:
+    if isinstance(output, pathlib.Path):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    with Appended(part / _digest(request)) if isinstance(part, Remote) else only_writer(part) as file:
         try:
             before = _request_in(info)
             differ = [name for name in {**request, **before} if request.get(name) != before.get(name)]
             for path in (output, part, *more):
-                if differ and path.exists() and (path == output or path.stat().st_size):
+                if differ and path.exists() and (path == output or _size(path)):
                     raise ValueError(
                         f"{path}: is there, but of another model, input or request ({', '.join(differ)}). Remove it or"
                         " name another file"
                     )
             if output.exists():
-                for path in (part, *more):  # a kill came between the output and their end
-                    path.unlink(missing_ok=True)
+                for left in (file if isinstance(file, Appended) else part, *more):  # a kill came before their end
+                    left.unlink(missing_ok=True)
                 yield None
                 return
             if differ:
                 atomic_write(info, json.dumps({"version": VERSION, **request}, indent=2) + "\n")
-            yield file, part
+            yield cast(IO[bytes], file), file if isinstance(file, Appended) else cast(pathlib.Path, part)
             file.flush()
         finally:
-            if part.exists() and part.stat().st_size == 0:
-                part.unlink()
-            if not any(path.exists() for path in (output, part, *more)):
-                info.unlink(missing_ok=True)
+            if isinstance(part, pathlib.Path):
+                if part.exists() and not _size(part):
+                    part.unlink()
+                if not any(path.exists() for path in (output, part, *more)):
+                    info.unlink(missing_ok=True)
+
+
+def _digest(request: dict[str, Any]) -> str:
+    """Returns what names the pieces of a request, which another request then never takes for its own."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _size(path: pathlib.Path | Remote) -> int:
+    """Returns the size of what is there; pieces of an output in a bucket are never empty."""
+    return path.stat().st_size if isinstance(path, pathlib.Path) else 1
 
 
 def cut(file: IO[bytes], chunk: int) -> int:
@@ -110,10 +138,10 @@ def cut(file: IO[bytes], chunk: int) -> int:
 
 def stored_request(output: str | os.PathLike) -> dict[str, Any]:
     """Returns the request that OUTPUT.info.json holds; empty where there is none."""
-    return _request_in(pathlib.Path(f"{os.fspath(output)}.info.json"))
+    return _request_in(path_of(f"{os.fspath(output)}.info.json"))
 
 
-def _request_in(info: pathlib.Path) -> dict[str, Any]:
+def _request_in(info: pathlib.Path | Remote) -> dict[str, Any]:
     """Returns the stored request without its version; empty where there is none or a full disk cut it short."""
     try:
         kept = json.loads(info.read_bytes())
@@ -142,6 +170,11 @@ def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     It takes no lock: a run's own small files are written on network file systems, where the lock of a host that died
     may stay.
     """
+    if isinstance(remote := path_of(path), Remote):
+        with tempfile.NamedTemporaryFile() as file:
+            yield cast(IO[bytes], file)
+            remote.upload(cast(IO[bytes], file))
+        return
     partial = partial_of(path)
     pathlib.Path(partial).parent.mkdir(parents=True, exist_ok=True)
     for file in (path, partial):

@@ -16,6 +16,7 @@ LAYERS = [
         "steps",
         "fields",
         "free_text",
+        "storage",
         "tree",
         "jsonl",
         "outputs",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import errno
 import inspect
+import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -156,8 +158,8 @@ def train(
 
 @app.command
 def score(
-    input: Annotated[Path, arg(metavar="F.jsonl|DIR")],
-    output: Annotated[Path, arg(metavar="G.jsonl")],
+    input: Annotated[str, arg(metavar="F.jsonl|DIR")],
+    output: Annotated[str, arg(metavar="G.jsonl")],
     model: OneModel = None,
     judge: JudgeFile = None,
     on_error: OnError = "stop",
@@ -179,7 +181,8 @@ def score(
         model: The folder of a trained or a published model. Give this or --judge.
         judge: A policy's JSON file with a section `judge`: a language model that writes critiques, whose verdicts are
             the scores. The output has the critiques and their cost under `judge`.
-        input: Records to score, one per line, or a folder that `jprm prepare` wrote.
+        input: Records to score, one per line, or a folder that `jprm prepare` wrote. Input and output may be in a
+            bucket: gs://BUCKET/F.jsonl, s3://BUCKET/F.jsonl.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
@@ -192,18 +195,18 @@ def score(
             the model. The output equals one process's.
     """
     from jprm import multihost
-    from jprm.outputs import check_output
+    from jprm.outputs import check_output, input_of
     from jprm.score.files import score_file
 
     _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
     multihost.start(distributed)
     prepared = None
-    if input.is_dir():
+    if os.path.isdir(input):
         from jprm.data import REPORT
         from jprm.data import load as load_records
 
-        prepared, input = load_records(input), input / REPORT
-    os.stat(input)  # this and the next before the model is loaded
+        prepared, input = load_records(input), os.path.join(input, REPORT)
+    input_of(input)  # this and the next before the model is loaded
     check_output(output, input)
     prm = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention)
     summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, prepared=prepared)
@@ -291,6 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args == ["--version"]:
                 print(f"jprm {jprm.__version__}")
             else:
+                _check_addresses(args)
                 _add_own(*args[:2])
                 app.cli(prog="jprm", description=DESCRIPTION, args=args)
             return 0
@@ -322,6 +326,21 @@ def _add_own(command: str = "", name: str = "") -> None:
         add_method(name)
     if ":" in name and command == "eval":
         add_benchmark(evaluations, name)
+
+
+ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
+
+
+def _check_addresses(args: Sequence[str]) -> None:
+    """Raises ValueError for a bucket's address where a command takes none: it would be taken for a file's name."""
+    for before, word in itertools.pairwise(args):
+        option = word.partition("=")[0] if word.startswith("--") else before
+        takes = (args[0] == "score" and option in ("--input", "--output")) or (args[0] == "prepare" and "hf://" in word)
+        if ADDRESS.search(word) and not takes:
+            raise ValueError(
+                f"{word}: is to be a file or folder of this machine; only --input and --output of `jprm score` may be"
+                " in a bucket. Copy it here first"
+            )
 
 
 def _is_text(argument: str) -> bool:

@@ -21,6 +21,7 @@ from jprm.score.identity import identity
 from jprm.score.multihost import score_many
 from jprm.score.scale import Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer
+from jprm.storage import Appended, path_of
 
 
 def score_file(
@@ -45,8 +46,8 @@ def score_file(
       ValueError: an input that not every host sees, or an output of another request.
       FileNotFoundError: `calibrated`, and the model has no map.
     """
-    output = pathlib.Path(output)
-    if jax.process_count() > 1 and not multihost.everywhere(pathlib.Path(input).is_file()):
+    output = path_of(output)
+    if jax.process_count() > 1 and not multihost.everywhere(path_of(input).is_file()):
         raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
     total = sum(1 for _ in read_lines(input)) if prepared is None else len(prepared)
     if calibrated and not isinstance(prm, PRM):
@@ -54,8 +55,8 @@ def score_file(
     calibration = stored_calibration(cast(PRM, prm)) if calibrated else None
     request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
     with contextlib.ExitStack() as stack:
-        kept = output.parent if multihost.is_first() else stack.enter_context(tempfile.TemporaryDirectory())
-        rejects = stack.enter_context(Rejects(pathlib.Path(kept) / (output.name + ".rejects")))
+        own = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))
+        rejects = stack.enter_context(Rejects(own / (output.name + ".rejects")))
         lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
         records = iter(lines)
         there = write_scores(prm, records, output, request, total, calibration)
@@ -93,9 +94,9 @@ def write_scores(
     Raises:
       ValueError: `output` is of another request or being written by another process; nothing is touched.
     """
-    output = pathlib.Path(output)
+    output = path_of(output)
     with contextlib.ExitStack() as stack:
-        opened: list[tuple[IO[bytes], pathlib.Path]] = []  # in process 0, where the output is not finished
+        opened: list[tuple[IO[bytes], pathlib.Path | Appended]] = []  # in process 0, where the output is not finished
 
         def begin() -> tuple[bool, int]:
             found = stack.enter_context(continued(output, request))

@@ -1,0 +1,217 @@
+"""Files in buckets, as `gs://BUCKET/NAME`, `s3://BUCKET/NAME` or any other address that fsspec opens.
+
+An object store has no renaming, no appending and no locks. It has three things that suffice: an object appears whole,
+when its upload ends; a write may demand that there is no object of the name yet; and names can be listed. `Remote` is
+those three, with the methods of `pathlib.Path` that outputs use. `Appended` makes a file that grows of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
+"""The extras of jprm that bring the packages for addresses of a scheme."""
+
+
+def path_of(path: str | os.PathLike) -> pathlib.Path | Remote:
+    """Returns the object of an address, or the path of a file on this machine."""
+    return Remote(os.fspath(path)) if is_remote(path) else pathlib.Path(path)
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Returns whether a path is an address."""
+    scheme, separator, _ = os.fspath(path).partition("://")
+    return bool(separator) and scheme.isalnum()
+
+
+class Remote(os.PathLike):
+    """An object of a bucket, or the common beginning of objects' names, as a folder.
+
+    Raises OSError, with the address, where the store cannot be reached or refuses.
+    """
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    __str__ = __fspath__
+
+    def __repr__(self) -> str:
+        return f"Remote({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remote) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __truediv__(self, name: str) -> Remote:
+        return Remote(f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Remote:
+        return Remote(self.url.rpartition("/")[0])
+
+    def with_name(self, name: str) -> Remote:
+        return self.parent / name
+
+    def is_file(self) -> bool:
+        with _store(self) as (store, place):
+            return store.isfile(place)
+
+    def is_dir(self) -> bool:
+        return not self.is_file() and self.exists()
+
+    def exists(self) -> bool:
+        """Returns whether there is an object of this name, or any in this folder."""
+        with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
+            return bool(store.find(place))
+        return False
+
+    def names(self) -> list[str]:
+        """Returns the names of the objects in this folder, in order."""
+        with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
+            return sorted(found.rpartition("/")[2] for found in store.find(place, maxdepth=1) if found != place)
+        return []
+
+    def stamp(self) -> dict[str, Any]:
+        """Returns the object's size and what changes with its content. Raises FileNotFoundError."""
+        with _store(self) as (store, place):
+            found = store.info(place)
+        changes = (found.get(key) for key in ("generation", "ETag", "etag", "LastModified", "mtime", "created"))
+        return {"bytes": found["size"], "modified": str(next((c for c in changes if c is not None), ""))}
+
+    def read_bytes(self) -> bytes:
+        with _store(self) as (store, place):
+            return store.cat_file(place)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[IO[bytes]]:
+        """Opens the object to read, a block at a time."""
+        with _store(self) as (store, place):
+            opened = store.open(place, "rb")
+        with opened as file:
+            yield file
+
+    def write_bytes(self, content: bytes, *, new: bool = False) -> None:
+        """Writes the object whole or not at all. With `new`, raises FileExistsError where there is one of the name."""
+        with _store(self) as (store, place):
+            store.pipe_file(place, content, mode="create" if new else "overwrite")
+
+    def upload(self, file: IO[bytes]) -> None:
+        """Writes the content of a file of this machine, whole or not at all."""
+        file.flush()
+        with _store(self) as (store, place):
+            store.put_file(file.name, place)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        with _store(self) as (store, place), contextlib.suppress(*[FileNotFoundError] if missing_ok else []):
+            store.rm_file(place)
+
+
+@contextlib.contextmanager
+def _store(remote: Remote) -> Iterator[tuple[Any, str]]:
+    """Yields the fsspec file system of an address and the name in it. Its errors become OSErrors with the address."""
+    import fsspec
+
+    scheme = remote.url.partition("://")[0]
+    try:
+        yield fsspec.core.url_to_fs(remote.url, use_listings_cache=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{remote}: no such object") from None
+    except FileExistsError:
+        raise
+    except ImportError as error:
+        extra = f": pip install 'jprm[{EXTRAS[scheme]}]'" if scheme in EXTRAS else ""
+        raise OSError(f"{remote}: {error}{extra}") from None
+    except Exception as error:  # each store's client has errors of its own
+        raise OSError(f"{remote}: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+class Appended:
+    """A file that grows in a bucket: an object for each flush, `NAME/OFFSET`, of which every one is whole.
+
+    It is read and written here, in a temporary file; `flush` uploads what is new. What a killed process had uploaded is
+    there again when the file is opened. Of two processes that append, the second to upload a piece is refused.
+    """
+
+    def __init__(self, remote: Remote):
+        self.remote, self.name = remote, remote.url
+        self._file = tempfile.TemporaryFile()
+        for name in remote.names():
+            if name.isdigit() and int(name) == self._file.tell():
+                self._file.write((remote / name).read_bytes())
+        self._uploaded = self._file.tell()
+
+    def __enter__(self) -> Appended:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def seek(self, *place: int) -> int:
+        return self._file.seek(*place)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, *size: int) -> bytes:
+        return self._file.read(*size)
+
+    def readline(self) -> bytes:
+        return self._file.readline()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._file)
+
+    def write(self, content: bytes) -> int:
+        self._file.seek(0, os.SEEK_END)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        """Uploads what was written since the last flush. Raises ValueError where another process has appended."""
+        self._file.seek(self._uploaded)
+        if content := self._file.read():
+            try:
+                (self.remote / f"{self._uploaded:015d}").write_bytes(content, new=True)
+            except FileExistsError:
+                raise ValueError(f"{self.name}: another run is writing it. Wait for it, or name another file") from None
+            self._uploaded += len(content)
+
+    def truncate(self, size: int) -> int:
+        """Cuts the file, and what is in the bucket, from the end on so that a kill leaves a beginning."""
+        for name in reversed(self.remote.names()):
+            start = int(name) if name.isdigit() else -1
+            if start >= size:
+                (self.remote / name).unlink()
+            elif 0 <= start and start + (self.remote / name).stamp()["bytes"] > size:
+                self._file.seek(start)
+                (self.remote / name).write_bytes(self._file.read(size - start))
+        self._uploaded = min(self._uploaded, size)
+        return self._file.truncate(size)
+
+    def become(self, output: Remote) -> None:
+        """Writes the whole file as one object, and removes the pieces."""
+        with tempfile.NamedTemporaryFile() as whole:
+            self._file.seek(0)
+            while block := self._file.read(1 << 20):
+                whole.write(block)
+            output.upload(whole)
+        self.unlink()
+
+    def unlink(self, missing_ok: bool = True) -> None:
+        """Removes the pieces."""
+        del missing_ok  # as of a path: there may be none
+        for name in reversed(self.remote.names()):
+            (self.remote / name).unlink(missing_ok=True)

@@ -1,0 +1,271 @@
+"""Outputs in buckets: in fsspec's own memory, and in an S3 server that runs as a process where moto is installed."""
+
+import importlib.util
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+
+import fsspec
+import pytest
+from tiny_run import chains
+
+from jprm import cli, storage
+from jprm.jsonl import write_records
+from jprm.outputs import atomic_write, check_output, input_of
+from jprm.score.files import score_file
+from jprm.score.scorer import CHUNK
+from jprm.storage import Appended, Remote, path_of
+
+COUNT = 3 * CHUNK + 7
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """The address of a bucket of moto's server, a process of its own."""
+    if not all(map(importlib.util.find_spec, ("moto", "s3fs", "flask"))):
+        pytest.skip("needs moto's S3 server and s3fs: the extra `test-buckets`")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    process = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    given = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    before = {key: os.environ.get(key) for key in given}
+    os.environ.update(given)
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT"), timeout=5)
+            break
+        except OSError:
+            time.sleep(0.1)
+    yield "s3://bucket"
+    process.kill()
+    process.wait()
+    for key, value in before.items():
+        os.environ.pop(key) if value is None else os.environ.update({key: value})
+
+
+@pytest.fixture(params=["memory", "s3"])
+def folder(request):
+    """An empty folder of a bucket."""
+    bucket = "memory://bucket" if request.param == "memory" else request.getfixturevalue("s3")
+    return Remote(f"{bucket}/{uuid.uuid4().hex}")
+
+
+def objects(folder):
+    """Every object of a folder by its name there."""
+    store, place = fsspec.core.url_to_fs(folder.url, use_listings_cache=False)
+    return {name.removeprefix(place): store.cat_file(name) for name in store.find(place)}
+
+
+def test_objects(folder):
+    file = folder / "a/b.txt"
+    assert not file.exists() and not folder.exists()
+    file.write_bytes(b"one", new=True)
+    with pytest.raises(FileExistsError):
+        file.write_bytes(b"two", new=True)
+    assert file.read_bytes() == b"one" and file.is_file() and (folder / "a").is_dir() and not (folder / "a").is_file()
+    before = input_of(file)
+    assert before == {"input": file.url, "bytes": 3, "modified": before["modified"]} and before == input_of(file.url)
+    time.sleep(1.1)  # the S3 server's times are whole seconds where content is the same; ours differs
+    atomic_write(file, "six\n")
+    assert file.read_bytes() == b"six\n" and input_of(file) != before
+    (folder / "a/c").write_bytes(b"")
+    assert (folder / "a").names() == ["b.txt", "c"]
+    assert (file.name, file.parent, file.with_name("c")) == ("b.txt", folder / "a", folder / "a/c")
+    (folder / "a/c").unlink()
+    (folder / "a/c").unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError, match="a/c: no such object"):
+        (folder / "a/c").read_bytes()
+    assert list(objects(folder)) == ["/a/b.txt"]
+
+
+def test_a_file_grows_by_whole_objects_and_is_cut(folder):
+    with Appended(folder / "f") as file:
+        file.write(b"one\ntwo\n")
+        file.flush()
+        file.write(b"three\n")
+        file.flush()
+        file.write(b"lost by the kill\n")
+    assert objects(folder) == {"/f/000000000000000": b"one\ntwo\n", "/f/000000000000008": b"three\n"}
+    with Appended(folder / "f") as file:
+        file.seek(0)
+        assert (file.readline(), file.tell(), list(file)) == (b"one\n", 4, [b"two\n", b"three\n"])
+        file.truncate(4)
+        file.write(b"2\n")
+        file.flush()
+        assert objects(folder) == {"/f/000000000000000": b"one\n", "/f/000000000000004": b"2\n"}
+        with Appended(folder / "f") as other:
+            other.write(b"other\n")
+            other.flush()
+        file.write(b"late\n")
+        with pytest.raises(ValueError, match="another run is writing it"):
+            file.flush()
+    with Appended(folder / "f") as file:
+        file.become(folder / "whole")
+    assert objects(folder) == {"/whole": b"one\n2\nother\n"}
+
+
+class Lengths:
+    """Scores a step by the length of its text."""
+
+    name, identity = "lengths", {"model": "lengths"}
+
+    def score_many(self, records):
+        for record in records:
+            yield record | {"scores": [len(step) / 100 for step in record["steps"]]}
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """The bytes of an input with two bad lines, and of its output and rejects on this machine."""
+    local = tmp_path_factory.mktemp("scored")
+    write_records(local / "in.jsonl", chains(COUNT))
+    lines = (local / "in.jsonl").read_bytes().splitlines(keepends=True)
+    (local / "in.jsonl").write_bytes(b"".join([lines[0], b"{\n", *lines[1:], b"[]\n"]))
+    score_file(Lengths(), local / "in.jsonl", local / "out.jsonl", on_error="skip")
+    return [(local / name).read_bytes() for name in ("in.jsonl", "out.jsonl", "out.jsonl.rejects")]
+
+
+def killed_at(count, monkeypatch):
+    """Has the process end after the `count`-th operation that changes the bucket."""
+    left = itertools.count(count - 1, -1)
+
+    def ending(method):
+        def run(self, *args, **options):
+            method(self, *args, **options)
+            if next(left) == 0:
+                raise KeyboardInterrupt
+
+        return run
+
+    for name in ("write_bytes", "upload", "unlink"):
+        monkeypatch.setattr(Remote, name, ending(getattr(storage.Remote, name)))
+
+
+@pytest.mark.parametrize("folder", ["memory"], indirect=True)
+def test_a_run_killed_at_any_operation_ends_bit_for_bit_like_a_whole_one(folder, scored, monkeypatch):
+    """And what a reader finds under the output's name in the meantime is nothing, or all of it."""
+    given, expected, rejected = scored
+    (folder / "in.jsonl").write_bytes(given)
+    kills = 0
+    for count in itertools.count(1):
+        out = folder / f"{count}/out.jsonl"
+        with monkeypatch.context() as patch:
+            killed_at(count, patch)
+            try:
+                score_file(Lengths(), folder / "in.jsonl", out, on_error="skip")
+                whole = True
+            except KeyboardInterrupt:
+                kills, whole = kills + 1, False
+        assert not out.is_file() or out.read_bytes() == expected
+        score_file(Lengths(), (folder / "in.jsonl").url, out.url, on_error="skip")
+        found = objects(folder / str(count))
+        assert {name: content for name, content in found.items() if "info" not in name} == {
+            "/out.jsonl": expected, "/out.jsonl.rejects": rejected
+        }  # fmt: skip
+        if whole:
+            break
+    assert kills == 1 + 4 + 1 + 4 + 1  # the request, four pieces, the output, the pieces removed, the rejects
+
+
+def test_a_scored_file_in_a_bucket_is_the_one_on_disk(folder, scored):
+    given, expected, rejected = scored
+    (folder / "in.jsonl").write_bytes(given)
+    said = score_file(Lengths(), folder / "in.jsonl", folder / "out.jsonl", on_error="skip")
+    assert said == f"{folder}/out.jsonl: {COUNT} records scored, 2 rejected"
+    again = score_file(Lengths(), folder / "in.jsonl", folder / "out.jsonl", on_error="skip")
+    assert again == f"{folder}/out.jsonl: {COUNT} records scored ({COUNT} were there already), 2 rejected"
+    found = objects(folder)
+    assert (found["/out.jsonl"], found["/out.jsonl.rejects"]) == (expected, rejected)
+    assert json.loads(found["/out.jsonl.info.json"])["input"] == f"{folder}/in.jsonl"
+    (folder / "in.jsonl").write_bytes(given + given[:0] + given.splitlines(keepends=True)[0].replace(b'"c0"', b'"new"'))
+    with pytest.raises(ValueError, match="is there, but of another model, input or request"):
+        score_file(Lengths(), folder / "in.jsonl", folder / "out.jsonl", on_error="skip")
+    assert objects(folder)["/out.jsonl"] == expected
+
+
+class Interrupted(Lengths):
+    """A scorer of another name, during whose run another run begins."""
+
+    name, identity = "other", {"model": "other"}
+
+    def __init__(self, meanwhile, after):
+        self.meanwhile, self.after = meanwhile, after
+
+    def score_many(self, records):
+        for count, record in enumerate(super().score_many(records)):
+            if count == self.after:
+                self.meanwhile()
+            yield record
+
+
+def test_of_two_runs_with_one_output_none_takes_what_is_the_others(folder, scored):
+    given, expected, _ = scored
+    (folder / "in.jsonl").write_bytes(given)
+
+    def score(scorer, out):
+        score_file(scorer, folder / "in.jsonl", folder / out, on_error="skip")
+
+    with pytest.raises(ValueError, match="another run has begun to write it"):  # before the first piece: the later wins
+        score(Interrupted(lambda: score(Lengths(), "a.jsonl"), 1), "a.jsonl")
+    assert objects(folder)["/a.jsonl"] == expected
+
+    def refused():
+        with pytest.raises(ValueError, match="of another model, input or request"):
+            score(Lengths(), "b.jsonl")
+
+    score(Interrupted(refused, CHUNK + 1), "b.jsonl")  # after it the first does
+    assert json.loads(objects(folder)["/b.jsonl.info.json"])["model"] == "other"
+
+
+def test_the_input_is_no_output(folder):
+    with pytest.raises(ValueError, match="is an input too"):
+        check_output(folder / "f", (folder / "f").url)
+    assert path_of("runs/a://b").name == "b" and not storage.is_remote("/tmp/x") and storage.is_remote(folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train e.py --workdir gs://bucket/run", "gs://bucket/run: is to be a file or folder of this machine"),
+        ("train e.py --workdir w --set base=s3://bucket/m", "base=s3://bucket/m: is to be a file or folder"),
+        ("score --model gs://b/m --input i --output o", "gs://b/m: is to be a file or folder of this machine"),
+        ("score --model m --input nowhere://b/f --output out.jsonl", "nowhere://b/f: ValueError: Protocol not known"),
+        ("score --model m --input memory://bucket/none --output out.jsonl", "memory://bucket/none: no such object"),
+    ],
+)
+def test_what_is_not_there_is_one_line(line, said, capsys):
+    assert cli.main(line.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+@pytest.mark.slow  # starts `jprm score` four times
+def test_a_killed_command_continues_in_the_bucket(s3, tiny_run, tmp_path):
+    """SIGKILL while pieces appear; the output is the one of an undisturbed run on disk."""
+    write_records(tmp_path / "in.jsonl", chains(20 * CHUNK))
+    folder = Remote(f"{s3}/{uuid.uuid4().hex}")
+    (folder / "in.jsonl").write_bytes((tmp_path / "in.jsonl").read_bytes())
+
+    def command(source, out):
+        args = ["--model", tiny_run.folder, "--input", source / "in.jsonl", "--output", out]
+        return [sys.executable, "-m", "jprm", "score", *map(os.fspath, args)]
+
+    subprocess.run(command(tmp_path, tmp_path / "out.jsonl"), check=True, timeout=300)
+    kills, (store, place) = 0, fsspec.core.url_to_fs(folder.url, use_listings_cache=False)
+    for pieces in (1, 6):
+        process = subprocess.Popen(command(folder, folder / "out.jsonl"))
+        while process.poll() is None and len(store.find(f"{place}/out.jsonl.part")) < pieces:
+            time.sleep(0.02)
+        kills += process.poll() is None
+        process.kill()
+        process.wait()
+        assert "/out.jsonl" not in objects(folder)
+    subprocess.run(command(folder, folder / "out.jsonl"), check=True, timeout=300)
+    assert kills == 2 and objects(folder)["/out.jsonl"] == (tmp_path / "out.jsonl").read_bytes()
