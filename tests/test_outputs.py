@@ -57,8 +57,8 @@ def no_model(monkeypatch):
         raise AssertionError("the output was not looked at first")
 
     monkeypatch.setattr(jprm, "load", load, raising=False)
-    for module in (jprm.loading, jprm.evaluate.run, jprm.evaluate.suite):
-        monkeypatch.setattr(module, "load", load)
+    for module, name in ((jprm.loading, "load"), (jprm.evaluate.run, "load"), (jprm.evaluate.suite, "open_scorer")):
+        monkeypatch.setattr(module, name, load)
     monkeypatch.setattr(policies, "load_policy", load)
 
 
