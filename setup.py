@@ -96,7 +96,6 @@ setuptools.setup(
         "gcs": ["gcsfs>=2026.10.1"],
         "test": TEST,
         "test-buckets": [*S3, "moto[s3,server]>=5.2.5"],
-        "test-notebook": ["ipykernel>=7.4.0", "nbclient>=0.11.0"],
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },
