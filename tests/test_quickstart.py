@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jprm.jsonl import write_records
+from jprm.judge.prompts import JudgePrompt, verdicts
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments/quickstart"
 
@@ -76,6 +77,23 @@ def test_seeds_are_tabulated_with_mean_and_range(quickstart, tmp_path):
     quickstart.run.check_seed(tmp_path, 0)
     with pytest.raises(SystemExit, match="holds a run of seed 0, not 1"):
         quickstart.run.check_seed(tmp_path, 1)
+
+
+def test_an_author_without_habits_criticises_as_the_checker_does(quickstart):
+    import critique
+
+    task, rng = quickstart.task, np.random.default_rng(0)
+    prompt = JudgePrompt(**critique.PROMPT)
+    for _ in range(300):
+        problem = task.problem(rng)
+        steps = task.solution(problem, rng, task.Habits())
+        for end, right in enumerate(task.check(problem, steps), start=1):
+            redo = critique.redone(problem, steps[:end], rng, None)
+            assert (redo == steps[end - 1]) == right
+            [verdict] = verdicts(prompt, f"{redo}\n{'+' if right else '-'}", end)
+            assert verdict.correct == right
+    assert critique.redone(problem, ["Monday: what?", steps[0]], rng, None) is None
+    del sys.modules["critique"]
 
 
 def test_a_policys_samples_become_pools(quickstart):

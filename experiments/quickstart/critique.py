@@ -8,6 +8,9 @@ quickstart's habits of error write critiques of chains; no label is used. The po
 judge that makes its authors' mistakes. It criticises every labelled step four times, `jprm label critique` keeps what
 agrees with the formal checker, and another verifier learns from that alone, from the policy and for as many tokens as
 the quickstart's PRM. Both judge the steps of problems that no model has seen.
+
+What one run gave (seed 0) is in docs/search_and_labels.md, "Training a judge": AUROC of steps 63.3 % for authors'
+critiques, 77.7 % for kept ones, 98.5 % for the PRM. The stages took about 15 minutes of a busy machine of two cores.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ SAMPLES, VOTES = 4, 8
 """Critiques of each labelled step, and the most of each tested step."""
 
 TEMPERATURE = 0.7
-"""Of critiques, as of the quickstart's samples. At 1 a critique often agrees with its label by luck: of those that were
-kept for correct steps, 27 % had another step in their first line."""
+"""Of critiques, as of the quickstart's samples. At 1 a critique agrees with its label by luck more often: of those that
+were kept for correct steps, 27 % redo the step otherwise, and 22 % at 0.7."""
 
 TESTED_CHAINS = 2
 """Chains of each of the 100 tested problems."""
