@@ -91,7 +91,7 @@ def default_launches(H: int, itemsize: int) -> Launches:
         return Launches(Launch(128, 64, 4, 3), Launch(128, 64, 8, 2), Launch(64, 128, 8, 2))
     if H <= 128:
         return Launches(Launch(128, 64, 8, 2), Launch(64, 64, 4, 2), Launch(64, 64, 8, 2))
-    return Launches(Launch(64, 32, 8, 2), Launch(64, 32, 8, 1), Launch(32, 64, 8, 1))
+    return Launches(Launch(64, 32, 8, 2), Launch(32, 32, 8, 2), Launch(32, 32, 8, 2))
 
 
 def launches(H: int, itemsize: int) -> Launches:
