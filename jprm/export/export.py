@@ -69,8 +69,7 @@ def export(
     experiment = read(pathlib.Path(prm.name) / kinds.RUN)
     if format == "peft":
         peft_tensors.check(prm, experiment)
-    else:
-        config = config_json(prm, experiment, dtype, format)
+    config = {} if format == "peft" else config_json(prm, experiment, dtype, format)
     about = {"experiment": experiment.name, "step": prm.step, "dtype": dtype, "format": format}
     labels = find(prm.config.head).channels
 

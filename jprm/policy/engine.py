@@ -190,9 +190,9 @@ class Engine(Sampler):
                 raise ConnectionError(f"{self.engine.url}{path}: refused the parameters: {reply.get('message')}")
         self._test(params, name)
         self.name = f"{name}#{self._digest}"
-        if self._pushed not in (None, out):
-            shutil.rmtree(self._pushed, ignore_errors=True)
-        self._pushed = out
+        before, self._pushed = self._pushed, out
+        if before is not None and before != out:
+            shutil.rmtree(before, ignore_errors=True)
 
     def _test(self, params: Mapping, name: str) -> None:
         if not self._kept:
