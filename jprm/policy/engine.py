@@ -302,7 +302,7 @@ def log_probabilities(
         log_BS = np.asarray(_log_probabilities(params, config, put_rows(rows, mesh)))
     found = [np.zeros(len(ids), np.float32) for _, ids in sequences]
     for row, slot in zip(*np.nonzero(packed.tree_BS >= 0), strict=True):
-        tree = packed.tree_BS[row, slot]
+        tree = int(packed.tree_BS[row, slot])
         found[tree][packed.node_BS[row, slot] - len(sequences[tree][0])] = log_BS[row, slot]
     return np.concatenate(found)
 
