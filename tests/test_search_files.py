@@ -97,6 +97,22 @@ def test_a_run_killed_before_it_tidied_up_is_tidied_by_the_next(folder):
     assert (folder / "out.jsonl").read_bytes() == whole
 
 
+def test_rejects_have_their_name_before_the_output_has(folder, monkeypatch):
+    """A later call does nothing where the output is whole, so rejects without a name would never get one."""
+    with (folder / "problems.jsonl").open("a") as file:
+        file.write("no record\n")
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files, "atomic_file", killed)
+        run(folder, on_error="skip")
+    assert (folder / "out.jsonl.rejects").read_text() == "no record\n" and not (folder / "out.jsonl").exists()
+    assert run(folder, on_error="skip")["rejected"] == 1
+    assert left(folder) == ["out.jsonl", "out.jsonl.info.json", "out.jsonl.rejects", "problems.jsonl"]
+
+
 def test_finished_problems_are_not_searched_again(folder):
     with pytest.raises(KeyboardInterrupt):
         run(folder, scorer=Good(14))

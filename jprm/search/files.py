@@ -107,13 +107,13 @@ def search_file(
                     file.flush()
                     done[left[i]] = line
                     bar.add()
-            with atomic_file(output) as file:
-                for i in sorted(done):
-                    if done[i]["record"] is not None:
-                        file.write(dump(done[i]["record"]).encode() + b"\n")
-                    else:
-                        error = RecordError(f"{os.fspath(input)}: problem {i + 1}", "problem", done[i]["reason"], "")
-                        rejects.add(problems[i][0], error)
+            for i in sorted(done):
+                if done[i]["record"] is None:
+                    error = RecordError(f"{os.fspath(input)}: problem {i + 1}", "problem", done[i]["reason"], "")
+                    rejects.add(problems[i][0], error)
+        found = (done[i]["record"] for i in sorted(done))  # named after the rejects: a whole output ends the next call
+        with atomic_file(output) as file:
+            file.writelines(dump(record).encode() + b"\n" for record in found if record is not None)
         part.unlink()
         samples.unlink()
     tokens = {} if "judge" in scored_by else {"prm_tokens": sum(line["prm_tokens"] for line in done.values())}
