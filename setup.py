@@ -95,6 +95,7 @@ setuptools.setup(
         "s3": S3,
         "gcs": ["gcsfs>=2026.10.1"],
         "test": TEST,
+        "test-notebook": ["ipykernel>=7.4.0", "nbclient>=0.11.0"],
         "test-buckets": [*S3, "moto[s3,server]>=5.2.5"],
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
