@@ -3,7 +3,8 @@
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make gpu-check EXTRAS=train,cuda   on a machine with a GPU: exactness, block sizes, speed; ten minutes
-#   make gpu-aot EXTRAS=test,gpu-aot   compiles the GPU kernels for A100, H100 and B200, without a GPU: minutes
+#   make gpu-aot VENV=.venv-gpu-aot EXTRAS=test,gpu-aot
+#                                      compiles the GPU kernels for A100, H100 and B200, without a GPU: minutes
 #   make lint                          ruff: check and format; then make types
 #   make types                         pyright, basic mode
 #   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
@@ -50,7 +51,7 @@ gpu-check: install
 	$(BIN)/python experiments/bench/gpu_check.py $(ARGS)
 
 gpu-aot: install
-	$(BIN)/python -m pytest -n 2 -m slow tests/test_gpu_aot.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" tests/test_gpu_aot.py tests/test_plan_gpu.py $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

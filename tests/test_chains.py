@@ -25,6 +25,7 @@ from jprm.objectives.pointwise import likelihood
 from jprm.objectives.targets import targets
 from jprm.pack import empty_rows
 from jprm.plan.plan import plan as plan_of
+from jprm.plan.topologies import find
 
 B, T, K, G, H = 3, 128, 2, 2, 16
 CUDNN = dataclasses.replace(TINY, attention="cudnn", dtype="bfloat16", head_dim=H)
@@ -226,7 +227,7 @@ def test_machines_that_cudnn_does_not_run_on_are_refused(gpu, monkeypatch):
     with pytest.raises(ValueError, match="a TPU takes attention='kernel'"):
         plan(*rows_of([3]), CUDNN)
     with pytest.raises(ValueError, match="is for NVIDIA GPUs; a TPU takes attention='kernel'"):
-        plan_of(types.SimpleNamespace(model=CUDNN, data=None), None)
+        plan_of(types.SimpleNamespace(model=CUDNN, data=None), find("v5e-16"))
 
 
 @pytest.mark.parametrize(

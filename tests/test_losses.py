@@ -14,7 +14,7 @@ from jprm.objectives.pointwise import Pointwise, likelihood
 
 squared_error = OBJECTIVES["squared_error"].loss
 rng = np.random.default_rng(0)
-LOGITS = {classes: rng.normal(scale=3, size=(2, 5, classes)).astype(np.float32) for classes in (1, 2, 3)}
+LOGITS = {classes: rng.normal(scale=3, size=(2, 5, classes)).astype(np.float32) for classes in (1, 2, 3, 5)}
 TARGET, WEIGHT = rng.uniform(size=(2, 5)), rng.integers(0, 2, (2, 5)) * 0.5
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)  # float32 sums of ten terms of size 1
 

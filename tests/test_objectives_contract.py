@@ -282,7 +282,7 @@ def test_adapters_share_the_reference_they_train_on(tmp_path):
     """With the base as reference the objective starts at 0, and no second decoder is there."""
     case = CASES["pull"]
     with one_device():
-        loop.train(run_of(CASES["likelihood"], tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        loop.train(run_of(CASES["squared_error"], tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
         lora = dataclasses.replace(experiment(tmp_path).lora, rank=2)
         run = run_of(case, tmp_path / "x", base=str(tmp_path / "base"), lora=lora)
         trainer, apart = jprm.Trainer(run), jprm.Trainer(dataclasses.replace(run, base=f"{tmp_path / 'base'}/"))
