@@ -172,6 +172,7 @@ def test_servers_that_answer_otherwise_are_refused(served, learner, tmp_path, se
         experiment(tmp_path, temperature=0.5, engine=EngineConfig("http://localhost:1"))
 
 
+@pytest.mark.slow
 def test_a_policy_is_exported_whole(learner, tmp_path):
     """jprm reads the same parameters, and transformers computes the same probabilities."""
     folder, policy = learner

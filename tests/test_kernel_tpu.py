@@ -23,7 +23,7 @@ GIB = 2**30
     "topology, H, G, T, dtype, more",
     [
         ("v5e:2x2", 64, 3, 1024, "float32", {}),
-        ("v5p:2x2x1", 128, 7, 131_072, "bfloat16", {}),
+        pytest.param("v5p:2x2x1", 128, 7, 131_072, "bfloat16", {}, marks=pytest.mark.slow),
         ("v6e:2x2", 256, 2, 1024, "float32", dict(windows=(512, 0), attention_softcap=50.0)),
         ("tpu7x:2x2x1", 128, 8, 1024, "bfloat16", {}),
         pytest.param("v5e:2x2", 64, 3, 131_072, "bfloat16", {}, marks=pytest.mark.slow),

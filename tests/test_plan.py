@@ -281,6 +281,7 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     assert found["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
 
 
+@pytest.mark.slow
 def test_slices_send_each_other_gradients_alone(file, tmp_path, monkeypatch):
     """And the chips of each what those of one slice do: the compiler's rewriting of the layer loop hides nothing."""
     from jprm.experiment import load
