@@ -13,14 +13,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_attention import WINDOW
-from test_kernel import close, long_rows, made, with_gradients
+from test_kernel import by_rule, close, long_rows, made, with_gradients
 from tiny import TINY, filled, packed_trees, reasoning_trees
 
 from jprm.data.prm800k import READER
 from jprm.layout import native_layout
 from jprm.model.attention import gpu_blocks, gpu_kernel
 from jprm.model.attention.gpu_blocks import Launch, Launches, default_launches, find_blocks
-from jprm.model.attention.registry import ATTENTION, attend, check, plan, suited
+from jprm.model.attention.registry import ATTENTION, check, suited
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer
@@ -39,12 +39,6 @@ EXACT = 1e-5
 def by_blocks(q, k, v, until_BT, position_BT, launches, config, window=None):
     blocks = find_blocks(until_BT, position_BT, launches)
     return with_gradients(lambda *qkv: ATTENTION["gpu_kernel"].attend(*qkv, blocks, config, window), q, k, v)
-
-
-@functools.partial(jax.jit, static_argnums=5)
-def by_rule(q, k, v, until_BT, position_BT, config, window=None):
-    seen = plan(until_BT, position_BT, config)
-    return with_gradients(lambda *qkv: attend(*qkv, seen, config, window), q, k, v)
 
 
 B, T = 3, 48

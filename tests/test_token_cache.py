@@ -132,6 +132,20 @@ def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, m
     assert len(found[0]) == (3 if how == "killed" else 1)
 
 
+def test_trees_that_another_run_wrote_meanwhile_are_taken(layout, tmp_path):
+    """It ended between this one's look and its lock, so that this one's folder cannot have the name."""
+    (tree,) = (token_tree(tree_of(record), layout) for record in RECORDS[:1])
+
+    def trees():
+        cached(tmp_path / "other", [tree, tree], 2, {})
+        (place,) = (tmp_path / "other").iterdir()
+        place.rename(tmp_path / "cache" / place.name)
+        yield tree
+
+    assert len(cached(tmp_path / "cache", trees(), 1, {})) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
 def test_an_empty_source_is_refused_as_without(layout, tmp_path):
     (tmp_path / "a.jsonl").write_text("")
     with pytest.raises(ValueError, match="data source is empty"):

@@ -46,8 +46,8 @@ from jprm.train.optimizer import make_optimizer
 from jprm.train.step import make_step
 
 FLOAT32, BFLOAT16 = 1e-5, 2**-7
-"""Bounds: float32's largest error over the largest value; the root mean square of bfloat16's over that of the values.
-(`blocked` and cuDNN also round scaled queries, which the kernel does not: its own bound is 2^-8.)"""
+"""Bounds. Of float32: the largest error over the largest value. Of bfloat16: the errors' root mean square over the
+values'. (`blocked` and cuDNN also round scaled queries, which the kernel does not: its own bound is 2^-8.)"""
 
 BASE: dict[str, Any] = dict(rope_theta=1e4, norm_eps=1e-6, dtype="bfloat16", remat="dots")
 SMOLLM2 = ModelConfig(

@@ -69,7 +69,7 @@ def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
 def gsm8k(policy: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
     """One policy's pool to train on; all policies' samples of other problems to test on.
 
-    The problems are those of GSM8K's test split: whatever is trained here is for nothing but this study of transfer.
+    The problems are those of GSM8K's test split: models trained here are for this study of transfer alone.
     """
 
     def make(shared: pathlib.Path, out: pathlib.Path) -> Files:

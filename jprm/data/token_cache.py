@@ -33,8 +33,8 @@ WAIT_S = 0.5
 
 _KINDS = {"tokens": ("tokens_N",), "runs": ("length_R", "parent_R"),
           "steps": ("run_M", "above_M", "node_M", "label_M", "weight_M"), "name": ("name",)}  # fmt: skip
-_STORED = {"label_M": "<f4", "weight_M": "<f4", "name": "|u1"}
-_GIVEN = {"tokens_N": np.int32, "label_M": np.float32, "weight_M": np.float32}  # others are int64
+_TYPES = {"tokens_N": np.int32, "label_M": np.float32, "weight_M": np.float32, "name": np.uint8}
+"""Of the arrays of a `TokenTree`, where they are not int64, which is stored as int32."""
 
 
 class TokenTrees(Sequence[TokenTree]):
@@ -47,7 +47,10 @@ class TokenTrees(Sequence[TokenTree]):
         self._problem_N = length_NK[:, 4]
         start_JK = np.concatenate([np.zeros((1, 4), np.int64), np.cumsum(length_NK[:, :4], axis=0)])
         self._start = dict(zip(_KINDS, start_JK.T, strict=True))
-        self._maps = {name: (kind, _mapped(folder / name, dtype)) for name, kind, dtype in _arrays(len(self._extras))}
+        self._maps = {
+            name: (kind, dtype, _mapped(folder / name, _stored(dtype)))
+            for name, kind, dtype in _arrays(len(self._extras))
+        }
 
     def __len__(self) -> int:
         return len(self._problem_N)
@@ -58,18 +61,17 @@ class TokenTrees(Sequence[TokenTree]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         found = {}
-        for name, (kind, array) in self._maps.items():
+        for name, (kind, dtype, array) in self._maps.items():
             start_J = self._start[kind]
-            found[name] = np.array(array[start_J[index] : start_J[index + 1]], _GIVEN.get(name))
-        extras = {key: found.pop(f"extra_{i}").astype(np.float32) for i, key in enumerate(self._extras)}
-        name = found.pop("name").astype(np.uint8).tobytes().decode()
-        whole = {name: x if name in _GIVEN else x.astype(np.int64) for name, x in found.items()}
-        return TokenTree(name=name, problem=int(self._problem_N[index]), extras=extras, **whole)
+            found[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
+        extras = {key: found.pop(f"extra_{i}") for i, key in enumerate(self._extras)}
+        name = found.pop("name").tobytes().decode()
+        return TokenTree(name=name, problem=int(self._problem_N[index]), extras=extras, **found)
 
 
 def write(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:
     """Writes the trees into a folder, which must exist; the index last."""
-    folder, extras, count = pathlib.Path(folder), [], 0
+    folder, extras = pathlib.Path(folder), []
     with contextlib.ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
         for tree in trees:
@@ -82,11 +84,10 @@ def write(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:
             numbers |= {f"extra_{i}": tree.extras[key] for i, key in enumerate(extras)}
             for array, _, dtype in _arrays(len(extras)):
                 x = numbers[array] if array in numbers else getattr(tree, array)
-                files[array].write(np.ascontiguousarray(x, dtype).tobytes())
+                files[array].write(np.ascontiguousarray(x, _stored(dtype)).tobytes())
             lengths = (len(tree.tokens_N), len(tree.length_R), len(tree.run_M), len(name), tree.problem)
             files[LENGTHS].write(np.array(lengths, "<i8").tobytes())
-            count += 1
-    (folder / INDEX).write_text(json.dumps({"version": VERSION, "trees": count, "extras": extras}))
+    (folder / INDEX).write_text(json.dumps({"extras": extras}))
 
 
 def cached(folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, about: Mapping[str, Any]) -> TokenTrees:
@@ -104,6 +105,9 @@ def cached(folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, ab
                 write(new, bar.follow(trees))
         except Taken:  # another run needs the same trees, and ends or dies
             time.sleep(WAIT_S)
+        except OSError:
+            if not (place / INDEX).is_file():  # else it ended just before this one began
+                raise
     tidy(place)
     return TokenTrees(place)
 
@@ -114,13 +118,18 @@ def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
     return [input_of(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 
-def _arrays(extras: int) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, the kind and the stored type of every array."""
+def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:
+    """Yields the name, the kind and the type of every array."""
     for kind, names in _KINDS.items():
-        yield from ((name, kind, _STORED.get(name, "<i4")) for name in names)
-    yield from ((f"extra_{i}", "steps", "<f4") for i in range(extras))
+        yield from ((name, kind, _TYPES.get(name, np.int64)) for name in names)
+    yield from ((f"extra_{i}", "steps", np.float32) for i in range(extras))
 
 
-def _mapped(path: pathlib.Path, dtype: str) -> np.ndarray:
+def _stored(dtype: type) -> np.dtype:
+    """Returns the type in the files, little-endian."""
+    return np.dtype(np.int32 if dtype is np.int64 else dtype).newbyteorder("<")
+
+
+def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
     """Returns the numbers of a file as a memory map, which an empty file cannot be."""
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)

@@ -10,12 +10,13 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
+from jprm.checkpoints.kinds import RUN
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.wording import ABSENT
 from jprm.experiment import read, to_json
 from jprm.fields import shortened
 
-CONFIG, METRICS = "experiment.json", "metrics.jsonl"
+METRICS = "metrics.jsonl"
 PLACES = ("name", "data.train", "data.valid", "base", "tokenizer", "trackers")
 """Fields that tell runs apart without changing what they compute: in the table only where nothing else differs."""
 
@@ -30,9 +31,9 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[pathlib.Path]:
     """
     found = []
     for folder in map(pathlib.Path, folders):
-        inside = [folder] if (folder / CONFIG).is_file() else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+        inside = [folder] if (folder / RUN).is_file() else sorted(path.parent for path in folder.glob(f"*/{RUN}"))
         if not inside:
-            raise FileNotFoundError(f"{folder}: is no run and holds none: no {CONFIG} in it or in a folder of it")
+            raise FileNotFoundError(f"{folder}: is no run and holds none: no {RUN} in it or in a folder of it")
         found += inside
     return list(dict.fromkeys(found))
 
@@ -46,7 +47,7 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
     Raises FileNotFoundError or ValueError, naming the file, for a folder without a run or a damaged one.
     """
     runs = find_runs(folders)
-    configs = [flatten_dict(to_json(read(folder / CONFIG)), sep=".") for folder in runs]
+    configs = [flatten_dict(to_json(read(folder / RUN)), sep=".") for folder in runs]
     fields = dict.fromkeys(field for config in configs for field in config)
     differ = [field for field in fields if len({json.dumps(config.get(field)) for config in configs}) > 1]
     entries = []

@@ -13,8 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.search.chain_scores import chain_scores
-from jprm.serve.engine import Engine
-from jprm.serve.http import admit, answer, server_of
+from jprm.serve.http import admit, answer, server_of, tokens_of
 from jprm.serve.score import rule_of, usage
 from jprm.tree import Node, ReasoningTree, RecordError, tree_of
 from jprm.web.guards import Refusal, field, json_of, of_record
@@ -62,7 +61,7 @@ async def alternatives(request: Request) -> Response:
     if all(sample.error is not None for sample in samples):
         raise Refusal(502, f"the policy gave nothing: {samples[0].error}")
     tree, paths = _tree(prefix, samples)
-    tokens = await asyncio.to_thread(_tokens, engine, tree)
+    tokens = await asyncio.to_thread(tokens_of, engine, [tree])
     (outputs,) = await answer(request, engine.score([tree], tokens)) if tree.nodes else ({"score": np.zeros(0)},)
     score_N, before = outputs["score"], len(prefix.steps)
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, engine.prm.scale)
@@ -109,10 +108,3 @@ def _tree(prefix: Prefix, samples: list[Sample]) -> tuple[ReasoningTree, list[li
             path.append(len(nodes) - 1)
         paths.append(path)
     return ReasoningTree(prefix.problem, tuple(nodes)), paths
-
-
-def _tokens(engine: Engine, tree: ReasoningTree) -> int:
-    try:
-        return engine.tokens_of([tree])
-    except ValueError as error:
-        raise Refusal(400, str(error)) from None

@@ -7,13 +7,14 @@ import concurrent.futures
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Closed, Engine
+from jprm.tree import ReasoningTree
 from jprm.web.guards import Refusal
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ def admit(request: Request, engine: Engine) -> None:
     if wait > config.queue_seconds:
         seconds = math.ceil(wait - config.queue_seconds)
         raise Refusal(503, f"{wait:.0f} seconds of work wait: come back later", headers={"Retry-After": str(seconds)})
+
+
+def tokens_of(engine: Engine, trees: Sequence[ReasoningTree]) -> int:
+    """Returns the tokens of the trees. Raises Refusal (400) for a chain longer than the server or model takes."""
+    try:
+        return engine.tokens_of(trees)
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
 
 
 async def answer(request: Request, future: concurrent.futures.Future) -> Any:

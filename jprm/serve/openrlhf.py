@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.experiment import from_json
-from jprm.serve.http import admit, answer, server_of
+from jprm.serve.http import admit, answer, server_of, tokens_of
 from jprm.serve.score import chains, rule_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
 from jprm.web.guards import Refusal, field, json_of, of_record
@@ -80,10 +80,7 @@ async def get_reward(request: Request) -> Response:
     def read() -> tuple[list[ReasoningTree | None], int]:
         pairs = enumerate(zip(prompts, queries, strict=True))
         trees = [view.tree(prompt, query, f"query[{i}]") for i, (prompt, query) in pairs]
-        try:
-            return trees, engine.tokens_of([tree for tree in trees if tree])
-        except ValueError as error:
-            raise Refusal(400, str(error)) from None
+        return trees, tokens_of(engine, [tree for tree in trees if tree])
 
     trees, tokens = await asyncio.to_thread(read)
     found = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))

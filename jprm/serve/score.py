@@ -15,7 +15,7 @@ from jprm.score.rules import RULES
 from jprm.score.scorer import CHUNK, PRM, scored
 from jprm.search.chain_scores import chain_scores
 from jprm.serve.engine import Engine
-from jprm.serve.http import admit, answer, server_of
+from jprm.serve.http import admit, answer, server_of, tokens_of
 from jprm.tree import ReasoningTree, RecordError, chains_of, tree_of
 from jprm.web.guards import Refusal, body_of, field, json_of, of_record
 
@@ -73,11 +73,9 @@ def usage(tokens: int) -> dict[str, int]:
 def _read(engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
     try:
         tree = tree_of(record, "body")
-        return tree, engine.tokens_of([tree])
     except RecordError as error:
         raise of_record(error) from None
-    except ValueError as error:
-        raise Refusal(400, str(error)) from None
+    return tree, tokens_of(engine, [tree])
 
 
 async def _lines(request: Request) -> Response:
@@ -104,12 +102,10 @@ def _records(engine: Engine, body: bytes) -> list[tuple[dict[str, Any], Reasonin
             if line.strip():
                 record = parse(line, f"line {number}")
                 tree = tree_of(record, f"line {number}")
-                found.append((record, tree, engine.tokens_of([tree])))
+                found.append((record, tree, tokens_of(engine, [tree])))
         return found
     except RecordError as error:
         raise of_record(error) from None
-    except ValueError as error:
-        raise Refusal(400, str(error)) from None
 
 
 async def _scored(request: Request, engine: Engine, chunk: Sequence[Any]) -> bytes:

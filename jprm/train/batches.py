@@ -15,10 +15,11 @@ from jprm import data, multihost
 from jprm.data import token_cache
 from jprm.data.pipeline import PipelineConfig, counted_batches
 from jprm.data.streams import Streams, own_streams
+from jprm.data.token_cache import TokenTrees
 from jprm.experiment import Experiment
 from jprm.layout import Layout, native_layout
 from jprm.rows import Rows
-from jprm.token_tree import REFERENCE, TokenTree, token_tree
+from jprm.token_tree import REFERENCE, token_tree
 from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
@@ -51,38 +52,52 @@ def check_supervision(experiment: Experiment) -> None:
 def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer: Tokenizer) -> Streams:
     """Returns endless batches of shape (A, B, ...). This process packs the rows that its devices compute."""
     config, layout = experiment.data, native_layout(tokenizer)
+    source = _source(experiment, config.train, layout)  # once for all streams, which some processes have more of
     streams = {
-        k: batches_of(experiment, config.train, layout, stream=(k, config.streams))
+        k: _batches(experiment, source, layout, stream=(k, config.streams))
         for k in own_streams(mesh, config.micro_rows, config.streams)
     }
     return Streams(streams, config.streams, config.micro_rows)
 
 
 def batches_of(
-    experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False,
-    stream: tuple[int, int] = (0, 1),
-) -> grain.IterDataset[tuple[Rows, np.ndarray]]:  # fmt: skip
-    """Returns one stream's part of batches of `data.rows` rows: shuffled and endless, or with `once` in file order.
+    experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False
+) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
+    """Returns batches of `data.rows` rows: shuffled and endless, or with `once` in file order.
 
     Beside the rows are the counts of packing them (`jprm.data.pipeline.counted_batches`).
     """
+    return _batches(experiment, _source(experiment, files, layout), layout, once=once)
+
+
+def _batches(
+    experiment: Experiment, source: Source, layout: Layout, *, once: bool = False, stream: tuple[int, int] = (0, 1)
+) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
+    """Returns one stream's part of the batches."""
     config = experiment.data
-    sources = [grain.MapDataset.source(data.load(file)) for file in files]
     pipeline = PipelineConfig(
         rows=config.rows // stream[1], tokens=config.tokens, slots=config.slots, too_long=config.too_long,
         supervise=config.supervise, extras=config.extras, weight=config.weight,
         window=config.window, seed=config.seed, shuffle=not once,
         epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows, siblings=config.siblings,
     )  # fmt: skip
-    source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
-    if config.cache and len(source):
-        return counted_batches(_token_trees(experiment, source, files, layout), None, pipeline)
+    if isinstance(source, TokenTrees):
+        return counted_batches(source, None, pipeline)
     return counted_batches(source, layout, pipeline, lambda record: _checked(tree_of(record), experiment))
 
 
-def _token_trees(
-    experiment: Experiment, source: Sequence[Any] | grain.MapDataset, files: Sequence[str], layout: Layout
-) -> Sequence[TokenTree]:
+Source = grain.MapDataset | TokenTrees
+"""Records by index, or with `data.cache` their token trees."""
+
+
+def _source(experiment: Experiment, files: Sequence[str], layout: Layout) -> Source:
+    """Returns the files' records or token trees. Every process calls this as often as the others."""
+    sources = [grain.MapDataset.source(data.load(file)) for file in files]
+    source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
+    return _token_trees(experiment, source, files, layout) if experiment.data.cache and len(source) else source
+
+
+def _token_trees(experiment: Experiment, source: grain.MapDataset, files: Sequence[str], layout: Layout) -> TokenTrees:
     """Returns the source's token trees from `data.cache`, where process 0 writes them first if they are not there.
 
     A process that does not see that folder, because it is on another host's disk, writes its own.

@@ -8,12 +8,12 @@ import tempfile
 from flax.traverse_util import flatten_dict
 
 from jprm.checkpoints import store
+from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, read, to_json, written
 from jprm.objectives import COPY, source
 from jprm.outputs import atomic_file
 from jprm.tokenizer import Tokenizer
 
-EXPERIMENT = "experiment.json"
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds", "base",
         "tokenizer", "trackers", "profile", "data.cache", "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
 """Fields that may differ when a run continues: they change neither the parameters' meaning nor the data's order. The
@@ -22,7 +22,7 @@ tokenizer may be at another path, but must be the same. With other `steps` the s
 
 def claim(workdir: pathlib.Path, experiment: Experiment, tokenizer: Tokenizer) -> None:
     """Writes the experiment into its folder. Raises ValueError where checkpoints of another experiment are there."""
-    path = workdir / EXPERIMENT
+    path = workdir / RUN
     if path.exists() and any(step.name.isdigit() for step in (workdir / store.FOLDER).glob("*")):
         new, old = (flatten_dict(to_json(e), sep=".") for e in (experiment, read(path)))
         differing = sorted(
@@ -34,7 +34,7 @@ def claim(workdir: pathlib.Path, experiment: Experiment, tokenizer: Tokenizer) -
         _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
     workdir.mkdir(parents=True, exist_ok=True)
     objective = source(experiment.objective, workdir)
-    for name, text in [(EXPERIMENT, written(experiment)), *([(COPY, objective)] if objective is not None else [])]:
+    for name, text in [(RUN, written(experiment)), *([(COPY, objective)] if objective is not None else [])]:
         with atomic_file(workdir / name) as file:
             file.write(text.encode())
     tokenizer.save(workdir)

@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from jprm import multihost
+from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, load, override, read
 from jprm.train.log import Diverged
 from jprm.train.loop import train
-from jprm.train.run_folder import EXPERIMENT
 
 Point = tuple[str, ...]
 """The assignments of one run, `a.b=value` each."""
@@ -97,6 +97,6 @@ def sweep(
 def finished(folder: pathlib.Path, experiment: Experiment) -> bool:
     """Returns whether the folder holds this experiment's run, trained to its last step."""
     result = folder / "result.json"
-    if not result.is_file() or not (folder / EXPERIMENT).is_file():
+    if not result.is_file() or not (folder / RUN).is_file():
         return False
-    return json.loads(result.read_bytes())["step"] >= experiment.steps and read(folder / EXPERIMENT) == experiment
+    return json.loads(result.read_bytes())["step"] >= experiment.steps and read(folder / RUN) == experiment

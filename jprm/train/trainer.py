@@ -25,6 +25,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jprm import multihost, objectives
 from jprm.checkpoints import store
+from jprm.checkpoints.kinds import RUN
 from jprm.data.streams import Streams
 from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, to_json
 from jprm.layout import native_layout
@@ -39,7 +40,7 @@ from jprm.train.batches import batches_of, check_supervision, micro_batches, tra
 from jprm.train.initial import initial_state, reference_params, with_fitted_head
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
 from jprm.train.preemption import Goodput, versions
-from jprm.train.run_folder import EXPERIMENT, claim
+from jprm.train.run_folder import claim
 from jprm.train.run_lock import RunLock
 from jprm.train.step import Metrics, State, make_step, models
 
@@ -92,7 +93,7 @@ class Trainer:
                 while not multihost.first(self._lock.attempt):
                     pass
                 multihost.first(lambda: claim(folder, experiment, self.tokenizer))
-                if not multihost.everywhere((folder / EXPERIMENT).is_file()):
+                if not multihost.everywhere((folder / RUN).is_file()):
                     raise ValueError(
                         f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
                     )

@@ -20,7 +20,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     for block in earlier:
         try:
             exec(block, names)
-        except Exception:
+        except Exception:  # it was printed when this block was the last
             pass
 try:
     exec(last, names)
