@@ -16,7 +16,7 @@
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
-#   make train-prm800k                 SmolLM2-135M on PRM800K, an outcome model beside it, and their evaluation
+#   make train-prm800k                 SmolLM2-135M on PRM800K, and its evaluation
 #   make clean                         removes .venv, caches and prepared data; keeps runs/
 
 PYTHON ?= python3
@@ -120,9 +120,7 @@ bench: install
 # Training and evaluation continue where they stopped: run the target again after any interruption.
 train-prm800k: install data/prm800k.prepared
 	JPRM_PREPARED_VALID=data/prm800k_valid $(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
-	JPRM_PREPARED_VALID=data/prm800k_outcomes_valid $(BIN)/jprm train experiments/prm800k_smollm2_orm.py --workdir $(RUN)_orm
-	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)
-	$(MAKE) --no-print-directory evaluate-prm800k RUN=$(RUN)_orm
+	$(MAKE) --no-print-directory evaluate-prm800k
 
 # The pool's first 250 of 1,319 problems: scoring all of them takes most of an hour on 2 cores.
 evaluate-prm800k: install
@@ -145,11 +143,9 @@ data/prm800k.prepared: | install
 	mkdir -p data
 	awk 'NR % 20 == 0' $(PRM800K)/phase1_train.jsonl > $(HELD_OUT)
 	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --out data/prm800k --set $(POLICY)
-	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --out data/prm800k_outcomes --set $(POLICY) outcomes=chains
 	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --out data/prm800k_valid --set $(POLICY)
-	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --out data/prm800k_outcomes_valid --set $(POLICY) outcomes=chains
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_valid data/prm800k_outcomes data/prm800k_outcomes_valid data/prm800k_held_out.jsonl data/prm800k.prepared
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_valid data/prm800k_held_out.jsonl data/prm800k.prepared
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

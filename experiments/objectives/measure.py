@@ -86,10 +86,11 @@ def _finite(key_N: np.ndarray) -> list[float]:
     return np.clip(key_N, -1e30, 1e30).tolist()
 
 
-def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
     """Returns means over the seeds of one test with 95 % intervals over its problems; `seeds` is the range over them.
 
     `valid` are the validation pools' numbers of the same cells, on which the calibration map (Platt's) is fitted.
+    Without them there is no map: it is never fitted on what it is judged by.
     """
     first = seeds[0]
     chain_N, right_N = np.array(first["chain_problem"]), np.array(first["chain_correct"]) > 0.5
@@ -117,17 +118,19 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
     }
     if "step_right" in first:
         found["step_auroc"] = area("step_score", np.array(first["step_right"]) > 0.5, np.array(first["step_problem"]))
-    errors = np.array([_calibration(s, v, right_N) for s, v in zip(seeds, valid, strict=True)])
-    for name, error_S in zip(("ece", "ece_recalibrated"), errors.T, strict=True):
+    scores = {"ece": [np.array(s["chain_score"]) for s in seeds]}
+    if valid is not None:
+        scores["ece_recalibrated"] = list(map(_recalibrated, scores["ece"], valid))
+    for name, score_SN in scores.items():
+        error_S = np.array([ece(score_N, right_N) for score_N in score_SN])
         found[name] = {"value": float(error_S.mean()), "seeds": _range(error_S)}
     return found
 
 
-def _calibration(test: Mapping[str, Any], valid: Mapping[str, Any], right_N: np.ndarray) -> tuple[float, float]:
-    """Returns the expected calibration error of chains as scored, and by a map fitted on the validation pools."""
-    score_N, known_N = np.array(test["chain_score"]), np.array(valid["chain_score"])
-    found = fit("platt", known_N, np.array(valid["chain_correct"]) > 0.5)
-    return float(ece(score_N, right_N)), float(ece(apply(found, score_N), right_N))
+def _recalibrated(score_N: np.ndarray, valid: Mapping[str, Any]) -> np.ndarray:
+    """Returns the scores by a map fitted on the validation pools."""
+    known_N, right_N = np.array(valid["chain_score"]), np.array(valid["chain_correct"]) > 0.5
+    return np.asarray(apply(fit("platt", known_N, right_N), score_N))
 
 
 def _range(values: Sequence[float] | np.ndarray) -> list[float]:

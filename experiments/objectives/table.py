@@ -71,8 +71,7 @@ def _of_pools(title: str, some: dict[str, list[dict]], test: str) -> Table:
                 continue
             valid = [cell["tests"]["valid"] for cell in of]
             seeds, valid = ([part[key] for part in parts] if key else parts for parts in (seeds, valid))
-            comparable = valid if "chain_key" in valid[0] else seeds  # PRM800K has no pools to calibrate on
-            figures = measure.figures(seeds, comparable)
+            figures = measure.figures(seeds, valid if "chain_key" in valid[0] else None)  # PRM800K's are no pools
             first = first or figures
             rows.append([label, str(len(of)), *(_worded(figures.get(column)) for column in COLUMNS)])
     assert first is not None  # a title has cells

@@ -20,20 +20,16 @@ _CONTROLS = ("is_quality_control_question", "is_initial_screening_question")
 
 @dataclasses.dataclass(frozen=True)
 class Prm800kOptions:
-    """Choices that the ratings leave open. The first two have no default.
+    """Choices that the ratings leave open, without defaults.
 
     Attributes:
       human_written: the label of a step that the labeler wrote, which has no rating. `positive` gives it +1, as
         Lightman et al. and TRL do; `unlabelled` gives it none.
       control_questions: `keep` or `drop` the records that checked or screened labelers. Lightman et al. dropped them.
-      outcomes: which nodes carry the outcome of the chain that ends there (`correct`). `solutions`: those that end a
-        solution. `chains`: the last step of every chain, finished or not, right if no step of it is rated -1; an
-        outcome model can then be trained on the same chains (phase 1 has no finished chain that is wrong).
     """
 
     human_written: Literal["positive", "unlabelled"]
     control_questions: Literal["keep", "drop"]
-    outcomes: Literal["solutions", "chains"] = "solutions"
 
 
 def parse(item: Any, where: str, options: Prm800kOptions) -> Iterator[Record]:
@@ -98,8 +94,6 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
             state.append(-1 if -1 in (before, rating) else 1 if before == 1 and (human or rating is not None) else None)
             goes_on = human if chosen is None else i == chosen
             ends = _ANSWER in node["text"] or (goes_on and last and label.get("finish_reason") == "solution")
-            if options.outcomes == "chains":
-                ends = last or not goes_on
             if goes_on:
                 next_parent = len(nodes)
             if goes_on and not human:
