@@ -245,7 +245,7 @@ def next_tokens(tree: TokenTree) -> TokenTree:
     A slot's label is the id of its token. Where chains branch, the last shared token has a slot for each branch. Runs
     are single tokens, and `node_M` is the index of the token.
     """
-    total, above_N = len(tree.tokens_N), _parents(tree)
+    total, above_N = len(tree.tokens_N), tokens_above(tree)
     node_M = np.arange(int(tree.length_R[0]), total)
     node_M = node_M[np.argsort(above_N[node_M], kind="stable")]
     slot_N = np.full(total, -1)
@@ -270,7 +270,7 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
     A slot's label is the mean outcome of the chains through its token, its weight their summed weight. Runs are single
     tokens, and `node_M` is the index of the token.
     """
-    total, above_N, shape = len(tree.tokens_N), _parents(tree), geometry(tree.length_R, tree.parent_R)
+    total, above_N, shape = len(tree.tokens_N), tokens_above(tree), geometry(tree.length_R, tree.parent_R)
     node_M = np.arange(tree.problem, total)
     end_M = shape.stop_R[tree.run_M] - 1
 
@@ -293,7 +293,7 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
     )
 
 
-def _parents(tree: TokenTree) -> Int[np.ndarray, " N"]:
+def tokens_above(tree: TokenTree) -> Int[np.ndarray, " N"]:
     """Returns the index of the token before each token on its path, -1 for the first."""
     above_N = np.arange(-1, len(tree.tokens_N) - 1)
     above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]

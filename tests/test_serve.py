@@ -17,6 +17,7 @@ from jprm.serve.app import make_app
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Engine
 from jprm.serve.openrlhf import View
+from jprm.serve.run import prefix_cache
 from jprm.tree import tree_of
 
 CONFIG = ServeConfig(longest=256)
@@ -153,6 +154,28 @@ def test_bad_requests_are_errors_in_openais_form(engine, body, status, param):
     (got,) = call(engine, post("/v1/score", body), config=ServeConfig(longest=256, body_bytes=2**20))
     assert got.status_code == status
     assert got.json()["error"]["param"] == param and got.json()["error"]["message"]
+
+
+def test_a_caller_has_the_rest_of_its_request_alone_computed(prm):
+    """1e-5: attention sums over cached and new keys in two parts, and rounding errors of 6e-8 grow over the layers."""
+    made = Engine(prm, 256, "tiny", prefix_cache(prm, 512))
+    edited = dict(CHAIN, steps=[*CHAIN["steps"][:-1], "far 9"])
+    send = lambda record, **more: call(made, post("/v1/score", record | more))[0].json()  # noqa: E731
+    first, second, third = (send(r, prompt_cache_key="me") for r in (CHAIN, edited, CHAIN))
+    other, none = send(CHAIN, prompt_cache_key="you"), send(CHAIN)
+    made.close()
+    for got, record in ((first, CHAIN), (second, edited), (third, CHAIN), (other, CHAIN)):
+        assert got["record"]["scores"] == pytest.approx(
+            prm.score(record["problem"], record["steps"]).tolist(), abs=1e-5
+        )
+        assert "prompt_cache_key" not in got["record"]
+    total = first["usage"]["total_tokens"]
+    cached = [got["usage"]["prompt_tokens_details"]["cached_tokens"] for got in (first, second, third, other)]
+    assert cached[0] == cached[3] == 0 and cached[2] == total and 0 < total - cached[1] <= len("far 9\n")
+    assert "prompt_tokens_details" not in none["usage"] and made.cached_tokens == sum(cached)
+    for key in (3, "x" * 257):
+        (got,) = call(made, post("/v1/score", dict(CHAIN, prompt_cache_key=key)))
+        assert got.status_code == 400 and got.json()["error"]["param"] == "prompt_cache_key"
 
 
 def test_rerank_orders_documents_by_their_chains(engine):

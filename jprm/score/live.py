@@ -48,6 +48,15 @@ class _Node:
     live: bool = True  # not released
 
 
+def check(prm: PRM) -> None:
+    """Raises NotImplementedError for a model whose keys and values cannot be kept."""
+    decode.check(prm.config)
+    if find(prm.config.head).readout is None:
+        raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
+    if prm.ratio is not None:
+        raise NotImplementedError(f"{prm.name}: an implicit PRM is two models, and live trees are kept for one")
+
+
 class LiveTrees:
     """A scorer of live trees with a PRM's scores: those of `prm.score_many`, to rounding. See `jprm.search`.
 
@@ -58,11 +67,7 @@ class LiveTrees:
     """
 
     def __init__(self, prm: PRM):
-        decode.check(prm.config)
-        if find(prm.config.head).readout is None:
-            raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
-        if prm.ratio is not None:
-            raise NotImplementedError(f"{prm.name}: an implicit PRM is two models, and live trees are kept for one")
+        check(prm)
         self._prm, self.scale, self.semantics = prm, prm.scale, prm.semantics
         self.tokens = 0
         self._nodes: dict[int, _Node] = {}
@@ -70,7 +75,7 @@ class LiveTrees:
         self._free = np.arange(SLOTS)
         self._size = SLOTS
         with jax.set_mesh(prm.mesh):
-            self._pool = _empty(prm.config, SLOTS)
+            self._pool = empty_pool(prm.config, SLOTS)
 
     def open(self, problems: Sequence[str]) -> list[int]:
         """Computes the problems' tokens; returns a handle for each root."""
@@ -199,10 +204,20 @@ def _extend(
     params, config: ModelConfig, score: Output, pool: decode.Cache, tokens_PT, length_P, path_PS, above_P, place_PT
 ):
     """Returns the pool with the new tokens in their slots, and the scores at the steps' last tokens."""
+    pool, x_PTD = extended(params, config, pool, tokens_PT, path_PS, above_P, place_PT)
+    x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1)
+    return pool, score(head_logits(params, config, x_PSD))[:, 0]
+
+
+def extended(params, config: ModelConfig, pool: decode.Cache, tokens_PT, path_PS, above_P, place_PT):
+    """Returns the pool with the new tokens' keys and values in their slots, and the new tokens' hidden states.
+
+    Args:
+      path_PS: the slots of the tokens before each row's first new one; the first `above_P` of them count.
+      place_PT: the slots of the new tokens; padding has one beyond the pool.
+    """
     past = decode.Past(pool, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
     x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
-    x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1)
-    score_PS = score(head_logits(params, config, x_PSD))
 
     def put(slots_NKH, x_PKTH):
         """Writes the keys or values of a layer, or of a group of layers, into their slots."""
@@ -210,10 +225,10 @@ def _extend(
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
 
-    return jax.tree.map(put, pool, new), score_PS[:, 0]
+    return jax.tree.map(put, pool, new), x_PTD
 
 
-_empty = jax.jit(decode.empty_slots, static_argnums=(0, 1))
+empty_pool = jax.jit(decode.empty_slots, static_argnums=(0, 1))
 
 
 @jax.jit

@@ -238,7 +238,7 @@ class PRM:
                         found[tree][name][node] = value
         for tree, outputs in zip(trees, found, strict=True):
             for name, value_N in outputs.items():
-                _check_finite(tree, name, value_N)
+                check_finite(tree, name, value_N)
         return found
 
     def _fitting(self, trees, token_trees, tree_BS, rows: Rows, problem, readout: Callable) -> Iterator:
@@ -309,7 +309,7 @@ def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
     return tree_of({"problem": problem, "steps": list(steps)})
 
 
-def _check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
+def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
     if not np.isfinite(value_N).all():
         node = int(np.argmin(np.isfinite(value_N).reshape(len(value_N), -1).all(1)))
         raise FloatingPointError(

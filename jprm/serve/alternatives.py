@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.search.chain_scores import chain_scores
 from jprm.serve.http import admit, answer, server_of, tokens_of
-from jprm.serve.score import rule_of, usage
+from jprm.serve.score import options_of, outputs_of, usage
 from jprm.tree import Node, ReasoningTree, RecordError, tree_of
 from jprm.web.guards import Refusal, field, json_of, of_record
 
@@ -53,8 +53,7 @@ async def alternatives(request: Request) -> Response:
     server = server_of(request)
     if server.writer is None:
         raise Refusal(400, "this server has no policy: start it with --policy", "model")
-    engine = server.engine(body.get("model"))
-    rule = rule_of(engine.prm, body.get("rule"))
+    engine, rule, caller = options_of(request, body)
     prefix, n, until, seed = _asked(body)
     admit(request, engine)
     samples = await server.writer.sample(request, prefix, n, until, seed)
@@ -62,7 +61,9 @@ async def alternatives(request: Request) -> Response:
         raise Refusal(502, f"the policy gave nothing: {samples[0].error}")
     tree, paths = _tree(prefix, samples)
     tokens = await asyncio.to_thread(tokens_of, engine, [tree])
-    (outputs,) = await answer(request, engine.score([tree], tokens)) if tree.nodes else ({"score": np.zeros(0)},)
+    outputs, cached = {"score": np.zeros(0)}, None
+    if tree.nodes:
+        outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
     score_N, before = outputs["score"], len(prefix.steps)
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, engine.prm.scale)
     made = [
@@ -76,7 +77,7 @@ async def alternatives(request: Request) -> Response:
     return JSONResponse({
         "object": "alternatives", "model": engine.name, "policy": server.writer.policy.name, "rule": rule,
         "scores": score_N[:before].tolist(), "alternatives": made,
-        "usage": usage(tokens) | {"completion_tokens": written, "total_tokens": tokens + written},
+        "usage": usage(tokens, cached) | {"completion_tokens": written, "total_tokens": tokens + written},
     })  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jprm.score.prefix_cache import PrefixCache
 from jprm.score.scorer import PRM
 from jprm.token_tree import chain_lengths, geometry, token_tree
 from jprm.tree import ReasoningTree
@@ -41,11 +42,14 @@ class Engine:
 
     Trees of different callers share rows, and those with equal problems one tree, so that their common prefixes are
     computed once. A job that fails is tried again by itself, and only the caller at fault sees the error.
+
+    Args:
+      cache: from which a caller's next tree is scored without the tokens of the one before.
     """
 
-    def __init__(self, prm: PRM, longest: int, name: str):
-        self.prm, self.longest, self.name = prm, longest, name
-        self.waiting_tokens = self.busy_tokens = 0
+    def __init__(self, prm: PRM, longest: int, name: str, cache: PrefixCache | None = None):
+        self.prm, self.longest, self.name, self.cache = prm, longest, name, cache
+        self.waiting_tokens = self.busy_tokens = self.cached_tokens = 0
         self.rate = 0.0  # tokens a second, measured
         self._jobs: collections.deque[_Job] = collections.deque()
         self._changed = threading.Condition()
@@ -74,6 +78,24 @@ class Engine:
         """Returns the future of what a function returns on the device thread, with nothing else packed beside it."""
         return self._add(_Job((), tokens, function, concurrent.futures.Future()))
 
+    def score_cached(
+        self, tree: ReasoningTree, tokens: int, caller: str
+    ) -> concurrent.futures.Future[tuple[Outputs, int]]:
+        """Returns the future of a tree's named outputs, and of how many of its tokens earlier trees of the caller had.
+
+        Without a cache, or for a tree larger than it, everything is computed.
+        """
+        cache = self.cache
+        if cache is None or tokens > cache.slots:
+            return self.run(lambda: (self.prm.outputs_of([tree])[0], 0), tokens)
+
+        def run() -> tuple[Outputs, int]:
+            outputs, cached = cache.outputs_of(tree, caller)
+            self.cached_tokens += cached
+            return outputs, cached
+
+        return self.run(run, tokens)
+
     def wait_seconds(self) -> float:
         """Returns how long new work would wait, by the measured rate; 0 before anything was measured."""
         with self._changed:
@@ -97,14 +119,14 @@ class Engine:
 
     def _work(self) -> None:
         while batch := self._take():
-            began, tokens = time.monotonic(), sum(job.tokens for job in batch)
+            began, cached = time.monotonic(), self.cached_tokens
             if batch[0].run is not None:
                 _settle(batch[0], batch[0].run)
             else:
                 self._score(batch)
             with self._changed:
-                self.busy_tokens = 0
-                if tokens:
+                tokens, self.busy_tokens = self.busy_tokens - (self.cached_tokens - cached), 0
+                if tokens > 0:
                     rate = tokens / max(time.monotonic() - began, 1e-6)
                     self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
 

@@ -10,6 +10,7 @@
   let answers = {};                // by model: the last answer
   let history = [], focused = 0, editing = -1, options = null, asked = 0;
   let stale = false;               // the scores are of the steps before the last change
+  const tab = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16)).join("-");  // keeps prefixes
   let key = "";
   try { key = sessionStorage.getItem("jprm key") || ""; } catch { /* no storage: the key is asked for again */ }
 
@@ -53,7 +54,7 @@
   async function score(fresh, changed) {
     const number = ++asked;
     await busy(async () => {
-      const found = await Promise.all(chosen().map((model) => call("v1/score", { ...fresh, model })));
+      const found = await Promise.all(chosen().map((model) => call("v1/score", { ...fresh, model, prompt_cache_key: tab })));
       if (number !== asked) return;
       // Steps that were merged, split or removed have no step before to compare with.
       before = changed && same(scores, found[0].record.scores.length) ? scores : {};
@@ -145,6 +146,12 @@
     return list;
   }
 
+  // An edit computes what follows it: the server keeps the rest of this page's last chains.
+  function computed(usage) {
+    const cached = (usage.prompt_tokens_details || {}).cached_tokens;
+    return cached ? `${usage.total_tokens - cached} of ${usage.total_tokens} tokens computed` : `${usage.total_tokens} tokens`;
+  }
+
   function draw(focus) {
     at("result").hidden = !record;
     if (!record) return;
@@ -160,8 +167,8 @@
     if (current) {
       const score = scores[names[0]][weakest], [, word] = words(probability(names[0], score));
       at("verdict").textContent = `Weakest is step ${weakest + 1}: ${word.slice(2)}, ${score.toFixed(2)}.`;
-      at("facts").textContent = names.map((name) => `${names.length > 1 ? name + ": " : ""}chain ${answers[name].chains[0].score.toFixed(3)} by ${answers[name].rule}`).join("; ")
-        + `; ${steps.length} steps${record.segmentation ? ", split by " + record.segmentation : ""}; ${first.usage.total_tokens} tokens`;
+      at("facts").textContent = names.map((name) => `${names.length > 1 ? name + ": " : ""}chain ${answers[name].chains[0].score.toFixed(3)} by ${answers[name].rule}, ${computed(answers[name].usage)}`).join("; ")
+        + `; ${steps.length} steps${record.segmentation ? ", split by " + record.segmentation : ""}`;
       at("live").textContent = at("verdict").textContent;
     }
     const now = at("steps").children[focused];
@@ -179,7 +186,7 @@
     return 0;
   }
   async function write(until, n) {
-    const step = focused, body = { problem: record.problem, steps: record.steps.slice(0, step), n, until, model: at("model").value };
+    const step = focused, body = { problem: record.problem, steps: record.steps.slice(0, step), n, until, model: at("model").value, prompt_cache_key: tab };
     const found = await busy(() => call("v1/continue", body));
     if (!found) return;
     const made = found.alternatives.filter((one) => one.steps.length && !one.error);

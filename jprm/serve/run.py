@@ -11,6 +11,8 @@ import uvicorn
 from jprm.loading import load
 from jprm.model import Dtype
 from jprm.policy.load import load_policy
+from jprm.score.prefix_cache import PrefixCache
+from jprm.score.scorer import PRM
 from jprm.serve.app import make_app
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Engine
@@ -49,10 +51,23 @@ def serve(
         prm = load(folder, dtype=dtype, adapter=adapter, attention=attention)
         say(f"{prm!r}: compiling")
         lengths = prm.warm_up(config.longest)
-        say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens")
-        engines.append(Engine(prm, config.longest, name))
+        cache = prefix_cache(prm, config.prefix_tokens)
+        kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
+        say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens{kept}")
+        engines.append(Engine(prm, config.longest, name, cache))
     # Its access log would hold addresses and query strings; /metrics has the counts.
     uvicorn.run(
         make_app(engines, config, key, prompts, writer), host=config.host, port=config.port, access_log=False,
         log_level="info", server_header=False, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
+
+
+def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
+    """Returns a cache of prefixes that is compiled, or None for 0 tokens and for models that cannot have one."""
+    try:
+        cache = PrefixCache(prm, tokens) if tokens else None
+    except NotImplementedError:
+        return None
+    if cache is not None:
+        cache.warm_up()
+    return cache

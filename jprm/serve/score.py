@@ -14,12 +14,15 @@ from jprm.jsonl import dump, parse
 from jprm.score.rules import RULES
 from jprm.score.scorer import CHUNK, PRM, scored
 from jprm.search.chain_scores import chain_scores
-from jprm.serve.engine import Engine
+from jprm.serve.engine import Engine, Outputs
 from jprm.serve.http import admit, answer, server_of, tokens_of
 from jprm.tree import ReasoningTree, RecordError, chains_of, tree_of
 from jprm.web.guards import Refusal, body_of, field, json_of, of_record
 
 LINES = "application/x-ndjson"
+
+CALLER = "prompt_cache_key"
+"""The field that names a caller, as in OpenAI's API: its requests compute the tokens alone that no earlier one had."""
 
 
 async def score(request: Request) -> Response:
@@ -30,21 +33,38 @@ async def score(request: Request) -> Response:
     if request.headers.get("content-type", "").split(";")[0].strip() == LINES:
         return await _lines(request)
     body = await json_of(request)
-    options = {name: body.pop(name, None) for name in ("model", "rule")}
-    engine = server_of(request).engine(options["model"])
-    rule = rule_of(engine.prm, options["rule"])
+    engine, rule, caller = options_of(request, body)
+    for name in ("model", "rule", CALLER):
+        body.pop(name, None)
     admit(request, engine)
     tree, tokens = await asyncio.to_thread(_read, engine, body)
-    (outputs,) = await answer(request, engine.score([tree], tokens))
+    outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
     made = {
         "object": "score",
         "model": engine.name,
         "rule": rule,
         "record": scored(body, tree, outputs),
         "chains": chains(engine.prm, tree, outputs["score"], rule),
-        "usage": usage(tokens),
+        "usage": usage(tokens, cached),
     }
     return JSONResponse(made)
+
+
+def options_of(request: Request, body: dict[str, Any]) -> tuple[Engine, str, str | None]:
+    """Returns the engine, the rule, and the name that the caller's prefixes are kept under, None for none."""
+    engine, caller = server_of(request).engine(body.get("model")), field(body, CALLER, str, default="")
+    if len(caller) > 256:
+        raise Refusal(400, f"{CALLER} has {len(caller)} characters: 256 at most", CALLER)
+    return engine, rule_of(engine.prm, body.get("rule")), caller or None
+
+
+async def outputs_of(
+    request: Request, engine: Engine, tree: ReasoningTree, tokens: int, caller: str | None
+) -> tuple[Outputs, int | None]:
+    """Returns a tree's named outputs, and for a caller how many tokens an earlier tree had."""
+    if caller is None:
+        return (await answer(request, engine.score([tree], tokens)))[0], None
+    return await answer(request, engine.score_cached(tree, tokens, caller))
 
 
 def rule_of(prm: PRM, rule: Any) -> str:
@@ -65,9 +85,10 @@ def chains(prm: PRM, tree: ReasoningTree, score_N: np.ndarray, rule: str) -> lis
     ]
 
 
-def usage(tokens: int) -> dict[str, int]:
+def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
     """Returns the tokens of a request in OpenAI's form. A prefix that its chains share counts once."""
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
+    made: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return made if cached is None else made | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def _read(engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
