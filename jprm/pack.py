@@ -263,13 +263,13 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
     new_M = shape.stop_R[tree.run_M]
     new_J = np.concatenate([[0], new_M])
     prefix_M = shape.depth_R[tree.run_M] - (new_M - new_J[:-1])
-    # Slots, from above: the steps of the part and everything before it that ends on its first chain; or, which is less
-    # where many equal steps end at one token, the lengths of its chains.
-    steps_J = np.concatenate([[0], np.cumsum(chain_lengths(tree))])
-    seen_M = _steps_on_path(tree, shape)
     earliest_J = np.maximum(np.searchsorted(new_J, new_J - tokens), np.arange(count + 1) - slots)
     base_M = prefix_M - new_J[:-1]
-    room_M = seen_M - np.arange(count)
+    # The slots of a part that begins at each step, less the step where it ends: its own steps, and the steps before it
+    # that they continue. A step that is continued again after others is new to the parts that begin in between.
+    length_M = chain_lengths(tree)
+    slots_M = length_M - 1 - np.arange(count)
+    before, length, left = tree.above_M.tolist(), [*length_M.tolist(), 0], [0] * count
     cost_J = np.zeros(count + 1, np.int64)
     back_J = np.zeros(count + 1, np.int64)
     pair = count * tokens + 1
@@ -277,13 +277,19 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
     seen: dict[int, list[int]] = {}  # labelled steps so far, by the step before them
     for end in range(1, count + 1):
         if siblings and tree.weight_M[end - 1] > 0:
-            above = int(tree.above_M[end - 1])
+            above = before[end - 1]
             earlier = [step for step in seen.get(above, ()) if step >= earliest_J[end]]
             later_M[earlier] += 1
             seen[above] = [*earlier, end - 1]
+        old, new = end - 2, before[end - 1]
+        while old != new:  # up from the step before and from this one, to the last step that both continue
+            if length[old] >= length[new]:
+                left[old], old = end - 1, before[old]
+            else:
+                slots_M[left[new] : end - 1] += 1
+                new = before[new]
         window = slice(earliest_J[end], end)
-        fits = base_M[window] <= tokens - new_J[end]
-        fits &= np.minimum(room_M[window] + end, steps_J[end] - steps_J[window]) <= slots
+        fits = (base_M[window] <= tokens - new_J[end]) & (slots_M[window] + end <= slots)
         together = np.cumsum(later_M[window][::-1])[::-1]  # pairs in a part from here to the end
         cost = np.where(fits, cost_J[window] + prefix_M[window] - pair * together, np.iinfo(np.int64).max)
         best = int(cost.argmin())  # the earliest of equals: the longest part

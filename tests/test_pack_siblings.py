@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_pack import LAYOUT, longest, reasoning_trees
 
@@ -22,6 +22,7 @@ def test_pairs_of_alternatives_that_a_split_separates_are_counted():
 
 @settings(max_examples=40, deadline=None)
 @given(reasoning_trees(most=8), st.integers(0, 6), st.integers(0, 3))
+@example(ReasoningTree("p", (Node(-1, "b"), Node(-1, "bb"), Node(0, "a"), Node(1, "a"))), 0, 0)  # bb repeats no step
 def test_cuts_are_the_best_of_all(tree, spare_tokens, spare_slots):
     """Of all ways to cut: the fewest tokens, and with `siblings` first the fewest pairs lost."""
     tokens, slots = longest([tree])
