@@ -43,7 +43,7 @@ def load(
 
     Args:
       folder: of a run or a published PRM; a PRM that is loaded is returned as it is.
-      mesh: how the devices are used; all are given copies of the parameters by default.
+      mesh: how the devices are used; by default each has a part of the parameters and takes rows of its own.
       dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32.
         bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of float32's memory, with
         an error that `tests/test_int8.py` measures.

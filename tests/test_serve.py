@@ -99,8 +99,8 @@ def test_lines_have_the_bytes_of_the_command_under_load(engine, prm, tmp_path):
 def test_the_rate_of_lines_is_that_of_each_chunk(engine):
     """Admission divides by it: a body of many chunks once counted all its tokens in the seconds of the first."""
     records = chains(130)
-    seen, run = [], engine.run
-    engine.run = lambda function, tokens=0: seen.append(tokens) or run(function, tokens)
+    seen, score = [], engine.score
+    engine.score = lambda trees, tokens, alone: seen.append(tokens) or score(trees, tokens, alone)
     body = "".join(dump(record) + "\n" for record in records).encode()
     (got,) = call(engine, post("/v1/score", body, headers={"content-type": "application/x-ndjson"}))
     assert got.status_code == 200
@@ -121,10 +121,10 @@ def test_requests_at_once_equal_requests_alone_and_share_one_tree(engine, prm):
 def test_a_poisoned_request_fails_alone(engine, monkeypatch, caplog):
     outputs_of = type(engine.prm).outputs_of
 
-    def poisoned(self, trees):
-        if any(node.text == "poison" for tree in trees for node in tree.nodes):
+    def poisoned(self, prepared):
+        if any(node.text == "poison" for tree in prepared.trees for node in tree.nodes):
             raise FloatingPointError("secret: not finite")
-        return outputs_of(self, trees)
+        return outputs_of(self, prepared)
 
     monkeypatch.setattr(type(engine.prm), "outputs_of", poisoned)
     bad = dict(CHAIN, steps=["poison"])

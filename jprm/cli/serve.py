@@ -9,7 +9,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from jprm.cli.arguments import Adapter, one_of
 from jprm.model import Dtype
-from jprm.serve.config import ServeConfig
+from jprm.serve.config import ServeConfig, Weights
 
 DEFAULTS = ServeConfig()
 
@@ -22,6 +22,7 @@ def serve(
     adapter: Adapter = None,
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
     attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+    weights: Annotated[Weights, one_of(Weights)] = "copied",
 ) -> None:
     """Score over HTTP: /v1/score, /v1/rerank, /v1/continue, vLLM's /pooling, OpenRLHF's /get_reward.
 
@@ -39,7 +40,9 @@ def serve(
         adapter: How to read a published model whose files do not show it: a name, or a JSON file.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
         attention: The attention implementation, as in `jprm score`.
+        weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the
+            parameters, for a model that is too large for one device.
     """
     from jprm.serve.run import serve
 
-    serve(model, config, view=view, policy=policy, adapter=adapter, dtype=dtype, attention=attention)
+    serve(model, config, view=view, policy=policy, adapter=adapter, dtype=dtype, attention=attention, weights=weights)

@@ -11,7 +11,7 @@ from typing import Any
 from jprm.judge.prompts import JudgePrompt, Verdict, probability, verdicts
 from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.policy.sample_cache import PolicyError
-from jprm.score.scorer import as_written
+from jprm.score.records import as_written
 from jprm.verify.snippets import printed
 
 KEY = "judge"

@@ -20,8 +20,9 @@ from jaxtyping import Float
 from jprm.judge.critiques import KEY, Critique, ask, read, report
 from jprm.judge.prompts import JudgePrompt
 from jprm.policy.protocol import Policy
+from jprm.score.records import as_written, chain_tree
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.score.scorer import CHUNK, as_written, chain_tree
+from jprm.score.scorer import CHUNK
 from jprm.tree import ReasoningTree, chains_of, in_order_of, record_of, tree_of, with_scores
 
 

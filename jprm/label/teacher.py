@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from jprm.judge.critiques import KEY
 from jprm.judge.judge import Judge
-from jprm.score.scorer import PRM, as_written
+from jprm.score.records import as_written
+from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, with_labels
 
 

@@ -18,7 +18,8 @@ from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
 from jprm.outputs import atomic_write
-from jprm.score.scorer import PRM, as_written
+from jprm.score.records import as_written
+from jprm.score.scorer import PRM
 from jprm.statistics import equal_mass_bins
 from jprm.tree import in_order_of, record_of, tree_of, with_scores
 

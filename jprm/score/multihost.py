@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jprm.score.scorer import CHUNK, PRM, Scorer, scored
+from jprm.score.records import scored
+from jprm.score.scorer import CHUNK, PRM, Scorer
 from jprm.tree import ReasoningTree, tree_of
 
 

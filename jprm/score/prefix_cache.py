@@ -25,7 +25,8 @@ from jprm.model.heads import Readout
 from jprm.model.mesh import put_rows, spec
 from jprm.model.transformer import head_logits
 from jprm.score.live import check, empty_pool, extended
-from jprm.score.scorer import PRM, check_finite
+from jprm.score.records import check_finite
+from jprm.score.scorer import PRM
 from jprm.token_tree import TokenTree, geometry, token_tree, tokens_above
 from jprm.tree import ReasoningTree
 

@@ -29,9 +29,10 @@ from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogProbability, LogRatio
 from jprm.score.memory import check_memory
+from jprm.score.records import as_written, chain_tree, check_finite, scored
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.token_tree import TokenTree, chain_lengths, geometry
-from jprm.tree import ReasoningTree, in_order_of, record_of, tree_of, with_scores
+from jprm.tree import ReasoningTree, tree_of
 
 SHORTEST, FILLED, LONGEST = 256, 2048, 8192
 """Tokens of the shortest row, of the longest row that several trees share, and of the longest row made for one tree.
@@ -64,6 +65,15 @@ def readout_of_rows(params: dict, config: ModelConfig, rows: Rows, readout: Call
 
 def _logits(logit_BSC: jax.Array) -> dict[str, jax.Array]:
     return {"logits": logit_BSC}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Trees that are ready for the device; see `PRM.prepare`."""
+
+    trees: Sequence[ReasoningTree]
+    token_trees: Sequence[TokenTree]
+    batches: Iterable[tuple[Rows, np.ndarray, np.ndarray]]  # rows with the tree and the node of every slot
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -117,7 +127,7 @@ class PRM:
           TypeError: `steps` is one string, not a list of strings.
           ValueError: a problem or step without text, or a chain longer than the model takes.
         """
-        (outputs,) = self._read([chain_tree(problem, steps)], self.readout)
+        (outputs,) = self._read(self._prepared([chain_tree(problem, steps)]), self.readout)
         return np.array(list(map(as_written, outputs["score"])), np.float32)
 
     def logits(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, "P C"]:
@@ -127,7 +137,7 @@ class PRM:
           TypeError, ValueError: as `score`; and for an implicit PRM, which has no logits of steps.
         """
         self._check_logits()
-        (outputs,) = self._read([chain_tree(problem, steps)], _logits)
+        (outputs,) = self._read(self._prepared([chain_tree(problem, steps)]), _logits)
         return outputs["logits"]
 
     def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
@@ -181,13 +191,16 @@ class PRM:
         """
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
-    def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
+    def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
         """Returns the head's named outputs for each tree of N nodes, (N,) float32 each; `score` is one of them.
+
+        Args:
+          trees: the trees, or what `prepare` made of them.
 
         Raises:
           ValueError, FloatingPointError: as `score_many`.
         """
-        return self._read(trees, self.readout)
+        return self._read(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -220,15 +233,27 @@ class PRM:
                 collections.deque(self._run(rows, rows.step_end, readout), maxlen=0)
         return sizes
 
-    def _read(self, trees: Sequence[ReasoningTree], readout: Callable) -> list[dict[str, np.ndarray]]:
-        """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""
+    def prepare(self, trees: Sequence[ReasoningTree]) -> Prepared:
+        """Tokenises and packs trees for `outputs_of`, without the device: a thread may do it while another scores.
+
+        Raises ValueError for a chain longer than the model takes.
+        """
+        prepared = self._prepared(trees)
+        return dataclasses.replace(prepared, batches=list(prepared.batches))
+
+    def _prepared(self, trees: Sequence[ReasoningTree]) -> Prepared:
         token_trees = [token_tree(tree, self.layout) for tree in trees]
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
+        return Prepared(trees, token_trees, (_rows_of_chains if self._chain_rows else _rows_of_trees)(token_trees))
+
+    def _read(self, prepared: Prepared, readout: Callable) -> list[dict[str, np.ndarray]]:
+        """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""
+        trees, token_trees = prepared.trees, prepared.token_trees
         problem = np.array([tree.length_R[0] for tree in token_trees])
         found: list[dict[str, np.ndarray]] = [{} for _ in trees]
-        for rows, tree_BS, node_BS in (_rows_of_chains if self._chain_rows else _rows_of_trees)(token_trees):
+        for rows, tree_BS, node_BS in prepared.batches:
             for outputs, first in self._fitting(trees, token_trees, tree_BS, rows, problem, readout):
                 for name, value_BS in outputs.items():
                     tree_bS, node_bS = (x[first : first + len(value_BS)] for x in (tree_BS, node_BS))
@@ -302,31 +327,6 @@ class PRM:
             )
 
 
-def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
-    """Returns the tree of one chain. Raises TypeError for steps that are one string, ValueError for blank text."""
-    if isinstance(steps, str):
-        raise TypeError("steps is one string: pass a list of steps, [text] where there is one")
-    return tree_of({"problem": problem, "steps": list(steps)})
-
-
-def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
-    if not np.isfinite(value_N).all():
-        node = int(np.argmin(np.isfinite(value_N).reshape(len(value_N), -1).all(1)))
-        raise FloatingPointError(
-            f"problem {tree.problem[:60]!r}, step {node}: the model's {name} is {value_N[node]}; its checkpoint (or a"
-            " bfloat16 overflow) is at fault: use an earlier checkpoint or float32"
-        )
-
-
-def scored(record: dict[str, Any], tree: ReasoningTree, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns the record of `tree` with the outputs as they are written, its keys in the order of `record`.
-
-    Of `outputs`, (N,) each, `score` becomes the nodes' score and the others their named outputs.
-    """
-    columns = {name: list(map(as_written, value_N)) for name, value_N in outputs.items()}
-    return in_order_of(record, record_of(with_scores(tree, columns.pop("score", []), columns)))
-
-
 def _rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
     """Yields rows of several trees, by length, with the tree (its index in `trees`) and the node of every slot."""
     for tokens, members in _row_groups(trees).items():
@@ -388,8 +388,3 @@ def _longest_row(tree: TokenTree) -> int:
 def _size(tokens: int) -> int:
     """Returns the size of the shortest row with at least so many tokens."""
     return max(SHORTEST, 1 << (tokens - 1).bit_length())
-
-
-def as_written(score: float) -> float:
-    """Returns the score as files hold it: seven decimals, or seven digits where it is small, as float32 has."""
-    return float(f"{score:.7g}") if abs(score) < 0.1 else round(float(score), 7)

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from jprm.answers import equivalent, extract_answer
 from jprm.evaluate.votes import answer_classes
 from jprm.judge.critiques import KEY, Judged, report
+from jprm.score.records import as_written
 from jprm.score.rules import PROBABILITY_RULES
-from jprm.score.scorer import as_written
 from jprm.search.growing_tree import Draw, GrowingTree
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from jprm.web.config import Listen
+
+Weights = Literal["copied", "split"]
+"""How several devices hold a model: each all of it, or each a part."""
 
 
 @dataclasses.dataclass(frozen=True)

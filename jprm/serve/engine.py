@@ -1,10 +1,11 @@
-"""The device thread: it takes what waits whenever the device is free, and packs equal problems into one tree."""
+"""Two threads: one packs what waits, equal problems as one tree, and one runs on the device what is packed."""
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from jprm.token_tree import chain_lengths, geometry, token_tree
 from jprm.tree import ReasoningTree
 
 BATCH_TOKENS = 8192
-"""Tokens that one turn takes from the queue: several rows, and still an answer in reasonable time."""
+"""Tokens of a full batch: several rows, and still an answer in reasonable time."""
 
 Outputs = dict[str, np.ndarray]
 
@@ -29,19 +30,22 @@ class Closed(Exception):
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    """Trees to score with each other, or a function for the device thread."""
+    """Trees to score, or a function for the device thread."""
 
     trees: Sequence[ReasoningTree]
     tokens: int
-    run: Callable[[], Any] | None  # of a job that is done by itself
     future: concurrent.futures.Future
+    run: Callable[[], Any] | None = None
+    alone: bool = False  # shares no batch with others
 
 
 class Engine:
-    """Scores trees of many callers on one thread.
+    """Scores trees of many callers.
 
-    Trees of different callers share rows, and those with equal problems one tree, so that their common prefixes are
-    computed once. A job that fails is tried again by itself, and only the caller at fault sees the error.
+    Whenever the device is free, all that waits becomes a batch, up to BATCH_TOKENS. While it runs, a batch that no
+    later job could join is packed: a full one, or a job of its own. Trees of different callers share rows, and those
+    with equal problems one tree, so that their common prefixes are computed once. A job that fails is tried again by
+    itself, and only the caller at fault sees the error.
 
     Args:
       cache: from which a caller's next tree is scored without the tokens of the one before.
@@ -52,10 +56,15 @@ class Engine:
         self.waiting_tokens = self.busy_tokens = self.cached_tokens = 0
         self.rate = 0.0  # tokens a second, measured
         self._jobs: collections.deque[_Job] = collections.deque()
+        self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
         self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="jprm device", daemon=True)
-        self._thread.start()
+        self._running = self._closed = self._all_packed = False
+        self._threads = [
+            threading.Thread(target=work, name=f"jprm {name}", daemon=True)
+            for name, work in (("packing", self._pack), ("device", self._work))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def tokens_of(self, trees: Sequence[ReasoningTree]) -> int:
         """Returns the tokens of the trees. Raises ValueError for a chain longer than the server or model takes."""
@@ -70,13 +79,18 @@ class Engine:
             total += len(made.tokens_N)
         return total
 
-    def score(self, trees: Sequence[ReasoningTree], tokens: int) -> concurrent.futures.Future[list[Outputs]]:
-        """Returns the future of each tree's named outputs, as `PRM.outputs_of` gives them."""
-        return self._add(_Job(trees, tokens, None, concurrent.futures.Future()))
+    def score(
+        self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
+    ) -> concurrent.futures.Future[list[Outputs]]:
+        """Returns the future of each tree's named outputs, as `PRM.outputs_of` gives them.
+
+        `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
+        """
+        return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
-        """Returns the future of what a function returns on the device thread, with nothing else packed beside it."""
-        return self._add(_Job((), tokens, function, concurrent.futures.Future()))
+        """Returns the future of what a function returns on the device thread."""
+        return self._add(_Job((), tokens, concurrent.futures.Future(), function, alone=True))
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
@@ -102,11 +116,12 @@ class Engine:
             return (self.waiting_tokens + self.busy_tokens) / self.rate if self.rate else 0.0
 
     def close(self) -> None:
-        """Finishes what waits, then ends the thread."""
+        """Finishes what waits, then ends the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _add(self, job: _Job) -> concurrent.futures.Future:
         with self._changed:
@@ -117,49 +132,92 @@ class Engine:
             self._changed.notify_all()
         return job.future
 
-    def _work(self) -> None:
+    def _pack(self) -> None:
         while batch := self._take():
-            began, cached = time.monotonic(), self.cached_tokens
-            if batch[0].run is not None:
-                _settle(batch[0], batch[0].run)
-            else:
-                self._score(batch)
+            try:
+                run = self._prepared(batch)
+            except Exception as error:  # it is raised where the batch is run
+                run = functools.partial(_raise, error)
             with self._changed:
-                tokens, self.busy_tokens = self.busy_tokens - (self.cached_tokens - cached), 0
-                if tokens > 0:
-                    rate = tokens / max(time.monotonic() - began, 1e-6)
-                    self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
+                self._packed = batch, run
+                self._changed.notify_all()
+        with self._changed:
+            self._all_packed = True
+            self._changed.notify_all()
+
+    def _takes(self) -> bool:
+        """Returns whether the next batch is to be packed now: a later one might have more jobs to merge."""
+        if self._packed is not None or not self._jobs:
+            return self._closed and not self._jobs
+        return not self._running or self._jobs[0].alone or self.waiting_tokens >= BATCH_TOKENS
 
     def _take(self) -> list[_Job]:
         """Returns the next jobs that nobody has cancelled; none when the engine has closed."""
         with self._changed:
             batch: list[_Job] = []
             while not batch:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
+                self._changed.wait_for(self._takes)
                 if not self._jobs:
                     return []
                 tokens = 0
                 while self._jobs:
                     job = self._jobs[0]
-                    if batch and (job.run or batch[0].run or tokens + job.tokens > BATCH_TOKENS):
+                    if batch and (job.alone or batch[0].alone or tokens + job.tokens > BATCH_TOKENS):
                         break
                     self._jobs.popleft()
                     self.waiting_tokens -= job.tokens
                     if job.future.set_running_or_notify_cancel():
                         batch.append(job)
                         tokens += job.tokens
-            self.busy_tokens = tokens
+            self.busy_tokens += tokens
             return batch
 
-    def _score(self, batch: list[_Job]) -> None:
-        if len(batch) == 1:
-            _settle(batch[0], lambda: scored_together(self.prm, batch[0].trees))
-            return
+    def _prepared(self, batch: list[_Job]) -> Callable[[], Any]:
+        """Returns what the device thread is to run for a batch: a job's function, or the outputs of all its trees."""
+        if batch[0].run is not None:
+            return batch[0].run
+        trees = [tree for job in batch for tree in job.trees]
+        if batch[0].alone:
+            return functools.partial(self.prm.outputs_of, self.prm.prepare(trees))
+        members: dict[str, list[int]] = {}
+        for index, tree in enumerate(trees):
+            members.setdefault(tree.problem, []).append(index)
+        prepared = self.prm.prepare([_merged([trees[i] for i in some]) for some in members.values()])
+        return lambda: _apart(trees, list(members.values()), self.prm.outputs_of(prepared))
+
+    def _work(self) -> None:
+        while taken := self._next():
+            (batch, run), began, cached = taken, time.monotonic(), self.cached_tokens
+            self._settle(batch, run)
+            with self._changed:
+                tokens, seconds = sum(job.tokens for job in batch), time.monotonic() - began
+                self.busy_tokens, self._running = self.busy_tokens - tokens, False
+                if (computed := tokens - (self.cached_tokens - cached)) > 0:
+                    rate = computed / max(seconds, 1e-6)
+                    self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[list[_Job], Callable[[], Any]] | None:
+        """Returns the batch that is packed, None when the engine has closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._packed is not None or self._all_packed)
+            taken, self._packed = self._packed, None
+            self._running = taken is not None
+            self._changed.notify_all()
+            return taken
+
+    def _settle(self, batch: list[_Job], run: Callable[[], Any]) -> None:
         try:
-            found = scored_together(self.prm, [tree for job in batch for tree in job.trees])
-        except Exception:  # whatever it is, it is one caller's: each job is tried alone, and keeps its own error
+            found = run()
+        except Exception as error:  # goes to the caller at fault; the device thread serves the others
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
             for job in batch:
-                _settle(job, lambda job=job: scored_together(self.prm, job.trees))
+                self._settle([job], lambda job=job: self._prepared([job])())
+            return
+        if len(batch) == 1:
+            batch[0].future.set_result(found)
             return
         at = 0
         for job in batch:
@@ -167,14 +225,16 @@ class Engine:
             at += len(job.trees)
 
 
-def scored_together(prm: PRM, trees: Sequence[ReasoningTree]) -> list[Outputs]:
-    """Returns the named outputs of each tree, (N,) float32; trees with equal problems are scored as one tree."""
-    members: dict[str, list[int]] = {}
-    for index, tree in enumerate(trees):
-        members.setdefault(tree.problem, []).append(index)
-    merged = [_merged([trees[i] for i in some]) for some in members.values()]
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _apart(
+    trees: Sequence[ReasoningTree], members: Sequence[Sequence[int]], merged: Sequence[Outputs]
+) -> list[Outputs]:
+    """Returns the outputs of each tree, (N,) float32, from those of the trees that hold them one after another."""
     found: list[Outputs] = [{} for _ in trees]
-    for some, outputs in zip(members.values(), prm.outputs_of(merged), strict=True):
+    for some, outputs in zip(members, merged, strict=True):
         at = 0
         for index in some:
             size = len(trees[index].nodes)
@@ -193,10 +253,3 @@ def _merged(trees: Sequence[ReasoningTree]) -> ReasoningTree:
         ]
         start += len(tree.nodes)
     return ReasoningTree(trees[0].problem, tuple(nodes))
-
-
-def _settle(job: _Job, function: Callable[[], Any]) -> None:
-    try:
-        job.future.set_result(function())
-    except Exception as error:  # goes to the caller; the device thread serves the others
-        job.future.set_exception(error)

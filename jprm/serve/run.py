@@ -10,11 +10,12 @@ import uvicorn
 
 from jprm.loading import load
 from jprm.model import Dtype
+from jprm.model.mesh import MeshConfig
 from jprm.policy.load import load_policy
 from jprm.score.prefix_cache import PrefixCache
 from jprm.score.scorer import PRM
 from jprm.serve.app import make_app
-from jprm.serve.config import ServeConfig
+from jprm.serve.config import ServeConfig, Weights
 from jprm.serve.engine import Engine
 from jprm.serve.openrlhf import View, read_view
 from jprm.web.guards import key_of
@@ -32,6 +33,7 @@ def serve(
     dtype: Dtype | None = None,
     attention: str | None = None,
     adapter: str | None = None,
+    weights: Weights = "copied",
     say: Callable[[str], None] = print,
 ) -> None:
     """Serves the models by their folders' names until SIGTERM or Ctrl-C, then answers what was admitted.
@@ -46,9 +48,10 @@ def serve(
         raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")
     prompts = read_view(view) if view else View()
     writer = load_policy(policy) if policy else None
+    mesh = MeshConfig(data=-1, fsdp=1) if weights == "copied" else MeshConfig()
     engines = []
     for name, folder in zip(names, models, strict=True):
-        prm = load(folder, dtype=dtype, adapter=adapter, attention=attention)
+        prm = load(folder, mesh, dtype=dtype, adapter=adapter, attention=attention)
         say(f"{prm!r}: compiling")
         lengths = prm.warm_up(config.longest)
         cache = prefix_cache(prm, config.prefix_tokens)

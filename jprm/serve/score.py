@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import concurrent.futures
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.jsonl import dump, parse
+from jprm.score.records import scored
 from jprm.score.rules import RULES
-from jprm.score.scorer import CHUNK, PRM, scored
+from jprm.score.scorer import CHUNK, PRM
 from jprm.search.chain_scores import chain_scores
 from jprm.serve.engine import Engine, Outputs
 from jprm.serve.http import admit, answer, server_of, tokens_of
@@ -105,14 +109,34 @@ async def _lines(request: Request) -> Response:
     admit(request, engine)
     records = await asyncio.to_thread(_records, engine, body)
     chunks = [records[i : i + CHUNK] for i in range(0, len(records), CHUNK)]
-    first = await _scored(request, engine, chunks[0]) if chunks else b""
+    ahead: collections.deque[concurrent.futures.Future] = collections.deque()
+
+    def ask(chunk: Sequence[Any]) -> None:
+        ahead.append(engine.score([tree for _, tree, _ in chunk], sum(tokens for *_, tokens in chunk), alone=True))
 
     async def written() -> AsyncIterator[bytes]:
-        yield first  # an error in it was still an error of the request
-        for chunk in chunks[1:]:
-            yield await _scored(request, engine, chunk)
+        """Yields the lines of each chunk; the chunk after it is packed meanwhile."""
+        try:
+            for chunk, later in itertools.zip_longest(chunks, chunks[1:]):
+                if not ahead:
+                    ask(chunk)
+                if later:
+                    ask(later)
+                found = await answer(request, ahead.popleft())
+                yield _written(chunk, found)
+        finally:
+            for future in ahead:
+                future.cancel()
 
-    return StreamingResponse(written(), media_type=LINES)
+    lines = written()
+    first = await anext(lines, b"")  # an error in it is still an error of the request
+
+    async def all_lines() -> AsyncIterator[bytes]:
+        yield first
+        async for some in lines:
+            yield some
+
+    return StreamingResponse(all_lines(), media_type=LINES)
 
 
 def _records(engine: Engine, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
@@ -129,9 +153,7 @@ def _records(engine: Engine, body: bytes) -> list[tuple[dict[str, Any], Reasonin
         raise of_record(error) from None
 
 
-async def _scored(request: Request, engine: Engine, chunk: Sequence[Any]) -> bytes:
-    trees, tokens = [tree for _, tree, _ in chunk], sum(tokens for _, _, tokens in chunk)
-    found = await answer(request, engine.run(lambda: engine.prm.outputs_of(trees), tokens))
+def _written(chunk: Sequence[Any], found: Sequence[Outputs]) -> bytes:
     lines = [dump(scored(record, tree, outputs)) for (record, tree, _), outputs in zip(chunk, found, strict=True)]
     return "".join(line + "\n" for line in lines).encode()
 
