@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -78,3 +79,16 @@ def answer_of(value: Any, where: str, field: str) -> str | float | None:
     if isinstance(value, str) or value is None:
         return value
     return number_of(value, where, field)
+
+
+def tests_of(record: Mapping[str, Any], where: str = "record") -> list[str]:
+    """Returns a program's tests: its `tests`, statements that raise where it is wrong.
+
+    Raises RecordError where there are none, or the `prelude`, the code before the program's first step, is no text.
+    """
+    tests = record.get("tests")
+    if not isinstance(tests, list) or not tests or not all(isinstance(test, str) and test.strip() for test in tests):
+        raise RecordError(where, "tests", "is no list of statements", 'Write "tests": ["assert area(2) == 4"].')
+    if not isinstance(record.get("prelude", ""), str):
+        raise RecordError(where, "prelude", "is no text", "Write the code that stands before the first step.")
+    return tests

@@ -13,10 +13,11 @@ from toy_policy import Markov
 
 from jprm.label.config import Adaptive, MonteCarloConfig
 from jprm.label.monte_carlo import allocate, hard, label_trees, soft, wilson
-from jprm.label.rollouts import Rollouts, reaches_answer
+from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sample_cache import PolicyError, prefix_key
 from jprm.tree import RecordError, record_of, tree_of
+from jprm.verify.verifiers import VERIFIERS
 
 CHAIN = {"problem": "p", "steps": ["good 0", "bad 1", "good 2"], "answer": 1}
 
@@ -157,9 +158,9 @@ def test_a_policy_that_is_gone_is_an_error_that_says_why(tmp_path):
 
 
 def test_a_problem_without_an_answer_is_refused(tmp_path):
-    chain = {key: CHAIN[key] for key in ("problem", "steps")}
-    with Rollouts(Markov(), tmp_path / "r.jsonl") as rollouts, pytest.raises(ValueError, match="'p' has no answer"):
-        list(label_trees([tree_of(chain)], rollouts, MonteCarloConfig("soft")))
+    chain = tree_of({key: CHAIN[key] for key in ("problem", "steps")})
+    with Rollouts(Markov(), tmp_path / "r.jsonl") as rollouts, pytest.raises(RecordError, match="'p': answer: is abs"):
+        list(label_trees([chain], rollouts, MonteCarloConfig("soft")))
 
 
 def test_another_policy_or_prefix_draws_its_own_rollouts(tmp_path):
@@ -228,7 +229,7 @@ def test_two_runs_do_not_write_one_file(tmp_path):
 
 
 def test_final_answers_are_graded_over_the_whole_chain():
-    said = Prefix("p", ("so the answer is 5",))
-    assert reaches_answer(said, Sample((), 1, "stop"), 5)
-    assert not reaches_answer(said, Sample(("no, the answer is 6",), 5, "stop"), 5)
-    assert not reaches_answer(said, Sample((), 1, "length"), 5)
+    said, record = Prefix("p", ("so the answer is 5",)), {"problem": "p", "answer": 5}
+    whole, other, cut = Sample((), 1, "stop"), Sample(("no, the answer is 6",), 5, "stop"), Sample((), 1, "length")
+    found = VERIFIERS["answer"].accepts([(record, said, [cut, whole]), (record, said, [other]), (record, said, [])])
+    assert found == [[False, True], [False], []]

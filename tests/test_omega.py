@@ -25,6 +25,7 @@ from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sample_cache import PolicyError
 from jprm.tree import chains_of, record_of, tree_of
+from jprm.verify.verifiers import VERIFIERS
 
 PROBLEM = {"problem": "p", "steps": ["unused"], "answer": 1}
 
@@ -52,20 +53,22 @@ class Cliff:
 
 
 def run_search(problem, answer, rollouts, config):
-    search = Search(problem, answer)
+    search = Search({"problem": problem, "answer": answer})
     run_searches([search], rollouts, config)
     return search
 
 
 def alone(steps, rollouts, config):
-    """The result of a part of a search, with the rollouts that it requests."""
-    samples = None
+    """The result of a part of a search, with the rollouts that it requests. The answer is 1."""
+    judged = None
     while True:
         try:
-            prefix = steps.send(samples)
+            prefix = steps.send(judged)
         except StopIteration as stop:
             return stop.value
         (samples,) = rollouts.draw([(prefix, config.seed, config.k)])
+        (right,) = VERIFIERS["answer"].accepts([({"problem": "p", "answer": 1}, prefix, samples)])
+        judged = list(zip(samples, right, strict=True))
 
 
 def draw(tmp_path, policy):
@@ -83,7 +86,7 @@ def test_golden_values():
 
 def test_selection_by_hand():
     config = OmegaConfig()
-    search = Search("p", 1, {(): State(4, 8, visits=3), ("a",): State(6, 8, visits=0)})
+    search = Search({"problem": "p", "answer": 1}, {(): State(4, 8, visits=3), ("a",): State(6, 8, visits=0)})
     sample = {tokens: Sample(("x",), tokens, "stop") for tokens in (50, 500, 1500)}
     # Q + U, the sum of visits being 3: .7071 * .9^.1 + .0541 = .7538; .8409 * .9 + .2165 = .9733; .8409 * .729 + .2165
     search.wrong = [((), sample[50]), (("a",), sample[500]), (("a",), sample[1500])]
@@ -101,7 +104,7 @@ def test_binary_search_finds_the_first_error_with_k_log_m_rollouts(tmp_path_fact
     with draw(tmp_path_factory.mktemp("omega"), policy) as rollouts:
         wrong = policy.one((), 1)
         assert len(wrong.steps) == length + 1 and wrong.steps[error] == f"bad {error}"
-        search = Search("p", 1, {(): State(2, 4)})
+        search = Search({"problem": "p", "answer": 1}, {(): State(2, 4)})
         assert alone(first_error(search, (), wrong.steps, config), rollouts, config) == error
     assert len(policy.asked) == rollouts.sampled == search.spent <= 4 * math.ceil(math.log2(length + 1))
     assert len(set(policy.asked)) == len(policy.asked) / 4  # no prefix twice
@@ -117,7 +120,7 @@ def test_the_error_may_be_the_last_step(tmp_path):
 
     policy = LastStep(8, None)
     with draw(tmp_path, policy) as rollouts:
-        search = Search("p", 1, {(): State(2, 4)})
+        search = Search({"problem": "p", "answer": 1}, {(): State(2, 4)})
         steps = policy.one((), 0).steps
         config = OmegaConfig(k=4)
         assert alone(first_error(search, (), steps, config), rollouts, config) == 7

@@ -13,6 +13,7 @@ from jprm.rl.config import RefreshConfig
 from jprm.rl.credit import CreditConfig
 from jprm.rl.rollout import Group
 from jprm.rl.trajectory import Trajectory
+from jprm.verify.verifiers import of_function
 
 
 class Digits:
@@ -44,11 +45,15 @@ GROUPS = [
 
 def test_verdicts_are_the_fractions_of_completions_that_the_verifier_accepts():
     policy = Digits()
-    found = refresh.verdicts_of_rollouts(GROUPS, policy, product_is_even, RefreshConfig(rollouts=6, chains=2))
+    found = refresh.verdicts_of_rollouts(
+        GROUPS, policy, of_function(product_is_even), RefreshConfig(rollouts=6, chains=2)
+    )
     # Of completions 0 to 5 the first is cut off. After an odd prefix 2 and 4 are accepted, after an even one all.
     assert found == [[[2 / 6, 2 / 6, 0.0], [2 / 6, 1.0], []], [[5 / 6, 1.0], [0.0]]]
     assert len(policy.prefixes) == 3  # the shared first step is completed once
-    one = refresh.verdicts_of_rollouts(GROUPS, policy, product_is_even, RefreshConfig(rollouts=6, chains=1))
+    one = refresh.verdicts_of_rollouts(
+        GROUPS, policy, of_function(product_is_even), RefreshConfig(rollouts=6, chains=1)
+    )
     assert one[0][1] == [None, None]
 
 

@@ -150,7 +150,7 @@ def test_a_memory_cgroup_holds_the_program_where_there_is_one(tmp_path, monkeypa
     (tmp_path / "systemd-run").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     sandbox._scope.cache_clear()
-    monkeypatch.setattr(sandbox, "_bwrap", lambda command, limits: ["bwrap", "FILTER", *command])
+    monkeypatch.setattr(sandbox, "_bwrap", lambda command, *_: ["bwrap", "FILTER", *command])
     outcome = sandbox._run(["program"], "", Limits(memory=1 << 30, files=16 << 20), sandbox=True)
     sandbox._scope.cache_clear()
     assert "--scope" in outcome.output and "-p MemoryMax=1090519040 -p MemorySwapMax=0 -- prlimit" in outcome.output

@@ -164,12 +164,11 @@ def label(policy: Sampler, out: pathlib.Path, seed: int) -> None:
         return
     console.rule(f"Monte Carlo: {ROLLOUTS} rollouts of every prefix")
 
-    def right(prefix: Prefix, sample: Sample, truth: int) -> bool:
-        return sample.finish_reason == "stop" and task.answer_of((*prefix.steps, *sample.steps)) == truth
-
     with Rollouts(policy, out / "rollouts.jsonl", batch=4096) as rollouts:
-        config = MonteCarloConfig(estimate="soft", k=ROLLOUTS, seed=seed, trees_at_once=50)
-        trees = label_trees(map(tree_of, pools), rollouts, config, right)
+        config = MonteCarloConfig(
+            estimate="soft", k=ROLLOUTS, seed=seed, trees_at_once=50, verifier="task:reaches_answer"
+        )
+        trees = label_trees(map(tree_of, pools), rollouts, config)
         write_records(out / "monte_carlo.jsonl", map(record_of, console_progress(trees, len(pools))))
 
 

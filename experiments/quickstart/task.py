@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -159,6 +160,11 @@ def labels(task: Problem, steps: Sequence[str]) -> list[float]:
 def answer_of(steps: Sequence[str]) -> int | None:
     found = re.fullmatch(r"The answer is (-?\d+)\.", steps[-1]) if steps else None
     return int(found[1]) if found else None
+
+
+def reaches_answer(record: Mapping[str, Any], steps: Sequence[str]) -> bool:
+    """The verifier: whether the last step states the record's answer."""
+    return answer_of(steps) == record["answer"]
 
 
 def tokenizer() -> tokenizers.Tokenizer:

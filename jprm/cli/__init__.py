@@ -268,8 +268,8 @@ app.command(rl)
 app.command(
     label,
     name="label",
-    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), teacher, judge, consensus;"
-    " reference, a frozen model's log-probabilities; and critique, training data of generative verifiers.",
+    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), outcomes, teacher, judge,"
+    " consensus; reference, a frozen model's log-probabilities; and critique, training data of generative verifiers.",
 )
 app.command(
     annotate,

@@ -112,6 +112,31 @@ def label_verify(
     print_counts(label_verify(kind, input, output, in_sandbox=not unsafe_no_sandbox), output)
 
 
+@label.command(name="outcomes")
+def label_outcomes(
+    verifier: str,
+    input: Input,
+    output: Output,
+) -> None:
+    """Outcomes: whether each whole chain is correct, by a verifier, as best of n and outcome models need it.
+
+    Programs are judged by their record's `tests`. A sample then has `passed`, the number of tests that pass, and as its
+    `answer` letters that are equal for programs that do the same on the tests' calls, so that votes count them
+    together. The same command continues a stopped one.
+
+    For example:
+      jprm label outcomes --verifier tests --input pools.jsonl --output judged.jsonl
+
+    Args:
+        verifier: The record's `answer`, its `tests` (programs), or your own, module:NAME or FILE.py:NAME.
+        input: Chains, pools or trees, one per line.
+        output: The same, with `correct` on every chain or sample, or on the node where a chain ends.
+    """
+    from jprm.label.files import label_outcomes
+
+    print_counts(label_outcomes(verifier, input, output), output)
+
+
 @label.command(name="teacher")
 def label_teacher(
     model: Folder,

@@ -251,6 +251,7 @@ def _correct(tree: ReasoningTree, leaf: Node, where: str) -> float:
         return float(leaf.correct)
     truth = canonical_answer(tree.answer)
     if truth is None:
-        raise ScoreError(f"{where}: outcome unknown. Give each sample `correct`, or the record its `answer`.")
+        remedy = "Give each sample `correct` (`jprm label outcomes`), or the record its `answer`"
+        raise ScoreError(f"{where}: outcome unknown. {remedy}.")
     answer = canonical_answer(leaf.extra.get("answer"))
     return float(answer is not None and is_answer(truth, answer))

@@ -22,7 +22,7 @@ class Adaptive:
 
 @dataclasses.dataclass(frozen=True)
 class MonteCarloConfig:
-    """Monte Carlo values: the fraction of k completions of every prefix that reach the answer.
+    """Monte Carlo values: the fraction of k completions of every prefix that end correctly.
 
     The same command continues a stopped one.
 
@@ -38,6 +38,8 @@ class MonteCarloConfig:
       adaptive: Further rollouts while the confidence interval holds THRESHOLD: at most MOST per prefix, and MEAN per
         prefix over a tree. The hard estimate is of the first k all the same.
       trees_at_once: Trees whose rollouts are sampled together.
+      verifier: What judges completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
+        FILE.py:NAME.
     """
 
     estimate: Literal["soft", "hard"]
@@ -46,6 +48,7 @@ class MonteCarloConfig:
     z: float = 1.96
     adaptive: Adaptive | None = None
     trees_at_once: int = 32
+    verifier: str = "answer"
 
     def __post_init__(self):
         if self.estimate not in ("soft", "hard"):
@@ -76,6 +79,8 @@ class OmegaConfig:
       budget: Rollouts per problem, at most. A search that the budget ends keeps the states that it has valued.
       seed: Number of the first rollout.
       problems_at_once: Problems whose rollouts are sampled together.
+      verifier: What judges completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
+        FILE.py:NAME.
     """
 
     alpha: float = 0.5
@@ -87,6 +92,7 @@ class OmegaConfig:
     budget: int | None = None
     seed: int = 0
     problems_at_once: int = 32
+    verifier: str = "answer"
 
     def __post_init__(self):
         if self.k < 1 or self.searches < 1:

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from jprm.fields import tests_of
 from jprm.jsonl import dump, parse, read_lines, read_records, write_records
 from jprm.judge.critiques import cost
 from jprm.judge.judge import Judge
@@ -17,6 +18,7 @@ from jprm.label.consensus import consensus
 from jprm.label.critique import matching_critiques
 from jprm.label.monte_carlo import label_trees
 from jprm.label.omega import label_problems
+from jprm.label.outcomes import outcomes
 from jprm.label.rollouts import Rollouts
 from jprm.model import Dtype
 from jprm.outputs import check_output, continued, cut, finish, input_of
@@ -24,15 +26,18 @@ from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
 from jprm.progress import Bar
 from jprm.tree import ReasoningTree, record_of, tree_of
+from jprm.verify import verifiers
 from jprm.verify.checkers import Kind, checker, labelled
-from jprm.verify.python_steps import tests_of
 
 Path = str | os.PathLike
+
+OUTCOMES_AT_ONCE = 64
+"""Records whose chains are judged together: programs run in batches."""
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
     """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
-    _check(input, output, rollouts)
+    _check(input, output, rollouts, config.verifier)
     with Rollouts(policy, rollouts) as drawn, _bar(output, sum(1 for _ in read_lines(input))) as bar:
         trees = label_trees(_trees(input), drawn, config)
         counts = _write(output, bar.follow(trees))
@@ -41,7 +46,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
     """Writes OmegaPRM's trees for the problems of a file. The file of rollouts makes it continue."""
-    _check(input, output, rollouts, _problems)
+    _check(input, output, rollouts, config.verifier, _problems)
     left_out = collections.Counter()
     with Rollouts(policy, rollouts) as drawn, _bar(output, sum(1 for _ in read_lines(input))) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
@@ -82,7 +87,7 @@ def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = Tr
     check = checker(kind, in_sandbox=in_sandbox)
     for number, tree in enumerate(_trees(input), start=1):
         if kind == "python":
-            tests_of(tree, f"{os.fspath(input)}: record {number}")
+            tests_of(tree.extra, f"{os.fspath(input)}: record {number}")
     request = {"kind": kind, "sandbox": in_sandbox}
     _continued(input, output, request, lambda trees: [labelled(tree, check(tree)) for tree in trees], chunk=1)
     counts = collections.Counter({"trees": 0, "correct": 0, "incorrect": 0, "not checkable": 0})
@@ -90,6 +95,17 @@ def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = Tr
         counts["trees"] += 1
         counts.update({1: "correct", 0: "incorrect", None: "not checkable"}[node.label] for node in tree.nodes)
     return dict(counts)
+
+
+def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
+    """Judges the whole chains of a file by a verifier. The same call continues a stopped one."""
+    judge = verifiers.find(verifier)
+    check_output(output, input)
+    for number, tree in enumerate(_trees(input), start=1):
+        judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
+    _continued(input, output, {"verifier": verifier}, lambda trees: outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
+    found = [node.correct for tree in _trees(output) for node in tree.nodes if node.correct is not None]
+    return {"chains": len(found), "correct": sum(found)}
 
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
@@ -186,16 +202,19 @@ def _problems(path: Path) -> Iterator[ReasoningTree]:
         yield tree_of({**record, "steps": ["-"]} if alone else record, where)
 
 
-def _check(input: Path, output: Path, rollouts: Path, read: Callable[[Path], Iterator[ReasoningTree]] = _trees) -> None:
+def _check(
+    input: Path,
+    output: Path,
+    rollouts: Path,
+    verifier: str,
+    read: Callable[[Path], Iterator[ReasoningTree]] = _trees,
+) -> None:
     """Refuses bad input before the first rollout is paid for."""
     check_output(output, input, rollouts)
     check_output(rollouts, input)
+    check = verifiers.find(verifier).check
     for number, tree in enumerate(read(input), start=1):
-        if tree.answer is None:
-            raise ValueError(
-                f"{os.fspath(input)}: record {number}: answer: is absent, so no rollout can be judged. "
-                "Give the record its `answer`, or remove it."
-            )
+        check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
 
 
 def _write(output: Path, trees: Iterable[ReasoningTree]) -> dict:

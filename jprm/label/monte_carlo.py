@@ -1,4 +1,4 @@
-"""Monte Carlo values: the fraction of k completions of a prefix that reach the true answer.
+"""Monte Carlo values: the fraction of k completions of a prefix that a verifier accepts.
 
 Math-Shepherd (arXiv:2312.08935) calls the fraction the soft estimate and "any of them does" the hard one. The adaptive
 mode samples further rollouts while the confidence interval holds the threshold between correct and incorrect. There the
@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.label.config import MonteCarloConfig
-from jprm.label.rollouts import Grader, Rollouts, reaches_answer
+from jprm.label.rollouts import Rollouts
 from jprm.label.sequential import confidence_sequence, unbiased, undecided
 from jprm.policy.protocol import Prefix
 from jprm.tree import ReasoningTree, with_labels
+from jprm.verify import verifiers
 
 ORIGIN = "monte_carlo"
 
@@ -68,7 +69,7 @@ def allocate(
 
 
 def label_trees(
-    trees: Iterable[ReasoningTree], rollouts: Rollouts, config: MonteCarloConfig, grader: Grader = reaches_answer
+    trees: Iterable[ReasoningTree], rollouts: Rollouts, config: MonteCarloConfig
 ) -> Iterator[ReasoningTree]:
     """Yields the trees with a value on every node, in order.
 
@@ -77,15 +78,15 @@ def label_trees(
     known outcome has it as its value and needs no rollout. A node whose rollouts all failed is unlabelled.
 
     Raises:
-      ValueError: a tree without an answer.
+      RecordError: a tree that the verifier cannot judge.
       PolicyError: a policy that gives nothing.
     """
-    trees = iter(trees)
+    trees, verifier = iter(trees), verifiers.find(config.verifier)
     while chunk := list(itertools.islice(trees, config.trees_at_once)):
-        for tree in chunk:
-            if tree.answer is None:
-                raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be judged")
-        yield from _label_chunk(chunk, rollouts, config, grader)
+        records = [verifiers.record_of_problem(tree) for tree in chunk]
+        for record in records:
+            verifier.check(record, f"problem {record['problem'][:80]!r}")
+        yield from _label_chunk(chunk, records, rollouts, config, verifier)
 
 
 def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
@@ -115,17 +116,19 @@ def _counts(tree: ReasoningTree) -> _Counts:
     return _Counts(np.array(known), none_N, none_N.copy(), none_N.copy())
 
 
-def _label_chunk(chunk, rollouts, config, grader):
+def _label_chunk(chunk, records, rollouts, config, verifier):
     prefixes = [prefixes_of(tree) for tree in chunk]
     counts = [_counts(tree) for tree in chunk]
     more = [np.where(each.known_N, 0, config.k) for each in counts]
     while any(n.any() for n in more):
         places = [(t, i) for t, n in enumerate(more) for i in np.flatnonzero(n)]
         requests = [(prefixes[t][i], config.seed + int(counts[t].asked_N[i]), int(more[t][i])) for t, i in places]
-        for (t, i), samples in zip(places, rollouts.draw(requests), strict=True):
+        drawn = rollouts.draw(requests)
+        accepted = verifier.accepts([(records[t], prefixes[t][i], s) for (t, i), s in zip(places, drawn, strict=True)])
+        for (t, i), right in zip(places, accepted, strict=True):
             counts[t].asked_N[i] += more[t][i]
-            counts[t].total_N[i] += len(samples)
-            counts[t].right_N[i] += sum(grader(prefixes[t][i], sample, chunk[t].answer) for sample in samples)
+            counts[t].total_N[i] += len(right)
+            counts[t].right_N[i] += sum(right)
         for each in counts:
             each.rounds.append((each.right_N.copy(), each.total_N.copy()))
         more = [_more(config, each) for each in counts]

@@ -14,21 +14,24 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jprm.label.config import OmegaConfig
 from jprm.label.monte_carlo import ORIGIN, wilson
-from jprm.label.rollouts import Grader, Rollouts, reaches_answer
+from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
 from jprm.tree import Node, ReasoningTree, without_chain
+from jprm.verify import verifiers
 
 Result = TypeVar("Result")
-Steps = Generator[Prefix, list[Sample] | None, Result]
-"""A part of a search: it yields prefixes and receives the k rollouts of each, without failed ones."""
+Judged = list[tuple[Sample, bool]]
+Steps = Generator[Prefix, Judged | None, Result]
+"""A part of a search: it yields prefixes and receives the k rollouts of each, without failed ones, each with whether it
+is correct."""
 
 FAILED_IN_A_ROW = 16
 """Prefixes in a row, all of whose rollouts fail, after which the policy is taken to be down."""
@@ -46,7 +49,7 @@ def exploration(visits: Int[np.ndarray, "*S"], total: int, config: OmegaConfig) 
 
 @dataclasses.dataclass
 class State:
-    """A valued prefix: `right` of `total` rollouts reach the answer, and `visits` is N(s)."""
+    """A valued prefix: `right` of `total` rollouts are correct, and `visits` is N(s)."""
 
     right: int
     total: int
@@ -62,26 +65,29 @@ class Search:
     """The search of one problem.
 
     Attributes:
+      record: of the problem, for the verifier.
       states: by the steps of their prefix, () for the problem.
       wrong: the candidates, as (prefix, rollout).
       errors: the chains that end at a first error.
       spent: rollouts of all states.
     """
 
-    problem: str
-    answer: str | float
+    record: Mapping[str, Any]
     states: dict[tuple[str, ...], State] = dataclasses.field(default_factory=dict)
     wrong: list[tuple[tuple[str, ...], Sample]] = dataclasses.field(default_factory=list)
     errors: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     searches: int = 0
     spent: int = 0
 
+    @property
+    def problem(self) -> str:
+        return self.record["problem"]
+
 
 def label_problems(
     trees: Iterable[ReasoningTree],
     rollouts: Rollouts,
     config: OmegaConfig,
-    grader: Grader = reaches_answer,
     *,
     left_out: collections.Counter | None = None,
 ) -> Iterator[ReasoningTree]:
@@ -90,14 +96,12 @@ def label_problems(
     Problems whose first k rollouts are all correct or all incorrect have no error to find. They are left out and
     counted in `left_out` as "too easy" and "too hard" (or "no rollouts").
     """
-    trees = iter(trees)
+    trees, check = iter(trees), verifiers.find(config.verifier).check
     while chunk := list(itertools.islice(trees, config.problems_at_once)):
-        searches = []
-        for tree in chunk:
-            if tree.answer is None:
-                raise ValueError(f"the problem {tree.problem[:80]!r} has no answer, so no rollout can be judged")
-            searches.append(Search(tree.problem, tree.answer))
-        run_searches(searches, rollouts, config, grader)
+        searches = [Search(verifiers.record_of_problem(tree)) for tree in chunk]
+        for search in searches:
+            check(search.record, f"problem {search.problem[:80]!r}")
+        run_searches(searches, rollouts, config)
         for tree, search in zip(chunk, searches, strict=True):
             root = search.states.get(())
             if root is None or not 0 < root.mc < 1 or len(search.states) + len(search.errors) < 2:
@@ -108,39 +112,43 @@ def label_problems(
             yield tree_of_search(search, tree)
 
 
-def run_searches(
-    searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig, grader: Grader = reaches_answer
-) -> None:
-    """Runs searches together: every round samples k rollouts of one prefix of each.
+def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig) -> None:
+    """Runs searches together: every round samples k rollouts of one prefix of each, and judges them.
 
     Raises:
       PolicyError: the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
     """
-    waiting: list[tuple[Steps[None], list[Sample] | None]]
-    waiting = [(_run(search, config, grader), None) for search in searches]
+    verifier = verifiers.find(config.verifier)
+    waiting: list[tuple[Search, Steps[None], Judged | None]]
+    waiting = [(search, _run(search, config), None) for search in searches]
     while waiting:
         asks = []
-        for steps, samples in waiting:
+        for search, steps, judged in waiting:
             try:
-                asks.append((steps, steps.send(samples)))
+                asks.append((search, steps, steps.send(judged)))
             except StopIteration:
                 continue
-        requests = [(prefix, config.seed, config.k) for _, prefix in asks]
+        requests = [(prefix, config.seed, config.k) for *_, prefix in asks]
         drawn = rollouts.draw(requests, tolerated=FAILED_IN_A_ROW) if asks else []
-        waiting = [(steps, samples) for (steps, _), samples in zip(asks, drawn, strict=True)]
+        completions = [(search.record, prefix, found) for (search, _, prefix), found in zip(asks, drawn, strict=True)]
+        right = verifier.accepts(completions)
+        waiting = [
+            (search, steps, list(zip(*judged, strict=True)))
+            for (search, steps, _), *judged in zip(asks, drawn, right, strict=True)
+        ]
 
 
-def _run(search: Search, config: OmegaConfig, grader: Grader) -> Steps[None]:
+def _run(search: Search, config: OmegaConfig) -> Steps[None]:
     """Searches until no candidate is left or `config.searches` or `config.budget` is reached.
 
     A candidate is dropped where all rollouts of a prefix on its way fail.
     """
-    yield from _value(search, (), config, grader)
+    yield from _value(search, (), config)
     while search.wrong and search.searches < config.searches:
         prefix, rollout = search.wrong.pop(select(search, config))
         search.states[prefix].visits += 1
         search.searches += 1
-        first = yield from first_error(search, prefix, rollout.steps, config, grader)
+        first = yield from first_error(search, prefix, rollout.steps, config)
         if first is not None:
             search.errors.append(prefix + rollout.steps[: first + 1])
         elif not _affords(search, config):
@@ -157,7 +165,7 @@ def select(search: Search, config: OmegaConfig) -> int:
 
 
 def first_error(
-    search: Search, prefix: tuple[str, ...], steps: Sequence[str], config: OmegaConfig, grader: Grader = reaches_answer
+    search: Search, prefix: tuple[str, ...], steps: Sequence[str], config: OmegaConfig
 ) -> Steps[int | None]:
     """Returns the index of the first step after which no rollout is correct; None if the budget or a policy ends it.
 
@@ -167,7 +175,7 @@ def first_error(
     low, high = 0, len(steps)
     while high - low > 1:
         middle = (low + high) // 2
-        state = yield from _value(search, prefix + tuple(steps[:middle]), config, grader)
+        state = yield from _value(search, prefix + tuple(steps[:middle]), config)
         if state is None:
             return None
         low, high = (middle, high) if state.right else (low, middle)
@@ -178,7 +186,7 @@ def _affords(search: Search, config: OmegaConfig) -> bool:
     return config.budget is None or search.spent + config.k <= config.budget
 
 
-def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig, grader: Grader) -> Steps[State | None]:
+def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps[State | None]:
     """Returns a prefix's state, valued by k rollouts if new; None if they fail or exceed the budget.
 
     Incorrect rollouts become candidates if others are correct.
@@ -187,16 +195,14 @@ def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig, grader: 
         return search.states[steps]
     if not _affords(search, config):
         return None
-    prefix = Prefix(search.problem, steps)
-    samples = yield prefix
+    judged = yield Prefix(search.problem, steps)
     search.spent += config.k
-    if not samples:
+    if not judged:
         return None
-    right = [grader(prefix, sample, search.answer) for sample in samples]
-    state = search.states[steps] = State(sum(right), len(samples))
+    state = search.states[steps] = State(sum(right for _, right in judged), len(judged))
     if 0 < state.right < state.total:
         # A rollout that was cut off counts as incorrect, but may have no error.
-        wrong = [sample for sample, good in zip(samples, right, strict=True) if not good]
+        wrong = [sample for sample, right in judged if not right]
         search.wrong += [(steps, sample) for sample in wrong if sample.steps and sample.finish_reason == "stop"]
     return state
 
@@ -225,4 +231,4 @@ def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
             nodes[i] = dataclasses.replace(nodes[i], label=0.0, origin=ORIGIN, correct=False)
     root = search.states[()]
     extra = without_chain(source.extra) | {"value": root.mc, "searches": search.searches, "rollouts": search.spent}
-    return ReasoningTree(search.problem, tuple(nodes), search.answer, "value", "tree", extra)
+    return ReasoningTree(search.problem, tuple(nodes), source.answer, "value", "tree", extra)

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Self
 
-from jprm.answers import equivalent, extract_answer
 from jprm.policy.protocol import Policy, Prefix, Sample
 from jprm.policy.sample_cache import KeptPolicy, PolicyError, prefix_key
-
-Grader = Callable[[Prefix, Sample, Any], bool]
-"""Returns whether a sample that completes a prefix reaches the true answer, the third argument."""
-
-
-def reaches_answer(prefix: Prefix, sample: Sample, truth: str | float) -> bool:
-    """Grades final answers. A chain that was cut off has none."""
-    if sample.finish_reason != "stop":
-        return False
-    return equivalent(truth, extract_answer("\n".join(prefix.steps + sample.steps)))
 
 
 class Rollouts:

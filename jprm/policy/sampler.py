@@ -35,7 +35,7 @@ from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, shardin
 from jprm.model.transformer import head_logits
 from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampling import draw, pick
-from jprm.policy.step_ends import progress_table, step_stops
+from jprm.policy.step_ends import progress_table, step_stops, step_text
 from jprm.score.identity import digest
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
@@ -314,7 +314,7 @@ class Sampler:
 
     def _sample(self, drawn: Drawn, *, until: str) -> Sample:
         text = self.tokenizer.decode(list(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids))
-        steps = tuple(step.strip() for step in text.split(self.options.delimiter) if step.strip())
+        steps = tuple(map(step_text, filter(str.strip, text.split(self.options.delimiter))))
         steps = steps[:1] if until == "step" else steps
         by_token = ()
         if self.options.logprobs:

@@ -10,6 +10,11 @@ from jaxtyping import Int8
 from jprm.tokenizer import Tokenizer
 
 
+def step_text(text: str) -> str:
+    """Returns a step's text without line breaks around it and white space after it: code is indented."""
+    return text.lstrip("\r\n").rstrip()
+
+
 def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
     """Returns the progress after a token, by token and progress before it; -1 where the token ends a step.
 

@@ -14,10 +14,10 @@ from jprm.layout import Layout
 from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.rl.config import RLExperiment
 from jprm.rl.rollout import Group, neutral_tree, packed, scored
-from jprm.rl.verifiers import Working, right_working
 from jprm.score.scorer import PRM
 from jprm.statistics import bootstrap, weighted_mean
 from jprm.train.trainer import Trainer
+from jprm.verify.verifiers import Working, right_working
 
 STREAM = -1
 """The number that evaluations have in place of an update's: their draws are no update's, and equal at all of them."""

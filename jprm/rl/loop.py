@@ -27,7 +27,7 @@ from jprm.pack import PackReport
 from jprm.policy.engine import Engine, Probes
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
-from jprm.rl import RESULT, guards, refresh, rollout, verifiers
+from jprm.rl import RESULT, guards, refresh, rollout
 from jprm.rl.config import METHODS, RLExperiment, learner
 from jprm.rl.held_out import STREAM, drift, evaluation, train_figures
 from jprm.rl.position import Ahead, Progress
@@ -38,6 +38,7 @@ from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
 from jprm.train.run_folder import claim
 from jprm.train.trainer import Trainer
+from jprm.verify import verifiers
 
 CONFIG, BEST = "rl_experiment.json", "best"
 FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds", "trackers")
@@ -104,10 +105,10 @@ class Loop:
         self, config: RLExperiment, trainer: Trainer, progress: Progress, log: Log, at: Callable[[int, str], None]
     ):
         self.config, self.trainer, self.progress, self.log, self.at = config, trainer, progress, log, at
-        self.records = rollout.read_records(config.problems, solved=not METHODS[config.method].samples)
-        self.held_out = rollout.read_records(config.held_out)
-        self.verifier = verifiers.find(config.verifier, verifiers.VERIFIERS, "verifier")
-        self.working = verifiers.find(config.working, verifiers.WORKING, "working")
+        self.verifier = verifiers.find(config.verifier)
+        self.working = verifiers.find_working(config.working)
+        self.records = rollout.read_records(config.problems, self.verifier, solved=not METHODS[config.method].samples)
+        self.held_out = rollout.read_records(config.held_out, self.verifier)
         self.prm = loading.load(self._prm) if config.prm else None
         self.second = loading.load(config.second_prm) if config.second_prm else None
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)

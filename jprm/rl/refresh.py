@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,12 +20,12 @@ from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.jsonl import write_records
-from jprm.policy.protocol import Policy, Prefix, Sample
+from jprm.policy.protocol import Policy, Prefix
 from jprm.rl.config import RefreshConfig, RLExperiment
 from jprm.rl.rollout import Group
-from jprm.rl.verifiers import Verifier, Working
 from jprm.statistics import auroc
 from jprm.train.trainer import Trainer
+from jprm.verify.verifiers import Verifier, Working
 
 FOLDER = "prm"
 
@@ -60,10 +60,8 @@ def verdicts_of_rollouts(
         for end in range(1, len(one.steps))
     }
     drawn = policy.sample(list(records), config.rollouts, until="end", seed=0)
-    value = {
-        prefix: float(np.mean([_accepted(record, prefix, x, verifier) for x in samples]))
-        for (prefix, record), samples in zip(records.items(), drawn, strict=True)
-    }
+    completions = [(record, prefix, found) for (prefix, record), found in zip(records.items(), drawn, strict=True)]
+    value = dict(zip(records, (float(np.mean(right)) for right in verifier.accepts(completions)), strict=True))
 
     def of_chain(group: Group, i: int) -> list[float | None]:
         steps = group.trajectories[i].steps
@@ -73,10 +71,6 @@ def verdicts_of_rollouts(
         return [*inner, float(group.reward_G[i] >= 1)]
 
     return [[of_chain(group, i) for i in range(len(group.trajectories))] for group in groups]
-
-
-def _accepted(record: Mapping[str, Any], prefix: Prefix, sample: Sample, verifier: Verifier) -> bool:
-    return sample.finish_reason == "stop" and verifier(record, prefix.steps + sample.steps) >= 1
 
 
 def labelled(

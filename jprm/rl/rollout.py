@@ -22,7 +22,6 @@ from jprm.rl.credit import CREDITS, token_advantages, token_weights
 from jprm.rl.group import EXTRAS, group_tree
 from jprm.rl.preferences import of_chains, of_steps, preference_trees
 from jprm.rl.trajectory import Trajectory
-from jprm.rl.verifiers import Verifier
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import PRM
 from jprm.search.files import read_problems
@@ -30,6 +29,7 @@ from jprm.token_tree import TokenTree
 from jprm.train.batches import micro_batches, unstacked
 from jprm.train.trainer import Trainer
 from jprm.tree import Node, ReasoningTree, RecordError, tree_of
+from jprm.verify.verifiers import Verifier
 
 Record = Mapping[str, Any]
 
@@ -49,8 +49,8 @@ class Group:
         return np.maximum(self.reward_G, 0.0)
 
 
-def read_records(files: Sequence[str], *, solved: bool = False) -> list[dict[str, Any]]:
-    """Returns the problems' records, each with `problem` and `answer`, and `steps` where `solved`.
+def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = False) -> list[dict[str, Any]]:
+    """Returns the problems' records, each with what the verifier needs, and `steps` where `solved`.
 
     Raises RecordError, naming file and line, for a record without them, and for a problem that occurs twice.
     """
@@ -58,11 +58,11 @@ def read_records(files: Sequence[str], *, solved: bool = False) -> list[dict[str
     for file in files:
         for number, (line, problem) in enumerate(read_problems(file), start=1):
             where = f"{file}:{number}"
-            if problem.answer is None:
-                raise RecordError(where, "answer", "is absent", "A verifier needs the true answer.")
+            record = {**problem.extra, "problem": problem.text, "answer": problem.answer}
+            verifier.check(record, where)
             if problem.text in records:
                 raise RecordError(where, "problem", "occurs twice", "Remove one: its samples would be the same.")
-            records[problem.text] = {**problem.extra, "problem": problem.text, "answer": problem.answer}
+            records[problem.text] = record
             if solved:
                 records[problem.text]["steps"] = _steps(line, where)
     if not records:
@@ -86,18 +86,14 @@ def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> lis
 def judged(
     records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], verifier: Verifier, floor: float, prm: PRM | None
 ) -> list[Group]:
-    """Returns the groups with the verifier's rewards and the PRM's scores.
-
-    Raises ValueError for a reward outside [0, 1].
-    """
+    """Returns the groups with the verifier's rewards and the PRM's scores; errors as `Verifier.rewards`."""
     scores = scored(prm, records, drawn) if prm else [None] * len(records)
+    of_group = zip(records, drawn, strict=True)
+    whole = [(record, one.steps) for record, samples in of_group for one in samples if one.ended and one.steps]
+    rewards = iter(verifier.rewards(whole))
     groups = []
     for record, samples, scores_G in zip(records, drawn, scores, strict=True):
-        reward_G = np.array([
-            float(verifier(record, one.steps)) if one.ended and one.steps else floor for one in samples
-        ])  # fmt: skip
-        if not ((reward_G == floor) | (reward_G >= 0) & (reward_G <= 1)).all():
-            raise ValueError(f"problem {record['problem'][:60]!r}: the verifier's rewards {reward_G} are not in [0, 1]")
+        reward_G = np.array([next(rewards) if one.ended and one.steps else floor for one in samples])
         groups.append(Group(record, list(samples), reward_G, scores_G))
     return groups
 

@@ -15,6 +15,7 @@ from jaxtyping import Float32
 
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Drawn, Sampler
+from jprm.policy.step_ends import step_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +95,6 @@ def trajectory(policy: Sampler, drawn: Drawn) -> Trajectory:
     if policy.tokenizer.decode(written[bounds[-1] :]).strip():
         bounds.append(len(written))
     spans = [written[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
-    steps = tuple(policy.tokenizer.decode(span).strip() for span in spans)
+    steps = tuple(step_text(policy.tokenizer.decode(span)) for span in spans)
     stops = (*bounds[1:-1], len(drawn.ids)) if steps else ()
     return Trajectory(drawn.ids, drawn.logprob_N, stops, steps, ended)

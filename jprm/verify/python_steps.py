@@ -1,7 +1,7 @@
 """Checks steps that are Python code: each step extends the program of the earlier steps, which then runs with tests.
 
-A record has `"tests": [str]`, each a statement such as `assert area(2) == 4`. After a step, the program so far runs in
-the sandbox, then every test. The step is
+A record has `"tests": [str]`, each a statement such as `assert area(2) == 4`, and may have a `"prelude"`, code before
+the first step. After a step, the program so far runs in the sandbox, then every test. The step is
 
 - incorrect (0) if the program does not compile, raises, exits or takes too long, or a test fails;
 - correct (1) if it runs, no test fails and at least one passes;
@@ -18,22 +18,17 @@ the other steps are prose and unlabelled; else a step's whole text is code. Only
 
 from __future__ import annotations
 
-import json
-import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jprm.tree import ReasoningTree, RecordError
-from jprm.verify.sandbox import Limits, python, run_pair
+from jprm.fields import tests_of
+from jprm.tree import ReasoningTree
+from jprm.verify.programs import LIMITS, Program, Report, run_programs
+from jprm.verify.sandbox import Limits
 from jprm.verify.verdict import Verdict
 
-LIMITS = Limits(seconds=10.0, memory=1 << 30)
-"""Limits of one step's program with its tests."""
-
 _FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-
-_ENDED = "ended before the tests"
-_REMOTE = pathlib.Path(__file__).with_name("remote.py")
 
 
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
@@ -43,7 +38,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
       RecordError: as `tests_of`.
       OSError: `sandbox` is True and there is none.
     """
-    tests = tests_of(tree)
+    tests = tests_of(tree.extra)
     fenced = any(_FENCE.search(node.text) for node in tree.nodes)
     children: list[list[int]] = [[] for _ in tree.nodes]
     programs: list[str] = []
@@ -51,7 +46,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
     for i, node in enumerate(tree.nodes):
         if node.parent >= 0:
             children[node.parent].append(i)
-        before = programs[node.parent] if node.parent >= 0 else ""
+        before = programs[node.parent] if node.parent >= 0 else program_of(tree.extra, ())
         programs.append(before + _code(node.text, fenced))
     over = [False] * len(tree.nodes)  # at or after an incorrect step
     for i, node in enumerate(tree.nodes):
@@ -65,21 +60,17 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
         if not new.strip() or unfinished:
             verdicts.append(Verdict(None))
         else:
-            verdicts.append(_run(programs[i], tests, not children[i], sandbox, limits))
+            last = not children[i]
+            (report,) = run_programs([Program(programs[i], tuple(tests), last)], limits, sandbox=sandbox)
+            verdicts.append(_verdict(report, last, limits))
             over[i] = verdicts[-1].label == 0
     return verdicts
 
 
-def tests_of(tree: ReasoningTree, where: str = "record") -> list[str]:
-    """Returns the record's tests.
-
-    Raises:
-      RecordError: there are none.
-    """
-    tests = tree.extra.get("tests")
-    if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
-        raise RecordError(where, "tests", "is no list of statements", 'Write "tests": ["assert area(2) == 4"].')
-    return tests
+def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str:
+    """Returns the program that the steps write after the record's prelude."""
+    fenced = any(map(_FENCE.search, steps))
+    return _code(record.get("prelude", ""), False) + "".join(_code(step, fenced) for step in steps)
 
 
 def _code(text: str, fenced: bool) -> str:
@@ -87,40 +78,17 @@ def _code(text: str, fenced: bool) -> str:
     return code.strip("\n") + "\n" if code.strip() else ""
 
 
-def _run(code: str, tests: Sequence[str], last: bool, sandbox: bool, limits: Limits) -> Verdict:
-    """Runs the program in one sandbox and the tests in another, so that the program sees neither tests nor report."""
-    command = [python(), "-I", "-S", "-c", _REMOTE.read_text()]
-    questions = json.dumps({"code": code, "more": not last}), json.dumps({"tests": list(tests), "more": not last})
-    program, tested = run_pair(([*command, "program"], [*command, "tests"]), questions, limits, sandbox=sandbox)
-    if any(outcome.output.startswith(("bwrap: ", "prlimit: ")) for outcome in (program, tested)):
-        return Verdict(None)  # it was never started
-    error, results = _read(tested.output, len(tests))
-    if tested.status is None or (program.status is None and error == _ENDED):
+def _verdict(report: Report, last: bool, limits: Limits) -> Verdict:
+    if not report.started:
+        return Verdict(None)
+    if report.late:
         return Verdict(0, 1, f"ran longer than {limits.seconds:g} seconds")
-    if error is not None:
-        return Verdict(0 if error else None, int(bool(error)), error or None)
-    done = [result for result in results if result != "undecided" and (result != "later" or last)]
+    if report.error is not None:
+        return Verdict(0 if report.error else None, int(bool(report.error)), report.error or None)
+    done = [result for result in report.results if result != "undecided" and (result != "later" or last)]
     failed = next((result for result in done if result != "passes"), None)
     if failed == "later":
         failed = "NameError: a test's name is never defined"
-    if failed is None and "undecided" in results:
+    if failed is None and "undecided" in report.results:
         return Verdict(None, len(done))
     return Verdict(int(failed is None) if done else None, len(done), failed)
-
-
-def _read(report: str, tests: int) -> tuple[str | None, list[str]]:
-    """Returns the program's error, empty if its code goes on, and the tests' results."""
-    try:
-        found = json.loads(report)
-        if found.get("incomplete") is True:
-            return "", []
-        if found.get("ended") is True:
-            return _ENDED, []
-        error, results = found.get("error"), found.get("tests", [])
-        if isinstance(error, str):
-            return error, []
-        if error is None and len(results) == tests and all(isinstance(result, str) for result in results):
-            return None, results
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        pass
-    return "reported something other than test results", []

@@ -1,8 +1,9 @@
 """Runs a program in one process and its tests in another. Standard library only: both sides run it as a script.
 
-The program's process (`serve`) holds its names and answers requests on a pipe. The tests' process (`test`) sees the
-names as proxies. Plain values cross the pipe as copies, with exact types; every other object stays with the program and
-crosses as a number. So the program sees the calls and their arguments, but neither the tests nor what they expect.
+The program's process (`serve`) holds its names and answers requests on a socket. The tests' process (`answer`) sees
+the names as proxies. Plain values cross the socket as copies, with exact types; every other object stays with the
+program and crosses as a number. So the program sees the calls and their arguments, but neither the tests nor what they
+expect.
 
 A comparison or an operation of a program's object with a plain value would show the program the expected value or let
 the object decide. It raises `Undecided`, and the test decides nothing.
@@ -10,6 +11,8 @@ the object decide. It raises `Undecided`, and the test decides nothing.
 
 import builtins
 import collections
+import contextlib
+import hashlib
 import json
 import operator
 import os
@@ -28,18 +31,18 @@ class Undecided(BaseException):
 class Pipe:
     """Messages as JSON lines, and values in them."""
 
-    def __init__(self, read, write):
-        self.input, self.output = os.fdopen(read, "rb"), os.fdopen(write, "wb", 0)
+    def __init__(self, descriptor):
+        self.input, self.output = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb", 0)
         self.objects, self.loads, self.dumps = {}, json.loads, json.dumps
 
     def send(self, message):
         self.output.write(self.dumps(message).encode() + b"\n")
 
     def receive(self):
-        line = self.input.readline()
-        if not line.endswith(b"\n"):
-            raise Ended
-        return self.loads(line)
+        with contextlib.suppress(ConnectionResetError):
+            if (line := self.input.readline()).endswith(b"\n"):
+                return self.loads(line)
+        raise Ended
 
     def pack(self, value, depth=0):
         kind = type(value)
@@ -184,16 +187,15 @@ _OPERATIONS |= {"exit": lambda value: type(value).__exit__(value, None, None, No
 class Tests(Pipe):
     """The tests' side."""
 
-    def __init__(self, read, write):
-        super().__init__(read, write)
-        self.watch, self.globals, self.kinds, self.proxies = [], {}, {}, {}
+    def __init__(self, descriptor):
+        super().__init__(descriptor)
+        self.watch, self.globals, self.kinds, self.proxies, self.seen = [], {}, {}, {}, []
 
     def pack_object(self, value, depth):
-        if hasattr(type(value), "_number") or isinstance(value, type) and hasattr(value, "_number"):
-            return [
-                "object",
-                object.__getattribute__(value, "_number") if not isinstance(value, type) else value._number,
-            ]
+        if isinstance(value, type) and hasattr(value, "_number"):
+            return ["object", value._number]
+        if hasattr(type(value), "_number"):
+            return ["object", object.__getattribute__(value, "_number")]
         name = getattr(value, "__name__", "")
         if name and getattr(builtins, name, None) is value:
             return ["builtin", name]
@@ -236,6 +238,7 @@ class Tests(Pipe):
         self.send({"op": op, "watch": self.watch, **packed})
         while "callback" in (reply := self.receive()):
             self.call_back(reply)
+        self.seen.append([op, reply.get("raised") or _without_numbers(reply.get("value"))])
         for name, value in reply["watched"].items():
             if isinstance(value, list) and value[0] in ("object", "exception", "module"):
                 continue
@@ -284,7 +287,7 @@ class Tests(Pipe):
                 results.append("the program ended during a test")
             except BaseException as error:  # a test fails by whatever it raises
                 results.append(f"{type(error).__name__}: {_text(error)}"[:200])
-        return {"tests": results}
+        return {"tests": results, "behaviour": hashlib.sha256(json.dumps(self.seen).encode()).hexdigest()}
 
     def result(self, test, names):
         code = compile(test, "test", "exec")
@@ -299,6 +302,19 @@ class Tests(Pipe):
         self.request("bool", True)  # what earlier tests changed
         exec(code, self.globals)
         return "passes"
+
+
+def _without_numbers(packed):
+    """Returns what equals the same for equal values: no numbers of objects, and sets and maps in one order."""
+    if not isinstance(packed, list):
+        return packed
+    name, *rest = packed
+    if name in ("object", "part", "exception"):
+        return [name, *map(_without_numbers, rest[1:])]
+    rest = list(map(_without_numbers, rest))
+    if name in _MAPS:
+        rest = sorted(zip(rest[::2], rest[1::2], strict=True), key=json.dumps)
+    return [name, *(sorted(rest, key=json.dumps) if name in ("set", "frozenset") else rest)]
 
 
 def _names(code):
@@ -350,22 +366,23 @@ def _proxy(pipe, number):
     return type("Proxy", (), {"_number": number, **methods})()
 
 
-def main(role, read, write):
-    question = json.load(sys.stdin)
-    printed = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(0, 1)
-    os.dup2(0, 2)
-    if role == "program":
-        os.close(printed)
-        program = Program(read, write)
+def serve(descriptor):
+    """Runs the program that arrives on a socket, and answers what is asked about it."""
+    program = Program(descriptor)
+    with contextlib.suppress(Ended):
+        question = program.receive()
         if question["more"] and _incomplete(question["code"]):
             program.send({"incomplete": True})
         else:
             program.serve(question["code"])
-    else:
-        os.write(printed, json.dumps(Tests(read, write).run(question["tests"], question["more"])).encode())
-        os._exit(0)
+
+
+def answer(descriptor, question):
+    """Sends the program to a socket and returns the report of its tests."""
+    tests = Tests(descriptor)
+    with contextlib.suppress(OSError):  # the program has ended already: its report says so
+        tests.send({"code": question["code"], "more": question["more"]})
+    return tests.run(question["tests"], question["more"])
 
 
 def _incomplete(code):
@@ -379,10 +396,3 @@ def _incomplete(code):
         return False
     finally:
         warnings.resetwarnings()
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    except Ended:
-        pass

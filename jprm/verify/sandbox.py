@@ -15,6 +15,7 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -80,30 +81,37 @@ def run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = Tr
     return _run(command, text, limits, sandbox=sandbox)
 
 
-def run_pair(
-    commands: tuple[Sequence[str], Sequence[str]], texts: tuple[str, str], limits: Limits, *, sandbox: bool = True
+def run_servers(
+    commands: tuple[Sequence[str], Sequence[str]],
+    texts: tuple[str, str],
+    limits: Limits,
+    seconds: float,
+    *,
+    sandbox: bool = True,
 ) -> tuple[Outcome, Outcome]:
-    """Runs two commands, each in a sandbox of its own, joined by two pipes whose numbers end their arguments.
+    """Runs two trusted commands, each in a sandbox of its own, joined by a socket whose number ends their arguments.
 
-    The first is killed when the second ends.
+    They may fork, unlike programs. A child must apply `rules()` before it runs anything untrusted. `limits` are of each
+    process, `seconds` of both commands. The first is killed when the second ends.
 
     Raises:
       OSError: there is no sandbox.
     """
     if sandbox:
         require()
-    (read_a, write_b), (read_b, write_a) = os.pipe(), os.pipe()
-    ended, outcomes = threading.Event(), []
+    (one, two), ended, outcomes = socket.socketpair(), threading.Event(), []
 
     def first() -> None:
-        command = [*commands[0], str(read_a), str(write_a)]
-        outcomes.append(_run(command, texts[0], limits, sandbox=sandbox, given=(read_a, write_a), stop=ended))
+        command, given = [*commands[0], str(one.fileno())], (one.detach(),)
+        outcomes.append(
+            _run(command, texts[0], limits, sandbox=sandbox, given=given, stop=ended, server_seconds=seconds)
+        )
 
     thread = threading.Thread(target=first, daemon=True)
     thread.start()
     try:
-        command = [*commands[1], str(read_b), str(write_b)]
-        outcome = _run(command, texts[1], limits, sandbox=sandbox, given=(read_b, write_b))
+        command, given = [*commands[1], str(two.fileno())], (two.detach(),)
+        outcome = _run(command, texts[1], limits, sandbox=sandbox, given=given, server_seconds=seconds)
     finally:
         ended.set()
         thread.join()
@@ -111,37 +119,47 @@ def run_pair(
 
 
 def _run(
-    command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, given: Sequence[int] = (), stop=None
-) -> Outcome:
-    """Runs a command. It takes over the file descriptors `given`, and is killed when the event `stop` is set."""
+    command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, given: Sequence[int] = (), stop=None,
+    server_seconds: float | None = None,
+) -> Outcome:  # fmt: skip
+    """Runs a command. It takes over the file descriptors `given`, and is killed when the event `stop` is set.
+
+    With `server_seconds`, its time, it may fork.
+    """
     caps = [f"--as={limits.memory}", f"--fsize={limits.file}", f"--cpu={int(limits.seconds) + 1}"]
-    full = ["prlimit", *caps, "--nofile=64", "--core=0", "--", *(_bwrap(command, limits) if sandbox else command)]
+    forks = server_seconds is not None
+    inner = _bwrap(command, limits, forks) if sandbox else command
+    full = ["prlimit", *caps, "--nofile=64", "--core=0", "--", *inner]
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
     if sandbox and (scope := _scope()):
         full = [*scope, "-p", f"MemoryMax={limits.memory + limits.files}", "-p", "MemorySwapMax=0", "--", *full]
         buses = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")  # bwrap clears them
         environment |= {name: os.environ[name] for name in buses if name in os.environ}
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as rules:
-        asked.write(text.encode(errors="backslashreplace"))
-        asked.seek(0)
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as filter_:
+        _write(asked, text.encode(errors="backslashreplace"))
         folder = None if sandbox else tempfile.mkdtemp()
         if sandbox:
-            _write_filter(rules)
-            full[full.index("FILTER")] = str(rules.fileno())
+            _write(filter_, rules(forks))
+            full[full.index("FILTER")] = str(filter_.fileno())
         process = subprocess.Popen(
             full, stdin=asked, stdout=printed, stderr=printed, env=environment, cwd=folder, start_new_session=True,
-            pass_fds=[*given, *([rules.fileno()] if sandbox else [])],
+            pass_fds=[*given, *([filter_.fileno()] if sandbox else [])],
         )  # fmt: skip
         for descriptor in given:
             os.close(descriptor)
         try:
-            status = _wait(process, limits.seconds, stop)
+            status = _wait(process, server_seconds or limits.seconds, stop)
         finally:
             _end(process)
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
         printed.seek(0)
         return Outcome(status, printed.read().decode(errors="replace"))
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    file.write(content)
+    file.seek(0)
 
 
 def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | None = None) -> int | None:
@@ -170,8 +188,9 @@ def python() -> str:
     return os.path.realpath(sys.executable)
 
 
-def _bwrap(command: Sequence[str], limits: Limits) -> list[str]:
+def _bwrap(command: Sequence[str], limits: Limits, forks: bool = False) -> list[str]:
     arguments = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    arguments += ["--as-pid-1"] if forks else []  # no child can kill process 1
     arguments += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox"]
     for name, value in (("PATH", "/usr/bin:/bin"), ("HOME", "/tmp"), ("LANG", "C.UTF-8")):
         arguments += ["--setenv", name, value]
@@ -222,12 +241,12 @@ getgid getgroups getitimer getpgid getpgrp getpid getppid getpriority getrandom 
 getsid gettid gettimeofday getuid getxattr ioctl kill lchown lgetxattr link linkat listxattr llistxattr lremovexattr
 lseek lsetxattr lstat madvise membarrier mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mremap
 msync munlock munlockall munmap nanosleep newfstatat open openat openat2 pause pkey_alloc pkey_free pkey_mprotect prctl
-pread64 preadv preadv2 prlimit64 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv removexattr rename
+pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv removexattr rename
 renameat renameat2 restart_syscall riscv_flush_icache rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask
 rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
 sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
-sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield sendfile set_robust_list set_tid_address
-setitimer setpgid setpriority setrlimit setsid setxattr sigaltstack signalfd signalfd4 splice stat statfs statx symlink
+sched_yield sendfile set_robust_list set_tid_address
+setitimer setpgid setrlimit setsid setxattr sigaltstack signalfd signalfd4 splice stat statfs statx symlink
 symlinkat sync sync_file_range syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
 timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat utime
 utimensat utimes vmsplice wait4 waitid write writev
@@ -235,22 +254,36 @@ accept accept4 bind connect epoll_create epoll_create1 epoll_ctl epoll_pwait epo
 getpeername getsockname getsockopt inotify_add_watch inotify_init inotify_init1 inotify_rm_watch listen pipe pipe2 poll
 ppoll pselect6 recvfrom recvmmsg recvmsg select sendmmsg sendmsg sendto setsockopt shutdown socket socketpair
 """
-_CLONE_THREAD = 0x10000
+_OF_ITSELF = {"prlimit64": 0, "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0,
+              "setpriority": 1}  # fmt: skip
+"""Calls about a process that must be the caller's own, with the argument that names it: 0. A program may not slow or
+starve the process that forks the next one."""
+
+_CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020000
 
 
-def _write_filter(file: IO[bytes]) -> None:
-    """Writes the filter of system calls as a BPF program, for `bwrap --seccomp`."""
+@functools.cache
+def rules(forks: bool = False) -> bytes:
+    """Returns the filter of system calls as a BPF program, for `bwrap --seccomp`; with `forks` processes may fork."""
     import pyseccomp as seccomp
 
-    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
-    rules.set_attr(seccomp.Attr.ACT_BADARCH, seccomp.KILL_PROCESS)
+    filter_ = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
+    filter_.set_attr(seccomp.Attr.ACT_BADARCH, seccomp.KILL_PROCESS)
     for name in _ALLOWED.split():
         with contextlib.suppress(OSError):  # a call that this machine or libseccomp does not have
-            rules.add_rule(seccomp.ALLOW, name)
+            filter_.add_rule(seccomp.ALLOW, name)
+    for name, argument in _OF_ITSELF.items():
+        with contextlib.suppress(OSError):
+            filter_.add_rule(seccomp.ALLOW, name, seccomp.Arg(argument, seccomp.EQ, 0))
     for name in ("fork", "vfork"):
         with contextlib.suppress(OSError):
-            rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
-    for action, bit in ((seccomp.ALLOW, _CLONE_THREAD), (seccomp.ERRNO(errno.EPERM), 0)):
-        rules.add_rule(action, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, bit))
-    rules.export_bpf(file)
-    file.seek(0)
+            filter_.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    if forks:
+        filter_.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_NAMESPACES, 0))
+    else:
+        for action, bit in ((seccomp.ALLOW, _CLONE_THREAD), (seccomp.ERRNO(errno.EPERM), 0)):
+            filter_.add_rule(action, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, bit))
+    with tempfile.TemporaryFile() as file:
+        filter_.export_bpf(file)
+        file.seek(0)
+        return file.read()

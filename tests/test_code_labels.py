@@ -1,0 +1,173 @@
+"""Labels of programs by execution: the share of completions that pass, and outcomes of whole programs."""
+
+import functools
+import itertools
+import json
+
+import pytest
+from hostile import programs as hostile
+
+from jprm import cli, fields
+from jprm.evaluate.best_of_n import best_of_n_report, pools_of
+from jprm.jsonl import read_records, write_records
+from jprm.label.config import MonteCarloConfig, OmegaConfig
+from jprm.label.files import label_outcomes
+from jprm.label.monte_carlo import label_trees
+from jprm.label.omega import label_problems
+from jprm.label.rollouts import Rollouts
+from jprm.policy.protocol import Prefix, Sample
+from jprm.tree import RecordError, tree_of, with_scores
+from jprm.verify import sandbox
+from jprm.verify.sandbox import Limits
+from jprm.verify.verifiers import VERIFIERS, Verifier, find, judge_programs
+
+needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
+pytestmark = needs_sandbox
+
+QUICK = Verifier(functools.partial(judge_programs, limits=Limits(seconds=1.0)), fields.tests_of)
+
+TESTS = ["assert total([1, 2]) == 3", "assert total([]) == 0", "assert total([5]) == 5"]
+LINES = [
+    ["def total(xs):"],
+    ["    t = 0", "    t = 1"],
+    ["    for x in xs:", "    for x in xs[1:]:"],
+    ["        t += x", "        t = x", "        t += 1"],
+    ["    return t", "    return t - 1"],
+]
+"""A program is one choice of each line."""
+
+
+class Enumerating:
+    """Sample j of a prefix is its completion number j, in the order of `itertools.product`."""
+
+    name = "enumerating"
+
+    def completions(self, prefix):
+        return list(itertools.product(*LINES[len(prefix.steps) :]))
+
+    def sample(self, prefixes, n, *, until, seed):
+        def one(prefix, number):
+            all_ = self.completions(prefix)
+            return Sample(all_[number % len(all_)], 5, "stop")
+
+        return [[one(prefix, seed + j) for j in range(n)] for prefix in prefixes]
+
+
+def passes(steps):
+    names = {}
+    exec("\n".join(steps), names)
+    try:
+        for test in TESTS:
+            exec(test, names)
+    except Exception:
+        return False
+    return True
+
+
+def labelled(tmp_path, policy, record, k, verifier="tests"):
+    with Rollouts(policy, tmp_path / "rollouts.jsonl") as rollouts:
+        config = MonteCarloConfig("soft", k=k, verifier=verifier)
+        return next(label_trees([tree_of(record)], rollouts, config))
+
+
+def test_labels_by_execution_equal_brute_force(tmp_path):
+    """12 completions of the first step, 6 of the second, and so on: k = 12 takes each equally often."""
+    policy = Enumerating()
+    samples = [{"steps": list(steps)} for steps in itertools.product(*LINES)]
+    tree = labelled(tmp_path, policy, {"problem": "sum", "samples": samples, "tests": TESTS}, k=24)
+    paths = []
+    for node in tree.nodes:
+        paths.append((*(paths[node.parent] if node.parent >= 0 else ()), node.text))
+        rest = policy.completions(Prefix("sum", paths[-1]))
+        assert node.label == sum(passes(paths[-1] + tuple(end)) for end in rest) / len(rest)
+        assert node.extra["rollouts"] == 24
+    assert len({node.label for node in tree.nodes}) > 3
+
+
+def test_a_prelude_stands_before_the_steps_and_fences_hold_the_code(tmp_path):
+    prelude = "import math\ndef area(r):\n    '''Area.'''\n"
+    record = {"problem": prelude, "steps": ["    return math.pi * r * r"], "tests": ["assert area(1) == math.pi"]}
+    assert VERIFIERS["tests"].rewards([(record, record["steps"])]) == [0.0]  # tests see the program's names alone
+    record["tests"], record["prelude"] = ["assert 3.14 < area(1) < 3.15"], prelude
+    fenced = ["So:", "```python\ndef area(r):\n    return 3.142 * r * r\n```"]
+    assert VERIFIERS["tests"].rewards([(record, record["steps"]), (record, fenced), (record, ["x"])]) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import os\nos.kill(-1, 9)", hostile.FORGED["json.dumps"],
+                                     hostile.ODD["bytes"]])  # fmt: skip
+def test_a_hostile_completion_costs_its_own_share_alone(tmp_path, program):
+    class Hostile(Enumerating):
+        def completions(self, prefix):
+            good = "def total(xs):\n    return sum(xs)"
+            return [(good,), (program,), (good,), (good + "\n",)]
+
+    record = {"problem": "sum", "steps": ["import itertools"], "tests": TESTS}
+    tree = labelled(tmp_path, Hostile(), record, 4, "test_code_labels:QUICK")
+    assert tree.nodes[0].label == 0.75
+
+
+def test_omega_takes_the_same_verifier(tmp_path):
+    """Half of the completions begin with `t = 1`: the search finds that line, and nothing that passes after it."""
+    with Rollouts(Enumerating(), tmp_path / "rollouts.jsonl") as rollouts:
+        problem = tree_of({"problem": "sum", "steps": ["-"], "tests": TESTS})
+        (tree,) = label_problems([problem], rollouts, OmegaConfig(k=24, searches=2, verifier="tests"))
+    share = sum(map(passes, itertools.product(*LINES))) / 24
+    assert tree.extra["value"] == share > 0 and tree.extra["tests"] == TESTS
+
+
+def test_outcomes_of_pools_make_best_of_n_and_votes(tmp_path, capsys):
+    bodies = ["sum(xs)", "len(xs)", "sum(xs[:])", "sum(xs) if xs else 0", "len(xs[:])", "xs +"]
+    samples = [{"steps": ["def total(xs):", f"    return {body}"]} for body in bodies]
+    cut = {"steps": ["def total(xs): return sum(xs)"], "finish_reason": "length", "answer": "old"}
+    chain = {"problem": "sum", "steps": samples[0]["steps"], "tests": TESTS, "answer": "kept"}
+    write_records(tmp_path / "in.jsonl", [{"problem": "sum", "samples": [*samples, cut], "tests": TESTS}, chain])
+    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main(["label", "outcomes", "--verifier", "tests", *files]) == 0
+    assert "chains: 8, correct: 4" in capsys.readouterr().out
+    pool, alone = read_records(tmp_path / "out.jsonl")
+    assert alone == chain | {"correct": True, "passed": 3}
+    found = pool["samples"]
+    assert [one["correct"] for one in found] == [True, False, True, True, False, False, False]
+    assert [one.get("passed") for one in found] == [3, 1, 3, 3, 1, 0, None]
+    answers = [one["answer"] for one in found]
+    assert answers[0] == answers[2] == answers[3] != answers[1] == answers[4] and answers[5:] == [None, None]
+    tree = tree_of(pool)
+    pools = pools_of([with_scores(tree, [0.5] * len(tree.nodes))])
+    assert pools.class_PN.tolist() == [[0, 1, 0, 0, 1, -1, -1]]
+    report = best_of_n_report([with_scores(tree, [0.5] * len(tree.nodes))] * 2, seed=0)
+    assert report["majority"]["value"][-1] == 1 and report["pass_at_n"]["value"][-1] == 1
+
+
+def test_outcomes_of_answers(tmp_path):
+    pool = {"problem": "1+2", "answer": 3, "samples": [{"steps": ["so", "the answer is 3"]}, {"steps": ["4"]}]}
+    write_records(tmp_path / "in.jsonl", [pool])
+    assert label_outcomes("answer", tmp_path / "in.jsonl", tmp_path / "out.jsonl") == {"chains": 2, "correct": 1}
+    (found,) = read_records(tmp_path / "out.jsonl")
+    assert found["answer"] == 3
+    assert [(one["correct"], one["answer"]) for one in found["samples"]] == [(True, "3"), (False, "4")]
+
+
+def test_records_and_verifiers_that_do_not_fit_cost_nothing(tmp_path, capsys, monkeypatch):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"problem": "p", "steps": ["x = 1"], "answer": 1}) + "\n")
+    (tmp_path / "policy.json").write_text(json.dumps({"url": "http://localhost:9/v1", "model": "none"}))
+    base = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    mc = ["label", "mc", "--policy", str(tmp_path / "policy.json"), "--rollouts", str(tmp_path / "r.jsonl")]
+    for command in (["label", "outcomes"], [*mc, "--estimate", "soft"]):
+        assert cli.main([*command, *base, "--verifier", "tests"]) == 2
+        assert "record 1: tests: is no list of statements" in capsys.readouterr().err
+        assert cli.main([*command, *base, "--verifier", "test"]) == 2
+        assert "verifier='test' is not one of answer, tests" in capsys.readouterr().err
+    monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed")
+    with pytest.raises(OSError, match="bwrap is not installed"):
+        VERIFIERS["tests"].check({"problem": "p", "tests": TESTS}, "here")
+    assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "r.jsonl").exists()
+    with pytest.raises(RecordError, match="prelude: is no text"):
+        VERIFIERS["tests"].check({"problem": "p", "tests": TESTS, "prelude": 7}, "here")
+    with pytest.raises(ValueError, match="is a list, not a"):
+        find("test_code_labels:TESTS")
+
+
+def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
+    monkeypatch.setattr("jprm.verify.programs.run_servers", lambda *_, **__: [sandbox.Outcome(1, "bwrap: no")] * 2)
+    with pytest.raises(OSError, match="did not start"):
+        judge_programs([({"problem": "p", "tests": TESTS}, ["x = 1"])])
