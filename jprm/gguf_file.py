@@ -114,6 +114,8 @@ class _Cursor:
         for name, (shape, kind, start) in sorted(places.items(), key=lambda place: place[1][2]):
             if start < end or start % step:
                 raise ValueError(f"tensor {name} is at {start:,}, inside another or not at a multiple of {step}")
+            if kind not in GGML_QUANT_SIZES:
+                raise ValueError(f"tensor {name} is of type {kind}, which the package gguf does not know")
             block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             if not shape or shape[-1] % block:
                 raise ValueError(f"tensor {name} is of shape {shape}, not of rows of whole blocks of {block}")

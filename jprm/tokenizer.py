@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -248,10 +249,14 @@ def _growth(part: Mapping[str, Any]) -> float:
 
 
 def _load_sentencepiece(path: Path) -> SentencePieceTokenizer:
+    return _sentencepiece(path, path.read_bytes())
+
+
+def _sentencepiece(path: Path, content: bytes) -> SentencePieceTokenizer:
     import sentencepiece
 
     try:
-        return SentencePieceTokenizer(sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes()))
+        return SentencePieceTokenizer(sentencepiece.SentencePieceProcessor(model_proto=content))
     except RuntimeError as error:
         raise ValueError(f"{path}: not a SentencePiece model ({error}). Fetch it again") from error
 
@@ -266,35 +271,77 @@ _GGUF_PRE: dict[str, tuple[str | None, bool, bool, bool]] = {
     "qwen2": (_CASE + r"\p{N}" + _REST, False, True, False),
     "llama-bpe": (_CASE + r"\p{N}{1,3}" + _REST, False, False, True),
 }
-_NORMAL, _USER_DEFINED = 1, 4  # gguf token types; all others (control, ...) are matched whole too, never merged
+_NORMAL, _UNKNOWN, _USER_DEFINED, _BYTE = 1, 2, 4, 6  # token types of GGUF and of SentencePiece, which are the same
+_NAMED = {45: "unknown_token_id", 46: "bos_token_id", 47: "eos_token_id"}
+"""Field of SentencePiece's TrainerSpec with a token's name, to GGUF's field with its id."""
+_GGUF_KEYS = ("model", "pre", "tokens", "merges", "scores", "token_type", "add_space_prefix", *_NAMED.values())
 
 
-def _load_gguf(path: Path) -> JsonTokenizer:
+def _load_gguf(path: Path) -> JsonTokenizer | SentencePieceTokenizer:
     from jprm.gguf_file import open_gguf
 
     fields = open_gguf(path).fields
-    keys = ("model", "pre", "tokens", "merges", "token_type", "bos_token_id", "eos_token_id")
-    meta: dict[str, Any] = {key: fields.get(f"tokenizer.ggml.{key}") for key in keys}
+    meta: dict[str, Any] = {key: fields.get(f"tokenizer.ggml.{key}") for key in _GGUF_KEYS}
     if meta["model"] is None:
         raise ValueError(f"{path}: holds no tokenizer. Use the tokenizer.json of the model that it was made from")
-    if meta["model"] != "gpt2" or meta["pre"] not in _GGUF_PRE:
+    pieces = meta["model"] == "llama"
+    if not pieces and (meta["model"] != "gpt2" or meta["pre"] not in _GGUF_PRE):
         raise ValueError(
-            f"{path}: tokenizer.ggml.model {meta['model']!r} with pre {meta['pre']!r} is not supported (model 'gpt2' "
-            f"with pre {', '.join(map(repr, _GGUF_PRE))} is). Use the tokenizer.json or tokenizer.model of the "
-            "original model"
+            f"{path}: tokenizer.ggml.model {meta['model']!r} with pre {meta['pre']!r} is not supported (model 'llama' "
+            f"is, and 'gpt2' with pre {', '.join(map(repr, _GGUF_PRE))}). Use the tokenizer.json or tokenizer.model of "
+            "the original model"
         )
-    pattern, digits, nfc, whole_words = _GGUF_PRE[meta["pre"]]
-    texts, types = meta["tokens"], meta["token_type"] or [_NORMAL] * len(meta["tokens"] or ())
+    texts, count = meta["tokens"], len(meta["tokens"]) if isinstance(meta["tokens"], list) else 0
+    types = meta["token_type"] = meta["token_type"] or [_NORMAL] * count
+    scores = meta["scores"]
     for key, right in {
         "tokens": _strings(texts) and texts,
-        "merges": _strings(meta["merges"]) and all(" " in merge for merge in meta["merges"]),
-        "token_type": isinstance(types, list) and len(types) == len(texts or ()),
-        **{key: meta[key] is None or type(meta[key]) is int and 0 <= meta[key] < len(texts or ()) for key in keys[-2:]},
+        "merges": pieces or _strings(meta["merges"]) and all(" " in merge for merge in meta["merges"]),
+        "token_type": isinstance(types, list) and len(types) == count and {*types} <= {*range(7)},
+        "scores": not pieces or isinstance(scores, list) and len(scores) == count and all(map(_finite, scores)),
+        **{key: meta[key] is None or type(meta[key]) is int and 0 <= meta[key] < count for key in _NAMED.values()},
     }.items():
         if not right:
             raise ValueError(f"{path}: tokenizer.ggml.{key} is missing or damaged. Fetch the file again")
+    return _of_pieces(path, meta) if pieces else _of_merges(path, meta)
+
+
+def _of_pieces(path: Path, meta: Mapping[str, Any]) -> SentencePieceTokenizer:
+    """Returns the SentencePiece model, by byte-pair merges, that llama.cpp's converter took apart.
+
+    It is written by hand, since sentencepiece's classes for it refuse a protobuf older than their generator. A number's
+    byte is 8 times its field, and 5 more for a float.
+    """
+    texts, types, unknown = meta["tokens"], list(meta["token_type"]), meta["unknown_token_id"]
+    if unknown is not None:
+        types[unknown] = _UNKNOWN  # the converter calls it a control token where it is an added one
+    model = []
+    for text, score, kind in zip(texts, meta["scores"], types, strict=True):
+        if kind == _USER_DEFINED:
+            text = text.replace(" ", "\u2581")  # the converter writes its word starts as spaces
+        model.append(_message(1, _message(1, text.encode()) + struct.pack("<BfBB", 2 << 3 | 5, score, 3 << 3, kind)))
+    named = [_message(number, texts[meta[key]].encode()) for number, key in _NAMED.items() if meta[key] is not None]
+    trainer = bytes((3 << 3, 2, 0x98, 0x02, _BYTE in types)) + b"".join(named)  # model_type is BPE; byte_fallback (35)
+    normalizer = bytes((3 << 3, meta["add_space_prefix"] is not False, 4 << 3, 0))  # add_dummy_prefix, no other change
+    return _sentencepiece(path, b"".join(model) + _message(2, trainer) + _message(3, normalizer))
+
+
+def _message(number: int, content: bytes) -> bytes:
+    """Returns a field of a protocol buffer, a text or a message: its number and type, its length, its content."""
+    head = bytearray()
+    for value in (number << 3 | 2, len(content)):
+        while value > 127:
+            head.append(value & 127 | 128)
+            value >>= 7
+        head.append(value)
+    return bytes(head) + content
+
+
+def _of_merges(path: Path, meta: Mapping[str, Any]) -> JsonTokenizer:
+    """Returns the byte-level BPE tokenizer, whose texts are split as `_GGUF_PRE` says."""
+    pattern, digits, nfc, whole_words = _GGUF_PRE[meta["pre"]]
     merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
-    vocabulary = {token: i for i, token in enumerate(texts)}
+    vocabulary = {token: i for i, token in enumerate(meta["tokens"])}
     with _library(f"{path}: tokenizer.ggml.merges is damaged, fetch the file again"):
         inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=whole_words))
     if nfc:
@@ -307,11 +354,15 @@ def _load_gguf(path: Path) -> JsonTokenizer:
     inner.add_tokens(
         [
             AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
-            for token, kind in zip(texts, types, strict=True)
-            if kind != _NORMAL
+            for token, kind in zip(meta["tokens"], meta["token_type"], strict=True)
+            if kind != _NORMAL  # all others (control, ...) are matched whole too, never merged
         ]
     )
     return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"])
+
+
+def _finite(value: Any) -> bool:
+    return type(value) is float and abs(value) < 2.0**127  # a float32 holds it
 
 
 def _strings(values: Any) -> bool:

@@ -57,6 +57,15 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M, whose terms forbid to bring it along: docs/contributing.md says how to get the file."""
+    file = Path(os.environ.get("JPRM_GEMMA3", "none"))
+    if not file.is_file():
+        pytest.skip("needs Gemma 3 270M under Gemma's terms: set JPRM_GEMMA3 to gemma-3-270m-q4_k_m.gguf")
+    return file
+
+
+@pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory):
     """A finished run of `jprm train` on one device; to be copied by tests that change it."""
     import tiny_run as tiny

@@ -133,7 +133,8 @@ def test_tokenizer(folder, data):
 @SIZES
 def test_the_tokenizer_of_a_gguf_file(folder, data):
     values = st.sampled_from([hostile.TOKENS, hostile.MERGES, "gpt2", 1, hostile.array(hostile.U32, [1, 2, 9])])
-    keys = st.sampled_from(["tokens", "merges", "token_type", "bos_token_id", "eos_token_id"])
-    fields = {"tokens": hostile.TOKENS, "merges": hostile.MERGES} | data.draw(st.dictionaries(keys, values, max_size=3))
+    keys = ["tokens", "merges", "scores", "token_type", "bos_token_id", "eos_token_id", "unknown_token_id"]
+    whole = data.draw(st.sampled_from([{"tokens": hostile.TOKENS, "merges": hostile.MERGES}, hostile.PIECES]))
+    fields = whole | data.draw(st.dictionaries(st.sampled_from(keys), values, max_size=3))
     path = folder / "t.gguf"
     tried(lambda: load_tokenizer(path).encode("ab"), path, damaged(data, hostile.vocabulary(fields)))

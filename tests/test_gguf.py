@@ -6,7 +6,7 @@ import gguf
 import jax
 import numpy as np
 import pytest
-from tiny import TINY, params
+from tiny import GEMMA, TINY, params
 
 from jprm.checkpoints.gguf import Reader, load_decoder, model_config
 from jprm.gguf_file import open_gguf
@@ -23,8 +23,11 @@ def test_the_hyper_parameters_of_smollm2(smollm2_gguf):
     } == dataclasses.asdict(config)  # fmt: skip
 
 
-def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), also=None, **fields):
-    """A GGUF file of `decoder`, heads in llama.cpp's order where the architecture has it."""
+def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), also=None, quantised=None, **fields):
+    """A GGUF file of `decoder`, heads in llama.cpp's order where the architecture has it.
+
+    With `quantised`, a type, the matrices of layers are random blocks of it.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.layers)
     writer.add_embedding_length(config.width)
@@ -48,24 +51,39 @@ def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), a
     def plain(x):
         return np.moveaxis(x, 0, -1).reshape(-1, config.width)
 
-    tensors = {"token_embd.weight": decoder["embed"], "output_norm.weight": decoder["final_norm"]}
-    for i in range(config.layers):
-        layer = {name: np.asarray(value[i]) for name, value in decoder["layers_0"].items()}
+    def norm(w):
+        return np.add(w, 1, dtype=np.float32) if config.design == "gemma" else w
+
+    groups = [decoder[f"layers_{i}"] for i in range(len(config.layer_groups))]
+    layers = [
+        {name: np.asarray(x[i]) for name, x in group.items()} for group in groups for i in range(len(group["out"]))
+    ]
+    tensors = {"token_embd.weight": decoder["embed"], "output_norm.weight": norm(decoder["final_norm"])}
+    for i, layer in enumerate(layers):
+        layer = {name: norm(value) if name.endswith("norm") else value for name, value in layer.items()}
         tensors |= {f"blk.{i}.{name}": value for name, value in {
             "attn_norm.weight": layer["attention_norm"], "ffn_norm.weight": layer["mlp_norm"],
             "attn_q.weight": heads_last(layer["query"]), "attn_k.weight": heads_last(layer["key"]),
             "attn_v.weight": plain(layer["value"]), "attn_output.weight": layer["out"].reshape(-1, config.width).T,
             "ffn_gate.weight": layer["gate"].T, "ffn_up.weight": layer["up"].T, "ffn_down.weight": layer["down"].T,
-            "attn_q.bias": heads_last(layer["query_bias"]), "attn_k.bias": heads_last(layer["key_bias"]),
-            "attn_v.bias": layer["value_bias"].reshape(-1),
             "attn_q_norm.weight": layer["query_norm"], "attn_k_norm.weight": layer["key_norm"],
         }.items()}  # fmt: skip
+        if config.qkv_bias:
+            biases = {"q": heads_last(layer["query_bias"]), "k": heads_last(layer["key_bias"])}
+            biases["v"] = layer["value_bias"].reshape(-1)
+            tensors |= {f"blk.{i}.attn_{name}.bias": value for name, value in biases.items()}
+        if config.design == "gemma":
+            tensors[f"blk.{i}.post_attention_norm.weight"] = layer["attention_post_norm"]
+            tensors[f"blk.{i}.post_ffw_norm.weight"] = layer["mlp_post_norm"]
     tensors |= also or {}
     for name in extra:
         tensors[name] = np.zeros(config.width, np.float32)
     for name, value in tensors.items():
-        if name not in leave_out:
-            writer.add_tensor(name, np.ascontiguousarray(value, dtype=np.float32))
+        if quantised and name.startswith("blk.") and value.ndim == 2:
+            writer.add_tensor(name, blocks(quantised, value.shape), raw_dtype=quantised)
+        elif name not in leave_out:
+            kind = np.int8 if value.dtype == np.int8 else np.float32
+            writer.add_tensor(name, np.ascontiguousarray(value, dtype=kind))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -86,6 +104,105 @@ def test_a_written_file_reads_back(tmp_path, architecture):
         load_decoder(file, dataclasses.replace(TINY, width=32))
     first = load_decoder(file, dataclasses.replace(TINY, layers=1, layer_groups=()))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:1]), first["layers_0"], decoder["layers_0"])
+
+
+GEMMA3 = dataclasses.replace(GEMMA, attention_softcap=0.0, query_pre_attn_scalar=GEMMA.head_dim)
+
+
+def test_gemma3_is_read(tmp_path):
+    """With llama.cpp's values where the file has none; what they mean is held against transformers elsewhere."""
+    decoder = params(GEMMA3)["decoder"]
+    window = dict(architecture="gemma3", add_sliding_window=5)
+    own = dict(add_sliding_window_pattern=2, add_rope_freq_base_swa=10.0, add_final_logit_softcapping=1.0)
+    file = write(tmp_path / "m.gguf", GEMMA3, decoder, **window, **own)
+    known = model_config(file, attention_block=GEMMA3.attention_block, layer_groups=GEMMA3.layer_groups)
+    assert known == GEMMA3
+
+    def same(path, found, expected):
+        # A norm's 1 + w was rounded to float32, between 1 and 4, and so was the difference.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-23 if path[-1].key.endswith("norm") else 0)
+
+    jax.tree_util.tree_map_with_path(same, load_decoder(file, known), decoder)
+
+    few = write(tmp_path / "m.gguf", GEMMA3, decoder, **window)
+    assert model_config(few).windows == (5,) and model_config(few).rope_theta_local == 10_000
+    assert model_config(few).logit_softcap == 0
+    fields = open_gguf(few).fields
+    fields["gemma3.block_count"] = 62
+    assert model_config(few).windows == (5, 5, 5, 5, 5, 0)
+    assert model_config(few).query_pre_attn_scalar == GEMMA3.width // GEMMA3.heads  # the 27B model
+    fields["gemma3.attention.sliding_window_pattern"] = 1
+    assert model_config(few).windows == () and model_config(few).rope_theta_local == 0
+    fields["gemma3.block_count"] = fields["gemma3.attention.sliding_window_pattern"] = 2_000_000_000
+    with pytest.raises(ValueError, match="layers=2,000,000,000: at most"):
+        model_config(few)
+    llama = write(tmp_path / "m.gguf", TINY, params()["decoder"], extra=("blk.0.post_ffw_norm.weight",))
+    with pytest.raises(ValueError, match="tensors that jprm does not know: blk.0.post_ffw_norm.weight"):
+        model_config(llama)
+
+
+def q4_k(block):
+    """ggml-common.h: 8 parts of 32 numbers, each d x scale x 4 bits - dmin x least, scale and least of 6 bits."""
+    d, dmin = np.frombuffer(block[:4], np.float16).astype(np.float32)
+    packed, bits, found = block[4:16], block[16:], []
+    for part in range(8):
+        if part < 4:
+            scale, least = packed[part] & 63, packed[part + 4] & 63
+        else:
+            scale = packed[part + 4] & 15 | packed[part - 4] >> 6 << 4
+            least = packed[part + 4] >> 4 | packed[part] >> 6 << 4
+        four = [byte >> 4 * (part % 2) & 15 for byte in bits[part // 2 * 32 : part // 2 * 32 + 32]]
+        found += [d * np.float32(scale) * np.float32(q) - dmin * np.float32(least) for q in four]
+    return found
+
+
+def q6_k(block):
+    """ggml-common.h: 16 parts of 16 numbers, each d x scale x (6 bits - 32), 4 low and 2 high ones apart."""
+    low, high, scale = block[:128], block[128:192], np.frombuffer(block[192:208], np.int8)
+    d, found = np.frombuffer(block[208:], np.float16).astype(np.float32)[0], []
+    for i in range(256):
+        half, part, at = i // 128, i % 128 // 32, i % 32
+        four = low[half * 64 + part % 2 * 32 + at] >> 4 * (part // 2) & 15
+        two = high[half * 32 + at] >> 2 * part & 3
+        found.append(d * np.float32(scale[i // 16]) * np.float32((four | two << 4) - 32))
+    return found
+
+
+def blocks(kind, shape, seed=0):
+    """Random blocks of a quantisation type, of which every scale is a small number."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(seed).integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
+    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q8_0": (0,)}[
+        kind.name
+    ]:
+        data[..., at + 1] = data[..., at + 1] % 16 + 16  # the exponent of a float16, whose low byte is the one before
+    return data.reshape(shape[0], -1)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"])
+def test_a_model_of_quantised_matrices_is_read(tmp_path, kind):
+    """Its blocks are dequantised bit for bit as the format says, or else as the package gguf does."""
+    config = dataclasses.replace(TINY, width=256, mlp_width=256, head_dim=64, qkv_bias=False)
+    kind = gguf.GGMLQuantizationType[kind]
+    file = write(tmp_path / "m.gguf", config, params(config)["decoder"], "qwen3", quantised=kind)
+    raw = blocks(kind, (256, 256))
+    if exact := {"Q4_K": q4_k, "Q6_K": q6_k}.get(kind.name):
+        expected = np.array([exact(block.tobytes()) for block in raw], np.float32)
+    else:
+        expected = gguf.dequantize(raw, kind)
+    assert np.isfinite(expected).all() and len(np.unique(expected)) > 100
+    layer = load_decoder(file, model_config(file))["layers_0"]
+    np.testing.assert_array_equal(layer["up"][0], expected.T)
+    np.testing.assert_array_equal(layer["query"][1], expected.T.reshape(layer["query"].shape[1:]))
+
+
+def test_a_type_that_holds_no_weights_or_is_not_known_is_refused(tmp_path):
+    also = {"token_embd.weight": np.zeros((TINY.vocab_size, TINY.width), np.int8)}
+    file = write(tmp_path / "m.gguf", TINY, params()["decoder"], also=also)
+    with pytest.raises(
+        ValueError, match="m.gguf: tensor token_embd.weight is of type I8, which no weights are read from"
+    ):
+        load_decoder(file, model_config(file))
 
 
 def test_rope_scaling_is_read(tmp_path):
@@ -141,7 +258,7 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"other.gguf: {message}"):
             load_decoder(file, model_config(file))
 
-    refused("architecture 'gemma' is not supported; one of llama, qwen2, qwen3 is", architecture="gemma")
+    refused("architecture 'gemma' is not supported; one of llama, qwen2, qwen3, gemma3 is", architecture="gemma")
     yarn = dict(add_rope_scaling_type=gguf.RopeScalingType.YARN)
     refused("metadata llama.rope.scaling.factor is missing", **yarn)
     refused("RoPE scaling 'yarn': rope_scaling: yarn needs positions=0", **yarn, add_rope_scaling_factor=4.0)

@@ -54,6 +54,7 @@ def spm():
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         control_symbols=["<|im_start|>"],
+        user_defined_symbols=["\u2581\u2581", "\n\n"],
         minloglevel=2,
     )
     return stream.getvalue()
@@ -131,6 +132,36 @@ def test_sentencepiece(spm, tmp_path):
         assert [other.encode(text) for text in SAMPLES] == [tokenizer.encode(text) for text in SAMPLES]
 
 
+@pytest.mark.parametrize("prefix", [None, False])
+def test_sentencepiece_in_gguf(spm, tmp_path, prefix):
+    """The ids are those of the model that llama.cpp's converter takes apart, spaces of user-defined pieces included."""
+    direct = sentencepiece.SentencePieceProcessor(model_proto=spm)
+    ids, defined = range(direct.get_piece_size()), ("\u2581\u2581", "\n\n")
+    tokens = [direct.id_to_piece(i) for i in ids]
+    kinds = [
+        4 if tokens[i] in defined else 6 if direct.is_byte(i) else 3 if direct.is_control(i) or i == 0 else 1
+        for i in ids
+    ]
+    fields = {} if prefix is None else {"add_space_prefix": prefix}
+    write_gguf(
+        tmp_path / "t.gguf", model="llama", pre="default", scores=[direct.get_score(i) for i in ids], token_type=kinds,
+        tokens=["  " if token == defined[0] else token for token in tokens], bos_token_id=1, eos_token_id=2,
+        unknown_token_id=0, **fields,
+    )  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "t.gguf")
+    for text in SAMPLES:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert prefix is False or tokenizer.encode(text) == direct.encode(text)
+    start = "" if prefix is False else "\u2581"
+    assert "".join(map(direct.id_to_piece, tokenizer.encode("is it"))) == start + "is\u2581it"
+    assert tokenizer.encode("a  b")[-2:] == [direct.piece_to_id(defined[0]), direct.piece_to_id("b")]
+    assert tokenizer.token_id("<|im_start|>") not in tokenizer.encode("<|im_start|>")
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.vocab_size) == (1, 2, 400)
+    assert (tokenizer.inner.unk_id(), tokenizer.token_id("absent")) == (0, None)
+    tokenizer.save(tmp_path / "copy")
+    assert load_tokenizer(tmp_path / "copy").encode(SAMPLES[1]) == tokenizer.encode(SAMPLES[1])
+
+
 def test_json_special_tokens_come_from_the_config_beside_it(tmp_path):
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
     inner.add_special_tokens(["<s>", "</s>"])
@@ -176,7 +207,8 @@ def test_the_native_layout_is_its_parts_one_after_the_other(smollm2):
 def write_gguf(path, **fields):
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in fields.items():
-        {str: writer.add_string, list: writer.add_array}[type(value)](f"tokenizer.ggml.{key}", value)
+        kinds = {str: writer.add_string, list: writer.add_array, int: writer.add_uint32, bool: writer.add_bool}
+        kinds[type(value)](f"tokenizer.ggml.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -211,9 +243,14 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
         (tmp_path / name).write_bytes(b'{"half')
         with pytest.raises(ValueError, match=f"{name}: not a .*{reason}.*(etch|download)"):
             load_tokenizer(tmp_path / name)
-    write_gguf(tmp_path / "llama.gguf", model="llama", tokens=["<unk>", "a"])
-    with pytest.raises(ValueError, match="llama.gguf: tokenizer.ggml.model 'llama'.*original model"):
-        load_tokenizer(tmp_path / "llama.gguf")
+    write_gguf(tmp_path / "t5.gguf", model="t5", tokens=["<unk>", "a"])
+    with pytest.raises(ValueError, match="t5.gguf: tokenizer.ggml.model 't5'.*original model"):
+        load_tokenizer(tmp_path / "t5.gguf")
+    for tokens in (["<unk>", "a", "a"], ["<unk>", ""], ["a", "b"]):  # a piece twice, an empty one, none unknown
+        unknown = {"unknown_token_id": 0} if "<unk>" in tokens else {}
+        write_gguf(tmp_path / "p.gguf", model="llama", tokens=tokens, scores=[0.0] * len(tokens), **unknown)
+        with pytest.raises(ValueError, match="p.gguf: not a SentencePiece model"):
+            load_tokenizer(tmp_path / "p.gguf")
     write_gguf(tmp_path / "none.gguf")
     with pytest.raises(ValueError, match="holds no tokenizer"):
         load_tokenizer(tmp_path / "none.gguf")

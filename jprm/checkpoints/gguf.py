@@ -1,7 +1,7 @@
-"""Base models from GGUF files of the Llama family, through the `gguf` package.
+"""Base models from GGUF files: Llama, Qwen2, Qwen3 and Gemma 3, through the `gguf` package.
 
-llama.cpp stores query and key heads with interleaved rotary pairs. jprm, like Hugging Face, keeps pair i at
-(i, i + H/2), so both are reordered on reading.
+llama.cpp stores a Llama's query and key heads with interleaved rotary pairs. jprm, like Hugging Face, keeps pair i at
+(i, i + H/2), so both are reordered on reading. It stores a Gemma's norms as factors, 1 + w, so 1 is subtracted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from jprm.checkpoints import decoder
 from jprm.gguf_file import open_gguf
-from jprm.model.config import ModelConfig
+from jprm.model.config import MOST_LAYERS, ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.rope import RopeScaling, frequencies
 
-_ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
+_ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma3": False}
 """Architecture to whether its query and key rows are interleaved in the file."""
 
 _NAMES = {
@@ -29,13 +29,14 @@ _NAMES = {
     "mlp_norm": "ffn_norm.weight", "gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight",
     "query_bias": "attn_q.bias", "key_bias": "attn_k.bias", "value_bias": "attn_v.bias",
     "query_norm": "attn_q_norm.weight", "key_norm": "attn_k_norm.weight",
+    "attention_post_norm": "post_attention_norm.weight", "mlp_post_norm": "post_ffw_norm.weight",
 }  # fmt: skip
 """Role to name; those of a layer follow blk.LAYER."""
 
 _FREQUENCIES = "rope_freqs.weight"
 """The divisor of every frequency: Llama 3.1's scaling, tabulated."""
 
-_KNOWN = {*_NAMES.values(), "output.weight", _FREQUENCIES}
+LANGUAGE_HEAD = "output.weight"
 
 
 class Reader:
@@ -74,13 +75,17 @@ class Reader:
     def tensor(self, name: str) -> np.ndarray:
         """Returns a tensor in float32, in row-major order: (out, in) for a matrix."""
         self.shape(name)
-        return self.tensors[name].dequantized()
+        try:
+            return self.tensors[name].dequantized()
+        except NotImplementedError:
+            kind = self.tensors[name].kind.name
+            raise ValueError(f"{self.path}: tensor {name} is of type {kind}, which no weights are read from") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
 
-open_tensors, LANGUAGE_HEAD = Reader, "output.weight"
+open_tensors = Reader
 
 
 def packaged(package: str, name: str) -> pathlib.Path:
@@ -103,21 +108,16 @@ def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
 
 def _config(file: Reader, **changes) -> ModelConfig:
     get, need = file.get, file.need
-    if (window := get("{a}.attention.sliding_window")) is not None:
-        raise ValueError(f"{file.path}: sliding-window attention ({window} tokens) is not supported")
-    unknown = sorted(name for name in file.tensors if re.sub(r"^blk\.\d+\.", "", name) not in _KNOWN)
-    if unknown:
-        raise ValueError(f"{file.path}: tensors that jprm does not know: {', '.join(unknown[:5])}")
-    heads, width = need("{a}.attention.head_count"), need("{a}.embedding_length")
-    if (last := f"blk.{need('{a}.block_count')}.{_NAMES['attention_norm']}") in file:
+    heads, width, layers = (need(f"{{a}}.{key}") for key in ("attention.head_count", "embedding_length", "block_count"))
+    if (last := f"blk.{layers}.{_NAMES['attention_norm']}") in file:
         raise ValueError(f"{file.path}: tensor {last} is there, beyond the model's block_count; download it again")
     head_dim = get("{a}.attention.key_length", width // heads)
     if (rotated := get("{a}.rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"{file.path}: rotary embeddings on {rotated} of {head_dim} dimensions are not supported")
-    theta = get("{a}.rope.freq_base", 10000.0, kind=float)
+    theta, window = get("{a}.rope.freq_base", 10000.0, kind=float), get("{a}.attention.sliding_window")
     values: dict[str, Any] = dict(
         vocab_size=file.shape("token_embd.weight")[0],
-        layers=need("{a}.block_count"),
+        layers=layers,
         width=width,
         heads=heads,
         kv_heads=get("{a}.attention.head_count_kv", heads),
@@ -128,13 +128,30 @@ def _config(file: Reader, **changes) -> ModelConfig:
         norm_eps=round(need("{a}.attention.layer_norm_rms_epsilon", kind=float), 12),  # stored as float32
         qkv_bias="blk.0.attn_q.bias" in file,
         qk_norm="blk.0.attn_q_norm.weight" in file,
-        tied_embeddings="output.weight" not in file,
+        tied_embeddings=LANGUAGE_HEAD not in file,
     )
-    decoder.check_layers(file.path, values["layers"], changes)
+    if file.architecture == "gemma3":
+        every = get("{a}.attention.sliding_window_pattern", 6)
+        windows = tuple((window or 0) if (i + 1) % every else 0 for i in range(min(every, layers, MOST_LAYERS)))
+        values |= dict(
+            design="gemma",
+            # The file does not say; llama.cpp too knows the 27B model, which differs, by its layers.
+            query_pre_attn_scalar=width // heads if layers == 62 else head_dim,
+            windows=windows,
+            rope_theta_local=get("{a}.rope.freq_base_swa", 10000.0, kind=float) if any(windows) else 0.0,
+            logit_softcap=get("{a}.final_logit_softcapping", kind=float) or 0.0,
+        )
+    elif window is not None:
+        raise ValueError(f"{file.path}: sliding-window attention ({window} tokens) is not supported")
+    decoder.check_layers(file.path, layers, changes)
     try:
-        return ModelConfig(**(values | changes))
+        config = ModelConfig(**(values | changes))
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from None
+    known = {_NAMES[role] for role in decoder.file_shapes(config)} | {LANGUAGE_HEAD, _FREQUENCIES}
+    if unknown := sorted(name for name in file.tensors if re.sub(r"^blk\.\d+\.", "", name) not in known):
+        raise ValueError(f"{file.path}: tensors that jprm does not know: {', '.join(unknown[:5])}")
+    return config
 
 
 def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
@@ -184,7 +201,7 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "
         if role in rotated:  # (heads x H, ...): pairs at (2i, 2i + 1) to (i, i + H/2)
             pairs = array.reshape(-1, config.head_dim // 2, 2, *array.shape[1:])
             array = pairs.swapaxes(1, 2).reshape(array.shape)
-        return array
+        return array - 1 if config.design == "gemma" and role.endswith("norm") else array
 
     def name_of(role: str, layer: int | None) -> str:
         return _NAMES[role] if layer is None else f"blk.{layer}.{_NAMES[role]}"

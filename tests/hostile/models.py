@@ -19,7 +19,9 @@ def field(name, kind, value):
 
 
 def array(kind, items, count=None):
-    packed = [text(item) if kind == STRING else struct.pack({U8: "<B", U32: "<I"}[kind], item) for item in items]
+    packed = [
+        text(item) if kind == STRING else struct.pack({U8: "<B", U32: "<I", F32: "<f"}[kind], item) for item in items
+    ]
     return struct.pack("<IQ", kind, len(items) if count is None else count) + b"".join(packed)
 
 
@@ -53,7 +55,7 @@ GGUF = {  # name to the file and what the refusal says
     "a tensor of 2^120 bytes": (gguf(tensors=[tensor("a", (HUGE, HUGE))], data=bytes(128)), "beyond the end"),
     "half a block": (gguf(tensors=[tensor("a", (33,), 8)], data=bytes(128)), "whole blocks of 32"),
     "no axes": (gguf(tensors=[tensor("a", ())], data=bytes(128)), "is of shape"),
-    "an unknown tensor type": (gguf(tensors=[tensor("a", kind=999)], data=bytes(128)), "999"),
+    "an unknown tensor type": (gguf(tensors=[tensor("a", kind=999)], data=bytes(128)), "tensor a is of type 999"),
     "no alignment": (gguf([field("general.alignment", U32, 0)]), "alignment is 0"),
     "text of no encoding": (gguf([text("a") + struct.pack("<IQ", STRING, 1) + b"\xff"]), "utf-8"),
 }
@@ -71,6 +73,7 @@ VALUES = {  # GGUF metadata that config.json would not be allowed either
 
 TOKENS = array(STRING, ["a", "b", "ab"])
 MERGES = array(STRING, ["a b"])
+PIECES = {"model": "llama", "tokens": TOKENS, "scores": array(F32, [0.0, 0.0, -1.0]), "unknown_token_id": 0}
 VOCABULARIES = {  # fields of a GGUF tokenizer, and the one that is refused
     "no merges": ({"tokens": TOKENS}, "merges"),
     "no tokens": ({"merges": array(STRING, ["a b"])}, "tokens"),
@@ -85,6 +88,11 @@ VOCABULARIES = {  # fields of a GGUF tokenizer, and the one that is refused
         {"tokens": TOKENS, "merges": MERGES, "eos_token_id": 3},
         "eos_token_id",
     ),
+    "no scores": (PIECES | {"scores": TOKENS}, "scores"),
+    "too few scores": (PIECES | {"scores": array(F32, [0.0])}, "scores"),
+    "scores that are no numbers": (PIECES | {"scores": array(F32, [0.0, 0.0, float("nan")])}, "scores"),
+    "types of no piece": (PIECES | {"token_type": array(U32, [1, 1, 700])}, "token_type"),
+    "an unknown piece that is no token": (PIECES | {"unknown_token_id": 3}, "unknown_token_id"),
 }
 
 
