@@ -54,8 +54,8 @@ setuptools.setup(
         "jprm.model.attention": ["gpu_blocks.json"],
         "jprm.plan": ["gpu_targets/*"],
         "jprm.report": ["page.css", "page.html", "page.js"],
-        "jprm.serve": ["playground.css", "playground.html", "playground.js"],
-        "jprm.web": ["app.css", "base.css", "chain.js"],
+        "jprm.serve": ["playground.css", "playground.html", "playground.js", "runs.css", "runs.html", "runs.js"],
+        "jprm.web": ["app.css", "base.css", "call.js", "chain.js"],
     },
     python_requires=">=3.11",
     install_requires=[

@@ -24,6 +24,7 @@ from jprm.outputs import write_json
 from jprm.report import page
 from jprm.report.collect import Page, chains, collect
 from jprm.report.figures import svg
+from jprm.report.training import training
 from jprm.tree import tree_of
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
@@ -234,6 +235,22 @@ def test_labels_at_the_ends_of_lines_stay_apart_and_inside():
     assert plots.short("prm800k_smollm2_of_one_kind_orm").endswith("_kind_orm")
     thin = plots._thinned(1860)
     assert len(thin) <= 120 and (thin[0], thin[-1]) == (0, 1859)
+
+
+def test_runs_that_are_still_there_show_how_they_trained(folders, tmp_path):
+    """A line that is still being written is left out; a model whose run is gone has no curve."""
+    lines = [{"step": s, "loss": 1 / s, "goodput": 0.9} | ({"valid_loss": 2 / s} if s > 5 else {}) for s in range(1, 9)]
+    write_records(tmp_path / "metrics.jsonl", lines)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')
+    drawn = [svg(figure) for figure in training([("here", tmp_path), ("gone", tmp_path / "gone")])]
+    assert [re.findall(r"<title [^>]*>(.*?)</title>", text)[0] for text in drawn] == ["Training loss", "Goodput"]
+    assert "here" in drawn[0] and "gone" not in drawn[0]
+    assert drawn[0].count("stroke-dasharray") == 1 and drawn[1].count("stroke-dasharray") == 0
+    found = collect(folders)
+    results = {**found.models[0].results, "model": {**found.models[0].results["model"], "folder": str(tmp_path)}}
+    sections = page.sections_of(found._replace(models=[Model("here", results), found.models[1]]), {})
+    assert [len(blocks) for id, _, blocks in sections if id == "training"] == [2]
 
 
 def test_a_figure_is_drawn_alike_twice_with_ids_of_its_own():

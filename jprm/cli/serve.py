@@ -15,7 +15,7 @@ DEFAULTS = ServeConfig()
 
 
 def serve(
-    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = (),
     config: OmitArgPrefixes[ServeConfig] = DEFAULTS,
     policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None,
     view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None,
@@ -23,6 +23,7 @@ def serve(
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
     attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     weights: Annotated[Weights, one_of(Weights)] = "copied",
+    run: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
 ) -> None:
     """Score over HTTP: /v1/score, /v1/rerank, /v1/continue, vLLM's /pooling, OpenRLHF's /get_reward.
 
@@ -31,6 +32,7 @@ def serve(
 
     For example:
       jprm serve runs/prm800k_smollm2
+      jprm serve --run runs/prm800k_smollm2
       curl localhost:8000/v1/score -d '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
 
     Args:
@@ -42,7 +44,19 @@ def serve(
         attention: The attention implementation, as in `jprm score`.
         weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the
             parameters, for a model that is too large for one device.
+        run: Runs of `jprm train` or `jprm rl`, or folders of runs, whose curves the page /runs shows while they train.
+            No model is needed for it.
     """
     from jprm.serve.run import serve
 
-    serve(model, config, view=view, policy=policy, adapter=adapter, dtype=dtype, attention=attention, weights=weights)
+    serve(
+        model,
+        config,
+        view=view,
+        policy=policy,
+        adapter=adapter,
+        dtype=dtype,
+        attention=attention,
+        weights=weights,
+        runs=run,
+    )

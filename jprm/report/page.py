@@ -25,6 +25,7 @@ from jprm.outputs import atomic_file, check_output
 from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
 from jprm.report.rl import collect_runs, is_run
+from jprm.report.training import training
 from jprm.web.files import text_of_file
 
 SORTS = {
@@ -134,7 +135,8 @@ def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]
     found += [
         (name.replace("_", "-"), benchmark.title, benchmark.section(page.models)) for name, benchmark in own.items()
     ]
-    found += [("heat", "Scores by step", _heat(page)), ("left-out", "What was left out", _left_out(page))]
+    found += [("heat", "Scores by step", _heat(page)), ("training", "Training", _training(page.models))]
+    found += [("left-out", "What was left out", _left_out(page))]
     for name, heading, blocks in found:
         if blocks := list(blocks):
             yield name, heading, blocks
@@ -170,6 +172,10 @@ def _heat(page: Page) -> Iterator[Block]:
                 draw=lambda figure, counts=counts: heat_maps(figure, counts),
                 size=(8.2, 3.2),
             )
+
+
+def _training(models: Sequence[Model]) -> Iterator[Block]:
+    return training([(model.name, model.results["model"]["folder"]) for model in models])
 
 
 def _left_out(page: Page) -> Iterator[Block]:

@@ -14,6 +14,7 @@ from jprm.evaluate.wording import ABSENT, interval, percent
 from jprm.jsonl import parse
 from jprm.outputs import check_version
 from jprm.report.collect import Page
+from jprm.report.training import training
 from jprm.rl import RESULT
 
 VERSION = 1
@@ -27,7 +28,7 @@ def is_run(folder: str | os.PathLike) -> bool:
 
 def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list]:
     """Returns the page, its sections and its verdicts. Raises ValueError for a folder that `jprm rl` did not write."""
-    models, sections, verdicts = [], [], []
+    models, sections, verdicts, runs = [], [], [], []
     chains: dict[str, Any] = {"models": ["PRM"], "files": [], "problems": [], "items": []}
     for index, folder in enumerate(folders):
         if not is_run(folder):
@@ -38,9 +39,12 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
         about = {"step": found["update"], "folder": str(folder), "semantics": "its own samples"}
         models.append(Model(name, {"model": about, "jprm": jprm.__version__}))
         sections.append((f"run-{index}", name, list(blocks(name, found))))
+        runs.append((name, folder))
         verdicts.append((name, [(kind(found), sentence) for sentence in found["verdict"][:1]]
                          + [("open", sentence) for sentence in found["verdict"][1:]]))  # fmt: skip
         _add_chains(chains, name, found)
+    if figures := list(training(runs)):
+        sections.append(("training", "Training", figures))
     return Page(models, [], chains, []), sections, verdicts
 
 

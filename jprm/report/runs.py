@@ -61,14 +61,22 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
 def _last(path: pathlib.Path) -> dict[str, Any]:
     """Returns the last value of every metric; empty where nothing is logged yet."""
     last: dict[str, Any] = {}
+    for line in lines_of(path):
+        last |= line
+    return last
+
+
+def lines_of(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the whole lines of a metrics.jsonl, none where it is not there. Raises ValueError for a damaged one."""
+    found = []
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         if line.endswith(b"\n"):  # a kill may leave half a line
             try:
-                last |= json.loads(line)
+                found.append(dict(json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path}:{number}: is no line of metrics: {error}") from None
-    return last
+    return found
 
 
 def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
@@ -80,7 +88,7 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"])
     shown = [name for name in metrics if name.startswith("valid_") and name != "valid_labels"]
     shown += [name for name in SHOWN if name in metrics]
-    names = _names([run["folder"] for run in runs])
+    names = names_of([run["folder"] for run in runs])
     rows = [
         [name, *(_cell(run["settings"][field]) for field in own), f"{run['step']}/{run['steps']}",
          *(_cell(run["metrics"].get(metric)) for metric in shown)]
@@ -89,7 +97,7 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
     yield Table("Runs", ("", *heads, "step", *(name.replace("_", " ") for name in shown)), rows)
 
 
-def _names(folders: Sequence[str]) -> list[str]:
+def names_of(folders: Sequence[str]) -> list[str]:
     """Returns the folders without the path that they share."""
     shared = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
     return [os.path.relpath(os.path.abspath(folder), shared) for folder in folders]

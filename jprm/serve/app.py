@@ -10,11 +10,12 @@ import prometheus_client
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.policy.protocol import Policy
+from jprm.serve import runs
 from jprm.serve.alternatives import Writer, alternatives
 from jprm.serve.config import ServeConfig
 from jprm.serve.engine import Closed, Engine
@@ -29,13 +30,14 @@ from jprm.web.pages import file_routes, page_route
 PAGE = {
     "/base.css": "jprm.web:base.css",
     "/app.css": "jprm.web:app.css",
+    "/call.js": "jprm.web:call.js",
     "/chain.js": "jprm.web:chain.js",
     "/playground.css": "jprm.serve:playground.css",
     "/playground.js": "jprm.serve:playground.js",
 }
 """The playground's files."""
 
-OPEN = ("/health", "/ready", "/", *PAGE)
+OPEN = ("/health", "/ready", "/", *PAGE, "/runs", *runs.FILES)
 """Routes that need no key: a load balancer asks them, or they are the page that asks for the key."""
 
 
@@ -45,26 +47,21 @@ def make_app(
     key: str | None = None,
     view: View | None = None,
     policy: Policy | None = None,
+    shown: runs.Runs | None = None,
 ) -> Starlette:
     """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
 
     Args:
-      engines: one a model; the first is the default.
+      engines: one a model; the first is the default. Without one there are no routes of scores.
       key: what a client sends as `Authorization: Bearer KEY`; None where no key is needed.
       view: how OpenRLHF's prompts are written.
       policy: what writes the steps of /v1/continue.
+      shown: runs whose curves the page /runs shows.
     """
     registry = prometheus_client.CollectorRegistry()
-    page = text_of_file("jprm.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
     routes = [
-        Route("/v1/score", score, methods=["POST"]),
-        Route("/v1/rerank", rerank, methods=["POST"]),
-        Route("/v1/continue", alternatives, methods=["POST"]),
-        Route("/get_reward", get_reward, methods=["POST"]),
-        Route("/pooling", pooling, methods=["POST"]),
-        Route("/v1/models", _models),
-        page_route("/", page, "playground.html"),
-        *file_routes(PAGE),
+        *(_routes_of_scores(policy, shown) if engines else ()),
+        *(_routes_of_runs(bool(engines)) if shown else ()),
         Route("/health", lambda request: PlainTextResponse("ok")),
         Route("/ready", lambda request: PlainTextResponse("ready")),
         Route("/metrics", _metrics),
@@ -85,7 +82,7 @@ def make_app(
 
     writer = Writer(policy) if policy else None
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
-    app.state.listen = config
+    app.state.listen, app.state.runs = config, shown
     app.state.server, app.state.view, app.state.registry = (
         Server({engine.name: engine for engine in engines}, config, writer),
         view or View(),
@@ -97,6 +94,32 @@ def make_app(
         waiting.labels(engine.name).set_function(lambda engine=engine: engine.waiting_tokens)
         rate.labels(engine.name).set_function(lambda engine=engine: engine.rate)
     return app
+
+
+def _routes_of_scores(policy: Policy | None, shown: runs.Runs | None) -> list[Route]:
+    page = text_of_file("jprm.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
+    return [
+        Route("/v1/score", score, methods=["POST"]),
+        Route("/v1/rerank", rerank, methods=["POST"]),
+        Route("/v1/continue", alternatives, methods=["POST"]),
+        Route("/get_reward", get_reward, methods=["POST"]),
+        Route("/pooling", pooling, methods=["POST"]),
+        Route("/v1/models", _models),
+        page_route("/", page.replace("{{ runs }}", '<a href="runs">Runs</a>' if shown else ""), "playground.html"),
+        *file_routes(PAGE),
+    ]
+
+
+def _routes_of_runs(playground: bool) -> list[Route]:
+    page = text_of_file("jprm.serve:runs.html")
+    page = page.replace("{{ playground }}", '<a href=".">Playground</a>' if playground else "")
+    return [
+        page_route("/runs", page, "runs.html"),
+        *([] if playground else [Route("/", lambda request: RedirectResponse("runs"))]),
+        *file_routes(runs.FILES),
+        Route("/v1/runs", runs.runs),
+        Route("/v1/runs/metrics", runs.metrics),
+    ]
 
 
 async def _models(request: Request) -> Response:

@@ -11,23 +11,12 @@
   let history = [], focused = 0, editing = -1, options = null, asked = 0;
   let stale = false;               // the scores are of the steps before the last change
   const tab = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16)).join("-");  // keeps prefixes
-  let key = "";
-  try { key = sessionStorage.getItem("jprm key") || ""; } catch { /* no storage: the key is asked for again */ }
+  const { call } = server;
 
-  async function call(path, body) {
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
-    if (body) headers["Content-Type"] = "application/json";
-    const answer = await fetch(path, { method: body ? "POST" : "GET", headers, cache: "no-store", redirect: "error",
-                                       body: body && JSON.stringify(body) });
-    const made = await answer.json().catch(() => ({}));
-    if (answer.status === 401) at("key").hidden = false;
-    if (!answer.ok) throw new Error(made.error ? made.error.message : `status ${answer.status}`);
-    return made;
-  }
   async function busy(work) {
     at("busy").textContent = "scoring";
     say("");
-    try { return await work(); } catch (error) { say(error instanceof TypeError ? "The server cannot be reached." : error.message); }
+    try { return await work(); } catch (error) { say(server.said(error)); }
     finally { at("busy").textContent = ""; }
   }
   function say(text) { at("alert").textContent = text; at("alert").hidden = !text; }
@@ -42,7 +31,6 @@
   async function load() {
     await busy(async () => {
       models = (await call("v1/models")).data;
-      at("key").hidden = true;
       const list = (select, first) => select.replaceChildren(...first, ...models.map((one) => new Option(one.id, one.id)));
       list(at("model"), []);
       list(at("other"), [new Option("no other", "")]);
@@ -255,11 +243,6 @@
     score(parsed(), false);
   });
   for (const id of ["model", "other"]) at(id).addEventListener("change", () => { if (record) score(record, false); });
-  at("key").addEventListener("submit", (event) => {
-    event.preventDefault();
-    key = at("key-text").value.trim();
-    try { sessionStorage.setItem("jprm key", key); } catch { /* this tab keeps it */ }
-    load();
-  });
+  server.asks(load);
   load();
 })();

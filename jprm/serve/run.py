@@ -18,6 +18,7 @@ from jprm.serve.app import make_app
 from jprm.serve.config import ServeConfig, Weights
 from jprm.serve.engine import Engine
 from jprm.serve.openrlhf import View, read_view
+from jprm.serve.runs import Runs
 from jprm.web.guards import key_of
 
 DRAIN_SECONDS = 60
@@ -34,20 +35,22 @@ def serve(
     attention: str | None = None,
     adapter: str | None = None,
     weights: Weights = "copied",
+    runs: Sequence[str | os.PathLike] = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serves the models by their folders' names until SIGTERM or Ctrl-C, then answers what was admitted.
+    """Serves models by their folders' names, and the curves of runs, until SIGTERM or Ctrl-C; answers what it admitted.
 
-    Raises ValueError for an address that others reach without a key, no model, or two models of one name.
+    Raises ValueError for an address that others reach without a key, no model and no run, or two models of one name.
     """
-    if not models:
-        raise ValueError("name the folder of a model to serve")
+    if not models and not runs:
+        raise ValueError("name the folder of a model to serve, or with --run that of a run to show")
     key = key_of(config)
     names = [pathlib.Path(model).resolve().name for model in models]
     if len(set(names)) < len(names):
         raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")
     prompts = read_view(view) if view else View()
     writer = load_policy(policy) if policy else None
+    shown = Runs(runs) if runs else None
     mesh = MeshConfig(data=-1, fsdp=1) if weights == "copied" else MeshConfig()
     engines = []
     for name, folder in zip(names, models, strict=True):
@@ -60,7 +63,7 @@ def serve(
         engines.append(Engine(prm, config.longest, name, cache))
     # Its access log would hold addresses and query strings; /metrics has the counts.
     uvicorn.run(
-        make_app(engines, config, key, prompts, writer), host=config.host, port=config.port, access_log=False,
+        make_app(engines, config, key, prompts, writer, shown), host=config.host, port=config.port, access_log=False,
         log_level="info", server_header=False, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
 
