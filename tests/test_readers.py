@@ -24,6 +24,7 @@ OPTIONS = {
     "gsm8k_solutions": {"calculator_marks": "strip"},
     "math": {"steps": "sentences"},
     "prm800k": PRM800K,
+    "programs": {"steps": "lines"},
 }
 
 

@@ -99,8 +99,9 @@ def prepare(
       jprm prepare columns --source mine.parquet --out data/mine --set problem=question steps=solution.steps
 
     Args:
-        name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math, pools,
-            trl, text, jsonl, or columns for records of other names; or your own reader, module:NAME or FILE.py:NAME.
+        name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math,
+            programs, pools, trl, text, jsonl, or columns for records of other names; or your own reader, module:NAME or
+            FILE.py:NAME.
         source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), or URLs, which are downloaded into
             `downloads` beside DIR. hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
         out: The folder to write. It must hold no other data set, unless --overwrite is given.

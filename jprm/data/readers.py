@@ -1,7 +1,7 @@
 """The readers by the name of their source."""
 
 from jprm import registry
-from jprm.data import gsm8k, math, math_shepherd, prm800k, prmbench, processbench, records
+from jprm.data import gsm8k, math, math_shepherd, prm800k, prmbench, processbench, programs, records
 from jprm.data.reader import Reader
 
 READERS: dict[str, Reader] = {
@@ -15,6 +15,7 @@ READERS: dict[str, Reader] = {
     "prm800k": prm800k.READER,
     "prmbench": prmbench.READER,
     "processbench": processbench.READER,
+    "programs": programs.READER,
     "text": records.TEXT,
     "trl": records.TRL,
 }
