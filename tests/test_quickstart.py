@@ -40,7 +40,7 @@ def sample(steps):
 
 def test_chains_name_their_first_wrong_step(quickstart):
     record = {"problem": PROBLEM, "answer": 10, "samples": [sample(steps) for steps in (SOUND, LUCKY, WRONG)]}
-    chains = quickstart.judge._chains(record)
+    chains = quickstart.judge._chains(record, quickstart.task)
     assert [(chain["label"], chain["final_answer_correct"]) for chain in chains] == [(-1, True), (0, True), (1, False)]
     working = [quickstart.judge._is_wrong_working(record, one) for one in record["samples"]]
     assert working == [False, True, False]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -59,19 +60,9 @@ search that runs out of tokens before its chains end has nothing to show."""
 
 def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dict[str, Any]:
     """Writes the page and returns every figure, with 95 % intervals over problems."""
-    suite = read_suite(write_suite(out, seed))
-    suites = {}
-    for name in MODELS:
-        console.rule(f"judging the reward model of labels: {name}")
-        suites[name] = run_suite(out / name, suite, out / "judged" / name, console.print)
+    suites, found = evaluated(out, seed, console, task, MODELS)
     console.rule("search, with the PRM of formal labels")
-    found = {
-        **_best_of_n({name: results["best_of_n"]["test_pools"] for name, results in suites.items()}, suites),
-        "wrong_working": {MODELS[name]: _wrong_working(out, name, suites[name], seed) for name in MODELS},
-        "first_error": {MODELS[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in MODELS},
-        "label_agreement": label_agreement(out),
-        "search": searches(policy, out, suites["formal"], seed, console),
-    }
+    found["search"] = searches(policy, out, suites["formal"], seed, console)
     more = {
         "What this run is evidence for": [caveats_table()],
         "Search at equal cost": search_tables(found),
@@ -81,7 +72,25 @@ def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dic
     return found
 
 
-def write_suite(out: pathlib.Path, seed: int) -> pathlib.Path:
+def evaluated(
+    out: pathlib.Path, seed: int, console: Console, world: ModuleType, models: Mapping[str, str]
+) -> tuple[dict[str, dict], dict[str, Any]]:
+    """Returns the suite's results by reward model, and the figures of all."""
+    suite = read_suite(write_suite(out, seed, world))
+    suites = {}
+    for name in models:
+        console.rule(f"judging the reward model of labels: {name}")
+        suites[name] = run_suite(out / name, suite, out / "judged" / name, console.print)
+    found = {
+        **_best_of_n(suites, models),
+        "wrong_working": {models[name]: _wrong_working(out, name, suites[name], seed, world) for name in models},
+        "first_error": {models[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in models},
+        "label_agreement": label_agreement(out),
+    }
+    return suites, found
+
+
+def write_suite(out: pathlib.Path, seed: int, world: ModuleType) -> pathlib.Path:
     """Writes the suite over the test pools.
 
     Thresholds and calibration maps are fitted on the first half of the problems and judged on the second.
@@ -89,7 +98,7 @@ def write_suite(out: pathlib.Path, seed: int) -> pathlib.Path:
     pools = list(read_records(out / "test_pools.jsonl"))
     for name, half in (("tuning_chains", pools[: len(pools) // 2]), ("chains", pools[len(pools) // 2 :])):
         if not (out / f"{name}.jsonl").is_file():
-            write_records(out / f"{name}.jsonl", (chain for record in half for chain in _chains(record)))
+            write_records(out / f"{name}.jsonl", (chain for record in half for chain in _chains(record, world)))
     fitted = {"data": ["chains.jsonl"], "calibrate": "tuning_chains.jsonl"}
     suite = {
         "neutral": "drop",
@@ -103,24 +112,25 @@ def write_suite(out: pathlib.Path, seed: int) -> pathlib.Path:
     return out / "suite.json"
 
 
-def _chains(record: dict) -> list[dict]:
+def _chains(record: dict, world: ModuleType) -> list[dict]:
     """Returns some of a pool's samples in ProcessBench's format: `label` is the first incorrect step's index, or -1."""
     found = []
     for sample in record["samples"][:CHAINS]:
-        wrong = np.flatnonzero(~np.array(task.check(task.parse(record["problem"]), sample["steps"])))
+        wrong = np.flatnonzero(~np.array(world.check(world.parse(record["problem"]), sample["steps"])))
         first = int(wrong[0]) if len(wrong) else -1
         found.append({"problem": record["problem"], "steps": sample["steps"], "label": first,
                       "final_answer_correct": sample["correct"]})  # fmt: skip
     return found
 
 
-def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, Any]:
+def _best_of_n(suites: dict[str, dict], models: Mapping[str, str]) -> dict[str, Any]:
     """Returns the curves, and their last points by model; each model takes the rule that fits its labels."""
-    first = reports["formal"]
+    reports = {name: results["best_of_n"]["test_pools"] for name, results in suites.items()}
+    first = next(iter(reports.values()))
     curves = {"majority": first["majority"], "pass": first["pass_at_n"], "random": first["baselines"]["random"]}
     for name, report_ in reports.items():
         rule = report_["rules"][suites[name]["model"]["rule"]]
-        curves |= {f"{MODELS[name]}_best_of": rule["best_of_n"], f"{MODELS[name]}_vote": rule["weighted_vote"]}
+        curves |= {f"{models[name]}_best_of": rule["best_of_n"], f"{models[name]}_vote": rule["weighted_vote"]}
 
     def at(curve: str, n: int) -> dict[str, float]:
         return {key: curves[curve][key][n - 1] for key in ("value", "low", "high")}
@@ -128,19 +138,20 @@ def _best_of_n(reports: dict[str, dict], suites: dict[str, dict]) -> dict[str, A
     n = first["n_max"]
     ends = {f"{curve}_{n}": at(curve, n) for curve in curves if curve != "random"} | {"pass_1": at("pass", 1)}
     against = {
-        f"{MODELS[name]}_minus_majority": {
+        f"{models[name]}_minus_majority": {
             key: value[-1] for key, value in report_["rules"][suites[name]["model"]["rule"]]["minus_majority"].items()
         }
         for name, report_ in reports.items()
     }
     return (
-        ends | against | {"n": n, "curves": curves, "rules": {MODELS[k]: s["model"]["rule"] for k, s in suites.items()}}
+        ends | against | {"n": n, "curves": curves, "rules": {models[k]: s["model"]["rule"] for k, s in suites.items()}}
     )
 
 
-def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> dict[str, Any]:
+def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int, world: ModuleType) -> dict[str, Any]:
     """Returns how often the best sample has the correct answer and an incorrect step; `random`: one sample."""
-    trees = list(map(_with_wrong_working, read_scores(out / "judged" / model, results)["test_pools"]))
+    scored = read_scores(out / "judged" / model, results)["test_pools"]
+    trees = [_with_wrong_working(tree, world) for tree in scored]
     pools = pools_of(trees)
     value_P = chosen_curves(pools)[results["model"]["rule"]][:, -1]
     outcomes = [[node.correct for node in tree.nodes if node.correct is not None] for tree in trees]
@@ -150,18 +161,18 @@ def _wrong_working(out: pathlib.Path, model: str, results: dict, seed: int) -> d
     }
 
 
-def _with_wrong_working(tree: ReasoningTree) -> ReasoningTree:
+def _with_wrong_working(tree: ReasoningTree, world: ModuleType) -> ReasoningTree:
     """Returns the pool with `correct` for samples that have the correct answer and an incorrect step."""
     nodes = list(tree.nodes)
     for chain in chains_of(tree):
         sample = {"correct": nodes[chain[-1]].correct, "steps": [nodes[i].text for i in chain]}
-        wrong_working = _is_wrong_working({"problem": tree.problem}, sample)
+        wrong_working = _is_wrong_working({"problem": tree.problem}, sample, world)
         nodes[chain[-1]] = dataclasses.replace(nodes[chain[-1]], correct=wrong_working)
     return dataclasses.replace(tree, nodes=tuple(nodes))
 
 
-def _is_wrong_working(record: dict, sample: dict) -> bool:
-    return bool(sample["correct"]) and not all(task.check(task.parse(record["problem"]), sample["steps"]))
+def _is_wrong_working(record: dict, sample: dict, world: ModuleType = task) -> bool:
+    return bool(sample["correct"]) and not all(world.check(world.parse(record["problem"]), sample["steps"]))
 
 
 def label_agreement(out: pathlib.Path) -> dict[str, Any]:
@@ -241,9 +252,9 @@ CAVEATS = {
 """What a reader must know before the figures."""
 
 
-def caveats_table() -> Table:
+def caveats_table(caveats: Mapping[str, str] = CAVEATS) -> Table:
     """The caveats as a table of the page."""
-    return Table("", ("", ""), list(CAVEATS.items()), text=1)
+    return Table("", ("", ""), list(caveats.items()), text=1)
 
 
 CHOSEN_COLUMNS = ("chosen by", "right answer, %", "right with wrong working, %")
@@ -263,8 +274,13 @@ def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
                 ("prm_monte_carlo", "PRM, labels by rollouts"),
                 ("prm", "PRM, formal labels"),
             )
+            if name in working
         ),
-        ("vote weighted by that PRM", interval(found[f"prm_vote_{n}"]), ""),
+        *(
+            (f"vote weighted by the {words}", interval(found[f"{name}_vote_{n}"]), "")
+            for name, words in (("orm", "outcome reward model"), ("prm_monte_carlo", "PRM by rollouts"), ("prm", "PRM"))
+            if name in working
+        ),
         ("any of them is right (oracle)", interval(found[f"pass_{n}"]), ""),
     ]
 

@@ -31,6 +31,8 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import numpy as np
@@ -76,14 +78,15 @@ def main(out: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> 
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     check_seed(out, seed)
-    vocabulary = make_data(out, seed)
+    counts = {"test_problems": TESTED, "problems": LABELLED, "solutions": SOLUTIONS}
+    vocabulary = make_data(out, seed, task, counts)
     if not (out / "policy/result.json").is_file():
         console.rule("the policy learns from solutions with habits of error")
         train(models.policy(out, vocabulary, seed), out / "policy")
     policy = load_sampler(out / "policy", SamplerConfig(temperature=TEMPERATURE, max_tokens=128, rows=512))
-    sample_pools(policy, out / "problems.jsonl", out / "pools.jsonl", LABELLED_SAMPLES, seed)
-    sample_pools(policy, out / "test_problems.jsonl", out / "test_pools.jsonl", TESTED_SAMPLES, seed)
-    label(policy, out, seed)
+    sample_pools(policy, out / "problems.jsonl", out / "pools.jsonl", LABELLED_SAMPLES, seed, pool)
+    sample_pools(policy, out / "test_problems.jsonl", out / "test_pools.jsonl", TESTED_SAMPLES, seed, pool)
+    label(policy, out, seed, task, "task:reaches_answer")
     for labels in ("formal", "monte_carlo", "outcome"):
         if not (out / labels / "result.json").is_file():
             console.rule(f"a reward model learns from labels: {labels}")
@@ -106,31 +109,40 @@ def check_seed(out: pathlib.Path, seed: int) -> None:
     file.write_text(f"{seed}\n")
 
 
-def make_data(out: pathlib.Path, seed: int) -> int:
-    """Writes the tokenizer, the policy's solutions and the problems; returns the size of the vocabulary."""
-    tokenizer = task.tokenizer()
+def make_data(out: pathlib.Path, seed: int, world: ModuleType, counts: dict[str, int]) -> int:
+    """Writes a world's tokenizer and files of so many problems; returns the size of the vocabulary.
+
+    `solutions` are worked by authors with habits. No problem is in two files.
+    """
+    tokenizer = world.tokenizer()
     (out / "tokenizer").mkdir(exist_ok=True)
     tokenizer.save(str(out / "tokenizer/tokenizer.json"))
     (out / "tokenizer/tokenizer_config.json").write_text('{"eos_token": "<eos>"}\n')
     rng = np.random.default_rng(seed)
     seen = set()
-    for name, count in (("test_problems", TESTED), ("problems", LABELLED), ("solutions", SOLUTIONS)):
+    for name, count in counts.items():
         records = []
         while len(records) < count:
-            problem = task.problem(rng)
-            if problem.text in seen:  # no problem is in two files
+            problem = world.problem(rng)
+            if problem.text in seen:
                 continue
             seen.add(problem.text)
-            record = {"problem": problem.text, "answer": problem.answer}
-            worked = {"steps": task.solution(problem, rng, task.Habits())} if name == "solutions" else {}
-            records.append(record | worked)
+            worked = {"steps": world.solution(problem, rng, world.Habits())} if name == "solutions" else {}
+            records.append(world.record(problem, rng) | worked)
         if not (out / f"{name}.jsonl").is_file():
             write_records(out / f"{name}.jsonl", records)
     return tokenizer.get_vocab_size()
 
 
-def sample_pools(policy: Sampler, problems: pathlib.Path, pools: pathlib.Path, count: int, seed: int) -> None:
-    """Samples every problem `count` times; returns pools with answers and whether they are correct."""
+def sample_pools(
+    policy: Sampler,
+    problems: pathlib.Path,
+    pools: pathlib.Path,
+    count: int,
+    seed: int,
+    pool: Callable[[dict, list[Sample]], dict],
+) -> None:
+    """Samples every problem `count` times, and writes the pools that `pool` makes of its record and samples."""
     if pools.is_file():
         return
     console.rule(f"{pools.name}: {count} samples of every problem")
@@ -155,19 +167,17 @@ def pool(record: dict, samples: list[Sample]) -> dict:
     return {"problem": record["problem"], "answer": record["answer"], "samples": whole}
 
 
-def label(policy: Sampler, out: pathlib.Path, seed: int) -> None:
-    """Writes the labelled samples twice: labels of the formal checker, and values by rollouts."""
+def label(policy: Sampler, out: pathlib.Path, seed: int, world: ModuleType, verifier: str) -> None:
+    """Writes the labelled samples twice: labels of the world's checker, and values by rollouts."""
     pools = list(read_records(out / "pools.jsonl"))
     if not (out / "formal.jsonl").is_file():
-        write_records(out / "formal.jsonl", map(formally_labelled, pools))
+        write_records(out / "formal.jsonl", (formally_labelled(record, world) for record in pools))
     if (out / "monte_carlo.jsonl").is_file():
         return
     console.rule(f"Monte Carlo: {ROLLOUTS} rollouts of every prefix")
 
     with Rollouts(policy, out / "rollouts.jsonl", batch=4096) as rollouts:
-        config = MonteCarloConfig(
-            estimate="soft", k=ROLLOUTS, seed=seed, trees_at_once=50, verifier="task:reaches_answer"
-        )
+        config = MonteCarloConfig(estimate="soft", k=ROLLOUTS, seed=seed, trees_at_once=50, verifier=verifier)
         trees = label_trees(map(tree_of, pools), rollouts, config)
         write_records(out / "monte_carlo.jsonl", map(record_of, console_progress(trees, len(pools))))
 
@@ -178,9 +188,9 @@ def console_progress(items, total: int):
     return track(items, "labelling", total=total, console=console)
 
 
-def formally_labelled(record: dict) -> dict:
-    problem = task.parse(record["problem"])
-    samples = [sample | {"labels": task.labels(problem, sample["steps"])} for sample in record["samples"]]
+def formally_labelled(record: dict, world: ModuleType) -> dict:
+    problem = world.parse(record["problem"])
+    samples = [sample | {"labels": world.labels(problem, sample["steps"])} for sample in record["samples"]]
     return record | {"samples": samples}
 
 

@@ -83,6 +83,12 @@ def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 5)) -> Proble
     return Problem(start, tuple(chosen), text)
 
 
+def record(task: Problem, rng: np.random.Generator) -> dict[str, Any]:
+    """Returns the problem's record."""
+    del rng
+    return {"problem": task.text, "answer": task.answer}
+
+
 def solution(task: Problem, rng: np.random.Generator, habits: Habits | None) -> list[str]:
     """Returns a solution: one equation a move, and a last line with the answer. Without `habits` it is correct."""
     count, steps, owed = task.start, [], 0

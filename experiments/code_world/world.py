@@ -1,0 +1,146 @@
+"""The whole loop for programs: a policy, labels by running tests, reward models, and a verdict. Nothing is downloaded.
+
+    python experiments/code_world/world.py --seed 0 --out runs/code_world
+
+A policy learns short functions (`functions.py`) from solutions whose authors have bad habits. It is sampled; every
+prefix of a sample is completed, and the share of completions that pass the problem's tests in the sandbox is the value
+of its last line. A process reward model learns these values, and an outcome reward model whether whole samples pass.
+They are compared on problems that neither has seen: against the planted bugs, which a checker knows, and by best of n,
+where programs that do the same on the tests' inputs vote together.
+
+Everything is measured in the run, from the seed; a stage whose output is there is not run again. The stages, the models
+and most figures are the quickstart's (`experiments/quickstart`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import tyro
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "quickstart"))
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import functions
+import judge
+import models
+import run as quickstart
+
+from jprm.evaluate.blocks import Table
+from jprm.evaluate.terminal import show
+from jprm.evaluate.wording import interval
+from jprm.label.files import label_outcomes
+from jprm.policy.protocol import Sample
+from jprm.policy.sampler import SamplerConfig, load_sampler
+from jprm.report.page import report
+from jprm.train.loop import train
+from jprm.train.preemption import Stopped
+
+MODELS = {"monte_carlo": "prm_monte_carlo", "outcome": "orm"}
+"""The folder of each reward model, and its name in the results."""
+
+COUNTS = {"test_problems": 150, "problems": 250, "solutions": 14_000}
+SAMPLES, TEST_SAMPLES = 8, 32
+POLICY_STEPS, REWARD_STEPS = 360, 160
+"""Updates of 2,048 tokens: 0.74 M for the policy, 0.33 M for each reward model."""
+
+console = quickstart.console
+
+
+def main(out: pathlib.Path = pathlib.Path("runs/code_world"), seed: int = 0) -> None:
+    """Run the code world.
+
+    Args:
+        out: The folder for everything that is made; a run that was stopped continues in it.
+        seed: Of the problems, the solutions, the training and the samples.
+    """
+    began, stages = time.perf_counter(), {}
+
+    def done(stage: str) -> None:
+        stages[stage] = round(time.perf_counter() - began - sum(stages.values()), 1)
+
+    out.mkdir(parents=True, exist_ok=True)
+    quickstart.check_seed(out, seed)
+    vocabulary = quickstart.make_data(out, seed, functions, COUNTS)
+    trained(out, "policy", models.policy(out, vocabulary, seed), POLICY_STEPS)
+    done("policy")
+    policy = load_sampler(out / "policy", SamplerConfig(temperature=quickstart.TEMPERATURE, max_tokens=96, rows=512))
+    for problems, pools, count in (("problems", "pools", SAMPLES), ("test_problems", "test_pools", TEST_SAMPLES)):
+        sampled = out / f"sampled_{pools}.jsonl"
+        quickstart.sample_pools(policy, out / f"{problems}.jsonl", sampled, count, seed, pool)
+        done(f"samples, {pools}")
+        console.rule(f"{pools}: tests of every sample")
+        label_outcomes("tests", sampled, out / f"{pools}.jsonl")
+        done(f"tests, {pools}")
+    quickstart.label(policy, out, seed, functions, "tests")
+    done("labels by rollouts")
+    for labels in MODELS:
+        trained(out, labels, models.reward(out, vocabulary, labels, seed), REWARD_STEPS)
+        done(f"training, {labels}")
+    found = judged(out, seed)
+    done("evaluation")
+    found |= {"seconds": round(time.perf_counter() - began, 1), "stages": stages, "seed": seed}
+    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n")
+    show(tables(found), console)
+    console.print(
+        f"{found['seconds']:.0f} seconds. {out / 'results.json'}: every figure. {out / 'report.html'}: the page"
+    )
+
+
+def trained(out: pathlib.Path, name: str, experiment, steps: int) -> None:
+    """Trains one of the quickstart's models on this world's data."""
+    if not (out / name / "result.json").is_file():
+        console.rule(f"training: {name}")
+        named = dataclasses.replace(experiment, name=f"code_{name}", steps=steps, checkpoint_every=steps)
+        train(named, out / name)
+
+
+def pool(record: dict, samples: list[Sample]) -> dict:
+    """Returns a pool record, to be judged by its tests."""
+    whole = [
+        {"steps": list(sample.steps), "tokens": sample.tokens, "finish_reason": sample.finish_reason}
+        for sample in samples
+        if sample.steps
+    ]
+    return record | {"samples": whole} | ({"empty_samples": empty} if (empty := len(samples) - len(whole)) else {})
+
+
+def judged(out: pathlib.Path, seed: int) -> dict:
+    """Writes the page and returns every figure, with 95 % intervals over problems."""
+    suites, found = judge.evaluated(out, seed, console, functions, MODELS)
+    found["steps"] = {MODELS[name]: suites[name]["steps"] for name in MODELS}
+    more = {"What this run is evidence for": [judge.caveats_table(CAVEATS)], "Programs": tables(found)}
+    report([out / "judged" / name for name in MODELS], out / "report.html", more=more)
+    return found
+
+
+CAVEATS = {
+    "one run": "One seed of a small world. Other seeds differ by some points.",
+    "truth": "A line is right if it does what its sentence says. A program with a wrong line may pass all tests, where"
+    " a later line hides it or no input shows it.",
+    "first errors": "The outcome reward model learns the outcome of a program at each of its lines. It is never told"
+    " where a bug is, and rollouts tell it only by their outcomes.",
+}
+
+
+def tables(found: dict) -> list[Table]:
+    columns = ("chosen by", "passes all tests, %", "passes with a wrong line, %")
+    chosen = Table(f"best of {found['n']} programs for each unseen problem", columns, judge.chosen_rows(found))
+    errors = [(name, interval(figures["f1"])) for name, figures in found["first_error"].items()]
+    return [
+        chosen,
+        Table("first wrong lines", ("model", "F1, %"), errors),
+        judge.labels_table(found["label_agreement"]),
+    ]
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")  # its models are made for one, as the quickstart's
+    try:
+        tyro.cli(main)
+    except Stopped as stopped:  # SIGTERM during a training
+        sys.exit(str(stopped))

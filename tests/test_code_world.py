@@ -1,0 +1,124 @@
+"""The code world's task against brute force; with `-m slow`, all of it at reduced size."""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from jprm.jsonl import read_records
+from jprm.verify import sandbox
+from jprm.verify.python_steps import program_of
+from jprm.verify.verifiers import VERIFIERS
+
+FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
+STATES = [[], [5], list(range(-2, 40)), list(range(40, -2, -1)), [3, 1, 2, 3, 0, 7], [9, 9, 1, 4, 2, 8, 6, 5]]
+
+
+@pytest.fixture(scope="module")
+def code_world():
+    """Its modules and the quickstart's, which import each other by name."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(FOLDER / "code_world"))
+    import world
+
+    yield world
+    del sys.path[sys.path.index(str(FOLDER / "quickstart"))]
+    while str(FOLDER / "code_world") in sys.path:
+        sys.path.remove(str(FOLDER / "code_world"))
+    for name in {"world", "functions", "run", "judge", "models", "task"} - before:
+        sys.modules.pop(name, None)
+
+
+def effect(line):
+    """What a line does to every state; the error's name where it raises."""
+    names, effects = {}, []
+    exec("def g(xs):\n" + line + "\n    return xs", names)
+    for state in STATES:
+        try:
+            effects.append(names["g"](list(state)))
+        except ValueError:
+            effects.append("ValueError")
+    return effects
+
+
+def test_the_checker_equals_what_lines_do(code_world):
+    functions, rng = code_world.functions, np.random.default_rng(0)
+    seen = set()
+    for _ in range(300):
+        problem = functions.problem(rng)
+        assert functions.parse(problem.text) == problem
+        right, steps = functions.solution(problem, rng, None), functions.solution(problem, rng, functions.Habits())
+        judged = functions.check(problem, steps)
+        assert judged == [effect(one) == effect(other) for one, other in zip(steps, right, strict=True)]
+        assert functions.check(problem, right) == [True] * len(right)
+        assert functions.check(problem, [*right, right[-1]])[-1] is False
+        seen |= {(sentence, ok) for (sentence, _), ok in zip(problem.sentences, judged, strict=True)}
+    traps = [name for name, (_, wrong) in (functions.OPERATIONS | functions.RETURNS).items() if wrong]
+    assert {(name, False) for name in traps} <= seen
+    assert functions.check(functions.Problem((("Keep at least {}.", 3),)), ["    xs = [x for x in xs if x > 2]"]) == [
+        True
+    ]
+    with pytest.raises(ValueError, match="not a problem of the code world"):
+        functions.parse("Keep at most 3. Return the list.")
+
+
+def test_the_tokenizer_keeps_every_character(code_world):
+    functions, rng = code_world.functions, np.random.default_rng(1)
+    tokenizer = functions.tokenizer()
+    for _ in range(200):
+        problem = functions.problem(rng)
+        text = "\n".join([problem.text, *functions.solution(problem, rng, functions.Habits())]) + "\n"
+        ids = tokenizer.encode(text).ids
+        assert tokenizer.decode(ids) == text and tokenizer.token_to_id("<unk>") not in ids
+
+
+@pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
+def test_tests_are_exact(code_world):
+    functions, rng = code_world.functions, np.random.default_rng(2)
+    chains, expected = [], []
+    for _ in range(20):
+        problem = functions.problem(rng)
+        record = functions.record(problem, rng)
+        for habits in (None, functions.Habits(trap=1.0)):
+            steps = functions.solution(problem, rng, habits)
+            names = {}
+            exec(program_of(record, steps), names)
+            try:
+                [exec(test, names) for test in record["tests"]]
+                expected.append(1.0)
+            except (AssertionError, ValueError):
+                expected.append(0.0)
+            chains.append((record, steps))
+    assert VERIFIERS["tests"].rewards(chains) == expected
+    assert expected[::2] == [1.0] * 20 and 0.0 in expected
+
+
+@pytest.mark.slow
+def test_the_whole_of_it(code_world, one_device, tmp_path, monkeypatch):
+    """Few updates and problems: every stage and figure, and a second run that computes nothing."""
+    small = {"COUNTS": {"test_problems": 12, "problems": 20, "solutions": 4000}, "SAMPLES": 4, "TEST_SAMPLES": 8,
+             "POLICY_STEPS": 100, "REWARD_STEPS": 20}  # fmt: skip
+    for name, value in small.items():
+        monkeypatch.setattr(code_world, name, value)
+    code_world.main(tmp_path / "out")
+    found = json.loads((tmp_path / "out/results.json").read_text())
+    for key in ("prm_monte_carlo_best_of_8", "orm_best_of_8", "orm_vote_8", "majority_8", "pass_1", "pass_8"):
+        assert found[key]["low"] <= found[key]["value"] <= found[key]["high"]
+    assert found["label_agreement"]["steps"] > 20 and np.isfinite(found["label_agreement"]["auroc"])
+    pools = list(read_records(tmp_path / "out/test_pools.jsonl"))
+    for pool in pools:
+        by_answer = {}
+        for sample in pool["samples"]:
+            assert sample["correct"] == (sample.get("passed") == len(pool["tests"]))
+            by_answer.setdefault(sample["answer"], set()).add(sample["correct"])
+        assert all(len(outcomes) == 1 for outcomes in by_answer.values())  # equal behaviour passes or fails together
+    page = (tmp_path / "out/report.html").read_text()
+    assert "first wrong lines" in page and "best of 8 programs" in page
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
+    code_world.main(tmp_path / "out")
+    again = json.loads((tmp_path / "out/results.json").read_text())
+    untimed = {key: value for key, value in found.items() if key not in ("seconds", "stages")}
+    assert untimed == {key: value for key, value in again.items() if key not in ("seconds", "stages")}
+    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
