@@ -8,7 +8,6 @@ import importlib.util
 import json
 import math
 import os
-import pathlib
 import re
 import sys
 import types
@@ -25,6 +24,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
 from jprm.outputs import check_version
+from jprm.storage import path_of
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
@@ -36,13 +36,13 @@ VERSION = 2
 class DataConfig:
     """Where records come from and how they are packed.
 
-    train, valid: folders that `jprm prepare` wrote, or JSONL files; valid may be empty.
+    train, valid: folders that `jprm prepare` wrote, or JSONL files, also in a bucket; valid may be empty.
     rows, micro_rows: rows of an update, computed micro_rows at a time (gradient accumulation).
     window: trees packed together. Larger windows pad less and start later. Where a row holds one chain
         (`attention="cudnn"`) they only take more memory: a few trees are enough.
     streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only its own.
         Like the seed it decides the order of the data. Streams advance at their own pace.
-    cache: a folder for token trees, so that records are tokenised once and not in every epoch; empty: none.
+    cache: a folder of this machine for token trees, so that records are tokenised once; empty: none.
     supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM);
         `outcome_steps` and `outcome_tokens`, that outcome at every step or token of the chain, as in Lightman et al.
         and Cobbe et al. (of a shared prefix the mean over its chains); `token`, every token of the steps and the end
@@ -187,12 +187,12 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] =
 
 def module_of(path: str | os.PathLike) -> types.ModuleType:
     """Runs a Python file and returns its module."""
-    path = pathlib.Path(path)
-    if not path.is_file():
+    path = os.fspath(path)
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such experiment file")
-    if path.suffix != ".py":
+    if not path.endswith(".py"):
         raise ValueError(f"{path}: is no Python file; an experiment is a .py file with a function experiment()")
-    module_spec = importlib.util.spec_from_file_location(f"jprm_experiment_{path.stem}", path)
+    module_spec = importlib.util.spec_from_file_location(f"jprm_experiment_{os.path.basename(path)[:-3]}", path)
     assert module_spec is not None and module_spec.loader is not None  # its suffix is .py
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
@@ -226,7 +226,7 @@ def read(path: str | os.PathLike) -> Experiment:
     Raises ValueError, naming the file, where it is damaged or of a newer version.
     """
     try:
-        values = parse(pathlib.Path(path).read_bytes(), os.fspath(path))
+        values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1
         check_version(version, VERSION, path)
         if version == 1 and "loss" in values:

@@ -183,7 +183,7 @@ class Rejects:
         with self._written:
             self._file.flush()
             if isinstance(self.path, Remote) and kind is None and self.errors:
-                self.path.upload(self._file)
+                self.path.upload(self._file.name)
             elif kind is None and self.errors:
                 os.replace(self._file.name, self.path)
             else:

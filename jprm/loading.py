@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jprm.compile_cache import enable_compile_cache
 from jprm.experiment import Experiment, read
 from jprm.layout import native_layout
 from jprm.libtpu import quiet_without_tpu
+from jprm.local_copy import local_copy
 from jprm.model.attention.registry import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
@@ -25,6 +25,7 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.implicit import BETA, LogRatio
 from jprm.score.scale import Scale
 from jprm.score.scorer import LONGEST, PRM
+from jprm.storage import path_of
 from jprm.tokenizer import load_tokenizer
 
 
@@ -42,7 +43,7 @@ def load(
     (2,)
 
     Args:
-      folder: of a run or a published PRM; a PRM that is loaded is returned as it is.
+      folder: of a run or a published PRM, on this machine or in a bucket; a PRM that is loaded is returned as it is.
       mesh: how the devices are used; by default each has a part of the parameters and takes rows of its own.
       dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32.
         bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of float32's memory, with
@@ -59,11 +60,11 @@ def load(
         return folder
     enable_compile_cache()
     quiet_without_tpu()
-    folder = pathlib.Path(folder)
+    folder = path_of(folder)
     if (kind := kind_of(folder)) == "gguf":
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
     if adapter or kind != "run":
-        return load_published(folder, adapter, mesh, dtype, attention)
+        return load_published(local_copy(folder), adapter, mesh, dtype, attention)
     experiment = read(folder / RUN)
     implicit = experiment.objective == "implicit"
     if find(experiment.model.head).readout is None and not implicit:

@@ -15,7 +15,8 @@ import pathlib
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
 from jprm.storage import Appended, Remote, path_of
@@ -173,7 +174,8 @@ def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     if isinstance(remote := path_of(path), Remote):
         with tempfile.NamedTemporaryFile() as file:
             yield cast(IO[bytes], file)
-            remote.upload(cast(IO[bytes], file))
+            file.flush()
+            remote.upload(file.name)
         return
     partial = partial_of(path)
     pathlib.Path(partial).parent.mkdir(parents=True, exist_ok=True)
@@ -248,6 +250,25 @@ def tidy(out: str | os.PathLike) -> None:
         with contextlib.suppress(ValueError), only_run(work):  # of another process, which removes it itself
             if not work.is_symlink() and ((work / MARK).is_file() or _empty(work)):
                 _remove(work)
+
+
+WAIT_S = 0.5
+"""Between looks at whether another process has made a folder."""
+
+
+def made_once(place: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """Returns the folder `place`, which `make` fills first where it is absent. Waits for a process that fills it."""
+    while not place.is_dir():
+        try:
+            with whole_folder(place) as new:
+                make(new)
+        except Taken:  # another process makes the same, and ends or dies
+            time.sleep(WAIT_S)
+        except OSError:
+            if not place.is_dir():  # else it ended just before this one began
+                raise
+    tidy(place)
+    return place
 
 
 def _remove(work: pathlib.Path) -> None:

@@ -60,24 +60,45 @@ class Remote(os.PathLike):
         return self.url.rpartition("/")[2]
 
     @property
+    def suffix(self) -> str:
+        return pathlib.PurePosixPath(self.name).suffix
+
+    @property
     def parent(self) -> Remote:
         return Remote(self.url.rpartition("/")[0])
 
     def with_name(self, name: str) -> Remote:
         return self.parent / name
 
+    def resolve(self) -> Remote:
+        return self
+
+    absolute = resolve
+
+    def mkdir(self, **_: bool) -> None:
+        """Does nothing: a folder of a bucket is there with its first object."""
+
     def is_file(self) -> bool:
-        with _store(self) as (store, place):
-            return store.isfile(place)
+        return self._kind() == "file"
 
     def is_dir(self) -> bool:
-        return not self.is_file() and self.exists()
+        return self._kind() == "directory"
 
     def exists(self) -> bool:
         """Returns whether there is an object of this name, or any in this folder."""
+        return bool(self._kind())
+
+    def _kind(self) -> str:
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
-            return bool(store.find(place))
-        return False
+            return store.info(place)["type"]
+        return ""
+
+    def files(self) -> list[Remote]:
+        """Returns all objects of this folder and of those in it, in order of their names, or this object."""
+        with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
+            names = (found.removeprefix(place).lstrip("/") for found in sorted(store.find(place)))
+            return [self / name if name else self for name in names if name[-1:] != "/"]
+        return []
 
     def names(self) -> list[str]:
         """Returns the names of the objects in this folder, in order."""
@@ -96,6 +117,9 @@ class Remote(os.PathLike):
         with _store(self) as (store, place):
             return store.cat_file(place)
 
+    def read_text(self) -> str:
+        return self.read_bytes().decode()
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
         """Opens the object to read, a block at a time."""
@@ -109,11 +133,21 @@ class Remote(os.PathLike):
         with _store(self) as (store, place):
             store.pipe_file(place, content, mode="create" if new else "overwrite")
 
-    def upload(self, file: IO[bytes]) -> None:
+    def upload(self, file: str | os.PathLike) -> None:
         """Writes the content of a file of this machine, whole or not at all."""
-        file.flush()
         with _store(self) as (store, place):
-            store.put_file(file.name, place)
+            store.put_file(os.fspath(file), place)
+
+    def upload_folder(self, folder: str | os.PathLike, last: str = "") -> None:
+        """Writes all files of a folder of this machine, the one named `last` after all others."""
+        names = [file.relative_to(folder).as_posix() for file in pathlib.Path(folder).rglob("*") if file.is_file()]
+        for name in sorted(names, key=lambda name: (name == last, name)):
+            (self / name).upload(pathlib.Path(folder) / name)
+
+    def download(self, file: str | os.PathLike) -> None:
+        """Writes the object into a file of this machine."""
+        with _store(self) as (store, place):
+            store.get_file(place, os.fspath(file))
 
     def unlink(self, missing_ok: bool = False) -> None:
         with _store(self) as (store, place), contextlib.suppress(*[FileNotFoundError] if missing_ok else []):
@@ -207,7 +241,8 @@ class Appended:
             self._file.seek(0)
             while block := self._file.read(1 << 20):
                 whole.write(block)
-            output.upload(whole)
+            whole.flush()
+            output.upload(whole.name)
         self.unlink()
 
     def unlink(self, missing_ok: bool = True) -> None:

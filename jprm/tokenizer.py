@@ -22,7 +22,9 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from jprm.local_copy import local_copy
 from jprm.outputs import atomic_write
+from jprm.storage import path_of
 
 CONFIG = "tokenizer_config.json"
 
@@ -106,8 +108,8 @@ class JsonTokenizer:
         names = {"bos_token": self.bos, "eos_token": self.eos}
         names = {key: None if value is None else self.inner.id_to_token(value) for key, value in names.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-        atomic_write(Path(folder) / "tokenizer.json", self.inner.to_str(pretty=True))
-        atomic_write(Path(folder) / CONFIG, json.dumps(config, indent=2))
+        atomic_write(path_of(folder) / "tokenizer.json", self.inner.to_str(pretty=True))
+        atomic_write(path_of(folder) / CONFIG, json.dumps(config, indent=2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +141,7 @@ class SentencePieceTokenizer:
         return found if self.inner.id_to_piece(found) == token else None  # an unknown piece maps to <unk>
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        atomic_write(Path(folder) / "tokenizer.model", self.inner.serialized_model_proto())
+        atomic_write(path_of(folder) / "tokenizer.model", self.inner.serialized_model_proto())
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
@@ -158,7 +160,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     Raises FileNotFoundError where there is none, ValueError for a file that is damaged, of another format, made to fill
     the memory, or with ids beyond the model's `vocab_size`.
     """
-    path = Path(path)
+    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG))
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         if not found:

@@ -107,6 +107,24 @@ def serve():
 
 
 @pytest.fixture(scope="session")
+def s3():
+    """The address of a bucket in moto's S3 server. Skips where it is not installed."""
+    import buckets
+
+    with buckets.s3_server() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def gcs():
+    """The address of a bucket in fake-gcs-server. Skips where it is not installed."""
+    import buckets
+
+    with buckets.gcs_server() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def browser():
     """A headless Chromium. Skips where it or its driver is not installed."""
     import shutil

@@ -1,18 +1,16 @@
-"""Outputs in buckets: in fsspec's own memory, and in an S3 server that runs as a process where moto is installed."""
+"""Outputs in buckets: in fsspec's own memory, and in the servers of `buckets` where these are installed."""
 
-import importlib.util
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 
 import fsspec
 import pytest
+from buckets import objects
 from tiny_run import chains
 
 from jprm import cli, storage
@@ -25,43 +23,11 @@ from jprm.storage import Appended, Remote, path_of
 COUNT = 3 * CHUNK + 7
 
 
-@pytest.fixture(scope="session")
-def s3():
-    """The address of a bucket of moto's server, a process of its own."""
-    if not all(map(importlib.util.find_spec, ("moto", "s3fs", "flask"))):
-        pytest.skip("needs moto's S3 server and s3fs: the extra `test-buckets`")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = [sys.executable, "-m", "moto.server", "-p", str(port)]
-    process = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    given = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    before = {key: os.environ.get(key) for key in given}
-    os.environ.update(given)
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT"), timeout=5)
-            break
-        except OSError:
-            time.sleep(0.1)
-    yield "s3://bucket"
-    process.kill()
-    process.wait()
-    for key, value in before.items():
-        os.environ.pop(key) if value is None else os.environ.update({key: value})
-
-
-@pytest.fixture(params=["memory", "s3"])
+@pytest.fixture(params=["memory", "s3", "gcs"])
 def folder(request):
     """An empty folder of a bucket."""
-    bucket = "memory://bucket" if request.param == "memory" else request.getfixturevalue("s3")
+    bucket = "memory://bucket" if request.param == "memory" else request.getfixturevalue(request.param)
     return Remote(f"{bucket}/{uuid.uuid4().hex}")
-
-
-def objects(folder):
-    """Every object of a folder by its name there."""
-    store, place = fsspec.core.url_to_fs(folder.url, use_listings_cache=False)
-    return {name.removeprefix(place): store.cat_file(name) for name in store.find(place)}
 
 
 def test_objects(folder):
@@ -234,9 +200,9 @@ def test_the_input_is_no_output(folder):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("train e.py --workdir gs://bucket/run", "gs://bucket/run: is to be a file or folder of this machine"),
-        ("train e.py --workdir w --set base=s3://bucket/m", "base=s3://bucket/m: is to be a file or folder"),
-        ("score --model gs://b/m --input i --output o", "gs://b/m: is to be a file or folder of this machine"),
+        ("rl e.py --workdir gs://bucket/run", "gs://bucket/run: is to be a file or folder of this machine"),
+        ("train e.py --workdir w --set data.cache=s3://b/m", "data.cache=s3://b/m: is to be a file or folder"),
+        ("convert gs://b/m out", "gs://b/m: is to be a file or folder of this machine"),
         ("score --model m --input nowhere://b/f --output out.jsonl", "nowhere://b/f: ValueError: Protocol not known"),
         ("score --model m --input memory://bucket/none --output out.jsonl", "memory://bucket/none: no such object"),
     ],

@@ -11,6 +11,7 @@ import numpy as np
 from jprm.checkpoints import huggingface, peft, run
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import check_sums
+from jprm.local_copy import local_copy
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import put, spec
@@ -19,7 +20,8 @@ from jprm.model.transformer import AXES
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
     """Returns the model's hyper-parameters; `changes` set what the files do not hold (head, dtype, layers, ...)."""
-    return _format(path).model_config(path, **changes)
+    module, path = _opened(path)
+    return module.model_config(path, **changes)
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
@@ -27,9 +29,10 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
     Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring.
     """
+    module, path = _opened(path)
     if os.path.isdir(path):
         check_sums(path)
-    return _format(path).load_decoder(path, config, dtype)
+    return module.load_decoder(path, config, dtype)
 
 
 def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
@@ -38,7 +41,7 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
     Raises:
       ValueError: the model has no language head of the config's shape.
     """
-    module = _format(path)
+    module, path = _opened(path)
     if module is run:
         return run.load_language_head(path)
     file, name = module.open_tensors(path), module.LANGUAGE_HEAD
@@ -50,10 +53,12 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
     return {"kernel": put(np.asarray(file.tensor(name).T, np.float32), place)}
 
 
-def _format(path: str | os.PathLike) -> ModuleType:
-    """Returns the module of this package that reads the path."""
-    if (kind := kind_of(path)) == "gguf":
+def _opened(path: str | os.PathLike) -> tuple[ModuleType, str | os.PathLike]:
+    """Returns the module of this package that reads the path, and the path or its copy on this machine."""
+    if (kind := kind_of(path)) == "run":
+        return run, path
+    if kind == "gguf":
         from jprm.checkpoints import gguf  # a slow import
 
-        return gguf
-    return {"run": run, "peft": peft, "huggingface": huggingface}[kind]
+        return gguf, local_copy(path)
+    return {"peft": peft, "huggingface": huggingface}[kind], local_copy(path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from typing import Literal
+
+from jprm.storage import path_of
 
 RUN, PEFT, PUBLISHED = "experiment.json", "adapter_config.json", "config.json"
 
@@ -20,7 +21,7 @@ def kind_of(path: str | os.PathLike) -> Kind:
       FileNotFoundError: nothing is there, or a folder without any of the files that tell.
       ValueError: another kind of file.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if path.is_dir():
         files: dict[str, Kind] = {RUN: "run", PEFT: "peft", PUBLISHED: "huggingface"}
         for name, kind in files.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 
 import jax
 
@@ -15,6 +14,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
+from jprm.storage import path_of
 
 FREE = (
     "head",
@@ -31,7 +31,7 @@ FREE = (
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
-    return dataclasses.replace(read(pathlib.Path(path) / RUN).model, **{"head": ModelConfig.head, **changes})
+    return dataclasses.replace(read(path_of(path) / RUN).model, **{"head": ModelConfig.head, **changes})
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
@@ -39,7 +39,7 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
     Raises ValueError naming a field in which `config` differs from the run's decoder.
     """
-    experiment = read(pathlib.Path(path) / RUN)
+    experiment = read(path_of(path) / RUN)
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
         if field.name not in FREE and ours != theirs:
@@ -50,7 +50,7 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
 def load_language_head(path: str | os.PathLike) -> dict:
     """Returns a policy's head from its newest checkpoint, on the mesh that is set. Raises ValueError for a PRM's."""
-    experiment = read(pathlib.Path(path) / RUN)
+    experiment = read(path_of(path) / RUN)
     if find(experiment.model.head).channels:
         raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
     return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]

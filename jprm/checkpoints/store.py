@@ -1,9 +1,9 @@
 """Training checkpoints through Orbax: parameters, optimizer and state of the run, saved and restored together.
 
 A run's folder holds `experiment.json`, the tokenizer, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step
-under a temporary name and renames it, so a step that exists is whole. Its parts `params` and `optimizer` are arrays,
-which any mesh can restore. `run` is JSON, written once by all processes: the position in the data, the experiment,
-versions and goodput.
+under a temporary name and renames it, so a step that exists is whole; a bucket's is whole if it holds the marker that
+is written last (`jprm.checkpoints.bucket`). The parts `params` and `optimizer` are arrays, which any mesh can restore.
+`run` is JSON, written once by all processes: the position in the data, the experiment, versions and goodput.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
+from jprm.checkpoints import bucket
 from jprm.experiment import Experiment
 from jprm.model import lora, transformer
 from jprm.model.parameters import join
+from jprm.storage import Remote, path_of
 
 FOLDER = "checkpoints"
 
+Checkpoints = ocp.training.Checkpointer | bucket.Staged
 
-def open_checkpoints(
-    workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0
-) -> ocp.training.Checkpointer:
+
+def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
     """Opens the run's checkpoints; the caller decides when to save.
 
     The newest `keep` stay (None: all), and every multiple of `keep_every` steps for good (0: none).
@@ -39,13 +41,24 @@ def open_checkpoints(
     context = ocp.Context()
     context.checkpointables.registry = registry
     # Orbax's policies name their arguments otherwise than its own protocols.
-    return ocp.training.Checkpointer(
-        str(pathlib.Path(workdir).absolute() / FOLDER),
-        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # pyright: ignore[reportArgumentType]
+    given: dict[str, Any] = dict(
+        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
         context=context,
-        preservation_policy=policies.AnyPreservationPolicy(kept),  # pyright: ignore[reportArgumentType]
+        preservation_policy=policies.AnyPreservationPolicy(kept),
         cleanup_tmp_directories=keep is not None,  # a reader must not disturb a run that is writing
     )
+    folder = path_of(workdir).absolute() / FOLDER
+    if isinstance(folder, Remote):
+        return bucket.open_checkpoints(folder, given, keep, keep_every)
+    return ocp.training.Checkpointer(str(folder), **given)
+
+
+def saved(workdir: pathlib.Path | Remote) -> bool:
+    """Returns whether the run has a whole checkpoint."""
+    folder = workdir / FOLDER
+    if isinstance(folder, Remote):
+        return bool(bucket.committed(folder))
+    return any(step.name.isdigit() for step in folder.glob("*"))
 
 
 def abstract(tree: Any) -> Any:
@@ -53,13 +66,13 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
-def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> dict[str, Any]:
+def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
     """Returns the newest checkpoint's parts that `wanted` names: arrays as its abstract arrays, JSON for None.
 
     Raises:
       ValueError: names the folder and the fix where there is no checkpoint, or one that is damaged or of another model.
     """
-    folder = pathlib.Path(checkpoints.directory)
+    folder = checkpoints.directory
     if checkpoints.latest is None:
         raise ValueError(f"{folder}: holds no complete checkpoint; train first, or name the run's folder")
     step = checkpoints.latest.step
@@ -71,7 +84,7 @@ def restore(checkpoints: ocp.training.Checkpointer, wanted: dict[str, Any]) -> d
             cause = cause.__cause__ or cause.__context__ or cause
         reason = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
         raise ValueError(
-            f"{folder / str(step)}: cannot be restored ({reason}). If its files are damaged, remove that folder to"
+            f"{folder}/{step}: cannot be restored ({reason}). If its files are damaged, remove that folder to"
             " continue from an earlier step; if the experiment has changed, use another --workdir"
         ) from error
 

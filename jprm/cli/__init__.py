@@ -31,6 +31,7 @@ from jprm.cli.arguments import (
     JudgeFile,
     OneModel,
     OnError,
+    Place,
     Settings,
     one_of,
     one_scorer,
@@ -123,7 +124,7 @@ def prepare(
 @app.command
 def train(
     experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
-    workdir: Folder,
+    workdir: Place,
     set_: Settings = (),
     distributed: Distributed = None,
 ) -> None:
@@ -134,15 +135,16 @@ def train(
     For example:
       jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
       jprm train experiments/prm800k_smollm2.py --workdir runs/short --set steps=20 optimizer.learning_rate=1e-4
-      jprm train experiments/prm800k_smollm2.py --workdir /shared/runs/pod --distributed auto
+      jprm train experiments/prm800k_smollm2.py --workdir gs://BUCKET/runs/pod --distributed auto
 
     Args:
         experiment: The file that describes the run.
-        workdir: The folder for checkpoints, metrics and the configuration. A run in it is continued.
+        workdir: The folder for checkpoints, metrics and the configuration, on this machine or in a bucket
+            (gs://BUCKET/RUN, s3://BUCKET/RUN). A run in it is continued.
         set_: Values that replace the experiment's, by their path in its configuration.
         distributed: For several processes, given to each: `auto` reads the cluster's environment (Cloud TPU, GKE,
-            Slurm, Open MPI); or INDEX/COUNT@HOST:PORT, with a free port of process 0's host. DIR must be on a file
-            system that all share. Default: one process.
+            Slurm, Open MPI); or INDEX/COUNT@HOST:PORT, with a free port of process 0's host. DIR must be in a gs://
+            bucket or on a file system that all share. Default: one process.
     """
     from jprm import multihost
     from jprm.experiment import load
@@ -179,7 +181,7 @@ def score(
       jprm score --judge judge.json --input pool.jsonl --output judged.jsonl
 
     Args:
-        model: The folder of a trained or a published model. Give this or --judge.
+        model: The folder of a trained or a published model, also in a bucket. Give this or --judge.
         judge: A policy's JSON file with a section `judge`: a language model that writes critiques, whose verdicts are
             the scores. The output has the critiques and their cost under `judge`.
         input: Records to score, one per line, or a folder that `jprm prepare` wrote. Input and output may be in a
@@ -220,7 +222,7 @@ def score(
         print("critiques: " + ", ".join(f"{name}: {count}" for name, count in cost(read_records(output)).items()))
 
 
-def _check_scorer(model: Path | None, judge: Path | None, *options: Any) -> None:
+def _check_scorer(model: str | None, judge: Path | None, *options: Any) -> None:
     """Refuses no scorer or two, and options of models for a judge."""
     one_scorer("score", model, judge)
     if judge and any(options):
@@ -331,16 +333,27 @@ def _add_own(command: str = "", name: str = "") -> None:
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
+IN_BUCKETS = {
+    "score": ("--input", "--output", "--model"), "search": ("--model",), "eval": ("--model",), "train": ("--workdir",),
+    "sweep": ("--workdir",),
+}  # fmt: skip
+"""The options of commands that may be in a bucket."""
+
+FIELDS_IN_BUCKETS = ("base", "reference", "tokenizer", "data.train", "data.valid")
+"""Fields of an experiment that may be in a bucket."""
+
 
 def _check_addresses(args: Sequence[str]) -> None:
     """Raises ValueError for a bucket's address where a command takes none: it would be taken for a file's name."""
     for before, word in itertools.pairwise(args):
         option = word.partition("=")[0] if word.startswith("--") else before
-        takes = (args[0] == "score" and option in ("--input", "--output")) or (args[0] == "prepare" and "hf://" in word)
+        takes = option in IN_BUCKETS.get(args[0], ()) or (args[0] == "prepare" and "hf://" in word)
+        takes |= args[0] == "runs" and option != "--json"
+        takes |= args[0] in ("train", "sweep") and word.partition("=")[0] in FIELDS_IN_BUCKETS
         if ADDRESS.search(word) and not takes:
             raise ValueError(
-                f"{word}: is to be a file or folder of this machine; only --input and --output of `jprm score` may be"
-                " in a bucket. Copy it here first"
+                f"{word}: is to be a file or folder of this machine; the workdir, data and base model of `jprm train`"
+                " and the model, input and output of `jprm score` may be in a bucket. Copy it here first"
             )
 
 

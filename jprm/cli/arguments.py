@@ -22,7 +22,8 @@ OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Folder = Annotated[Path, arg(metavar="DIR")]
-OneModel = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
+Place = Annotated[str, arg(metavar="DIR")]  # a folder, or an address in a bucket, which a Path would change
+OneModel = Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")]
 JudgeFile = Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")]
 PolicyFile = Annotated[Path, arg(metavar="P")]
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
@@ -110,13 +111,13 @@ def opened(model: Path, adapter: str | None) -> Any:
     return load(model, adapter=adapter)
 
 
-def one_scorer(command: str, model: Path | None, judge: Path | None) -> None:
+def one_scorer(command: str, model: str | None, judge: Path | None) -> None:
     """Refuses no scorer or two."""
     if (model is None) == (judge is None):
         raise ValueError(f"{command}: give --model DIR or --judge P.json, one of the two")
 
 
-def scorer_of(command: str, model: Path | None, judge: Path | None, **options: Any) -> Any:
+def scorer_of(command: str, model: str | None, judge: Path | None, **options: Any) -> Any:
     """Returns the loaded model, with `options` of `jprm.load`, or the judge."""
     one_scorer(command, model, judge)
     if judge is not None:
@@ -125,4 +126,4 @@ def scorer_of(command: str, model: Path | None, judge: Path | None, **options: A
         return load_judge(judge)
     import jprm
 
-    return jprm.load(cast(Path, model), **options)
+    return jprm.load(cast(str, model), **options)

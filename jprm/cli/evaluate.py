@@ -10,6 +10,7 @@ from tyro.conf import arg
 from jprm.cli.arguments import Commands, Folder, check_outputs
 from jprm.evaluate.benchmark import Benchmark
 from jprm.evaluate.benchmarks import BENCHMARKS, find
+from jprm.storage import path_of
 
 
 def evaluation() -> Commands:
@@ -27,7 +28,7 @@ def add(app: Commands, name: str) -> None:
 
 
 def suite(
-    model: Annotated[tuple[Path, ...], arg(metavar="DIR ...")],
+    model: Annotated[tuple[str, ...], arg(metavar="DIR ...")],
     suite: Annotated[Path, arg(metavar="SUITE.json")],
     out: Folder,
 ) -> None:
@@ -53,7 +54,7 @@ def suite(
     from jprm.outputs import check_output
 
     wanted = read_suite(suite)
-    names = [folder.resolve().name for folder in model]
+    names = [path_of(folder).resolve().name for folder in model]
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
     for folder, name in zip(model, names, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -9,13 +10,13 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from jprm.cli.arguments import Distributed, Folder, Settings
+from jprm.cli.arguments import Distributed, Place, Settings
 
 Json = Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")]
 
 
 def runs(
-    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    folder: Annotated[Positional[tuple[str, ...]], arg(metavar="DIR ...")],
     to: Json = None,
 ) -> None:
     """Compare runs: the settings in which they differ, and the last value of each metric.
@@ -25,7 +26,7 @@ def runs(
       jprm runs runs/rates --json rates.json
 
     Args:
-        folder: Runs of `jprm train`, finished or not, or folders of runs, such as a sweep's.
+        folder: Runs of `jprm train`, finished or not, or folders of runs, such as a sweep's; also in a bucket.
         to: A file for everything that differs and every metric, beyond what the table shows.
     """
     from jprm.evaluate.terminal import show
@@ -40,7 +41,7 @@ def runs(
 
 def sweep(
     experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
-    workdir: Folder,
+    workdir: Place,
     set_: Settings,
     to: Json = None,
     distributed: Distributed = None,
@@ -56,7 +57,7 @@ def sweep(
 
     Args:
         experiment: The file that describes the runs.
-        workdir: The folder for the runs.
+        workdir: The folder for the runs, on this machine or in a bucket.
         set_: Values that replace the experiment's, by their path in its configuration; several, separated by commas,
             for a field that varies.
         to: A file for the comparison, as of `jprm runs --json`.
@@ -73,6 +74,6 @@ def sweep(
         print(f"stopped: {stopped}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
     if multihost.is_first():
-        runs(tuple(folders), to)
+        runs(tuple(map(os.fspath, folders)), to)
     if diverged:
         raise FloatingPointError(f"{len(diverged)} of {len(folders)} runs diverged: {'; '.join(diverged)}")

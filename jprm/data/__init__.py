@@ -1,11 +1,11 @@
 """Sources of step labels, prepared folders of records, and the pipeline that feeds training."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from jprm import jsonl
+from jprm.local_copy import local_copy
 
 REPORT = "report.json"
 """The file that marks a folder as prepared. It is written last."""
@@ -14,11 +14,13 @@ REPORT = "report.json"
 def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
     """Returns the records of a prepared folder, read when accessed, or of a JSON Lines file, all in memory.
 
+    Data in a bucket are copied to this machine first (`jprm.local_copy`).
+
     Raises:
       FileNotFoundError: the path does not exist, or is a folder that is not fully prepared.
       RecordError: a line of the file that is no record.
     """
-    path = pathlib.Path(path)
+    path = local_copy(path)
     if path.is_file():
         return list(jsonl.read_records(path))
     if not (path / REPORT).is_file():

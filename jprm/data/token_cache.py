@@ -11,14 +11,14 @@ import hashlib
 import json
 import os
 import pathlib
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
 
-from jprm.outputs import Taken, input_of, tidy, whole_folder
+from jprm.outputs import input_of, made_once
 from jprm.progress import Bar
+from jprm.storage import Remote, is_remote, path_of
 from jprm.token_tree import TokenTree
 
 VERSION = 1
@@ -27,9 +27,6 @@ VERSION = 1
 INDEX = "index.json"
 LENGTHS = "length_N"
 """Tokens, runs, steps and bytes of the name of every tree, and tokens of its problem."""
-
-WAIT_S = 0.5
-"""Between looks at whether another run has written the trees."""
 
 _KINDS = {"tokens": ("tokens_N",), "runs": ("length_R", "parent_R"),
           "steps": ("run_M", "above_M", "node_M", "label_M", "weight_M"), "name": ("name",)}  # fmt: skip
@@ -97,24 +94,22 @@ def cached(folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, ab
       trees: asked for only where they are not there yet.
       about: what the trees depend on, as JSON.
     """
+    if is_remote(folder):
+        raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
     name = hashlib.sha256(json.dumps([VERSION, about], sort_keys=True).encode()).hexdigest()[:16]
-    place = pathlib.Path(folder) / name
-    while not (place / INDEX).is_file():
-        try:
-            with whole_folder(place) as new, Bar("tokenising", total) as bar:
-                write(new, bar.follow(trees))
-        except Taken:  # another run needs the same trees, and ends or dies
-            time.sleep(WAIT_S)
-        except OSError:
-            if not (place / INDEX).is_file():  # else it ended just before this one began
-                raise
-    tidy(place)
-    return TokenTrees(place)
+
+    def make(new: pathlib.Path) -> None:
+        with Bar("tokenising", total) as bar:
+            write(new, bar.follow(trees))
+
+    return TokenTrees(made_once(pathlib.Path(folder) / name, make))
 
 
 def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Returns what identifies the data at a path: its file, or all files of its folder, with sizes and times."""
-    path = pathlib.Path(path)
+    path = path_of(path)
+    if isinstance(path, Remote):
+        return [input_of(file) for file in path.files()]
     return [input_of(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 

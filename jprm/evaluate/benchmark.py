@@ -41,8 +41,8 @@ class CommandOptions:
 class ModelOptions(CommandOptions):
     """Options of an evaluation that scores files with one model."""
 
-    model: Annotated[Path, arg(metavar="DIR")]
-    """The folder of a trained model."""
+    model: Annotated[str, arg(metavar="DIR")]
+    """The folder of a trained model, also in a bucket."""
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, a JSON file, module:NAME or FILE.py:NAME."""
     too_long: TooLong = "error"

@@ -43,6 +43,7 @@ from jprm.objectives.squared_error import squared_error
 from jprm.objectives.td_lambda import td_lambda
 from jprm.objectives.ternary_cross_entropy import ternary_cross_entropy
 from jprm.rows import Rows
+from jprm.storage import path_of
 
 Objective = Callable[[dict[str, Any], Rows, ObjectiveConfig], tuple[Scalar, Scalar, dict[str, Any]]]
 
@@ -132,7 +133,7 @@ def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
     path = pathlib.Path(name.rpartition(":")[0])
     if path.suffix != ".py":
         return None
-    files = [path, pathlib.Path(workdir) / COPY] if workdir else [path]
+    files = [path, path_of(workdir) / COPY] if workdir else [path]
     texts = [file.read_text() for file in files if file.is_file()]
     if not texts:
         raise ValueError(f"objective={name!r}: there is no file {path}")

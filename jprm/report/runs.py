@@ -15,6 +15,7 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.wording import ABSENT
 from jprm.experiment import read, to_json
 from jprm.fields import shortened
+from jprm.storage import Remote, path_of
 
 METRICS = "metrics.jsonl"
 PLACES = ("name", "data.train", "data.valid", "base", "tokenizer", "trackers")
@@ -24,18 +25,25 @@ SHOWN = ("loss", "auroc", "tokens_per_second", "goodput")
 """Metrics of training in the table, after those of validation."""
 
 
-def find_runs(folders: Sequence[str | os.PathLike]) -> list[pathlib.Path]:
+def find_runs(folders: Sequence[str | os.PathLike]) -> list[pathlib.Path | Remote]:
     """Returns the runs: each folder that is one, and those directly in any other, in the order of their names.
 
     Raises FileNotFoundError for a folder that is no run and has none.
     """
     found = []
-    for folder in map(pathlib.Path, folders):
-        inside = [folder] if (folder / RUN).is_file() else sorted(path.parent for path in folder.glob(f"*/{RUN}"))
+    for folder in map(path_of, folders):
+        inside = [folder] if (folder / RUN).is_file() else [path.parent for path in _records(folder)]
         if not inside:
             raise FileNotFoundError(f"{folder}: is no run and holds none: no {RUN} in it or in a folder of it")
         found += inside
     return list(dict.fromkeys(found))
+
+
+def _records(folder: pathlib.Path | Remote) -> Sequence[pathlib.Path | Remote]:
+    """Returns the records of the runs directly in a folder."""
+    if isinstance(folder, Remote):
+        return [file for file in folder.files() if file.name == RUN and file.parent.parent == folder]
+    return sorted(folder.glob(f"*/{RUN}"))
 
 
 def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
@@ -58,7 +66,7 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
     return {"differ": differ, "runs": entries}
 
 
-def _last(path: pathlib.Path) -> dict[str, Any]:
+def _last(path: pathlib.Path | Remote) -> dict[str, Any]:
     """Returns the last value of every metric; empty where nothing is logged yet."""
     last: dict[str, Any] = {}
     for line in lines_of(path):

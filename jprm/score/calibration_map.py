@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from jprm.outputs import atomic_write
 from jprm.score.records import as_written
 from jprm.score.scorer import PRM
 from jprm.statistics import equal_mass_bins
+from jprm.storage import path_of
 from jprm.tree import in_order_of, record_of, tree_of, with_scores
 
 CLIP = 1e-9
@@ -187,7 +187,7 @@ def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequenc
     """Writes a map (`to_json`) into the model's folder with what it was fitted on; an earlier map is replaced."""
     from_json(recalibration)
     record = {"map": dict(recalibration), "step": prm.step, "fitted_on": list(files), "neutral": neutral}
-    atomic_write(pathlib.Path(prm.name) / NAME, json.dumps(record, indent=2) + "\n")
+    atomic_write(path_of(prm.name) / NAME, json.dumps(record, indent=2) + "\n")
 
 
 def stored_calibration(prm: PRM) -> Recalibration:
@@ -195,11 +195,11 @@ def stored_calibration(prm: PRM) -> Recalibration:
 
     Raises FileNotFoundError where there is none, ValueError for one that is damaged or of another step.
     """
-    path = pathlib.Path(prm.name) / NAME
+    path = path_of(prm.name) / NAME
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there: this model has no recalibration map; {REMEDY}")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_bytes())
         recalibration, step = from_json(record["map"]), record["step"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: no recalibration map ({error}); {REMEDY} again") from None

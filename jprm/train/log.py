@@ -14,9 +14,10 @@ import numpy as np
 
 from jprm import multihost
 from jprm.experiment import Experiment, to_json
-from jprm.outputs import atomic_file
+from jprm.outputs import atomic_write
 from jprm.pack import PackReport
 from jprm.progress import Bar
+from jprm.storage import Remote
 from jprm.train.preemption import Goodput, versions
 from jprm.train.step import Metrics
 from jprm.train.trackers import Trackers
@@ -24,11 +25,49 @@ from jprm.train.trackers import Trackers
 SKIPS = 10
 """Bad steps in a row after which a run that leaves them out ends: the next would be bad too."""
 
+REWRITE_S = 10
+"""Seconds between two writings of a metrics file in a bucket, which stores limit to one a second."""
+
 Callback = Callable[[dict[str, Any]], None]
 
 
 class Diverged(FloatingPointError):
     """The loss, its gradient or the parameters after the step are not finite, or a spike."""
+
+
+class MetricsFile:
+    """`metrics.jsonl`. On this machine every line is appended at once.
+
+    An object of a bucket cannot grow: it is written anew, at most every `REWRITE_S` seconds and at `flush`.
+
+    Args:
+      start: the step that training continues from. Lines of later steps go: these steps are logged again.
+    """
+
+    def __init__(self, path: pathlib.Path | Remote, start: int):
+        self.path = path
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        whole = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
+        self.kept: list[dict[str, Any]] = [values for _, values in whole if values["step"] <= start]
+        self._text = b"".join(line for line, values in whole if values["step"] <= start)
+        self._flushed, self._since = len(self._text), time.monotonic()
+        if whole:
+            atomic_write(path, self._text)
+
+    def add(self, values: dict[str, Any]) -> None:
+        line = (json.dumps(values) + "\n").encode()
+        if isinstance(self.path, Remote):
+            self._text += line
+            if time.monotonic() - self._since > REWRITE_S:
+                self.flush()
+        else:
+            with self.path.open("ab") as file:
+                file.write(line)
+
+    def flush(self) -> None:
+        if isinstance(self.path, Remote) and len(self._text) > self._flushed:
+            self.path.write_bytes(self._text)
+            self._flushed, self._since = len(self._text), time.monotonic()
 
 
 class Log:
@@ -39,11 +78,11 @@ class Log:
     """
 
     def __init__(
-        self, workdir: pathlib.Path, experiment: Experiment, start: int, goodput: Goodput,
+        self, workdir: pathlib.Path | Remote, experiment: Experiment, start: int, goodput: Goodput,
         callbacks: Sequence[Callback] = (),
     ):  # fmt: skip
         self.callbacks = callbacks
-        self.path, self.every, self.goodput = workdir / "metrics.jsonl", experiment.log_every, goodput
+        self.every, self.goodput = experiment.log_every, goodput
         self.skips, self.skipped, self.in_a_row = experiment.optimizer.bad_steps == "skip", 0, 0
         self.last: dict[str, Any] = {}
         self.writes, self.steps_due = multihost.is_first(), experiment.steps
@@ -51,14 +90,11 @@ class Log:
         self.steps, self.since, self.labels = 0, time.perf_counter(), 0.0
         note = "compiling" if start < experiment.steps else "finished"
         self.bar = Bar(experiment.name, experiment.steps, start, note, shown=self.writes)
-        if self.writes and self.path.exists():  # what follows the checkpoint will be logged again
-            lines = self.path.read_bytes().splitlines(keepends=True)
-            whole = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
-            with atomic_file(self.path) as file:
-                for line, values in whole:
-                    if values["step"] <= start:
-                        file.write(line)
-                        self.last |= values
+        self.lines: MetricsFile | None = None  # of process 0
+        if self.writes:
+            self.lines = MetricsFile(workdir / "metrics.jsonl", start)
+            for values in self.lines.kept:
+                self.last |= values
         config = {"experiment": to_json(experiment), "versions": versions()}
         self.trackers: Trackers | None = None  # of process 0
 
@@ -73,6 +109,7 @@ class Log:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self.bar.__exit__(kind, error, trace)
+        self.flush()
         if self.trackers:
             whole = self.last.get("step", 0) >= self.steps_due
             self.trackers.close("failed" if kind else "finished" if whole else "stopped")
@@ -128,10 +165,9 @@ class Log:
         self.last |= values
         for callback in self.callbacks:
             callback(values)
-        if not self.writes:
+        if self.lines is None:
             return
-        with self.path.open("a") as file:
-            file.write(json.dumps(values) + "\n")
+        self.lines.add(values)
         if self.trackers:
             self.trackers.log(values)
         note = " ".join(
@@ -143,6 +179,11 @@ class Log:
         self.bar.add(0, note)
         if not self.bar.console.is_terminal:  # a log file gets lines
             print(json.dumps(values), flush=True)
+
+    def flush(self) -> None:
+        """Returns when all lines are in the run's folder."""
+        if self.lines is not None:
+            self.lines.flush()
 
     def _means(self, total: Metrics, newest: Metrics, seconds: float) -> dict[str, float | None]:
         return {

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jprm import multihost
 from jprm.experiment import Experiment
 from jprm.outputs import atomic_file
+from jprm.storage import path_of
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
 from jprm.train.profile import Profile
@@ -32,7 +32,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
         Diverged: the loss is not finite, or `optimizer` calls the step bad; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
-    workdir = pathlib.Path(workdir)
+    workdir = path_of(workdir)
     with (
         stop_signal() as asked_to_stop,
         Watchdog(workdir, experiment.stall_seconds) as watchdog,
@@ -83,8 +83,9 @@ def _steps(
             log.write({"step": done, **trainer.evaluate()})
         if save:
             watchdog.at(done, "checkpoint")
-            trainer.save()
             log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
+            log.flush()  # a run that continues from the checkpoint does not log these steps again
+            trainer.save()
         if save or validate:
             trainer.goodput.rest()
         if stop:

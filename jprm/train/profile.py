@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
+import tempfile
 from typing import Any
 
 import jax
 
 from jprm import multihost
+from jprm.storage import Remote
 
 FOLDER = "profile"
 
@@ -19,8 +22,9 @@ class Profile:
     rest of it.
     """
 
-    def __init__(self, workdir: pathlib.Path, window: tuple[int, int]):
+    def __init__(self, workdir: pathlib.Path | Remote, window: tuple[int, int]):
         self.folder, self.window, self._tracing = workdir / FOLDER, window, False
+        self._written = str(self.folder)
 
     def __enter__(self) -> Profile:
         return self
@@ -31,7 +35,9 @@ class Profile:
     def before(self, step: int) -> None:
         """Begins the trace where the window begins."""
         if not self._tracing and self.window[0] <= step <= self.window[1] and multihost.is_first():
-            jax.profiler.start_trace(str(self.folder))
+            if isinstance(self.folder, Remote):
+                self._written = tempfile.mkdtemp()
+            jax.profiler.start_trace(self._written)
             self._tracing = True
 
     def after(self, step: int, metrics: Any) -> None:
@@ -44,3 +50,6 @@ class Profile:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
+            if isinstance(self.folder, Remote):
+                self.folder.upload_folder(self._written)
+                shutil.rmtree(self._written)

@@ -12,6 +12,7 @@ from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, read, to_json, written
 from jprm.objectives import COPY, source
 from jprm.outputs import atomic_file
+from jprm.storage import Remote
 from jprm.tokenizer import Tokenizer
 
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds", "base",
@@ -20,10 +21,10 @@ FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep",
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
 
-def claim(workdir: pathlib.Path, experiment: Experiment, tokenizer: Tokenizer) -> None:
+def claim(workdir: pathlib.Path | Remote, experiment: Experiment, tokenizer: Tokenizer) -> None:
     """Writes the experiment into its folder. Raises ValueError where checkpoints of another experiment are there."""
     path = workdir / RUN
-    if path.exists() and any(step.name.isdigit() for step in (workdir / store.FOLDER).glob("*")):
+    if path.exists() and store.saved(workdir):
         new, old = (flatten_dict(to_json(e), sep=".") for e in (experiment, read(path)))
         differing = sorted(
             key for key in {**old, **new} if not {key, key.split(".")[0]} & set(FREE) and old.get(key) != new.get(key)
@@ -40,7 +41,7 @@ def claim(workdir: pathlib.Path, experiment: Experiment, tokenizer: Tokenizer) -
     tokenizer.save(workdir)
 
 
-def _check_tokenizer(workdir: pathlib.Path, tokenizer: Tokenizer, path: str) -> None:
+def _check_tokenizer(workdir: pathlib.Path | Remote, tokenizer: Tokenizer, path: str) -> None:
     """Raises ValueError where the tokenizer that the run started with differs from this one."""
     with tempfile.TemporaryDirectory() as folder:  # compared as files: they hold all that a tokenizer is
         tokenizer.save(folder)

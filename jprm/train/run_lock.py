@@ -21,6 +21,7 @@ import time
 from typing import IO, Any
 
 from jprm.outputs import NO_LOCKS, atomic_write, check_output
+from jprm.storage import Remote
 
 FILE = "training.lock"
 BEAT, MISSED = 5.0, 6
@@ -30,8 +31,8 @@ BEAT, MISSED = 5.0, 6
 class RunLock:
     """The right to train in a folder: `attempt` until it is True, then `release`."""
 
-    def __init__(self, workdir: pathlib.Path):
-        self.path = workdir / FILE
+    def __init__(self, workdir: pathlib.Path | Remote):
+        self.path: Any = workdir / FILE
         self._me = {"host": platform.node(), "boot": _boot(), "space": _space(), "pid": os.getpid()}
         self._me["nonce"] = secrets.token_hex(8)
         self._file: IO[bytes] | None = None
@@ -62,7 +63,7 @@ class RunLock:
             if gone is False:
                 raise self._refusal(holder)
             if gone is None:
-                print(f"{self.path}: {holder.get('host')} gave no sign of life for {MISSED * BEAT:g} s: taking over")
+                self._say_taking_over(holder)
             if not locked:  # the file of a lock that stays, or of none: it makes way for a new one
                 atomic_write(self.path, json.dumps(self._me))
                 file = stack.enter_context(_open(self.path))
@@ -105,6 +106,9 @@ class RunLock:
         return ValueError(
             f"{self.path}: a run is training in this folder: {who}. Stop it or wait for it, or use another --workdir"
         )
+
+    def _say_taking_over(self, holder: dict[str, Any]) -> None:
+        print(f"{self.path}: {holder.get('host')} gave no sign of life for {MISSED * BEAT:g} s: taking over")
 
     def _mine(self) -> bool:
         with open(self.path, "rb") as file:

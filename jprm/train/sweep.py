@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from jprm import multihost
 from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, load, override, read
+from jprm.storage import Remote, path_of
 from jprm.train.log import Diverged
 from jprm.train.loop import train
 
@@ -68,7 +69,7 @@ def sweep(
     settings: Sequence[str],
     workdir: str | os.PathLike,
     tell: Callable[[str], None] = lambda line: None,
-) -> tuple[list[pathlib.Path], list[str]]:
+) -> tuple[list[pathlib.Path | Remote], list[str]]:
     """Runs the grid of an experiment file, each run in a folder of `workdir`; returns the folders and what diverged.
 
     A call that was stopped continues: finished runs are left as they are. A run whose loss is not finite does not end
@@ -78,7 +79,7 @@ def sweep(
       ValueError: as `grid` and `train`. All experiments are made before the first one runs.
       Stopped: after SIGTERM, when the state of the current run is saved.
     """
-    base, workdir = load(path), pathlib.Path(workdir)
+    base, workdir = load(path), path_of(workdir)
     runs = {name: override(base, point) for name, point in grid(settings).items()}
     diverged = []
     for i, (name, experiment) in enumerate(runs.items(), start=1):
@@ -94,7 +95,7 @@ def sweep(
     return [workdir / name for name in runs], diverged
 
 
-def finished(folder: pathlib.Path, experiment: Experiment) -> bool:
+def finished(folder: pathlib.Path | Remote, experiment: Experiment) -> bool:
     """Returns whether the folder holds this experiment's run, trained to its last step."""
     result = folder / "result.json"
     if not result.is_file() or not (folder / RUN).is_file():

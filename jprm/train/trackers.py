@@ -18,6 +18,7 @@ from flax.traverse_util import flatten_dict
 
 from jprm import registry
 from jprm.outputs import atomic_file
+from jprm.storage import Remote, is_remote
 
 IDS = "trackers.json"
 """The file in a run's folder that holds each tracker's id of the run."""
@@ -34,7 +35,7 @@ class TrackedRun:
     id: `Tracker.id` of the same run when it was started first; empty for a new run.
     """
 
-    folder: pathlib.Path
+    folder: pathlib.Path | Remote
     name: str
     config: Mapping[str, Any]
     step: int
@@ -78,9 +79,8 @@ class WandB:
     def __init__(self, run: TrackedRun):
         wandb = importlib.import_module("wandb")
         project = os.environ.get("WANDB_PROJECT", "jprm")
-        self._run = wandb.init(
-            project=project, name=run.name, id=run.id or None, resume="allow", dir=str(run.folder)
-        )  # fmt: skip
+        place = {} if is_remote(run.folder) else {"dir": str(run.folder)}  # wandb's own files, on this machine
+        self._run = wandb.init(project=project, name=run.name, id=run.id or None, resume="allow", **place)
         self._run.config.update(dict(run.config), allow_val_change=True)
         self.id = self._run.id
 
@@ -129,12 +129,14 @@ class Trackers:
         ValueError: an unknown tracker, or one whose package is not installed.
     """
 
-    def __init__(self, names: Sequence[str], folder: pathlib.Path, name: str, config: Mapping[str, Any], step: int):
+    def __init__(
+        self, names: Sequence[str], folder: pathlib.Path | Remote, name: str, config: Mapping[str, Any], step: int
+    ):
         made = {key: registry.find(key, TRACKERS, "trackers") for key in names}
         if wrong := [key for key, make in made.items() if not callable(make)]:
             raise ValueError(f"trackers={wrong[0]!r} is not a function from a TrackedRun to a Tracker")
         path = folder / IDS
-        ids = json.loads(path.read_text()) if path.exists() else {}
+        ids = json.loads(path.read_text()) if path.is_file() else {}
         self._open: dict[str, Tracker] = {}
         for key, make in made.items():
             try:

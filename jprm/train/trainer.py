@@ -14,14 +14,12 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
 from jprm import multihost, objectives
 from jprm.checkpoints import store
@@ -35,13 +33,14 @@ from jprm.objectives import Objective
 from jprm.objectives.metrics import Judged, means
 from jprm.rows import Rows
 from jprm.statistics import auroc, jsonable
+from jprm.storage import path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.batches import batches_of, check_supervision, micro_batches, training_batches, unstacked
+from jprm.train.bucket_lock import lock_of
 from jprm.train.initial import initial_state, reference_params, with_fitted_head
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
 from jprm.train.preemption import Goodput, versions
 from jprm.train.run_folder import claim
-from jprm.train.run_lock import RunLock
 from jprm.train.step import Metrics, State, make_step, models
 
 
@@ -57,8 +56,8 @@ class Trainer:
     """Trains one experiment.
 
     Args:
-        workdir: the run's folder. Training continues from its newest checkpoint. None: nothing is saved, and the
-            experiment's data are not read before `batches` is.
+        workdir: the run's folder, on this machine or in a bucket. Training continues from its newest checkpoint.
+            None: nothing is saved, and the experiment's data are not read before `batches` is.
         objective: an objective in place of the one that `experiment.objective` names; it takes the same options.
         position: of a caller that makes the rows itself: what is saved with the run in place of the data's position.
 
@@ -72,7 +71,7 @@ class Trainer:
         position: Position | None = None,
     ):  # fmt: skip
         self._position = position
-        self.experiment, self.workdir = experiment, pathlib.Path(workdir) if workdir is not None else None
+        self.experiment, self.workdir = experiment, path_of(workdir) if workdir is not None else None
         check_supervision(experiment)
         self.mesh = make_mesh(experiment.mesh)
         check_mesh(experiment.model, self.mesh, experiment.data.micro_rows, experiment.data.tokens)
@@ -89,7 +88,7 @@ class Trainer:
         try:
             if (folder := self.workdir) is not None:
                 self.position  # noqa: B018  (made first: where its files are missing, nothing is written)
-                self._lock = RunLock(folder)
+                self._lock = lock_of(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
                 multihost.first(lambda: claim(folder, experiment, self.tokenizer))
@@ -183,7 +182,7 @@ class Trainer:
             state = with_fitted_head(self.experiment, state, self.tokenizer)
         return State(state.step, state.trained, state.frozen, state.optimizer, reference_params(self.experiment))
 
-    def _resumed(self, state: State, checkpoints: ocp.training.Checkpointer, step: int) -> State:
+    def _resumed(self, state: State, checkpoints: store.Checkpoints, step: int) -> State:
         """Returns the newest checkpoint's state, its arrays placed like those of `state`."""
         run = store.restore(checkpoints, {"run": None})["run"]
         now = state.optimizer

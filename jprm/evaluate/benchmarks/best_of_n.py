@@ -29,7 +29,7 @@ class Options(CommandOptions):
 
     input: Annotated[Path, arg(metavar="F.jsonl")]
     """Pools of samples with known correctness, scored by `jprm score`."""
-    model: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """The folder of a trained model that scores the pools first, where they are not scored yet."""
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what

@@ -49,7 +49,7 @@ def run(options: Options) -> Report:
     if options.store is not None:
         fitted = report["recalibrated"][options.store]["map"]
         store_calibration(prm, fitted, list(map(os.fspath, options.calibrate)), options.neutral)
-        print(f"{options.model / NAME}: the map {options.store}, which `jprm score --calibrated` applies")
+        print(f"{options.model}/{NAME}: the map {options.store}, which `jprm score --calibrated` applies")
     return report
 
 

@@ -25,7 +25,7 @@ class Options(CommandOptions):
       jprm eval equal-cost --model runs/prm runs/orm --input pool.jsonl --policy-parameters 8e9 --json equal.json
     """
 
-    model: Annotated[tuple[pathlib.Path, ...], arg(metavar="DIR ...")]
+    model: Annotated[tuple[str, ...], arg(metavar="DIR ...")]
     """The folders of trained models."""
     input: Annotated[pathlib.Path, arg(metavar="POOL.jsonl")]
     """Pools of samples with answers and known correctness."""
