@@ -12,10 +12,14 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 """The extras of jprm that bring the packages for addresses of a scheme."""
+
+AT_ONCE = 8
+"""Files that are uploaded or downloaded at a time."""
 
 
 def path_of(path: str | os.PathLike) -> pathlib.Path | Remote:
@@ -96,9 +100,11 @@ class Remote(os.PathLike):
     def files(self) -> list[Remote]:
         """Returns all objects of this folder and of those in it, in order of their names, or this object."""
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
-            names = (found.removeprefix(place).lstrip("/") for found in sorted(store.find(place)))
-            return [self / name if name else self for name in names if name[-1:] != "/"]
-        return []
+            # s3fs gives the folder itself where its first object comes while it looks
+            names = [found[len(place) + 1 :] for found in sorted(store.find(place)) if found[-1] != "/"]
+            if any(names):
+                return [self / name for name in names if name]
+        return [self] if self.is_file() else []
 
     def names(self) -> list[str]:
         """Returns the names of the objects in this folder, in order."""
@@ -139,10 +145,31 @@ class Remote(os.PathLike):
             store.put_file(os.fspath(file), place)
 
     def upload_folder(self, folder: str | os.PathLike, last: str = "") -> None:
-        """Writes all files of a folder of this machine, the one named `last` after all others."""
-        names = [file.relative_to(folder).as_posix() for file in pathlib.Path(folder).rglob("*") if file.is_file()]
-        for name in sorted(names, key=lambda name: (name == last, name)):
-            (self / name).upload(pathlib.Path(folder) / name)
+        """Writes all files of a folder of this machine, several at once, and the one named `last` after all others."""
+        paths = (path for path in pathlib.Path(folder).rglob("*") if path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            first = [name for name in names if name != last]
+            list(pool.map(lambda name: (self / name).upload(pathlib.Path(folder) / name), first))
+        if last in names:
+            (self / last).upload(pathlib.Path(folder) / last)
+
+    def download_folder(self, folder: str | os.PathLike) -> None:
+        """Writes all objects of this folder into one of this machine, several at once."""
+
+        def fetch(file: Remote) -> None:
+            target = pathlib.Path(folder) / file.url.removeprefix(f"{self.url}/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.download(target)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(fetch, self.files()))
+
+    def remove_folder(self, first: str = "") -> None:
+        """Deletes all objects of this folder, the one named `first` before all others."""
+        (self / first).unlink(missing_ok=True)
+        with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
+            store.rm(place, recursive=True)
 
     def download(self, file: str | os.PathLike) -> None:
         """Writes the object into a file of this machine."""

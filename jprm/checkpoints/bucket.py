@@ -62,7 +62,7 @@ class Staged:
         self._folder = pathlib.Path(caches) / "jprm" / "checkpoints" / name
         shutil.rmtree(self._folder, ignore_errors=True)
         if steps := committed(remote):
-            self._download(steps[-1])
+            (remote / str(steps[-1])).download_folder(self._folder / str(steps[-1]))
         newest = ocp.training.preservation_policies.LatestN(1)
         self._inner = ocp.training.Checkpointer(str(self._folder), **{**given, "preservation_policy": newest})
         self._uploader, self._uploading = ThreadPoolExecutor(1), Future[None]()
@@ -100,25 +100,14 @@ class Staged:
                 self._inner.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _download(self, step: int) -> None:
-        there = self.directory / str(step)
-        for file in there.files():
-            target = self._folder / str(step) / file.url.removeprefix(f"{there}/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.download(target)
-
     def _upload(self, step: int) -> None:
         self._inner.wait()
-        self._remove(step)  # what a killed run left of it
-        (self.directory / str(step)).upload_folder(self._folder / str(step), last=MARK)
+        place = self.directory / str(step)
+        place.remove_folder(first=MARK)  # what a killed run left of it
+        place.upload_folder(self._folder / str(step), last=MARK)
         steps = committed(self.directory)
         kept = {s for s in steps if self._keep_every and s % self._keep_every == 0}
         kept |= set(steps[-self._keep :] if self._keep else steps)
         found = {file.url.removeprefix(f"{self.directory}/").partition("/")[0] for file in self.directory.files()}
         for other in found - set(map(str, kept)):
-            self._remove(other)
-
-    def _remove(self, step: int | str) -> None:
-        there = self.directory / str(step)
-        for file in sorted(there.files(), key=lambda file: file != there / MARK):
-            file.unlink(missing_ok=True)
+            (self.directory / other).remove_folder(first=MARK)
