@@ -17,6 +17,7 @@ LAYERS = [
         "fields",
         "free_text",
         "storage",
+        "local_copy",
         "tree",
         "jsonl",
         "outputs",
