@@ -10,6 +10,7 @@
 #   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
+#   make code-world                    the same for programs judged by tests: runs/code_world/report.html
 #   make quickstart-rl                 reinforcement learning on its policy and PRM: six arms, three seeds, half an hour
 #   make annotate-demo                 human labels in a loop, by simulated annotators, after make quickstart
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
@@ -40,7 +41,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gpu-check gpu-aot lint types fuzz install locked quickstart quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
+.PHONY: test gpu-check gpu-aot lint types fuzz install locked quickstart code-world quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -98,6 +99,9 @@ locked: | $(BIN)/python
 
 quickstart: install
 	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart
+
+code-world: install
+	$(BIN)/python experiments/code_world/world.py --out runs/code_world
 
 # Pages: runs/quickstart_rl/report_SEED.html. What is finished in runs/quickstart and runs/quickstart_rl is not computed again.
 quickstart-rl: quickstart

@@ -138,6 +138,17 @@ def test_outcomes_of_pools_make_best_of_n_and_votes(tmp_path, capsys):
     assert report["majority"]["value"][-1] == 1 and report["pass_at_n"]["value"][-1] == 1
 
 
+def test_a_branch_of_a_search_that_did_not_end_has_no_outcome(tmp_path):
+    texts = [(-1, "def total(xs):"), (0, "    return sum(xs)"), (0, "    return 0"), (0, "    t = sum(xs)")]
+    nodes = [{"parent": parent, "text": text} for parent, text in texts]
+    for node, reason in zip(nodes[1:], ("stop", "stop", "step"), strict=True):
+        node["draws"] = [{"from": 0, "finish_reason": reason, "tokens": 3}]
+    write_records(tmp_path / "in.jsonl", [{"problem": "sum", "nodes": nodes, "tests": TESTS}])
+    assert label_outcomes("tests", tmp_path / "in.jsonl", tmp_path / "out.jsonl") == {"chains": 2, "correct": 1}
+    (tree,) = read_records(tmp_path / "out.jsonl")
+    assert [node.get("correct") for node in tree["nodes"]] == [None, True, False, None] and tree["nodes"][3] == nodes[3]
+
+
 def test_outcomes_of_answers(tmp_path):
     pool = {"problem": "1+2", "answer": 3, "samples": [{"steps": ["so", "the answer is 3"]}, {"steps": ["4"]}]}
     write_records(tmp_path / "in.jsonl", [pool])

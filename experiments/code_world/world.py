@@ -45,8 +45,8 @@ MODELS = {"monte_carlo": "prm_monte_carlo", "outcome": "orm"}
 
 COUNTS = {"test_problems": 150, "problems": 250, "solutions": 14_000}
 SAMPLES, TEST_SAMPLES = 8, 32
-POLICY_STEPS, REWARD_STEPS = 360, 160
-"""Updates of 2,048 tokens: 0.74 M for the policy, 0.33 M for each reward model."""
+TOKENS, POLICY_STEPS, REWARD_STEPS = 256, 360, 240
+"""Tokens of a row, and updates of 4 rows: 0.37 M tokens for the policy, 0.25 M for each reward model."""
 
 console = quickstart.console
 
@@ -95,8 +95,11 @@ def trained(out: pathlib.Path, name: str, experiment, steps: int) -> None:
     """Trains one of the quickstart's models on this world's data."""
     if not (out / name / "result.json").is_file():
         console.rule(f"training: {name}")
-        named = dataclasses.replace(experiment, name=f"code_{name}", steps=steps, checkpoint_every=steps)
-        train(named, out / name)
+        data = dataclasses.replace(experiment.data, tokens=TOKENS, slots=TOKENS)
+        train(
+            dataclasses.replace(experiment, name=f"code_{name}", data=data, steps=steps, checkpoint_every=steps),
+            out / name,
+        )
 
 
 def pool(record: dict, samples: list[Sample]) -> dict:

@@ -15,7 +15,8 @@ def outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Reasoni
     """Returns the trees with `correct` at the end of every chain, and what else the verifier tells in its `extra`.
 
     A sample's `answer` is replaced; a chain's is the record's own, and stays. A chain whose `finish_reason` is not
-    `stop` was cut off: it is incorrect, without an answer. All chains are judged together.
+    `stop` was cut off: it is incorrect, without an answer. A branch of a search that did not end stays as it is. All
+    chains are judged together.
     """
     found = [(tree, record_of_problem(tree), chains_of(tree)) for tree in trees]
     whole = [
@@ -26,13 +27,18 @@ def outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Reasoni
     ]
     judged = iter(verifier.judge(whole) if whole else ())
     return [
-        _with_outcomes(tree, {chain[-1]: next(judged) if _is_whole(tree, chain) else _CUT_OFF for chain in chains})
+        _with_outcomes(tree, {
+            chain[-1]: next(judged) if _is_whole(tree, chain) else _CUT_OFF
+            for chain in chains
+            if tree.kind != "tree" or _is_whole(tree, chain)
+        })
         for tree, _, chains in found
-    ]
+    ]  # fmt: skip
 
 
 def _is_whole(tree: ReasoningTree, chain: Sequence[int]) -> bool:
-    return tree.nodes[chain[-1]].extra.get("finish_reason", "stop") == "stop"
+    leaf = tree.nodes[chain[-1]].extra
+    return any(draw.get("finish_reason", "stop") == "stop" for draw in leaf.get("draws", [leaf]))
 
 
 def _with_outcomes(tree: ReasoningTree, outcome: dict[int, Outcome]) -> ReasoningTree:

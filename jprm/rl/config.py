@@ -106,9 +106,11 @@ class RLExperiment:
 
     policy: the run, Hugging Face folder or GGUF file that the policy starts from.
     model: what its files do not hold, or what to change of a run's model: dtype, remat, attention, ...
-    problems, held_out: JSON Lines of {"problem": ..., "answer": ...}; evaluations use the second alone.
+    problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with what else the verifier needs, such as
+      `tests`; evaluations use the second alone.
     prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
-    verifier: (record, steps) to a reward in [0, 1]: `answer`, `module:FUNCTION` or `FILE.py:FUNCTION`.
+    verifier: `answer`, `tests` (of programs), or your own, `module:NAME` or `FILE.py:NAME`: a function from (record,
+      steps) to a reward in [0, 1], or a `jprm.verify.verifiers.Verifier`.
     working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
     method: in `METHODS`.
     tokens: of a row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
