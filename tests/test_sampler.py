@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny import TINY, params
+from tiny import GEMMA, TINY, params
 from tiny_run import experiment, make_data, one_device, save_tokenizer
 
 import jprm
@@ -48,17 +48,17 @@ class Letters:
         return {"<end>": 1}.get(token)
 
 
-def weights(scale=0.5):
+def weights(scale=0.5, model=MODEL):
     """Flatter than those of the other tests, so that every token is drawn."""
-    return params(MODEL) | {"decoder": params(MODEL)["decoder"] | {"embed": params(MODEL)["decoder"]["embed"] * scale}}
+    return params(model) | {"decoder": params(model)["decoder"] | {"embed": params(model)["decoder"]["embed"] * scale}}
 
 
-def make(mesh=None, eos=1, **options):
+def make(mesh=None, eos=1, model=MODEL, **options):
     mesh = mesh or make_mesh(MeshConfig(), jax.devices()[:1])
     put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key])))  # noqa: E731
-    placed = jax.tree_util.tree_map_with_path(put, weights())
+    placed = jax.tree_util.tree_map_with_path(put, weights(model=model))
     return Sampler(
-        placed, MODEL, Letters(eos), mesh, SamplerConfig(**{"max_tokens": 40, "top_p": 0.97, **options}), "letters"
+        placed, model, Letters(eos), mesh, SamplerConfig(**{"max_tokens": 40, "top_p": 0.97, **options}), "letters"
     )
 
 
@@ -144,6 +144,15 @@ def test_more_draws_than_rows_are_decoded_in_turns(chains):
 def test_every_mesh_draws_as_one_device_does(chains):
     policy = make(make_mesh(MeshConfig(2, 2, 2)), temperature=1.0)
     assert_same(policy.sample(PREFIXES, N, until="end", seed=5), chains)
+
+
+@pytest.mark.slow
+def test_every_mesh_draws_from_a_model_with_windows_as_one_device_does():
+    model = dataclasses.replace(GEMMA, head="language")
+    one = make(model=model, temperature=1.0).sample(PREFIXES, N, until="end", seed=5)
+    assert_same(
+        make(make_mesh(MeshConfig(2, 2, 2)), model=model, temperature=1.0).sample(PREFIXES, N, until="end", seed=5), one
+    )
 
 
 def test_samples_grow_beyond_the_room_they_start_with(policy, monkeypatch, chains):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model.attention.interface import HIDDEN
+from jprm.model.attention.interface import HIDDEN, capped
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape, sharding
 from jprm.model.transformer import (
@@ -27,6 +27,8 @@ from jprm.model.transformer import (
     project_heads,
     rms_norm,
     rotary,
+    rotation_of,
+    windows,
 )
 
 Cache = tuple[tuple[Array, Array], ...]
@@ -37,35 +39,19 @@ does not copy the cache for every token."""
 QUERIES = 256
 """New tokens of a row whose attention is computed together."""
 
-_KNOWN = {
-    "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "norm_eps", "qkv_bias",
-    "qk_norm", "rope_scaling", "tied_embeddings", "head", "head_hidden", "layer_groups", "dtype", "remat", "attention",
-    "attention_block", "product_layers",
-}  # fmt: skip
-"""Fields of `ModelConfig` that cached decoding supports, or that do not affect it."""
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Past:
     """Cached tokens in R rows, which B new rows share; B is a multiple of R, and row b sees row b // (B / R).
 
-    All of them come before the first new token, so all new tokens of a row see the same ones.
+    All of them come before the first new token, so all new tokens of a row see the same ones, but for windows. The
+    token at s is at position s.
     """
 
     cache: Cache  # of R rows
     seen_RS: Bool[Array, "R S"]
     slot_RS: Int[Array, "R S"] | None = None  # where the cache is slots: the slot of every token
-
-
-def check(config: ModelConfig) -> None:
-    """Raises NotImplementedError, naming the field, for a model that cached decoding does not support."""
-    for field in dataclasses.fields(config):
-        if field.name not in _KNOWN and getattr(config, field.name) != field.default:
-            raise NotImplementedError(
-                f"{field.name}={getattr(config, field.name)!r}: decoding with a key-value cache does not support it; "
-                "score whole chains, or sample from a server"
-            )
 
 
 def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
@@ -98,8 +84,8 @@ def forward(
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Returns the new tokens' hidden states after the final norm, and their rows' keys and values.
 
-    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself. Padding follows
-    the tokens and affects none of them.
+    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself, as far as a
+    layer's window reaches. The positions of a row follow one another. Padding follows the tokens and affects none.
 
     Args:
       own: the cache of B rows, into which the new keys and values are written at `start`; None for rows that begin
@@ -107,34 +93,45 @@ def forward(
     """
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
-    cos_BTH, sin_BTH = rotary(position_BT, config)
+    rotations, window_L = (rotary(position_BT, config), rotary(position_BT, config, local=True)), windows(config)
 
     # Blocks of queries, each against the keys up to its own end, limit the logits in memory.
     T = tokens_BT.shape[1]
     blocks = [(i, min(i + QUERIES, T)) for i in range(0, T, QUERIES)]
 
     def body(group: int, x_BTD, inputs):
-        index, layer, own = inputs
+        index, layer, own, window = inputs
         w = cast_weights(layer, config)
-        q_BTKGH, *kv = project_heads(x_BTD, w, cos_BTH, sin_BTH, config)
+        q_BTKGH, *kv = project_heads(x_BTD, w, *rotation_of(window, rotations, config), config)
         kv = tuple(x.swapaxes(1, 2) for x in kv)
         if own is not None:
             kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, start, 2), own, kv)
         before = () if past is None else ((*_read(past, group, index), past.seen_RS),)
         y_BTKGH = [
-            _attend(q_BTKGH[:, a:b], before, *(x[:, :, : b + x.shape[2] - T] for x in kv), start=start + a)
+            _attend(
+                q_BTKGH[:, a:b],
+                before,
+                *(x[:, :, : b + x.shape[2] - T] for x in kv),
+                start=start + a,
+                position_BT=position_BT[:, a:b],
+                window=window,
+                config=config,
+            )
             for a, b in blocks
         ]
         return add_attention_and_mlp(x_BTD, jnp.concatenate(y_BTKGH, axis=1), w, config), kv
 
-    cache = []
+    cache, first = [], 0
     for group, layers in enumerate(config.layer_groups):
         stack, kept = decoder[f"layers_{group}"], None if own is None else own[group]
+        part_L = None if window_L is None else jnp.asarray(window_L[first : first + layers])
         if layers == 1:
-            x_BTD, kv = body(group, x_BTD, (None, jax.tree.map(lambda w: w[0], stack), kept))
+            one = jax.tree.map(lambda w: w[0], (stack, part_L))
+            x_BTD, kv = body(group, x_BTD, (None, one[0], kept, one[1]))
         else:
-            x_BTD, kv = jax.lax.scan(functools.partial(body, group), x_BTD, (jnp.arange(layers), stack, kept))
+            x_BTD, kv = jax.lax.scan(functools.partial(body, group), x_BTD, (jnp.arange(layers), stack, kept, part_L))
         cache.append(kv)
+        first += layers
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 
@@ -167,12 +164,19 @@ def _read(past: Past, group: int, index) -> tuple[Array, Array]:
     return k, v
 
 
-def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
+def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig):
     """Returns attention over cached and new keys in float32: a partial softmax of each, then combined."""
-    T, G, S = q_BTKGH.shape[1], q_BTKGH.shape[3], k_BKSH.shape[2]
-    seen_TS = jnp.arange(S) <= start + jnp.arange(T)[:, None]
-    parts = [_part(q_BTKGH, k_BKSH, v_BKSH, jnp.repeat(seen_TS, G, axis=0))]
-    parts += [_part(q_BTKGH, k, v, seen_RS[:, None, None]) for k, v, seen_RS in before]
+    (B, T, _, G, _), S = q_BTKGH.shape, k_BKSH.shape[2]
+    behind_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
+    seen_TS = behind_TS >= 0 if window is None else (behind_TS >= 0) & (behind_TS < window)
+    parts = [_part(q_BTKGH, k_BKSH, v_BKSH, jnp.repeat(seen_TS, G, axis=0), config)]
+    for k_RKSH, v_RKSH, seen_RS in before:
+        seen = seen_RS[:, None, None]
+        if window is not None:
+            R, S = seen_RS.shape
+            position_RQ = reshape(position_BT[..., None] + jnp.zeros(G, jnp.int32), (R, B // R * T * G), "batch")
+            seen &= position_RQ[:, None, :, None] - jnp.arange(S) < window
+        parts.append(_part(q_BTKGH, k_RKSH, v_RKSH, seen, config))
     y, total, top = zip(*parts, strict=True)
     most_BTKG = functools.reduce(jnp.maximum, top)
     share = [jnp.exp(t - most_BTKG) for t in top]
@@ -181,7 +185,7 @@ def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start):
     return (y_BTKGH / total_BTKG[..., None]).astype(v_BKSH.dtype)
 
 
-def _part(q_BTKGH, k_RKSH, v_RKSH, seen):
+def _part(q_BTKGH, k_RKSH, v_RKSH, seen, config: ModelConfig):
     """Returns, for one set of keys, the sum of exp(logit - largest logit) x value, the sum of these weights, and the
     largest logit."""
     B, T, K, G, H = q_BTKGH.shape
@@ -189,7 +193,7 @@ def _part(q_BTKGH, k_RKSH, v_RKSH, seen):
     q_RXKGH = reshape(q_BTKGH, (R, B // R * T, K, G, H), "batch", None, "kv_heads")
     q_RKQH = reshape(q_RXKGH.swapaxes(1, 2), (R, K, B // R * T * G, H), *split)
     logit_RKQS = jnp.einsum("RKQH,RKSH->RKQS", q_RKQH, k_RKSH, preferred_element_type=jnp.float32)
-    logit_RKQS = jnp.where(seen, logit_RKQS * H**-0.5, HIDDEN)
+    logit_RKQS = jnp.where(seen, capped(logit_RKQS * config.query_scale, config.attention_softcap), HIDDEN)
     top_RKQ = jnp.max(logit_RKQS, axis=-1)
     weight_RKQS = jnp.exp(logit_RKQS - top_RKQ[..., None])
     y_RKQH = jnp.einsum("RKQS,RKSH->RKQH", weight_RKQS.astype(v_RKSH.dtype), v_RKSH, preferred_element_type=jnp.float32)

@@ -181,15 +181,21 @@ Rotation = tuple[Array, Array]
 """cos and sin, as `rotary` returns them."""
 
 
+def rotation_of(window, rotations: tuple[Rotation, Rotation], config: ModelConfig) -> Rotation:
+    """Returns a layer's rotation, of those for layers without and with a window."""
+    if not config.rope_theta_local:
+        return rotations[0]
+    cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*rotations, strict=True))
+    return cos_BTH, sin_BTH
+
+
 def block(x_BTD, layer: Mapping[str, Array], window, rotations: tuple[Rotation, Rotation], plan, config: ModelConfig):
     """Applies one layer: attention and gated MLP, each after an RMSNorm and added to the residual stream.
 
     window: the layer's entry of `windows`; rotations: for layers without and with a window.
     """
     w = cast_weights(layer, config)
-    cos_BTH, sin_BTH = rotations[0]
-    if config.rope_theta_local:
-        cos_BTH, sin_BTH = (jnp.where(window < UNBOUNDED, b, a) for a, b in zip(*rotations, strict=True))
+    cos_BTH, sin_BTH = rotation_of(window, rotations, config)
     own, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     if own.flat:
         w = fused_qkv(w)

@@ -52,7 +52,6 @@ def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = 
     start, experiment = time.monotonic(), longest(config)
     model, data = experiment.model, experiment.data
     model.check_attention(backend="tpu")
-    decode.check(model)
     mesh = make_mesh(config.mesh, devices(topology))
     check_mesh(model, mesh, data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")

@@ -31,7 +31,7 @@ def load_policy(path: str | os.PathLike) -> Policy:
 
     Raises:
       RecordError: a file that is no JSON object, or has a field that is unknown, missing or of the wrong type.
-      FileNotFoundError, ValueError, NotImplementedError: a model that is absent, damaged or not supported.
+      FileNotFoundError, ValueError: a model that is absent, damaged or not supported.
     """
     path = pathlib.Path(path)
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for

@@ -195,13 +195,12 @@ class Sampler:
     A sample's tokens do not depend on the samples computed with it, except through the last bits of its logits. Without
     an end of text in the tokenizer, chains never end.
 
-    Raises NotImplementedError or ValueError for a model that cannot be sampled.
+    Raises ValueError for a model that cannot be sampled.
     """
 
     def __init__(
         self, params: Mapping, config: ModelConfig, tokenizer: Tokenizer, mesh: Mesh, options: SamplerConfig, name: str
     ):
-        decode.check(config)
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
         check_mesh(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
@@ -332,7 +331,7 @@ def load_sampler(
 ) -> Sampler:
     """Loads the policy in a run's folder, a Hugging Face folder, or a GGUF file.
 
-    Raises FileNotFoundError, ValueError or NotImplementedError, naming what is missing, damaged or not supported.
+    Raises FileNotFoundError or ValueError, naming what is missing, damaged or not supported.
     """
     path = pathlib.Path(path)
     if options.chat:
@@ -347,7 +346,6 @@ def load_sampler(
         else:
             config = base.model_config(path, head=of_channels(0))
             config = dataclasses.replace(config, layer_groups=(1,) * config.layers)
-            decode.check(config)
             params, step = {"decoder": base.load_decoder(path, config)}, 0
             if not config.tied_embeddings:
                 params["head"] = base.load_language_head(path, config)

@@ -50,7 +50,6 @@ class _Node:
 
 def check(prm: PRM) -> None:
     """Raises NotImplementedError for a model whose keys and values cannot be kept."""
-    decode.check(prm.config)
     if find(prm.config.head).readout is None:
         raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
     if prm.ratio is not None:
