@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 
+import numpy as np
 import pytest
 from hostile import programs as hostile
 
@@ -16,6 +17,8 @@ from jprm.label.monte_carlo import label_trees
 from jprm.label.omega import label_problems
 from jprm.label.rollouts import Rollouts
 from jprm.policy.protocol import Prefix, Sample
+from jprm.rl import rollout
+from jprm.rl.trajectory import Trajectory
 from jprm.tree import RecordError, tree_of, with_scores
 from jprm.verify import sandbox
 from jprm.verify.sandbox import Limits
@@ -182,3 +185,16 @@ def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
     monkeypatch.setattr("jprm.verify.programs.run_servers", lambda *_, **__: [sandbox.Outcome(1, "bwrap: no")] * 2)
     with pytest.raises(OSError, match="did not start"):
         judge_programs([({"problem": "p", "tests": TESTS}, ["x = 1"])])
+
+
+def test_reinforcement_learning_is_rewarded_by_tests(tmp_path):
+    write_records(tmp_path / "p.jsonl", [{"problem": "sum", "tests": TESTS}, {"problem": "other", "answer": 1}])
+    with pytest.raises(RecordError, match=r"p.jsonl:2: tests: is no list of statements"):
+        rollout.read_records([str(tmp_path / "p.jsonl")], VERIFIERS["tests"])
+    write_records(tmp_path / "p.jsonl", [{"problem": "sum", "tests": TESTS}])
+    records = rollout.read_records([str(tmp_path / "p.jsonl")], VERIFIERS["tests"])
+    programs = [["def total(xs):", "    return sum(xs)"], ["def total(xs):", "    return 0"], []]
+    drawn = [Trajectory((1,), np.zeros(1), (1,), tuple(steps), True) for steps in programs]
+    drawn.append(Trajectory((1,), np.zeros(1), (1,), tuple(programs[0]), False))
+    (group,) = rollout.judged(records, [drawn], VERIFIERS["tests"], -1.0, None)
+    assert group.reward_G.tolist() == [1, 0, -1, -1]  # blank chains and those cut off have the floor
