@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_gguf import write
-from test_smollm2 import TEXT
+from test_real_models import TEXT
 from tiny import GEMMA, TINY, chain_rows, hidden, logits, params
 
 import jprm
