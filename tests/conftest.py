@@ -58,7 +58,7 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def gemma3_gguf() -> Path:
-    """Gemma 3 270M, whose terms forbid to bring it along: docs/contributing.md says how to get the file."""
+    """Gemma 3 270M in Q4_K_M, which comes under terms of its own: docs/models.md says how to get the file."""
     file = Path(os.environ.get("JPRM_GEMMA3", "none"))
     if not file.is_file():
         pytest.skip("needs Gemma 3 270M under Gemma's terms: set JPRM_GEMMA3 to gemma-3-270m-q4_k_m.gguf")
