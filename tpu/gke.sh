@@ -3,14 +3,16 @@
 # prints.
 #
 #   NAME=my-run IMAGE=REGION-docker.pkg.dev/P/R/jprm:TAG ACCELERATOR=tpu-v5-lite-podslice TOPOLOGY=4x4 HOSTS=4 CHIPS=4 \
-#     CLAIM=shared EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x tpu/gke.sh [--dry-run] COMMAND
+#     ACCOUNT=jprm EXPERIMENT=experiments/x.py WORKDIR=gs://BUCKET/runs/x tpu/gke.sh [--dry-run] COMMAND
 #
 #   build    builds and pushes this commit's image      launch   applies the JobSet
 #   status   shows the JobSet and its pods              logs     follows process 0
 #   stop     saves and stops (SIGTERM to the pods)      delete   deletes the JobSet, not the cluster's nodes
 #   manifest prints the JobSet                          xpk      runs through xpk: CLUSTER, TYPE, PROJECT, ZONE
 #
-# HOSTS x CHIPS is the number of chips in TOPOLOGY. SLICES (default 1) such slices; SPOT=1 uses spot nodes.
+# HOSTS x CHIPS is the number of chips in TOPOLOGY. SLICES (default 1) such slices; SPOT=1 uses spot nodes. ACCOUNT is a
+# Kubernetes service account that may read and write the bucket. CLAIM is a volume claim, mounted at /shared, for a WORKDIR
+# there in place of a bucket's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,10 +24,20 @@ source tpu/say.sh
 : "${NAME:?name of the run}"
 
 manifest() {
-  : "${IMAGE:?}" "${ACCELERATOR:?}" "${TOPOLOGY:?}" "${HOSTS:?}" "${CHIPS:?}" "${CLAIM:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
-  local spot=""
+  : "${IMAGE:?}" "${ACCELERATOR:?}" "${TOPOLOGY:?}" "${HOSTS:?}" "${CHIPS:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
+  local spot="" account="" mounts="" volumes=""
   [ "${SPOT:-0}" = 1 ] && spot='
                 cloud.google.com/gke-spot: "true"'
+  [ -n "${ACCOUNT:-}" ] && account="
+              serviceAccountName: $ACCOUNT"
+  [ -n "${CLAIM:-}" ] && mounts='
+                  volumeMounts:
+                    - name: shared
+                      mountPath: /shared' && volumes="
+              volumes:
+                - name: shared
+                  persistentVolumeClaim:
+                    claimName: $CLAIM"
   cat << YAML
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -60,7 +72,7 @@ spec:
                   values: [2]
           template:
             spec:
-              restartPolicy: Never
+              restartPolicy: Never$account
               terminationGracePeriodSeconds: ${GRACE:-300}
               nodeSelector:
                 cloud.google.com/gke-tpu-accelerator: $ACCELERATOR
@@ -75,14 +87,7 @@ spec:
                     requests:
                       google.com/tpu: "$CHIPS"
                     limits:
-                      google.com/tpu: "$CHIPS"
-                  volumeMounts:
-                    - name: shared
-                      mountPath: /shared
-              volumes:
-                - name: shared
-                  persistentVolumeClaim:
-                    claimName: $CLAIM
+                      google.com/tpu: "$CHIPS"$mounts$volumes
 YAML
 }
 

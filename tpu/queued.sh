@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs on Cloud TPU VMs through queued resources. Prints every command before running it; --dry-run only prints.
 #
-#   NAME=my-run PROJECT=p ZONE=us-west4-a TYPE=v5litepod-16 RUNTIME=v2-alpha-tpuv5-lite SPOT=1 NFS=10.0.0.2:/share \
-#     EXPERIMENT=experiments/x.py WORKDIR=/shared/runs/x tpu/queued.sh [--dry-run] COMMAND
+#   NAME=my-run PROJECT=p ZONE=us-west4-a TYPE=v5litepod-16 RUNTIME=v2-alpha-tpuv5-lite SPOT=1 \
+#     EXPERIMENT=experiments/x.py WORKDIR=gs://BUCKET/runs/x tpu/queued.sh [--dry-run] COMMAND
 #
 #   create   requests the slice                  status   shows the request and the run
 #   deploy   copies this commit to every host    logs     follows the output of process 0
@@ -10,6 +10,7 @@
 #   watch    creates, deploys and launches, again after a preemption, until the run is finished; then deletes the slice
 #   delete   deletes the slice, which costs money until then
 #
+# NFS=SERVER:/SHARE mounts a share at /shared, for a WORKDIR there in place of a bucket's.
 # SLICES (default 1) slices of TYPE, joined by the data centre's network: `mesh.data` must be a multiple of SLICES.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -53,14 +54,17 @@ deploy() {
 }
 
 launch() {
-  : "${EXPERIMENT:?}" "${WORKDIR:?a folder that every host can write to}"
+  : "${EXPERIMENT:?}" "${WORKDIR:?in a bucket, or a folder that every host can write to}"
   local start="tpu/run.sh $EXPERIMENT $WORKDIR${ARGUMENTS:+ $ARGUMENTS}"
   everywhere "cd jprm && JPRM_COMMIT=$(git rev-parse HEAD) setsid nohup $start > run.log 2>&1 < /dev/null &"
 }
 
 status() {
   run gcloud compute tpus queued-resources describe "$NAME" "${at[@]}" --format='value(state.state)'
-  first "tail -n 1 ${WORKDIR:?}/metrics.jsonl; ls $WORKDIR/checkpoints"
+  case ${WORKDIR:?} in
+    gs://*) first "gcloud storage cat $WORKDIR/metrics.jsonl | tail -n 1; gcloud storage ls $WORKDIR/checkpoints/" ;;
+    *) first "tail -n 1 $WORKDIR/metrics.jsonl; ls $WORKDIR/checkpoints" ;;
+  esac
 }
 
 logs() { first "tail -n ${LINES_OF_LOG:-50} -f jprm/run.log"; }
@@ -70,7 +74,12 @@ stop() { everywhere 'kill -TERM "$(cat /tmp/jprm-run.pid)"'; }
 
 delete() { run gcloud compute tpus queued-resources delete "$NAME" "${at[@]}" --force --quiet; }
 
-ended() { first "test -f ${WORKDIR:?}/result.json"; }
+ended() {
+  case ${WORKDIR:?} in
+    gs://*) first "gcloud storage ls $WORKDIR/result.json" ;;
+    *) first "test -f $WORKDIR/result.json" ;;
+  esac
+}
 
 watch() {
   local now started=0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up a host for jprm: Python, the package in .venv, the shared folder. Safe to run again.
+# Sets up a host for jprm: Python, the package in .venv, a shared folder where one is named. Safe to run again.
 #
 #   tpu/setup.sh [--dry-run] [--nfs SERVER:/SHARE] [--at /shared] [--extra tpu|cuda]
 set -euo pipefail
@@ -44,5 +44,5 @@ fi
 if [ "$dry" = 1 ] || [ ! -x .venv/bin/python ]; then
   run "$python" -m venv .venv
 fi
-run .venv/bin/python -m pip install -q -c constraints.txt -e ".[train,$extra]"
+run .venv/bin/python -m pip install -q -c constraints.txt -e ".[train,gcs,$extra]"
 echo "ready: .venv/bin/jprm, for tpu/run.sh"

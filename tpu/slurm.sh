@@ -18,7 +18,8 @@ if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
 # shellcheck source=tpu/say.sh
 source tpu/say.sh
 [ -n "${1:-}" ] || usage
-: "${NAME:?name of the job}" "${WORKDIR:?a folder that every node can write to}"
+: "${NAME:?name of the job}" "${WORKDIR:?in a gs:// bucket, or a folder that every node can write to}"
+case $WORKDIR in *://*) logs=$PWD/logs ;; *) logs=$WORKDIR/logs ;; esac
 
 script() {
   : "${NODES:?}" "${GPUS:?a node}" "${TIME:?}" "${EXPERIMENT:?}"
@@ -32,7 +33,7 @@ script() {
 #SBATCH --signal=TERM@${GRACE:-300}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=$WORKDIR/logs/%x.log
+#SBATCH --output=$logs/%x.log
 cd "$PWD" || exit 2
 srun --kill-on-bad-exit=1 --label .venv/bin/jprm train $EXPERIMENT --workdir $WORKDIR --distributed auto
 status=\$?
@@ -46,7 +47,7 @@ BATCH
 }
 
 launch() {
-  run mkdir -p "$WORKDIR/logs"
+  run mkdir -p "$logs"
   if [ "$dry" = 1 ]; then script; fi
   echo "+ tpu/slurm.sh script | sbatch $*"
   if [ "$dry" = 0 ]; then script | sbatch "$@"; fi
@@ -54,10 +55,13 @@ launch() {
 
 status() {
   run squeue --me --name "$NAME"
-  run tail -n 1 "$WORKDIR/metrics.jsonl"
+  case $WORKDIR in
+    gs://*) run gcloud storage cat --range=-500 "$WORKDIR/metrics.jsonl" ;;
+    *) run tail -n 1 "$WORKDIR/metrics.jsonl" ;;
+  esac
 }
 
-logs() { run tail -n 50 -f "$WORKDIR/logs/$NAME.log"; }
+logs() { run tail -n 50 -f "$logs/$NAME.log"; }
 
 stop() { run scancel --signal=TERM --name "$NAME" --me; }
 
