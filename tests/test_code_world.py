@@ -98,15 +98,15 @@ def test_tests_are_exact(code_world):
 @pytest.mark.slow
 def test_the_whole_of_it(code_world, one_device, tmp_path, monkeypatch):
     """Few updates and problems: every stage and figure, and a second run that computes nothing."""
-    small = {"COUNTS": {"test_problems": 12, "problems": 20, "solutions": 4000}, "SAMPLES": 4, "TEST_SAMPLES": 8,
-             "POLICY_STEPS": 100, "REWARD_STEPS": 20}  # fmt: skip
+    small = {"COUNTS": {"test_problems": 8, "problems": 12, "solutions": 3000}, "SAMPLES": 4, "TEST_SAMPLES": 8,
+             "POLICY_STEPS": 80, "REWARD_STEPS": 8}  # fmt: skip
     for name, value in small.items():
         monkeypatch.setattr(code_world, name, value)
     code_world.main(tmp_path / "out")
     found = json.loads((tmp_path / "out/results.json").read_text())
     for key in ("prm_monte_carlo_best_of_8", "orm_best_of_8", "orm_vote_8", "majority_8", "pass_1", "pass_8"):
         assert found[key]["low"] <= found[key]["value"] <= found[key]["high"]
-    assert found["label_agreement"]["steps"] > 20 and np.isfinite(found["label_agreement"]["auroc"])
+    assert found["label_agreement"]["steps"] > 10 and np.isfinite(found["label_agreement"]["auroc"])
     pools = list(read_records(tmp_path / "out/test_pools.jsonl"))
     for pool in pools:
         by_answer = {}

@@ -32,7 +32,7 @@ import run as quickstart
 
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.terminal import show
-from jprm.evaluate.wording import interval
+from jprm.evaluate.wording import percent
 from jprm.label.files import label_outcomes
 from jprm.policy.protocol import Sample
 from jprm.policy.sampler import SamplerConfig, load_sampler
@@ -133,7 +133,7 @@ CAVEATS = {
 def tables(found: dict) -> list[Table]:
     columns = ("chosen by", "passes all tests, %", "passes with a wrong line, %")
     chosen = Table(f"best of {found['n']} programs for each unseen problem", columns, judge.chosen_rows(found))
-    errors = [(name, interval(figures["f1"])) for name, figures in found["first_error"].items()]
+    errors = [(name, percent(figures["f1"])) for name, figures in found["first_error"].items()]
     return [
         chosen,
         Table("first wrong lines", ("model", "F1, %"), errors),
