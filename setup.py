@@ -47,7 +47,7 @@ setuptools.setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    license_files=["LICENSE"],
+    license_files=["LICENSE", "jprm/web/katex/LICENSE.txt"],
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
     package_data={
         "jprm": ["py.typed"],
@@ -56,7 +56,7 @@ setuptools.setup(
         "jprm.plan": ["gpu_targets/*"],
         "jprm.report": ["page.css", "page.html", "page.js"],
         "jprm.serve": ["playground.css", "playground.html", "playground.js", "runs.css", "runs.html", "runs.js"],
-        "jprm.web": ["app.css", "base.css", "call.js", "chain.js"],
+        "jprm.web": ["app.css", "base.css", "call.js", "chain.js", "math.js", "katex/*", "katex/fonts/*"],
     },
     python_requires=">=3.11",
     install_requires=[

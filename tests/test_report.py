@@ -336,6 +336,23 @@ def test_every_control_has_a_name_and_the_page_fits_a_phone(opened):
     assert wide <= 0  # what is wider scrolls inside its own box
 
 
+def test_formulas_bring_their_script_and_other_pages_do_not_grow(browser, written, tmp_path):
+    """KaTeX is in the page only where a formula is; it draws MathML, which needs neither style nor fonts."""
+    assert "katex.render=" not in written[0].read_text() and written[0].stat().st_size < 500_000
+    files = records(3.0)
+    files["gsm8k"][0]["problem"], files["gsm8k"][0]["steps"][0] = r"What is $\frac{1}{2}$?", r"It is \[ x^2. \]" + NASTY
+    folder = write_folder(tmp_path / "math", files, "math")
+    assert cli.main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    requests_of(browser), browser.logs("browser")
+    browser.size(1200, 900)
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.run("const s = document.getElementById('search'); s.value = 'frac'; s.dispatchEvent(new Event('input'))")
+    browser.wait("return document.querySelectorAll('article').length === 1")
+    assert browser.run("return document.querySelectorAll('article math mfrac, article math msup').length") == 2
+    assert browser.run("return document.querySelector('article .text').textContent").endswith(NASTY)
+    assert browser.logs("browser") == [] and len(requests_of(browser)) == 1
+
+
 @pytest.mark.slow
 def test_fifty_megabytes_stay_usable(browser, tmp_path):
     text = "A step that says something about the problem at hand, at some length. " * 4

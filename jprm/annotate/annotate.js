@@ -143,7 +143,7 @@
     const said = element("div", "said");
     said.append(element("span", "number", now ? `Step ${i + 1}` : `${i + 1}`));
     if (!now) said.append(element("span", `${WORD[rating]}mark`, `${SIGN[rating]} ${WORD[rating]}`));
-    row.append(said, element("div", "text", task.steps[i]));
+    row.append(said, mathematics.write(element("div", "text"), task.steps[i]));
     if (now) { row.tabIndex = -1; row.setAttribute("aria-current", "step"); }
     return row;
   }
@@ -156,7 +156,7 @@
     at("who").textContent = me ? `${me.name}: ${finished} chain${finished === 1 ? "" : "s"} done${part}` : "";
     status();
     if (!task) { if (loaded) rest(); return; }
-    at("problem").textContent = task.problem;
+    mathematics.write(at("problem"), task.problem);
     const shown = Math.min(task.ratings.length + (complete(task) ? 0 : 1), task.steps.length);
     at("steps").replaceChildren(...task.steps.slice(0, shown).map((_, i) => stepRow(task, i)));
     at("comments").replaceChildren(...task.comments.map((one) => element("li", "", one.text)));

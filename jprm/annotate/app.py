@@ -25,7 +25,7 @@ from jprm.annotate.tasks import REASONS, Conflict, Task, Tasks
 from jprm.web.config import Listen
 from jprm.web.files import text_of_file
 from jprm.web.guards import HANDLERS, Refusal, field, guards, json_of
-from jprm.web.pages import file_routes, page_route
+from jprm.web.pages import MATH, file_routes, page_route
 
 FILES = {
     "/base.css": "jprm.web:base.css",
@@ -33,6 +33,7 @@ FILES = {
     "/chain.js": "jprm.web:chain.js",
     "/annotate.css": "jprm.annotate:annotate.css",
     "/annotate.js": "jprm.annotate:annotate.js",
+    **MATH,
 }
 PERSONAL = re.compile(r"/v1/annotators/([\w.-]{1,64})/", re.ASCII)
 LONGEST_COMMENT = 2000

@@ -84,12 +84,12 @@
     if (item.c.length > 1)
       item.c.forEach((scores, k) => { if (k !== m) said.append(element("span", "soft", `${data.models[k]}: ${scores[i].toFixed(3)}`)); });
     const body = element("div");
-    body.append(element("div", "text", item.t[i]));
+    body.append(mathematics.write(element("div", "text"), item.t[i]));
     for (const [at, status, tokens, text] of item.j ? item.j[m] : [])
       if (at === i) {
         const critique = element("details");
         critique.append(element("summary", "", `critique, ${tokens} tokens${status === "read" ? "" : ": " + status}`));
-        critique.append(element("div", "text", text));
+        critique.append(mathematics.write(element("div", "text"), text));
         body.append(critique);
       }
     row.append(said, body);
@@ -106,7 +106,7 @@
       const what = item.d ? "tree" : !item.labelled ? "chain" : item.w ? "chain with an error" : "chain without an error";
       card.setAttribute("aria-label", `${page * PAGE + i + 1} of ${shown.length}`);
       card.append(element("p", "soft", `${page * PAGE + i + 1}. ${data.files[item.f]}: ${what}${outcome}`));
-      card.append(element("p", "problem", data.problems[item.p]));
+      card.append(mathematics.write(element("p", "problem"), data.problems[item.p]));
       const steps = element("ol");
       steps.append(...item.t.map((_, k) => step(item, k, m)));
       card.append(steps);

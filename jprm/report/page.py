@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,14 @@ SORTS = {
     "models": "largest distance between models first",
     "file": "in the order of the files",
 }
+
+SCRIPTS = ("jprm.web:math.js", "jprm.web:chain.js", "jprm.report:page.js")
+KATEX = ("jprm.web:katex/katex.min.js",)
+"""270 KB, for pages with formulas. They are MathML, which browsers draw without KaTeX's style and fonts."""
+
+FORMULA = re.compile(  # as in jprm/web/math.js
+    r"\\\[|\$\$|\\begin\{|\\\(|(?<![\\$])\$(?![\s$])(?:[^$\\\n]|\\[^\n]){1,2000}?(?<!\s)\$(?!\d)"
+)
 
 More = Mapping[str, Iterable[Block]]
 
@@ -92,8 +102,18 @@ def html(
         names=list(enumerate(page.chains["models"])),
         chains=Markup(embedded(page.chains)),
         css=Markup("".join(text_of_file(file) for file in ("jprm.web:base.css", "jprm.report:page.css"))),
-        js=Markup("".join(text_of_file(file) for file in ("jprm.web:chain.js", "jprm.report:page.js"))),
+        js=Markup("".join(map(text_of_file, [*(KATEX if has_formulas(page.chains) else ()), *SCRIPTS]))),
     )
+
+
+def has_formulas(chains: Mapping[str, Any]) -> bool:
+    """Returns whether a problem, a step or a critique of the browser's data may have a formula."""
+    texts = itertools.chain(
+        chains["problems"],
+        (text for item in chains["items"] for text in item["t"]),
+        (told[3] for item in chains["items"] for of in item.get("j", ()) for told in of),
+    )
+    return any(FORMULA.search(text) for text in texts)
 
 
 def embedded(data: Any) -> str:

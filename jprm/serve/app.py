@@ -25,7 +25,7 @@ from jprm.serve.pooling import pooling
 from jprm.serve.score import rerank, score
 from jprm.web.files import text_of_file
 from jprm.web.guards import HANDLERS, guards
-from jprm.web.pages import file_routes, page_route
+from jprm.web.pages import MATH, file_routes, page_route
 
 PAGE = {
     "/base.css": "jprm.web:base.css",
@@ -34,6 +34,7 @@ PAGE = {
     "/chain.js": "jprm.web:chain.js",
     "/playground.css": "jprm.serve:playground.css",
     "/playground.js": "jprm.serve:playground.js",
+    **MATH,
 }
 """The playground's files."""
 

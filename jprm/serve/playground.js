@@ -93,7 +93,7 @@
       made.append(said);
     });
     if (i === editing) made.append(editor(text, i));
-    else made.append(element("div", "text", text));
+    else made.append(mathematics.write(element("div", "text"), text));
     if (i === weakest) made.classList.add("weakest");
     if (options && options.at === i) made.append(offered());
     made.addEventListener("focus", () => { focused = i; for (const other of at("steps").children) other.tabIndex = other === made ? 0 : -1; });
@@ -125,7 +125,7 @@
     list.append(...options.made.map((one) => {
       const item = element("li"), button = element("button");
       button.type = "button";
-      button.append(element("b", "", one.score === null ? "" : (options.whole ? one.score : one.scores[0]).toFixed(2)), element("span", "", one.steps.join("\n")));
+      button.append(element("b", "", one.score === null ? "" : (options.whole ? one.score : one.scores[0]).toFixed(2)), mathematics.write(element("span"), one.steps.join("\n")));
       button.addEventListener("click", () => change(
         [...record.steps.slice(0, options.at), ...one.steps, ...(options.whole ? [] : record.steps.slice(options.at + 1))], options.at));
       item.append(button);
@@ -148,6 +148,8 @@
     const weakest = current ? first.chains[0].weakest : -1;
     document.body.style.setProperty("--models", names.length);
     at("names").hidden = names.length < 2;
+    at("shown-problem").hidden = !mathematics.found(record.problem);  // else the field above has all there is to see
+    mathematics.write(at("shown-problem"), record.problem);
     at("names").replaceChildren(element("span"), ...names.map((name) => element("span", "", name)));
     const had = focus || at("steps").contains(document.activeElement);
     at("steps").classList.toggle("old", !current);

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jprm.web.files import text_of_file
+from jprm.web.files import bytes_of_file, names_in
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; font-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -23,9 +23,18 @@ HEADERS = {
 }
 
 
-def page_route(path: str, text: str, name: str) -> Route:
-    """Returns the route of a text, whose type the ending of a file's name says."""
-    kind, body = mimetypes.guess_type(name)[0] or "text/plain", text.encode()
+MATH = {
+    "/math.js": "jprm.web:math.js",
+    "/katex/katex.min.js": "jprm.web:katex/katex.min.js",
+    "/katex/katex.min.css": "jprm.web:katex/katex.min.css",
+} | {f"/katex/fonts/{name}": f"jprm.web:katex/fonts/{name}" for name in names_in("jprm.web:katex/fonts")}
+"""The files of pages that draw mathematics."""
+
+
+def page_route(path: str, text: str | bytes, name: str) -> Route:
+    """Returns the route of a file's text or bytes, whose type the ending of its name says."""
+    kind = "font/woff2" if name.endswith(".woff2") else mimetypes.guess_type(name)[0] or "text/plain"
+    body = text.encode() if isinstance(text, str) else text
 
     async def send(request: Request) -> Response:
         return Response(body, media_type=kind, headers=HEADERS)
@@ -35,4 +44,4 @@ def page_route(path: str, text: str, name: str) -> Route:
 
 def file_routes(files: Mapping[str, str]) -> list[Route]:
     """Returns the routes of files by path; a file is `package:name`."""
-    return [page_route(path, text_of_file(file), file) for path, file in files.items()]
+    return [page_route(path, bytes_of_file(file), file) for path, file in files.items()]
