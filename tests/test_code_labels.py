@@ -187,6 +187,12 @@ def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
         judge_programs([({"problem": "p", "tests": TESTS}, ["x = 1"])])
 
 
+def trajectory(steps, ended):
+    """One token a step."""
+    numbers = tuple(range(1, len(steps) + 1))
+    return Trajectory(numbers, np.zeros(len(steps), np.float32), numbers, tuple(steps), ended)
+
+
 def test_reinforcement_learning_is_rewarded_by_tests(tmp_path):
     write_records(tmp_path / "p.jsonl", [{"problem": "sum", "tests": TESTS}, {"problem": "other", "answer": 1}])
     with pytest.raises(RecordError, match=r"p.jsonl:2: tests: is no list of statements"):
@@ -194,7 +200,6 @@ def test_reinforcement_learning_is_rewarded_by_tests(tmp_path):
     write_records(tmp_path / "p.jsonl", [{"problem": "sum", "tests": TESTS}])
     records = rollout.read_records([str(tmp_path / "p.jsonl")], VERIFIERS["tests"])
     programs = [["def total(xs):", "    return sum(xs)"], ["def total(xs):", "    return 0"], []]
-    drawn = [Trajectory((1,), np.zeros(1), (1,), tuple(steps), True) for steps in programs]
-    drawn.append(Trajectory((1,), np.zeros(1), (1,), tuple(programs[0]), False))
+    drawn = [trajectory(steps, True) for steps in programs] + [trajectory(programs[0], False)]
     (group,) = rollout.judged(records, [drawn], VERIFIERS["tests"], -1.0, None)
     assert group.reward_G.tolist() == [1, 0, -1, -1]  # blank chains and those cut off have the floor
