@@ -1,6 +1,7 @@
 """`implicit` on packed trees: loss and gradient in the parameters against a loop over chains, each a sequence alone."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -14,8 +15,8 @@ from tiny_run import VALUE
 from jprm.experiment import ObjectiveConfig
 from jprm.label.reference import label_trees
 from jprm.model.int8 import held_decoder
-from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.model.transformer import head_logits, hidden
+from jprm.model.mesh import MeshConfig, make_mesh, spec
+from jprm.model.transformer import AXES, head_logits, hidden
 from jprm.objectives import find
 from jprm.pack import pack, token_tree
 from jprm.score import implicit
@@ -32,6 +33,12 @@ PAIRS = np.array([
     for (i, (tree, better)), (j, (other, worse)) in itertools.permutations(enumerate(ENDS), 2)
     if tree is other and tree.nodes[better].correct > tree.nodes[worse].correct
 ])  # fmt: skip
+
+
+def put(grid, path, x):
+    """Puts a parameter, or a part of one in int8, where the model expects it."""
+    name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)][-1]
+    return jax.device_put(x, jax.NamedSharding(grid, spec(*AXES[name])))
 
 
 def rewards(params, reference):
@@ -76,7 +83,7 @@ def test_gradient_is_the_sum_over_chains_alone(loss, dtype, stored):
     if stored:
         grid = make_mesh(MeshConfig(), jax.devices()[:1])
         with jax.set_mesh(grid):
-            placed = jax.tree.map(lambda x: jax.device_put(x, jax.NamedSharding(grid, jax.P())), reference)
+            placed = jax.tree_util.tree_map_with_path(functools.partial(put, grid), reference)
         prm = PRM(placed, CONFIG, Letters(), grid, "implicit", "base", 0, ratio=LogProbability(CONFIG))
         trees, extras, both = label_trees(prm, TREES), (REFERENCE,), {}
         task = dataclasses.replace(TASK, reference=False, extras=extras)

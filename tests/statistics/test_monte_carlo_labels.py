@@ -10,26 +10,33 @@ import pytest
 from jprm.label.config import Adaptive, MonteCarloConfig
 from jprm.label.monte_carlo import label_trees, wilson
 from jprm.label.sequential import confidence_sequence, unbiased, undecided
+from jprm.policy.protocol import Sample
 from jprm.tree import Node, ReasoningTree
+from jprm.verify.verifiers import Outcome, Verifier
 
 PREFIXES = 1000
 
 
 class Coins:
-    """Rollouts that are True with probability p, the same for a prefix and number whenever they are drawn."""
+    """Rollouts that are right with probability p, the same for a prefix and number whenever they are drawn."""
 
     def __init__(self, p):
         self.outcome = np.random.default_rng(0).random((PREFIXES, 64)) < p
 
     def draw(self, requests):
-        return [list(self.outcome[int(prefix.steps[0]), start : start + n]) for prefix, start, n in requests]
+        sides = np.array([Sample(("tails",), 1, "stop"), Sample(("heads",), 1, "stop")])
+        drawn = [self.outcome[int(prefix.steps[0]), start : start + n] for prefix, start, n in requests]
+        return [list(sides[outcome.astype(int)]) for outcome in drawn]
+
+
+HEADS = Verifier(lambda chains: [Outcome(float(steps[-1] == "heads")) for _, steps in chains], lambda *_: None)
 
 
 def label(p, k, estimate, adaptive):
     """(values, low, high, rollouts) of many prefixes of value p."""
     tree = ReasoningTree("p", tuple(Node(-1, str(i)) for i in range(PREFIXES)), answer=1)
-    config = MonteCarloConfig(estimate, k, adaptive=adaptive)
-    (found,) = label_trees([tree], Coins(p), config, lambda prefix, sample, truth: bool(sample))
+    config = MonteCarloConfig(estimate, k, adaptive=adaptive, verifier=f"{__name__}:HEADS")
+    (found,) = label_trees([tree], Coins(p), config)
     columns = [[node.label for node in found.nodes]]
     columns += [[node.extra[key] for node in found.nodes] for key in ("low", "high", "rollouts")]
     return [np.array(column) for column in columns]
