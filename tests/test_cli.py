@@ -137,7 +137,7 @@ def test_train_loads_the_experiment_with_its_overrides(library):
     library("jprm.experiment", load=lambda path, overrides: (path, overrides))
     library("jprm.train.loop", train=lambda config, workdir: calls.append((config, workdir)))
     assert cli.main("train e.py --workdir w --set a.b=c d=1e-4".split()) == 0
-    assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
+    assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), "w")]
 
 
 def test_convert_hands_everything_on(library, capsys):
@@ -189,7 +189,7 @@ def test_an_evaluation_hands_everything_on(library, name, line, options):
     library("jprm.outputs", write_json=lambda *args: calls.append(args))
     assert cli.main(["eval", name, *line.split(), "--json", "r.json"]) == 0
     benchmark = BENCHMARKS[name]
-    given = benchmark.options(model=Path("m"), to=Path("r.json"), **options)
+    given = benchmark.options(model="m", to=Path("r.json"), **options)
     assert calls == [(benchmark, given), (Path("r.json"), {})]
 
 
