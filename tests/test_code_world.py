@@ -97,7 +97,7 @@ def test_tests_are_exact(code_world):
 
 @pytest.mark.slow
 def test_the_whole_of_it(code_world, one_device, tmp_path, monkeypatch):
-    """The whole policy, which shorter training leaves without a correct program, and few problems: every stage and figure, and a second run that computes nothing."""
+    """Few problems, but the whole policy: a shorter training leaves no correct program. Every stage and a second run."""
     small = {"COUNTS": {"test_problems": 24, "problems": 12, "solutions": 14_000}, "SAMPLES": 4, "TEST_SAMPLES": 8,
              "POLICY_STEPS": 360, "REWARD_STEPS": 8}  # fmt: skip
     for name, value in small.items():
