@@ -97,7 +97,7 @@ def test_tests_are_exact(code_world):
 
 @pytest.mark.slow
 def test_the_whole_of_it(code_world, one_device, tmp_path, monkeypatch):
-    """Few problems, but the whole policy: a shorter training leaves no correct program. Every stage and a second run."""
+    """Few problems, but the whole policy: a shorter training leaves no correct program. All stages, twice."""
     small = {"COUNTS": {"test_problems": 24, "problems": 12, "solutions": 14_000}, "SAMPLES": 4, "TEST_SAMPLES": 8,
              "POLICY_STEPS": 360, "REWARD_STEPS": 8}  # fmt: skip
     for name, value in small.items():
