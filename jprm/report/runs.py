@@ -74,7 +74,7 @@ def _last(path: pathlib.Path | Remote) -> dict[str, Any]:
     return last
 
 
-def lines_of(path: pathlib.Path) -> list[dict[str, Any]]:
+def lines_of(path: pathlib.Path | Remote) -> list[dict[str, Any]]:
     """Returns the whole lines of a metrics.jsonl, none where it is not there. Raises ValueError for a damaged one."""
     found = []
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []

@@ -293,7 +293,7 @@ class Loop:
 
     @property
     def _folder(self) -> pathlib.Path:
-        assert self.trainer.workdir is not None
+        assert isinstance(self.trainer.workdir, pathlib.Path)  # `jprm rl` takes no address
         return self.trainer.workdir
 
     def _save_best(self) -> None:
@@ -301,7 +301,8 @@ class Loop:
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
         claim(folder, trainer.experiment, trainer.tokenizer)
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
-            best.save_checkpointables(int(state.step), {"params": join(state.trained, state.frozen)}, overwrite=True)
+            params = {"params": join(state.trained, state.frozen)}
+            best.save_checkpointables_async(int(state.step), params, overwrite=True)
 
     def _restore_best(self) -> None:
         trainer, state = self.trainer, self.trainer.state

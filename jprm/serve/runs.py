@@ -45,7 +45,7 @@ class Runs:
 
     def by_name(self) -> dict[str, pathlib.Path]:
         """Returns the runs' folders by their names, which leave out the path that all share."""
-        found = find_runs(self._folders)
+        found = [pathlib.Path(folder) for folder in find_runs(self._folders)]
         return dict(zip(names_of([os.fspath(folder) for folder in found]), found, strict=True))
 
 
