@@ -157,7 +157,7 @@ def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(wh
     assert all(html.escape(sentence, quote=False) in page.replace("&#39;", "'") for sentence in result["verdict"])
     chains = json.loads(re.search(r'id="chains">(.*?)</script>', page, re.S)[1])
     assert [item["t"] for item in chains["items"]][:1] == [result["evaluations"][0]["examples"][0]["steps"]]
-    assert page.count("<svg") == 4, "three plots, the first of them at the top too"
+    assert page.count("<svg") == 7, "three plots, the first of them at the top too, and three curves of the training"
     with pytest.raises(ValueError, match="holds no rl.json"):
         report([folder, tmp_path], tmp_path / "page.html")
 
