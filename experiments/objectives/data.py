@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "quickstart"))
@@ -59,7 +59,7 @@ def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
     parts = {True: [], False: []}
     for record in records:
         parts[normalise(record["problem"]) in held_out].append(record)
-    pool = (record for record in read_records(shared / "pools/gsm8k_chatgpt_n19.jsonl") if part_of(record) == "test")
+    pool = (record for record in gsm8k_pools(shared, "chatgpt") if part_of(record) == "test")
     parts_ = {"train": parts[False], "valid": parts[True], "phase1_test": trees("phase1_test"), "gsm8k": pool}
     made = _written(out, parts_)
     tests = {name: made[name] for name in ("phase1_test", "gsm8k")}
@@ -76,7 +76,7 @@ def gsm8k(policy: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
         parts: dict[str, list[dict]] = {"train": [], "valid": []}
         for name in POLICIES:
             parts[name] = []
-            for record in read_records(shared / f"pools/gsm8k_{name}_n19.jsonl"):
+            for record in gsm8k_pools(shared, name):
                 if (part := part_of(record)) == "test":
                     parts[name].append(record)
                 elif name == policy:
@@ -90,6 +90,12 @@ def gsm8k(policy: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
 SOURCES: dict[str, Callable[[pathlib.Path, pathlib.Path], Files]] = {
     "quickstart": quickstart, "prm800k": prm800k, **{f"gsm8k_{policy}": gsm8k(policy) for policy in POLICIES},
 }  # fmt: skip
+
+
+def gsm8k_pools(shared: pathlib.Path, policy: str) -> Iterator[dict]:
+    """Yields a policy's pools, their samples without steps counted only."""
+    path = shared / f"pools/gsm8k_{policy}_n19.jsonl"
+    return (record for _, record in READERS["pools"].read(path, empty_samples="drop"))
 
 
 def part_of(record: Mapping[str, Any]) -> str:
