@@ -25,6 +25,7 @@ SECONDS = 10.0
 _worker = Worker("jprm.chat_template")
 _PROBLEM = "jprm-problem-7f3a"
 """Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
+_REPLY = "jprm-reply-7f3a"
 
 
 def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
@@ -91,15 +92,37 @@ def prompt_of(path: str | os.PathLike, message: str) -> str:
 
     Raises as `template_of` and `render`, and ValueError where the template does not hold the message once, as it is.
     """
-    template, tokens = template_of(path)
     said = [{"role": "user", "content": message.replace("{problem}", _PROBLEM)}]
+    before, after = _around(path, said, [_PROBLEM], reply=True)
+    return before + "{problem}" + after
+
+
+def conversation_of(path: str | os.PathLike) -> tuple[str, str]:
+    """Returns what stands before an assistant's reply, with `{problem}` as the user's message, and what ends the reply.
+
+    Raises as `prompt_of`.
+    """
+    said = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
+    before, between, after = _around(path, said, [_PROBLEM, _REPLY], reply=False)
+    return before + "{problem}" + between, after
+
+
+def _around(path: str | os.PathLike, said: list[dict[str, str]], messages: list[str], *, reply: bool) -> list[str]:
+    """Returns the texts before, between and after the messages in what the model's template makes of them."""
+    template, tokens = template_of(path)
     try:
-        text = render(template, said, tokens)
+        text = render(template, said, tokens, reply=reply)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if text.count(_PROBLEM) != 1:
-        raise ValueError(f"{path}: its chat template holds the user's message {text.count(_PROBLEM)} times, not once")
-    return text.replace(_PROBLEM, "{problem}")
+    parts = []
+    for message in messages:
+        before, found, text = text.partition(message)
+        if not found or message in text:
+            times = text.count(message) + bool(found)
+            who = "user" if message == messages[0] else "assistant"
+            raise ValueError(f"{path}: its chat template holds the {who}'s message {times} times, not once")
+        parts.append(before)
+    return [*parts, text]
 
 
 def _prepare():

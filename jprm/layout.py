@@ -22,6 +22,8 @@ Template = Sequence[str]
 _FIELD = re.compile(r"\{(problem|step|number)\}")
 _LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
 
+_CONTROL = re.compile(r"(<[^\s<>]+>|\[/?[A-Z_]+\])")
+
 _ANCHORS = ("\n", ".", "0")
 """Texts to encode before a segment that continues a text. The first that merges with nothing after it is used."""
 
@@ -40,6 +42,13 @@ class Layout(Protocol):
         """Returns the ids of the step at 0-based depth `number`, never empty; its score is read at the last one."""
         ...
 
+    def last(self, text: str, number: int) -> list[int] | None:
+        """Returns the ids of the step where its chain ends with it, if it is read there and not as other steps follow.
+
+        None: the score is read at the end of `step`, whatever follows.
+        """
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class TemplateLayout:
@@ -52,6 +61,7 @@ class TemplateLayout:
     opening: Template  # with {problem}
     later: Template  # of a step, with {step} and perhaps {number}
     first: Template = ()  # of the first step; () is that of the later ones
+    closing: Template = ()  # of a step that ends its chain, where every step is read so
     ids: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the tokens that templates name
     joined: bool = False  # whether a text that continues another gets no word start of SentencePiece's
     strip: bool = False  # whether white space around a step is dropped
@@ -63,11 +73,19 @@ class TemplateLayout:
 
     def step(self, text: str, number: int) -> list[int]:
         template = self.later if number else self.first or self.later
+        return self._step(text, number, template, self._pieces[2 if number else 1])
+
+    def last(self, text: str, number: int) -> list[int] | None:
+        return self._step(text, number, self.closing, self._pieces[3]) if self.closing else None
+
+    def _step(
+        self, text: str, number: int, template: Template, pieces: Sequence[list[int] | tuple[str, bool]]
+    ) -> list[int]:
         text = text.strip() if self.strip else text
         label = _LABEL.search("".join(template))
         if label and text.startswith(stem := label[1].replace("{number}", str(number + 1)).rstrip()):
             text = text[len(stem) :].lstrip()
-        return self._filled(self._pieces[2 if number else 1], {"step": text, "number": str(number + 1)})
+        return self._filled(pieces, {"step": text, "number": str(number + 1)})
 
     @property
     def end_of_step(self) -> int | None:
@@ -86,11 +104,13 @@ class TemplateLayout:
 
     @functools.cached_property
     def _pieces(self) -> tuple[list[list[int] | tuple[str, bool]], ...]:
-        """The pieces of the opening, the first step and later steps: ids, or a text to fill in and its `joined`."""
+        """The pieces of the opening, first, later and closing steps: ids, or a text to fill in and its `joined`."""
+        after_step = self._cut(self.later[-1])[-1] not in self._control
         return (
             self._parsed(self.opening, False),
             self._parsed(self.first or self.later, self._cut(self.opening[-1])[-1] not in self._control),
-            self._parsed(self.later, self._cut(self.later[-1])[-1] not in self._control),
+            self._parsed(self.later, after_step),
+            self._parsed(self.closing, after_step),
         )
 
     def _parsed(self, template: Template, joined: bool) -> list[list[int] | tuple[str, bool]]:
@@ -142,12 +162,14 @@ def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
-    """Returns the layout of a prompt with {problem} and control tokens, and a delimiter a step.
-
-    Control tokens are the tokenizer's tokens of the forms <|im_start|> and [INST].
-    """
+    """Returns the layout of a prompt with {problem} and control tokens, and a delimiter a step."""
     before, field, after = prompt.partition("{problem}")
-    cut = [re.split(r"(<[^\s<>]+>|\[/?[A-Z_]+\])", text) for text in (before, after)]
-    found = {piece: tokenizer.token_id(piece) for pieces in cut for piece in pieces[1::2]}
-    ids = {name: i for name, i in found.items() if i is not None}
+    cut = [_CONTROL.split(text) for text in (before, after)]
+    ids = control_tokens(tokenizer, prompt)
     return TemplateLayout(tokenizer, (*cut[0], field, *cut[1]), ("{step}", delimiter), ids=ids)
+
+
+def control_tokens(tokenizer: Tokenizer, text: str) -> dict[str, int]:
+    """Returns the control tokens in a text by name: the tokenizer's tokens of the forms <|im_start|> and [INST]."""
+    found = {name: tokenizer.token_id(name) for name in _CONTROL.findall(text)}
+    return {name: i for name, i in found.items() if i is not None}

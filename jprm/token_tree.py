@@ -158,14 +158,15 @@ def token_tree(
     inner = {node.parent for node in tree.nodes}
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
     depth: list[int] = []  # of every node, in steps
-    chunks = []
+    chunks, lasts = [], []
     for index, node in enumerate(tree.nodes):
         depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
         ids = layout.step(node.text, depth[-1])
         if not ids:
             raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
         chunks.append(ids if index in inner else [*ids, *end])
-    shape = merged(name, layout.problem(tree.problem), chunks, [node.parent for node in tree.nodes])
+        lasts.append(layout.last(node.text, depth[-1]))
+    shape = merged(name, layout.problem(tree.problem), chunks, [node.parent for node in tree.nodes], lasts)
     label_N, weight_N = _labels(tree, name, supervise, weight)
     whole = dataclasses.replace(
         shape,
@@ -211,16 +212,25 @@ def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float =
 
 
 def merged(
-    name: str, problem: Sequence[int], steps: Sequence[Sequence[int]], parents: Sequence[int] | None = None
-) -> TokenTree:
+    name: str, problem: Sequence[int], steps: Sequence[Sequence[int]], parents: Sequence[int] | None = None,
+    lasts: Sequence[Sequence[int] | None] = (),
+) -> TokenTree:  # fmt: skip
     """Returns the tree of steps of token ids, with labels and weights of 1; `node_M` are indices of steps.
 
     `parents` are the steps that each continues, earlier ones, and -1 for the problem; by default all continue it.
+    `lasts` are the ids of steps that are read as the last of their chains (`Layout.last`). No step continues such an
+    end, so that each is a chain of its own, whose `above_M` is -1.
     """
-    runs, run_of = _Runs(problem), []
+    runs, run_of, read_at = _Runs(problem), [], []
     above_N = np.full(len(steps), -1) if parents is None else np.array(parents, np.int64)
-    for ids, parent in zip(steps, above_N.tolist(), strict=True):
-        run_of.append(runs.insert(run_of[parent] if parent >= 0 else 0, ids))
+    inner = set(above_N.tolist())
+    for index, (ids, parent) in enumerate(zip(steps, above_N.tolist(), strict=True)):
+        above = run_of[parent] if parent >= 0 else 0
+        last = lasts[index] if lasts else None
+        run_of.append(runs.insert(above, ids) if last is None or index in inner else above)
+        read_at.append(run_of[-1] if last is None else runs.insert(above, last))
+    if any(last is not None for last in lasts):
+        run_of, above_N = read_at, np.full(len(steps), -1)
     tokens_N, length_R, parent_R, rank_R = runs.ordered()
     run_M = rank_R[np.array(run_of, np.int64)]
     node_M = np.argsort(run_M, kind="stable")

@@ -39,6 +39,9 @@ class LetterLayout:
     def step(self, text, number):
         return [ord(c) for c in text]
 
+    def last(self, text, number):
+        return None
+
 
 LAYOUT = LetterLayout()
 TARGETS = jax.jit(targets, static_argnums=1)

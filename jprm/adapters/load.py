@@ -14,11 +14,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from jprm.adapters.recognise import OUTER, named, recognise
 from jprm.adapters.record import FILE, Adapter
+from jprm.chat_template import conversation_of
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
-from jprm.layout import TemplateLayout
+from jprm.layout import TemplateLayout, control_tokens
 from jprm.model.attention.registry import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
@@ -48,6 +49,7 @@ def load(
     a = named(adapter) if adapter else recognise(folder)
     model = _Model(folder, a, dtype or "float32", attention or suited("blocked"))
     tokenizer = _tokenizer(folder, model)
+    a = in_chat(a, folder, tokenizer) if a.chat else a
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)
     other = _reference(folder, a, model) if a.activation == "log_ratio" else None
@@ -155,11 +157,20 @@ def _tokenizer(folder: pathlib.Path, model: _Model) -> Tokenizer:
     return load_tokenizer(folder if own else model.place, model.config.vocab_size, of_model=True)
 
 
+def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:
+    """Returns the adapter with the problem, the closing and the control tokens of the folder's chat template."""
+    problem, end = conversation_of(folder)
+    before = "".join(adapter.step).partition("{step}")[0]
+    tokens = dict.fromkeys(control_tokens(tokenizer, problem + end))
+    tokens |= adapter.tokens
+    return dataclasses.replace(adapter, chat=False, problem=problem, closing=before + "{step}" + end, tokens=tokens)
+
+
 def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:
     """Returns the layout of an adapter's templates; `ids` are those of its tokens."""
     a = adapter
     others = {reader: layout_of(a.in_benchmark(reader), tokenizer, ids) for reader in a.benchmarks or ()}
-    return TemplateLayout(tokenizer, a.problem, a.step, a.first, ids, a.joined, a.strip, others)
+    return TemplateLayout(tokenizer, a.problem, a.step, a.first, a.closing, ids, a.joined, a.strip, others)
 
 
 def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:

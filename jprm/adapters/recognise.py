@@ -47,6 +47,8 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("pure", Signs(tensor="score.weight", named=r"\bpure\b|jinachris")),
     ("pure", Signs(tensor="score.0.weight", named=r"\bpure\b|jinachris")),
     ("qwen-prm", Signs("Qwen2ForProcessRewardModel", tensor="score.0.weight", token="<extra_0>")),
+    ("qwen-rm", Signs("Qwen2ForRewardModel", tensor="score.0.weight")),
+    ("reward", Signs(r"\w+ForSequenceClassification", tensor="score.weight")),
     ("pqm", Signs(tensor="v_head.summary.weight", token="[PRM]")),
     ("skywork", Signs("Qwen2.*", tensor="v_head.summary.weight")),
     ("reasoneval", Signs(tensor="score_head.weight")),

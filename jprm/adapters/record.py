@@ -35,12 +35,12 @@ FILE = "adapter.json"
 class Adapter:
     """How a chain is written for a checkpoint, where its steps are scored, and what its logits mean.
 
-    A step's score is read at the last token of its template. Where a published layout has more text after that token,
-    the next step's template begins with that text, so a score never depends on what comes after it.
+    A step's score is read at the last token of its template, or of `closing`. Where a published layout has more text
+    after that token, the next step's template begins with that text, so a score never depends on what comes after it.
     """
 
     name: str
-    problem: Template
+    problem: Template  # () where `chat` is true
     step: Template
     channels: Template
     """The head's outputs, in order. Of a language head: the tokens whose logits are taken."""
@@ -53,6 +53,11 @@ class Adapter:
     """Over the channels. `log_ratio` has none: the score is `scale` times the sum, over the tokens of the steps so far,
     of log p(token) under the model less that under the model in the folder `reference`."""
     first: Template = ()  # of the first step, where it is not `step`
+    closing: Template = ()
+    """Of an outcome reward model, which reads a whole conversation at its end: the template of the last step, up to
+    there. Every step is then scored as if its chain ended with it, and the next one follows `step`."""
+    chat: bool = False
+    """Whether the folder's own chat template gives `problem` and `closing`, as `jprm.chat_template` renders it."""
     tokens: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     """Strings that must be one token each, and their published ids; null where none is published."""
     vocabulary: tuple[int, ...] = ()
@@ -76,7 +81,7 @@ class Adapter:
     """How a score becomes a vote's weight, one of `jprm.score.scale.Weight`; None: it is a probability."""
 
     def __post_init__(self):
-        for field in ("problem", "step", "first", "channels", "vocabulary"):
+        for field in ("problem", "step", "first", "closing", "channels", "vocabulary"):
             value = getattr(self, field)
             object.__setattr__(self, field, (value,) if isinstance(value, str) else tuple(value))
         if not self.aggregation and self.semantics in SEMANTICS:
@@ -109,9 +114,13 @@ def _wrong(a: Adapter) -> str:
         return f"semantics {a.semantics!r} is not one of {', '.join(SEMANTICS)}"
     if a.aggregation not in RULES:
         return f"aggregation {a.aggregation!r} is not one of {', '.join(RULES)}"
-    if "{step}" in "".join(a.problem) or not any("{problem}" in part for part in a.problem):
+    if a.chat and (a.problem or a.closing):
+        return "problem and closing are the chat template's where chat is true"
+    if "{step}" in "".join(a.problem) or not (a.chat or any("{problem}" in part for part in a.problem)):
         return "problem must hold {problem}, and not {step}"
-    for field, template in (("step", a.step), ("first", a.first or a.step)):
+    if a.closing and a.activation == "log_ratio":
+        return "closing is for a model with a head, not for log_ratio"
+    for field, template in (("step", a.step), ("first", a.first or a.step), ("closing", a.closing or a.step)):
         if sum(part.count("{step}") for part in template) != 1 or "{problem}" in "".join(template):
             return f"{field} must hold {{step}} once, and not {{problem}}"
     for reader, fields in (a.benchmarks or {}).items():

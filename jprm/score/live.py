@@ -91,12 +91,16 @@ class LiveTrees:
         for parent in parents:
             if parent not in self._nodes or not self._nodes[parent].live:
                 raise ValueError(f"handle {parent} is not there, or was released: extend only what is live")
-        ids = []
-        for parent, step in zip(parents, steps, strict=True):
-            ids.append(self._prm.layout.step(step, self._nodes[parent].depth))
-            if not ids[-1]:
-                raise ValueError(f"step {step!r}: the layout gives it no tokens. Drop empty steps")
-        handles, score_P = self._append(parents, ids)
+        layout, depths = self._prm.layout, [self._nodes[parent].depth for parent in parents]
+        places = list(zip(steps, depths, strict=True))
+        ids = [layout.step(*place) for place in places]
+        if [] in ids:
+            raise ValueError(f"step {steps[ids.index([])]!r}: the layout gives it no tokens. Drop empty steps")
+        lasts = [last for place in places if (last := layout.last(*place)) is not None]
+        handles, score_P = self._append([*parents, *parents[: len(lasts)]], ids + lasts)
+        if lasts:  # each step is read where its chain would end with it, and continued without that end
+            self.release(handles[len(ids) :])
+            handles, score_P = handles[: len(ids)], score_P[len(ids) :]
         if not np.isfinite(score_P).all():
             step = steps[int(np.argmin(np.isfinite(score_P)))]
             self.release(handles)

@@ -1,0 +1,187 @@
+"""Published outcome reward models: every step is scored as transformers scores the conversation that ends with it."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from published import (
+    LLAMA_CHAT,
+    PROBLEM,
+    QWEN_CHAT,
+    REASON,
+    SIZES,
+    STEPS,
+    bytes_tokenizer,
+    chat,
+    random_weights,
+    tokenizer_of,
+)  # fmt: skip
+
+import jprm
+from jprm import cli
+from jprm.adapters import load as loading
+from jprm.adapters.published import PUBLISHED
+from jprm.model.mesh import make_mesh
+from jprm.pack import pack, token_tree
+from jprm.score import scorer
+from jprm.score.live import LiveTrees
+from jprm.tree import tree_of
+
+CLOSE = 1e-4
+"""Two layers of float32 sums in another order, on logits of a few units."""
+
+FAMILIES = {"Qwen2": (QWEN_CHAT, None), "Llama": (LLAMA_CHAT, "<|begin_of_text|>")}
+POOL = {
+    "problem": PROBLEM,
+    "samples": [{"steps": STEPS}, {"steps": [*STEPS[:2], "So 30."]}, {"steps": STEPS[:1]}, {"steps": ["30", STEPS[0]]}],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    """One device, and rows of one length: few programs are compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "make_mesh", lambda config, devices: make_mesh(config, jax.devices()[:1]))
+        patch.setattr(scorer, "SHORTEST", 512)
+        yield
+
+
+def make(folder, family, own=""):
+    """Writes a tiny classifier of sequences with its tokenizer and chat template; returns it and the function that
+    scores a chain with it. `own`: the architecture of Qwen's reward model, with its head of two layers."""
+    torch = pytest.importorskip("torch", reason=REASON)
+    transformers = pytest.importorskip("transformers", reason=REASON)
+    from safetensors.numpy import load_file, save_file
+
+    template, bos = FAMILIES[family]
+    config = getattr(transformers, f"{family}Config")(**SIZES, num_labels=1, pad_token_id=0, rope_theta=100.0)
+    model = random_weights(getattr(transformers, f"{family}ForSequenceClassification")(config))
+    model.save_pretrained(folder)
+    if own:
+        linear, D = torch.nn.Linear, config.hidden_size
+        model.score = random_weights(torch.nn.Sequential(linear(D, D), torch.nn.ReLU(), linear(D, 1)), "head")
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["score.weight"]
+        tensors |= {f"score.{name}": x.detach().numpy() for name, x in model.score.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        fields = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(fields | {"architectures": [own]}))
+    inner, names = bytes_tokenizer(bos)
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(names | {"chat_template": template}))
+    tokenizer = tokenizer_of(folder)
+
+    def score(steps, problem=PROBLEM):
+        ids = chat(tokenizer, template, problem, "\n".join(steps))
+        with torch.no_grad():
+            return ids, float(model(torch.tensor([ids])).logits[0, 0])
+
+    return folder, score
+
+
+@pytest.fixture(scope="module", params=["Qwen2", "Llama", "Qwen2ForRewardModel"])
+def model(request, tmp_path_factory):
+    family, own = ("Qwen2", request.param) if request.param.endswith("Model") else (request.param, "")
+    folder, score = make(tmp_path_factory.mktemp("outcome") / "model", family, own)
+    prm = jprm.load(folder)
+    name = "qwen-rm" if own else "reward"
+    assert prm.name.startswith(f"{folder.resolve()} ({name} ") and prm.rule == "last"
+    return prm, score
+
+
+def test_every_step_has_the_reward_of_the_conversation_that_ends_with_it(model):
+    prm, score = model
+    expected = [score(STEPS[: k + 1])[1] for k in range(len(STEPS))]
+    np.testing.assert_allclose(prm.score(PROBLEM, STEPS), expected, atol=CLOSE, rtol=0)
+    assert np.ptp(expected) > 100 * CLOSE  # else another position would pass too
+    layout = prm.layout
+    path = [token for number, step in enumerate(STEPS[:-1]) for token in layout.step(step, number)]
+    assert [*layout.problem(PROBLEM), *path, *layout.last(STEPS[-1], len(STEPS) - 1)] == score(STEPS)[0]
+
+
+def test_a_pool_shares_prefixes_and_the_ends_are_seen_by_none(model):
+    prm, score = model
+    (found,) = prm.score_many([POOL])
+    for sample in found["samples"]:
+        steps = sample["steps"]
+        expected = [score(steps[: k + 1])[1] for k in range(len(steps))]
+        np.testing.assert_allclose(sample["scores"], expected, atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("chains", [False, True])
+def test_rows_too_short_for_the_tree_hold_every_conversation_whole(model, chains):
+    prm, score = model
+    tree = tree_of(POOL)
+    shape = token_tree(tree, prm.layout)
+    depths = [len(score(tree_steps(tree, node))[0]) for node in range(len(tree.nodes))]
+    packed = pack([shape], max(depths), 3, too_long="error", chains=chains)
+    assert len(packed.rows.tokens) > 1
+    seen = {}
+    for row, slot in zip(*np.nonzero(packed.node_BS >= 0), strict=True):
+        end, until = packed.rows.step_end[row, slot], packed.rows.until[row]
+        path = [i for i in range(end + 1) if until[i] > end]
+        seen[int(packed.node_BS[row, slot])] = packed.rows.tokens[row, path].tolist()
+    assert seen == {node: score(tree_steps(tree, node))[0] for node in range(len(tree.nodes))}
+
+
+def tree_steps(tree, node):
+    steps = []
+    while node >= 0:
+        steps.append(tree.nodes[node].text)
+        node = tree.nodes[node].parent
+    return steps[::-1]
+
+
+def test_trees_that_grow_have_the_same_rewards_and_keep_no_ends(model):
+    prm, score = model
+    trees, found = LiveTrees(prm), []
+    (handle,) = kept = trees.open([PROBLEM])
+    for step in STEPS:
+        (handle, other), score_P = trees.extend([handle, handle], [step, "So 30."])
+        trees.release([other])
+        kept.append(handle)
+        found.append(score_P[0])
+    np.testing.assert_allclose(found, prm.score(PROBLEM, STEPS), atol=CLOSE, rtol=0)
+    path = [token for number, step in enumerate(STEPS) for token in prm.layout.step(step, number)]
+    assert len(trees._path(handle)) == len(prm.layout.problem(PROBLEM)) + len(path)
+    assert sorted(trees._nodes) == kept
+
+
+def test_the_command_scores_with_it(tmp_path, capsys):
+    folder, score = make(tmp_path / "model", "Qwen2")
+    (tmp_path / "pool.jsonl").write_text(json.dumps(POOL) + "\n")
+    arguments = ["score", "--model", str(folder), "--input", str(tmp_path / "pool.jsonl")]
+    assert cli.main([*arguments, "--output", str(tmp_path / "scored.jsonl")]) == 0
+    (record,) = map(json.loads, (tmp_path / "scored.jsonl").read_text().splitlines())
+    np.testing.assert_allclose(record["samples"][0]["scores"][-1], score(STEPS)[1], atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "template, message",
+    [
+        ("", "has no chat template"),
+        ("{% for m in messages %}{{ m['content'] if m['role'] == 'user' }}{% endfor %}", "the assistant's message 0"),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}{{ messages[0]['content'] }}", "the user's message 2"),
+        ("{{ raise_exception('no') }}", "the chat template fails: no"),
+    ],
+)
+def test_a_folder_without_a_usable_chat_template_is_refused(tmp_path, template, message):
+    folder, _ = make(tmp_path / "model", "Qwen2")
+    fields = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields | {"chat_template": template}))
+    with pytest.raises(ValueError, match=message):
+        jprm.load(folder)
+
+
+def test_a_record_of_ones_own_may_close_its_chains(tmp_path):
+    folder, score = make(tmp_path / "model", "Qwen2")
+    record = {"like": "reward", "chat": False, "problem": "Q: {problem}\nA: ", "closing": "{step}<|im_end|>",
+              "tokens": {"<|im_end|>": None}}  # fmt: skip
+    (folder / "adapter.json").write_text(json.dumps(record))
+    layout = jprm.load(folder).layout
+    assert layout.last("31", 1) == [*layout.tokenizer.encode("31"), layout.tokenizer.token_id("<|im_end|>")]
+    (folder / "adapter.json").write_text(json.dumps(record | {"chat": True}))
+    with pytest.raises(ValueError, match="problem and closing are the chat template's where chat is true"):
+        jprm.load(folder)
+    assert PUBLISHED["reward"].chat
