@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -204,6 +205,15 @@ def test_bfloat16_is_near_float32(some_rows):
     expected = np.asarray(logits(params(), TINY, some_rows))
     # 8 bits of mantissa: each of some ten roundings on the way is off by 2^-9 of the stream, of size 1.
     assert np.abs(logit_BSC - expected).max() < 0.05 < np.abs(expected).max()
+
+
+def test_layers_for_cpus_multiply_bfloat16_to_float32_and_others_do_not(some_rows):
+    """Else XLA converts both operands to float32 first, which takes twice as long."""
+    for way, wide in ((PATHS, "f32"), (PLAIN, "bf16")):
+        low = dataclasses.replace(way, dtype="bfloat16", remat="nothing")
+        text = jax.jit(lambda rows, c=low: hidden(params(), c, rows)).lower(some_rows).as_text()
+        gate_and_up = re.findall(r"dot_general .*xbf16>, tensor<16x32xbf16>\) -> tensor<.*x32x(\w+)>", text)
+        assert set(gate_and_up) == {wide}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jprm.model.attention import registry as attention
@@ -141,17 +142,25 @@ def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
     return {**w, "qkv": jnp.concatenate([w["query"], w["key"][:, :, None], w["value"][:, :, None]], axis=2)}
 
 
+def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | None = None) -> Array:
+    """Contracts the last axes of `x` with the first of `w`, in the computation's dtype.
+
+    Where attention is made for CPUs the product is float32 and then rounded: XLA multiplies bfloat16 twice as fast to
+    float32 as to bfloat16 there. An einsum would contract in the order of its letters, and copy transposed weights.
+    """
+    wide = jnp.float32 if attention.find(config.attention).flat else None
+    return jnp.tensordot(x, w, axes, preferred_element_type=wide, out_sharding=place).astype(x.dtype)
+
+
 def project_heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: ModelConfig):
     """Returns rotated queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis."""
     y_BTD = rms_norm(x_BTD, w["attention_norm"], config.norm_eps)
     if "qkv" in w:
-        qkv_BTKXH = jnp.einsum("...D,DKXH->...KXH", y_BTD, w["qkv"])
+        qkv_BTKXH = product(y_BTD, w["qkv"], config)
         q_BTKGH, k_BTKXH, v_BTKXH = jax.lax.split(qkv_BTKXH, (config.group, 1, 1), axis=qkv_BTKXH.ndim - 2)
         k_BTKH, v_BTKH = k_BTKXH[..., 0, :], v_BTKXH[..., 0, :]
     else:
-        q_BTKGH = jnp.einsum("...D,DKGH->...KGH", y_BTD, w["query"])
-        k_BTKH = jnp.einsum("...D,DKH->...KH", y_BTD, w["key"])
-        v_BTKH = jnp.einsum("...D,DKH->...KH", y_BTD, w["value"])
+        q_BTKGH, k_BTKH, v_BTKH = (product(y_BTD, w[name], config) for name in ("query", "key", "value"))
     if config.qkv_bias:
         q_BTKGH, k_BTKH, v_BTKH = q_BTKGH + w["query_bias"], k_BTKH + w["key_bias"], v_BTKH + w["value_bias"]
     if config.qk_norm:
@@ -164,16 +173,15 @@ def project_heads(x_BTD, w: Mapping[str, Array], cos_BTH, sin_BTH, config: Model
 def add_attention_and_mlp(x_BTD, y_BTKGH, w: Mapping[str, Array], config: ModelConfig):
     """Adds the attention's output, then the gated MLP's, to the residual stream. B and T may be one axis."""
     place, gemma = stream(x_BTD), config.design == "gemma"
-    # An einsum would contract in the order G, H, K of its letters, and copy the transposed weights for it.
-    y_BTD = jnp.tensordot(y_BTKGH, w["out"], 3, out_sharding=place)
+    y_BTD = product(y_BTKGH, w["out"], config, 3, place)
     x_BTD = x_BTD + (rms_norm(y_BTD, w["attention_post_norm"], config.norm_eps) if gemma else y_BTD)
     x_BTD = checkpoint_name(x_BTD, PROJECTED)
     y_BTD = rms_norm(x_BTD, w["mlp_norm"], config.norm_eps)
     if "chunks" in w:
         y_BTD = cast(Array, chunked_mlp(y_BTD, w["chunks"], config))
     else:
-        gate_BTF, up_BTF = (jnp.einsum("...D,DF->...F", y_BTD, w[name]) for name in ("gate", "up"))
-        y_BTD = jnp.einsum("...F,FD->...D", activated(gate_BTF, config) * up_BTF, w["down"], out_sharding=place)
+        gate_BTF, up_BTF = (product(y_BTD, w[name], config) for name in ("gate", "up"))
+        y_BTD = product(activated(gate_BTF, config) * up_BTF, w["down"], config, 1, place)
     return x_BTD + (rms_norm(y_BTD, w["mlp_post_norm"], config.norm_eps) if gemma else y_BTD)
 
 
