@@ -95,6 +95,26 @@ def test_tests_are_exact(code_world):
     assert expected[::2] == [1.0] * 20 and 0.0 in expected
 
 
+def test_no_bug_in_one_line_passes_the_tests(code_world):
+    """As programs that Python runs: each line left out, as a bad habit has it, or with an amount off by one."""
+    functions, rng = code_world.functions, np.random.default_rng(3)
+    seen = 0
+    for _ in range(40):
+        problem = functions.problem(rng)
+        record, right = functions.record(problem, rng), functions.solution(problem, rng, None)
+        for i, (sentence, amount) in enumerate(problem.sentences):
+            line, habit = (functions.OPERATIONS | functions.RETURNS)[sentence]
+            others = [line.format(amount - 1), line.format(amount + 1), (habit or line).format(amount)]
+            others += [""] if sentence in functions.OPERATIONS else []
+            for other in {"    " + text for text in others} - {right[i]}:
+                names = {}
+                exec("\n".join([functions.PRELUDE, *right[:i], other, *right[i + 1 :]]), names)
+                with pytest.raises((AssertionError, ValueError)):
+                    [exec(test, names) for test in record["tests"]]
+                seen += 1
+    assert seen > 300
+
+
 @pytest.mark.slow
 def test_the_whole_of_it(code_world, one_device, tmp_path, monkeypatch):
     """Few problems, but the whole policy: a shorter training leaves no correct program. All stages, twice."""

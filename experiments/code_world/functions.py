@@ -10,8 +10,9 @@ The checker knows nothing of how a solution was made: it reads the problem and e
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,14 @@ LARGEST, INPUTS = 9, 8
 """The numbers of an input are 0 to 9. A problem has so many tests, each with one input; one of them is empty."""
 
 
+def _inputs(rng: np.random.Generator, count: int) -> list[list[int]]:
+    return [[], *(rng.integers(0, LARGEST + 1, rng.integers(4, 9)).tolist() for _ in range(count - 1))]
+
+
+PROBES = _inputs(np.random.default_rng(0), 4 * INPUTS)
+"""On these every line of a problem matters."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Habits:
     """How often an author makes each mistake where it can occur."""
@@ -64,13 +73,54 @@ class Problem:
 
 
 def problem(rng: np.random.Generator, operations: tuple[int, int] = (3, 5)) -> Problem:
-    """Returns a function of `operations[0]` to `operations[1]` operations and a return, without two equal in a row."""
-    chosen: list[tuple[str, int]] = []
-    for _ in range(int(rng.integers(operations[0], operations[1] + 1))):
-        names = [name for name in OPERATIONS if not chosen or name != chosen[-1][0]]
-        name, amount = str(rng.choice(names)), int(rng.choice(AMOUNTS))
-        chosen.append((name, amount if "{}" in name else 0))
-    return Problem((*chosen, (str(rng.choice(list(RETURNS))), 0)))
+    """Returns a function of `operations[0]` to `operations[1]` operations and a return, without two equal in a row.
+
+    Every operation matters: no change of one line goes unseen on `PROBES`. Else most bugs would pass all tests.
+    """
+    while True:
+        chosen: list[tuple[str, int]] = []
+        for _ in range(int(rng.integers(operations[0], operations[1] + 1))):
+            names = [name for name in OPERATIONS if not chosen or name != chosen[-1][0]]
+            name, amount = str(rng.choice(names)), int(rng.choice(AMOUNTS))
+            chosen.append((name, amount if "{}" in name else 0))
+        found = Problem((*chosen, (str(rng.choice(list(RETURNS))), 0)))
+        if exposed(found, PROBES):
+            return found
+
+
+def exposed(task: Problem, inputs: Sequence[list[int]]) -> bool:
+    """Returns whether the inputs show every change of one line: left out, of a bad habit, or with an amount off by
+    one."""
+    right = solution(task, np.random.default_rng(0), None)
+    expected = [_result(right, xs) for xs in inputs]
+    return not any(
+        all(_result([*right[:i], *line, *right[i + 1 :]], xs) == y for xs, y in zip(inputs, expected, strict=True))
+        for i, (sentence, amount) in enumerate(task.sentences)
+        for line in _changes(sentence, amount)
+    )
+
+
+def _changes(sentence: str, amount: int) -> list[list[str]]:
+    """Returns what may stand in place of a sentence's line."""
+    right, wrong = (OPERATIONS | RETURNS)[sentence]
+    changes = [[right.format(amount + by)] for by in (-1, 1) if "{}" in right]
+    changes += [[wrong.format(amount)]] if wrong else []
+    return changes + ([[]] if sentence in OPERATIONS else [])
+
+
+def _result(lines: Sequence[str], xs: list[int]) -> Any:
+    """Returns what a program gives; the error's name where it raises."""
+    try:
+        for line in lines:
+            xs = _compiled(line.strip())(xs)
+    except ValueError:
+        return "ValueError"
+    return xs
+
+
+@functools.cache
+def _compiled(line: str) -> Callable[[list[int]], Any]:
+    return eval("lambda xs: " + line.removeprefix("return ").removeprefix("xs = "))  # our own code
 
 
 def solution(task: Problem, rng: np.random.Generator, habits: Habits | None) -> list[str]:
@@ -87,10 +137,10 @@ def solution(task: Problem, rng: np.random.Generator, habits: Habits | None) -> 
 
 def record(task: Problem, rng: np.random.Generator) -> dict[str, Any]:
     """Returns the problem's record, whose tests are calls with what a correct solution gives."""
-    names: dict[str, Any] = {}
-    exec("\n".join([PRELUDE, *solution(task, rng, None)]), names)  # our own code
-    inputs = [[], *(rng.integers(0, LARGEST + 1, rng.integers(4, 9)).tolist() for _ in range(INPUTS - 1))]
-    tests = [f"assert f({xs}) == {names['f'](xs)}" for xs in inputs]
+    right, inputs = solution(task, rng, None), [[]]
+    while not exposed(task, inputs):
+        inputs = _inputs(rng, INPUTS)
+    tests = [f"assert f({xs}) == {_result(right, xs)}" for xs in inputs]
     return {"problem": task.text, "prelude": PRELUDE, "tests": tests}
 
 
