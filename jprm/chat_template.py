@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jprm.local_copy import local_copy
 from jprm.worker import Worker, serve
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
@@ -33,7 +34,7 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 
     Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
     """
-    path = Path(path)
+    path = local_copy(path, names=(FILE, CONFIG))
     template, tokens = _of_gguf(path) if path.suffix == ".gguf" else _of_folder(path)
     if isinstance(template, list):  # several by name, as {"name", "template"}
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}

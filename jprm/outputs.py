@@ -55,12 +55,17 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
 def finish(part: pathlib.Path | Appended, output: str | os.PathLike, request: dict[str, Any]) -> None:
     """Gives a part that is whole its name. Raises ValueError where the request's input has changed meanwhile."""
     check_unchanged(request, f"Remove {part} and run the command again")
+    check_own(output, request)
     if isinstance(part, Appended):
-        if stored_request(output) != request:  # nothing locks an output in a bucket until its first piece is there
-            raise ValueError(f"{os.fspath(output)}: another run has begun to write it. Name another file")
         part.become(Remote(os.fspath(output)))
     else:
         os.replace(part, output)
+
+
+def check_own(output: str | os.PathLike, request: dict[str, Any]) -> None:
+    """Raises ValueError where another run has begun an output in a bucket: no lock holds it until its first piece."""
+    if isinstance(path_of(output), Remote) and stored_request(output) != request:
+        raise ValueError(f"{os.fspath(output)}: another run has begun to write it. Name another file")
 
 
 def check_unchanged(request: dict[str, Any], remedy: str) -> None:
@@ -72,7 +77,7 @@ def check_unchanged(request: dict[str, Any], remedy: str) -> None:
 
 @contextlib.contextmanager
 def continued(
-    output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path
+    output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path | Remote
 ) -> Iterator[tuple[IO[bytes], pathlib.Path | Appended] | None]:
     """Opens `OUTPUT.part` to read and to append, and yields it with its path; None where `output` is finished.
 
@@ -101,7 +106,7 @@ def continued(
                     )
             if output.exists():
                 for left in (file if isinstance(file, Appended) else part, *more):  # a kill came before their end
-                    left.unlink(missing_ok=True)
+                    discard(left)
                 yield None
                 return
             if differ:
@@ -114,6 +119,26 @@ def continued(
                     part.unlink()
                 if not any(path.exists() for path in (output, part, *more)):
                     info.unlink(missing_ok=True)
+
+
+def discard(path: pathlib.Path | Remote | Appended) -> None:
+    """Removes a file, in a bucket with its pieces, where it is there."""
+    if isinstance(path, Remote):
+        path.remove_folder()
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def growing(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """Opens a file to read and to append: locked as by `only_writer`, or in a bucket in pieces (`Appended`)."""
+    if isinstance(remote := path_of(path), Remote):
+        with Appended(remote) as file:
+            yield cast(IO[bytes], file)
+        return
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(path) as file:
+        yield file
 
 
 def _digest(request: dict[str, Any]) -> str:

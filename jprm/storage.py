@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import posixpath
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,15 @@ def is_remote(path: str | os.PathLike) -> bool:
     """Returns whether a path is an address."""
     scheme, separator, _ = os.fspath(path).partition("://")
     return bool(separator) and scheme.isalnum()
+
+
+def named_in(file: str | os.PathLike, name: str) -> pathlib.Path | Remote:
+    """Returns the path that a file names: an address or an absolute path, or one relative to the file's folder."""
+    folder = path_of(file).parent
+    if is_remote(name) or os.path.isabs(name) or not isinstance(folder, Remote):
+        return path_of(name) if is_remote(name) else pathlib.Path(folder, name)
+    scheme, _, place = folder.url.partition("://")
+    return Remote(f"{scheme}://{posixpath.normpath(f'{place}/{name}')}")
 
 
 class Remote(os.PathLike):
@@ -62,6 +72,10 @@ class Remote(os.PathLike):
     @property
     def name(self) -> str:
         return self.url.rpartition("/")[2]
+
+    @property
+    def stem(self) -> str:
+        return pathlib.PurePosixPath(self.name).stem
 
     @property
     def suffix(self) -> str:
@@ -226,6 +240,9 @@ class Appended:
 
     def tell(self) -> int:
         return self._file.tell()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
 
     def read(self, *size: int) -> bytes:
         return self._file.read(*size)

@@ -137,7 +137,7 @@ def test_train_loads_the_experiment_with_its_overrides(library):
     library("jprm.experiment", load=lambda path, overrides: (path, overrides))
     library("jprm.train.loop", train=lambda config, workdir: calls.append((config, workdir)))
     assert cli.main("train e.py --workdir w --set a.b=c d=1e-4".split()) == 0
-    assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), "w")]
+    assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
 
 
 def test_convert_hands_everything_on(library, capsys):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import errno
 import inspect
-import itertools
 import os
 import re
 import signal
@@ -31,7 +30,6 @@ from jprm.cli.arguments import (
     JudgeFile,
     OneModel,
     OnError,
-    Place,
     Settings,
     one_of,
     one_scorer,
@@ -55,6 +53,7 @@ from jprm.libtpu import quiet_without_tpu
 from jprm.model import Dtype
 from jprm.outputs import FULL
 from jprm.search.methods import METHODS
+from jprm.storage import path_of
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of
 a chain of reasoning.
@@ -124,7 +123,7 @@ def prepare(
 @app.command
 def train(
     experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
-    workdir: Place,
+    workdir: Folder,
     set_: Settings = (),
     distributed: Distributed = None,
 ) -> None:
@@ -204,11 +203,11 @@ def score(
     _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
     multihost.start(distributed)
     prepared = None
-    if os.path.isdir(input):
+    if path_of(input).is_dir():
         from jprm.data import REPORT
         from jprm.data import load as load_records
 
-        prepared, input = load_records(input), os.path.join(input, REPORT)
+        prepared, input = load_records(input), os.fspath(path_of(input) / REPORT)
     input_of(input)  # this and the next before the model is loaded
     check_output(output, input)
     prm = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention)
@@ -333,27 +332,23 @@ def _add_own(command: str = "", name: str = "") -> None:
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
-IN_BUCKETS = {
-    "score": ("--input", "--output", "--model"), "search": ("--model",), "eval": ("--model",), "train": ("--workdir",),
-    "sweep": ("--workdir",),
-}  # fmt: skip
-"""The options of commands that may be in a bucket."""
+ON_DISK = ("annotate", "rl", "label", "report", "convert", "plan", "serve", "prepare")
+"""The commands whose files are all on this machine."""
 
 FIELDS_IN_BUCKETS = ("base", "reference", "tokenizer", "data.train", "data.valid")
-"""Fields of an experiment that may be in a bucket."""
+"""Fields of an experiment that may be in a bucket; code never is."""
 
 
 def _check_addresses(args: Sequence[str]) -> None:
     """Raises ValueError for a bucket's address where a command takes none: it would be taken for a file's name."""
-    for before, word in itertools.pairwise(args):
-        option = word.partition("=")[0] if word.startswith("--") else before
-        takes = option in IN_BUCKETS.get(args[0], ()) or (args[0] == "prepare" and "hf://" in word)
-        takes |= args[0] == "runs" and option != "--json"
-        takes |= args[0] in ("train", "sweep") and word.partition("=")[0] in FIELDS_IN_BUCKETS
-        if ADDRESS.search(word) and not takes:
+    for word in filter(ADDRESS.search, args):
+        field = re.match(r"([\w.]+)=", word)
+        here = args[0] in ON_DISK and not word.startswith("hf://")
+        here |= bool(re.search(r"\.py(:\w+)?$", word)) or bool(field and field[1] not in FIELDS_IN_BUCKETS)
+        if here:
             raise ValueError(
-                f"{word}: is to be a file or folder of this machine; the workdir, data and base model of `jprm train`"
-                " and the model, input and output of `jprm score` may be in a bucket. Copy it here first"
+                f"{word}: is to be a file or folder of this machine; what may be in a bucket is in docs/guide.md. Copy"
+                " it here first"
             )
 
 

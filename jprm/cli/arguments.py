@@ -2,15 +2,18 @@
 
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 from tyro.conf import arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 from tyro.extras import SubcommandApp
 
 from jprm.outputs import check_output
+from jprm.storage import path_of
 
 
 def one_of(choices: Any) -> Any:
@@ -22,7 +25,6 @@ OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Folder = Annotated[Path, arg(metavar="DIR")]
-Place = Annotated[str, arg(metavar="DIR")]  # a folder, or an address in a bucket, which a Path would change
 OneModel = Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")]
 JudgeFile = Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")]
 PolicyFile = Annotated[Path, arg(metavar="P")]
@@ -30,6 +32,23 @@ Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
+
+
+ADDRESSES = ConstructorRegistry()
+
+
+@ADDRESSES.primitive_rule
+def _path(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Makes a `jprm.storage.Remote` of an address that is given for a Path, which would lose one of its slashes."""
+    if kind.type is not Path:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda words: path_of(words[0]),
+        is_instance=lambda value: isinstance(value, os.PathLike),
+        str_from_instance=lambda value: [os.fspath(value)],
+    )
 
 
 class Commands(SubcommandApp):
@@ -52,7 +71,7 @@ class Commands(SubcommandApp):
 
     def cli(self, *, args: Sequence[str], **options: Any) -> Any:
         self._describe(args)
-        return super().cli(args=args, **options)
+        return super().cli(args=args, registry=ADDRESSES, **options)
 
     def _describe(self, args: Sequence[str]) -> None:
         """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
@@ -94,7 +113,7 @@ def check_outputs(options: Any) -> None:
     paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
     for name in {"output", "to", "rollouts", "critiques"} & paths.keys():
         others = [path for other, values in paths.items() if other != name for path in values]
-        check_output(paths[name][0], *(path for path in others if isinstance(path, Path)))
+        check_output(paths[name][0], *(path for path in others if isinstance(path, os.PathLike)))
 
 
 def print_counts(counts: Mapping[str, Any], path: Path) -> None:

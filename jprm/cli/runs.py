@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from tyro.conf import Positional, arg
 
-from jprm.cli.arguments import Distributed, Place, Settings
+from jprm.cli.arguments import Distributed, Folder, Settings
 
 Json = Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")]
 
 
 def runs(
-    folder: Annotated[Positional[tuple[str, ...]], arg(metavar="DIR ...")],
+    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
     to: Json = None,
 ) -> None:
     """Compare runs: the settings in which they differ, and the last value of each metric.
@@ -41,7 +40,7 @@ def runs(
 
 def sweep(
     experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
-    workdir: Place,
+    workdir: Folder,
     set_: Settings,
     to: Json = None,
     distributed: Distributed = None,
@@ -74,6 +73,6 @@ def sweep(
         print(f"stopped: {stopped}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
     if multihost.is_first():
-        runs(tuple(map(os.fspath, folders)), to)
+        runs(tuple(cast(list[Path], folders)), to)
     if diverged:
         raise FloatingPointError(f"{len(diverged)} of {len(folders)} runs diverged: {'; '.join(diverged)}")

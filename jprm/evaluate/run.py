@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +19,11 @@ from jprm.jsonl import dump, parse, read_trees
 from jprm.judge.judge import Judge
 from jprm.judge.load import load_judge
 from jprm.loading import load
+from jprm.outputs import input_of
 from jprm.score.files import request_of, write_scores
 from jprm.score.identity import identity
 from jprm.score.scorer import PRM
+from jprm.storage import path_of
 from jprm.tree import ReasoningTree
 
 PathLike = str | os.PathLike
@@ -120,7 +121,7 @@ def scored_trees(
     Chains are written as the authors' script of the file's benchmark has them. With `too_long="skip"` records with a
     chain beyond the context of the model, or of one of `also`, are left out.
     """
-    output = pathlib.Path(folder) / f"{pathlib.Path(path).stem}.jsonl"
+    output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)
     if isinstance(prm, Judge):
         write_scores(prm, records, output, request_of(prm, path, reader=source.name, **source.options), len(records))
@@ -150,7 +151,7 @@ def scorer(prm: PRM, folder: PathLike) -> Scorer:
 
     def score(records, name):
         digest = hashlib.sha256("".join(map(dump, records)).encode()).hexdigest()
-        output = pathlib.Path(folder) / f"{name}-{digest[:12]}.jsonl"
+        output = path_of(folder) / f"{name}-{digest[:12]}.jsonl"
         write_scores(prm, records, output, {**scored_by, name: digest}, len(records))
         return list(read_trees(output))
 
@@ -164,9 +165,9 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
     """
     files: dict[str, PathLike] = {}
     for path in paths:
-        os.stat(path)
-        other = files.setdefault(pathlib.Path(path).stem, path)
-        if os.path.abspath(other) != os.path.abspath(path):
+        place = input_of(path)["input"]
+        other = files.setdefault(path_of(path).stem, path)
+        if input_of(other)["input"] != place:
             raise ValueError(f"{other} and {path} are two files of one name, and so are their scores: rename one")
     return files
 

@@ -36,9 +36,11 @@ from jprm.judge.judge import Judge
 from jprm.outputs import check_output, write_json
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
+from jprm.storage import Remote, named_in, path_of
 from jprm.tree import ReasoningTree, RecordError
 
 PathLike = str | os.PathLike
+File = pathlib.Path | Remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Suite:
     """A suite's file, with paths that can be opened."""
 
     neutral: str
-    data: Mapping[str, tuple[pathlib.Path, ...]]  # section -> the files that are there
-    calibrate: Mapping[str, tuple[pathlib.Path, ...]]  # section -> the files that thresholds and maps are fitted on
+    data: Mapping[str, tuple[File, ...]]  # section -> the files that are there
+    calibrate: Mapping[str, tuple[File, ...]]  # section -> the files that thresholds and maps are fitted on
     absent: tuple[str, ...]
     seed: int = 0
     too_long: TooLong = "error"
@@ -55,7 +57,7 @@ class Suite:
 
 def read_suite(path: PathLike) -> Suite:
     """Reads a suite's file. Raises ValueError that names file and field, FileNotFoundError for a missing file."""
-    path = pathlib.Path(path)
+    path = path_of(path)
     where = os.fspath(path)
     found = parse(path.read_bytes(), where)
     known = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.figures}
@@ -89,7 +91,7 @@ def read_suite(path: PathLike) -> Suite:
     return Suite(found.get("neutral", "drop"), data, calibrate, tuple(dict.fromkeys(absent)), **settings)
 
 
-def _section(section: Any, benchmark: Benchmark, path: pathlib.Path) -> dict[str, tuple[pathlib.Path, ...]]:
+def _section(section: Any, benchmark: Benchmark, path: File) -> dict[str, tuple[File, ...]]:
     """Returns the paths of a section's files by key; the files of `calibrate` exist."""
     where, name, keys = os.fspath(path), benchmark.name, {"data", "calibrate"} & set(benchmark.needs)
     if not isinstance(section, dict) or set(section) != keys:
@@ -99,7 +101,7 @@ def _section(section: Any, benchmark: Benchmark, path: pathlib.Path) -> dict[str
         files = [value] if isinstance(value, str) else value
         if not isinstance(files, list) or not files or not all(isinstance(file, str) for file in files):
             raise ValueError(f"{where}: {name}.{key}: {value!r} is no list of files")
-        paths[key] = tuple(path.parent / file for file in files)
+        paths[key] = tuple(named_in(path, file) for file in files)
     for missing in (p for p in paths.get("calibrate", ()) if not p.is_file()):
         raise FileNotFoundError(f"{missing}: not there, and {where} wants {name} fitted on it")
     if benchmark.one_calibration_file and len(paths["calibrate"]) != 1:
@@ -113,7 +115,7 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     `tell` receives a line at the start of each piece of work. Raises what the sections raise for records that cannot
     be judged; a diagnostic that finds nothing to look at is `{"not_computed": reason}` instead.
     """
-    out = pathlib.Path(out)
+    out = path_of(out)
     prm, files = open_scorer(model), _files(suite)
     check_output(out / "results.json", *(path for path, _ in files.values()))
     if not all((out / "scores" / f"{name}.jsonl").exists() for name in files):
@@ -125,7 +127,7 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
         about = {"name": prm.name, "folder": prm.policy.name, "step": 0, "judge": cost(judged)}
         results = results_of(suite, scores, scale=prm.scale) | {"model": about | _meaning(prm), "unread": left_out}
     else:
-        about = {"name": pathlib.Path(prm.name).name, "folder": prm.name, "step": prm.step}
+        about = {"name": path_of(prm.name).name, "folder": prm.name, "step": prm.step}
         results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale, left_out)
         results |= {"model": about | _meaning(prm)}
     write_json(out / "results.json", results)
@@ -179,7 +181,7 @@ def tables(results: Results) -> Iterator[Table | str]:
 
 def read_results(folder: PathLike) -> dict[str, Any]:
     """Returns the `results.json` that `run_suite` wrote. Raises FileNotFoundError or ValueError with the remedy."""
-    path = pathlib.Path(folder) / "results.json"
+    path = path_of(folder) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there: {folder} is no finished folder of `jprm eval suite`")
     try:
@@ -199,7 +201,7 @@ def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = Fal
     """
     found = {}
     for name, data in results["data"].items():
-        path = pathlib.Path(folder) / "scores" / f"{name}.jsonl"
+        path = path_of(folder) / "scores" / f"{name}.jsonl"
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; run `jprm eval suite` again")
         found[name] = list(read_trees(path))
@@ -211,9 +213,9 @@ def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = Fal
     return found
 
 
-def _files(suite: Suite) -> dict[str, tuple[pathlib.Path, Source]]:
+def _files(suite: Suite) -> dict[str, tuple[File, Source]]:
     """Returns each file once, by its name, with the reader of the first section that has it."""
-    found: dict[str, tuple[pathlib.Path, Source]] = {}
+    found: dict[str, tuple[File, Source]] = {}
     for section, paths in [*suite.data.items(), *suite.calibrate.items()]:
         for path in paths:
             if path.stem not in found:
@@ -221,7 +223,7 @@ def _files(suite: Suite) -> dict[str, tuple[pathlib.Path, Source]]:
     return found
 
 
-def _names(files: Sequence[pathlib.Path]) -> list[str]:
+def _names(files: Sequence[File]) -> list[str]:
     return list(dict.fromkeys(path.stem for path in files))
 
 

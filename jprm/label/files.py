@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
@@ -25,6 +24,7 @@ from jprm.outputs import check_output, continued, cut, finish, input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
 from jprm.progress import Bar
+from jprm.storage import path_of
 from jprm.tree import ReasoningTree, record_of, tree_of
 from jprm.verify import verifiers
 from jprm.verify.checkers import Kind, checker, labelled
@@ -173,7 +173,7 @@ def _continued(
     Raises:
       ValueError: as `jprm.outputs`; nothing is touched.
     """
-    output, total = pathlib.Path(output), sum(1 for _ in read_lines(input))
+    output, total = path_of(output), sum(1 for _ in read_lines(input))
     request = request | input_of(input)
     with continued(output, request) as opened:
         if opened is None:

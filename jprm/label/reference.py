@@ -17,6 +17,7 @@ from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.implicit import LogProbability
 from jprm.score.scorer import PRM
+from jprm.storage import path_of
 from jprm.token_tree import REFERENCE
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import ReasoningTree, without_chain
@@ -36,7 +37,7 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
         if not config.tied_embeddings:
             params["head"] = base.load_language_head(path, config)
     layout = native_layout(load_tokenizer(path, config.vocab_size))
-    name = str(pathlib.Path(path).resolve())
+    name = str(path_of(path).resolve())
     return PRM(params, config, layout, grid, "implicit", name, 0, ratio=LogProbability(config))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import typing
 from typing import Any
 
 from jprm.experiment import from_json
 from jprm.jsonl import parse
+from jprm.outputs import input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.server import ServerConfig, ServerPolicy
+from jprm.storage import path_of
 from jprm.tree import RecordError
 
 _BYTES = 1_000_000
@@ -33,7 +34,7 @@ def load_policy(path: str | os.PathLike) -> Policy:
       RecordError: a file that is no JSON object, or has a field that is unknown, missing or of the wrong type.
       FileNotFoundError, ValueError: a model that is absent, damaged or not supported.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
         raise FileNotFoundError(f"{path}: no such file or folder. Give a model's, or a policy's JSON file")
     if path.is_dir() or path.suffix == ".gguf":
@@ -45,11 +46,11 @@ def load_policy(path: str | os.PathLike) -> Policy:
 
 def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the object in a policy's JSON file. Raises FileNotFoundError or RecordError where there is none."""
-    path = pathlib.Path(path)
+    path = path_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Give a policy's JSON file")
     where = str(path)
-    if path.stat().st_size > _BYTES:
+    if input_of(path)["bytes"] > _BYTES:
         raise RecordError(where, "policy", f"has more than {_BYTES:,} bytes", _REMEDY)
     settings = parse(path.read_bytes(), where)
     if not isinstance(settings, dict):

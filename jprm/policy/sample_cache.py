@@ -9,13 +9,13 @@ import hashlib
 import io
 import json
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import IO, Any, Literal, Self
 
 from jprm.jsonl import dump, parse
-from jprm.outputs import only_writer
+from jprm.outputs import growing
 from jprm.policy.protocol import Policy, Prefix, Sample
+from jprm.storage import path_of
 from jprm.tree import RecordError
 
 Until = Literal["step", "end"]
@@ -34,8 +34,9 @@ def prefix_key(prefix: Prefix) -> str:
 class KeptPolicy:
     """A `Policy` that keeps another policy's samples in a JSON Lines file and samples only missing ones.
 
-    A call's samples are on disk before it returns. Failed ones are not kept, so they are sampled again. Nothing derived
-    from a sample is stored, such as whether its answer is correct. A context manager that locks the file.
+    A call's samples are stored before it returns. Failed ones are not kept, so they are sampled again. Nothing derived
+    from a sample is stored, such as whether its answer is correct. A context manager that locks the file; in a bucket,
+    where it is pieces (`jprm.storage.Appended`), the second of two runs that write it is refused.
 
     Attributes:
       sampled: samples that the other policy has given to this object.
@@ -46,15 +47,14 @@ class KeptPolicy:
     """
 
     def __init__(self, policy: Policy, path: str | os.PathLike):
-        self.policy, self.path, self.name, self.sampled = policy, pathlib.Path(path), policy.name, 0
+        self.policy, self.path, self.name, self.sampled = policy, path_of(path), policy.name, 0
         self._kept: dict[Place, Sample] = {}
         self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(only_writer(self.path))
+            self._file = stack.enter_context(growing(self.path))
             self._read()
             self._held = stack.pop_all()
         return self

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -37,6 +36,7 @@ from jprm.policy.protocol import Prefix, Sample
 from jprm.policy.sampling import draw, pick
 from jprm.policy.step_ends import progress_table, step_stops, step_text
 from jprm.score.identity import digest
+from jprm.storage import path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 128
@@ -333,7 +333,7 @@ def load_sampler(
 
     Raises FileNotFoundError or ValueError, naming what is missing, damaged or not supported.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if options.chat:
         options = dataclasses.replace(options, prompt=prompt_of(path, options.prompt or "{problem}"), chat=False)
     grid = make_mesh(mesh or MeshConfig())

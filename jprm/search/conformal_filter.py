@@ -8,7 +8,6 @@ confidence over such calibration sets, at most the requested fraction of accepte
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from jprm.evaluate.conformal import Threshold, accept_threshold
 from jprm.jsonl import read_records, write_records
 from jprm.outputs import check_output
+from jprm.storage import path_of
 
 Path = str | os.PathLike
 
@@ -82,7 +82,7 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
             raise ValueError(f"{os.fspath(input)}: record {i}: problem: is in the calibration too. Remove it from one")
     threshold = calibrate(known, error_rate, confidence)
     accepted = [accept(record, threshold) for record in records]
-    pathlib.Path(output).parent.mkdir(parents=True, exist_ok=True)
+    path_of(output).parent.mkdir(parents=True, exist_ok=True)
     write_records(output, accepted)
     return _counts(accepted) | {"threshold": threshold.to_json()["threshold"]}
 

@@ -11,13 +11,12 @@ import collections
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
 from jprm.judge.critiques import KEY
-from jprm.outputs import atomic_file, check_unchanged, continued, input_of
+from jprm.outputs import atomic_file, check_own, check_unchanged, continued, discard, input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
 from jprm.progress import Bar
@@ -25,6 +24,7 @@ from jprm.search.growing_tree import Problem
 from jprm.search.live_scorer import LiveScorer
 from jprm.search.lockstep import SearchConfig, search
 from jprm.search.result import record
+from jprm.storage import path_of
 from jprm.tree import RecordError, tree_of
 
 Path = str | os.PathLike
@@ -77,10 +77,9 @@ def search_file(
       ValueError: `output`, or its part, is of another request; nothing is touched.
       PolicyError: the policy gives nothing; the same call continues once it does.
     """
-    output = pathlib.Path(output)
+    output = path_of(output)
     samples = output.with_name(output.name + ".samples")
-    method = type(config.method).__name__
-    settings = dataclasses.asdict(cast(Any, config.method))
+    method, settings = type(config.method).__name__, dataclasses.asdict(cast(Any, config.method))
     about = {"method": method, **settings, "budget": config.budget, "seed": config.seed}
     request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about, "rule": config.rule,
                "choose": config.choose}  # fmt: skip
@@ -111,11 +110,12 @@ def search_file(
                 if done[i]["record"] is None:
                     error = RecordError(f"{os.fspath(input)}: problem {i + 1}", "problem", done[i]["reason"], "")
                     rejects.add(problems[i][0], error)
-        found = (done[i]["record"] for i in sorted(done))  # named after the rejects: a whole output ends the next call
-        with atomic_file(output) as file:
+        check_own(output, request)
+        with atomic_file(output) as file:  # named after the rejects: a whole output ends the next call
+            found = (done[i]["record"] for i in sorted(done))
             file.writelines(dump(record).encode() + b"\n" for record in found if record is not None)
         part.unlink()
-        samples.unlink()
+        discard(samples)
     tokens = {} if "judge" in scored_by else {"prm_tokens": sum(line["prm_tokens"] for line in done.values())}
     return _counts(output) | tokens | {"rejected": rejects.count}
 
@@ -134,7 +134,7 @@ def _read_part(file) -> dict[int, dict[str, Any]]:
     return done
 
 
-def _counts(output: pathlib.Path) -> dict[str, int]:
+def _counts(output: Path) -> dict[str, int]:
     counts = collections.Counter(problems=0, chosen=0, correct=0, policy_tokens=0, over_budget_tokens=0)
     for _, line in read_lines(output):
         record = json.loads(line)

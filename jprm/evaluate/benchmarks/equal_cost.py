@@ -42,8 +42,9 @@ def run(options: Options) -> Report:
     from jprm.evaluate.equal_cost import equal_cost_report
     from jprm.evaluate.run import scored_trees, source
     from jprm.loading import load
+    from jprm.storage import path_of
 
-    loaded = {pathlib.Path(prm.name).name: prm for prm in map(load, options.model)}
+    loaded = {path_of(prm.name).name: prm for prm in map(load, options.model)}
     if len(loaded) < len(options.model):
         raise ValueError(f"{', '.join(map(str, options.model))}: two models of one name: rename one")
     scores = {

@@ -1,0 +1,150 @@
+"""Commands whose model, input and output are in a bucket: they write what they write on disk, also after kills."""
+
+import itertools
+import json
+import uuid
+
+import pytest
+from buckets import objects
+from pod_storm import EXPERIMENT
+from test_evaluate_run import pool_file, processbench_file, short_rows  # noqa: F401  (autouse)
+from test_label_files import arithmetic
+from test_search_files import PROBLEMS, Good
+from test_storage import killed_at
+from toy_policy import Markov
+
+from jprm import cli
+from jprm.checkpoints.bucket import MARK
+from jprm.experiment import to_json
+from jprm.jsonl import write_records
+from jprm.report.runs import compare
+from jprm.search.best_of_n import BestOfN
+from jprm.search.files import search_file
+from jprm.search.live_scorer import Rescorer
+from jprm.search.lockstep import SearchConfig
+from jprm.storage import Remote, named_in
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "gcs"))])
+def bucket(request):
+    """An empty folder of a bucket."""
+    place = "memory://bucket" if request.param == "memory" else request.getfixturevalue(request.param)
+    return Remote(f"{place}/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def model(tiny_run, bucket):
+    """The tiny run, copied into the bucket with the marks that whole checkpoints have there."""
+    (bucket / "run").upload_folder(tiny_run.folder)
+    for step in (tiny_run.folder / "checkpoints").iterdir():
+        (bucket / "run/checkpoints" / step.name / MARK).write_bytes(b"")
+    return bucket / "run"
+
+
+def jprm(*words):
+    assert cli.main(list(map(str, words))) == 0
+
+
+def test_a_suite_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_path):
+    bench = tmp_path / "bench"
+    bench.mkdir()
+    pool_file(bench / "pool.jsonl"), processbench_file(bench / "easy.json", 6, 1)
+    suite = {"neutral": "drop", "best_of_n": {"data": ["pool.jsonl"]}, "steps": {"data": ["../bench/easy.json"]}}
+    suite |= {"processbench": {"data": ["none.json", "../bench/easy.json"], "calibrate": "../bench/easy.json"}}
+    (bench / "suite.json").write_text(json.dumps(suite))
+    (bucket / "bench").upload_folder(bench)
+    jprm("eval", "suite", "--model", tiny_run.folder, "--suite", bench / "suite.json", "--out", tmp_path / "out")
+    for _ in range(2):
+        jprm("eval", "suite", "--model", model, "--suite", bucket / "bench/suite.json", "--out", bucket / "out")
+    here, there = (json.loads((out / "results.json").read_bytes()) for out in (tmp_path / "out", bucket / "out"))
+    assert there["model"].pop("folder") == model.url and here["model"].pop("folder")
+    for results, place in ((here, tmp_path), (there, bucket)):
+        assert results.pop("absent") == [f"{place}/bench/none.json"]
+        results["data"] = {name: data | {"path": ""} for name, data in results["data"].items()}
+    assert there == here
+    assert {"/results.json", "/scores/easy.jsonl", "/scores/pool.jsonl"} <= set(objects(bucket / "out"))
+
+
+def killed_everywhere(monkeypatch, bucket, run):
+    """Calls `run(folder)` with a new folder each time, killed after another operation each time, and then again.
+
+    Yields the folder after the second call, which is not killed.
+    """
+    for count in itertools.count(1):
+        folder, killed = bucket / str(count), False
+        with monkeypatch.context() as patch:
+            killed_at(count, patch)
+            try:
+                run(folder)
+            except KeyboardInterrupt:
+                killed = True
+        run(folder)
+        yield folder
+        if not killed:
+            assert count > 3
+            return
+
+
+def contents(folder):
+    """The objects of a folder, without those that hold a request."""
+    return {name: content for name, content in objects(folder).items() if not name.endswith(".info.json")}
+
+
+@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
+def test_a_search_killed_at_any_operation_ends_like_a_whole_one(bucket, tmp_path, monkeypatch):
+    def search(folder, policy):
+        config = SearchConfig(BestOfN(4), "prod", budget=400, at_once=2)
+        files = place / "problems.jsonl", folder / "out.jsonl"
+        return search_file(policy, Rescorer(Good()), {"model": "good"}, *files, config)
+
+    place, whole = tmp_path, Markov()
+    write_records(place / "problems.jsonl", PROBLEMS)
+    counts = search(place, whole)
+    expected = {"/out.jsonl": (place / "out.jsonl").read_bytes()}
+    (bucket / "problems.jsonl").upload(place / "problems.jsonl")
+    place, policies = bucket, {}
+    run = lambda folder: search(folder, policies.setdefault(folder, Markov()))  # noqa: E731
+    for folder in killed_everywhere(monkeypatch, bucket, run):
+        assert contents(folder) == expected and policies[folder].sampled == whole.sampled
+    assert {**counts, "prm_tokens": 0} == {**search(folder, whole), "prm_tokens": 0, "rejected": 0}
+
+
+def test_a_search_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_path, serve):
+    policy = {"url": serve(arithmetic).url, "model": "tiny", "retries": 0}
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    write_records(tmp_path / "in.jsonl", [{"problem": "1+2", "answer": "3"}, {"problem": "2+1", "answer": "3"}])
+    bucket.upload_folder(tmp_path)
+    for place, scorer in ((tmp_path, tiny_run.folder), (bucket, model)):
+        files = ["--policy", place / "policy.json", "--input", place / "in.jsonl", "--output", place / "out.jsonl"]
+        jprm("search", "best-of-n", "--n", 4, "--model", scorer, "--budget", 4000, *files)
+        jprm("eval", "best-of-n", "--input", place / "out.jsonl", "--json", place / "best.json")
+    found = (bucket / "out.jsonl").read_text().replace(model.url, str(tiny_run.folder))
+    assert found == (tmp_path / "out.jsonl").read_text()
+    assert (bucket / "best.json").read_bytes() == (tmp_path / "best.json").read_bytes()
+
+
+def test_a_sweep_in_a_bucket(tiny_run, bucket, tmp_path, capsys):
+    (tmp_path / "experiment.json").write_text(json.dumps(to_json(tiny_run.experiment)))
+    (tmp_path / "e.py").write_text(EXPERIMENT.format(path=str(tmp_path / "experiment.json")))
+    for _ in range(2):
+        jprm("sweep", tmp_path / "e.py", "--workdir", bucket / "runs", "--json", bucket / "runs.json",
+             "--set", "seed=0,1", "steps=2")  # fmt: skip
+    assert "2 of 2: seed=1: finished before" in capsys.readouterr().err
+    jprm("runs", bucket / "runs/seed=0", bucket / "runs/seed=1")
+    assert "seed=1" in capsys.readouterr().out
+    compared = json.loads((bucket / "runs.json").read_bytes())
+    assert compared == compare([bucket / "runs"]) and [run["step"] for run in compared["runs"]] == [2, 2]
+
+
+def test_a_file_in_a_bucket_names_others(tmp_path):
+    names = ("b.json", "../c/b.json", "s3://other/b.json")
+    assert [str(named_in("gs://x/a/suite.json", name)) for name in names] == [
+        "gs://x/a/b.json", "gs://x/c/b.json", "s3://other/b.json"
+    ]  # fmt: skip
+    assert named_in(tmp_path / "suite.json", "/b") == named_in("gs://x/suite.json", "/b")
+    assert named_in(tmp_path / "suite.json", "b/c") == tmp_path / "b/c"
