@@ -17,7 +17,7 @@ from jprm import cli
 from jprm.checkpoints.bucket import MARK
 from jprm.experiment import to_json
 from jprm.jsonl import write_records
-from jprm.report.runs import compare
+from jprm.report.runs import compare, names_of
 from jprm.search.best_of_n import BestOfN
 from jprm.search.files import search_file
 from jprm.search.live_scorer import Rescorer
@@ -67,6 +67,12 @@ def test_a_suite_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_pat
         assert results.pop("absent") == [f"{place}/bench/none.json"]
         results["data"] = {name: data | {"path": ""} for name, data in results["data"].items()}
     assert there == here
+    for place in (tmp_path, bucket):
+        jprm("report", place / "out", "--out", place / "page.html", "--figures", place / "figures")
+    page = (bucket / "page.html").read_text().replace(str(bucket), str(tmp_path))
+    assert page.replace(f"{tmp_path}/run", str(tiny_run.folder)) == (tmp_path / "page.html").read_text()
+    assert sorted((bucket / "figures").names()) == sorted(file.name for file in (tmp_path / "figures").iterdir())
+    assert cli.main(["report", f"{bucket}/out", "--out", f"{bucket}/out/results.json"]) == 2
     assert {"/results.json", "/scores/easy.jsonl", "/scores/pool.jsonl"} <= set(objects(bucket / "out"))
 
 
@@ -128,6 +134,7 @@ def test_a_search_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_pa
     assert (bucket / "best.json").read_bytes() == (tmp_path / "best.json").read_bytes()
 
 
+@pytest.mark.slow  # trains twice; `test_train_bucket` trains in a bucket in every run of the suite
 def test_a_sweep_in_a_bucket(tiny_run, bucket, tmp_path, capsys):
     (tmp_path / "experiment.json").write_text(json.dumps(to_json(tiny_run.experiment)))
     (tmp_path / "e.py").write_text(EXPERIMENT.format(path=str(tmp_path / "experiment.json")))
@@ -139,6 +146,12 @@ def test_a_sweep_in_a_bucket(tiny_run, bucket, tmp_path, capsys):
     assert "seed=1" in capsys.readouterr().out
     compared = json.loads((bucket / "runs.json").read_bytes())
     assert compared == compare([bucket / "runs"]) and [run["step"] for run in compared["runs"]] == [2, 2]
+
+
+def test_the_names_of_runs_leave_out_what_they_share(tmp_path):
+    assert names_of(["gs://b/rates/seed=0", "gs://b/rates/seed=1/"]) == ["seed=0", "seed=1"]
+    assert names_of([f"{tmp_path}/a/run", f"{tmp_path}/b"]) == ["a/run", "b"]
+    assert names_of(["gs://b/run", str(tmp_path / "run")]) == ["gs://b/run", str(tmp_path / "run")]
 
 
 def test_a_file_in_a_bucket_names_others(tmp_path):

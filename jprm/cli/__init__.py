@@ -332,7 +332,7 @@ def _add_own(command: str = "", name: str = "") -> None:
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
-ON_DISK = ("annotate", "rl", "label", "report", "convert", "plan", "serve", "prepare")
+ON_DISK = ("annotate", "rl", "convert", "plan", "serve", "prepare")
 """The commands whose files are all on this machine."""
 
 FIELDS_IN_BUCKETS = ("base", "reference", "tokenizer", "data.train", "data.valid")

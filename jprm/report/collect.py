@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from jprm.evaluate.run import is_scored
 from jprm.evaluate.scored import scores_of
 from jprm.evaluate.suite import read_results, read_scores
 from jprm.judge.critiques import KEY
+from jprm.storage import path_of
 from jprm.tree import ReasoningTree, chains_of
 
 BINS, COLUMNS = 10, 12
@@ -44,7 +44,7 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
             raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
     names = [found["model"]["name"] for found in results]
     names = [
-        f"{name} ({pathlib.Path(folder).name})" if names.count(name) > 1 else name
+        f"{name} ({path_of(folder).name})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
     ]
     scales = [found["model"].get("scale") for found in results]

@@ -28,6 +28,7 @@ from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
 from jprm.report.rl import collect_runs, is_run
 from jprm.report.training import training
+from jprm.storage import Remote, path_of
 from jprm.web.files import text_of_file
 
 SORTS = {
@@ -61,7 +62,7 @@ def report(
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
-    check_output(out, *(file for folder in folders for file in pathlib.Path(folder).rglob("*.json*")))
+    check_output(out, *(file for folder in folders for file in _files(path_of(folder))))
     if folders and is_run(folders[0]):
         page, sections, verdicts = collect_runs(folders)
     else:
@@ -73,8 +74,13 @@ def report(
         file.write(html(page, sections, drawn, verdicts).encode())
     if figures is not None:
         for name, text in drawn.items():
-            with atomic_file(pathlib.Path(figures) / f"{name}.svg") as file:
+            with atomic_file(path_of(figures) / f"{name}.svg") as file:
                 file.write(text.encode())
+
+
+def _files(folder: pathlib.Path | Remote) -> Iterable[pathlib.Path | Remote]:
+    """Returns the files that the page may be made of, which it must not replace."""
+    return folder.files() if isinstance(folder, Remote) else folder.rglob("*.json*")
 
 
 def html(

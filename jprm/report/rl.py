@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from jprm.outputs import check_version
 from jprm.report.collect import Page
 from jprm.report.training import training
 from jprm.rl import RESULT
+from jprm.storage import path_of
 
 VERSION = 1
 """The newest version of rl.json that is read."""
@@ -23,7 +23,7 @@ VERSION = 1
 
 def is_run(folder: str | os.PathLike) -> bool:
     """Returns whether `jprm rl` wrote the folder."""
-    return (pathlib.Path(folder) / RESULT).is_file()
+    return (path_of(folder) / RESULT).is_file()
 
 
 def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list]:
@@ -33,9 +33,9 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
     for index, folder in enumerate(folders):
         if not is_run(folder):
             raise ValueError(f"{folder}: holds no {RESULT}; a page shows runs of jprm rl, or suites, not both")
-        found = parse((pathlib.Path(folder) / RESULT).read_bytes(), f"{folder}/{RESULT}")
+        found = parse((path_of(folder) / RESULT).read_bytes(), f"{folder}/{RESULT}")
         check_version(found.get("version"), VERSION, f"{folder}/{RESULT}")
-        name = f"{found['name']} ({pathlib.Path(folder).name})"
+        name = f"{found['name']} ({path_of(folder).name})"
         about = {"step": found["update"], "folder": str(folder), "semantics": "its own samples"}
         models.append(Model(name, {"model": about, "jprm": jprm.__version__}))
         sections.append((f"run-{index}", name, list(blocks(name, found))))

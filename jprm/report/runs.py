@@ -15,7 +15,7 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.wording import ABSENT
 from jprm.experiment import read, to_json
 from jprm.fields import shortened
-from jprm.storage import Remote, path_of
+from jprm.storage import Remote, is_remote, path_of
 
 METRICS = "metrics.jsonl"
 PLACES = ("name", "data.train", "data.valid", "base", "tokenizer", "trackers")
@@ -107,8 +107,9 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
 
 def names_of(folders: Sequence[str]) -> list[str]:
     """Returns the folders without the path that they share."""
-    shared = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
-    return [os.path.relpath(os.path.abspath(folder), shared) for folder in folders]
+    parts = [(folder if is_remote(folder) else os.path.abspath(folder)).rstrip("/").split("/") for folder in folders]
+    shared = len(os.path.commonprefix([path[:-1] for path in parts]))
+    return ["/".join(path[shared:]) for path in parts]
 
 
 def _cell(value: Any) -> str:

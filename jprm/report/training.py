@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jprm.evaluate.blocks import Block, Figure
 from jprm.evaluate.plots import COLOURS
 from jprm.report.runs import METRICS, lines_of
+from jprm.storage import path_of
 
 PLOTS = (
     ("loss", "Training loss", ("loss", "valid_loss")),
@@ -26,7 +26,7 @@ NOTE = (
 
 def training(runs: Sequence[tuple[str, str | os.PathLike]]) -> Iterator[Block]:
     """Yields the figures of runs, given by name and folder. A folder without metrics is left out."""
-    lines = {name: lines_of(pathlib.Path(folder) / METRICS) for name, folder in runs}
+    lines = {name: _lines(folder) for name, folder in runs}
     for name, title, metrics in PLOTS:
         curves = [
             (run, metric, points)
@@ -36,6 +36,14 @@ def training(runs: Sequence[tuple[str, str | os.PathLike]]) -> Iterator[Block]:
         ]
         if curves:
             yield _figure(name, title, metrics, curves)
+
+
+def _lines(folder: str | os.PathLike) -> list[dict[str, Any]]:
+    """Returns a run's metrics, none where its folder is gone or in a bucket that this machine cannot read."""
+    try:
+        return lines_of(path_of(folder) / METRICS)
+    except OSError:
+        return []
 
 
 def _figure(name: str, title: str, metrics: Sequence[str], curves: Sequence[tuple[str, str, list]]) -> Figure:
