@@ -17,6 +17,9 @@ from jprm import cli
 from jprm.checkpoints.bucket import MARK
 from jprm.experiment import to_json
 from jprm.jsonl import write_records
+from jprm.label import files as label_files
+from jprm.label.config import MonteCarloConfig
+from jprm.label.files import label_monte_carlo, label_verify
 from jprm.report.runs import compare, names_of
 from jprm.search.best_of_n import BestOfN
 from jprm.search.files import search_file
@@ -161,3 +164,52 @@ def test_a_file_in_a_bucket_names_others(tmp_path):
     ]  # fmt: skip
     assert named_in(tmp_path / "suite.json", "/b") == named_in("gs://x/suite.json", "/b")
     assert named_in(tmp_path / "suite.json", "b/c") == tmp_path / "b/c"
+
+
+def sums(count):
+    """Chains of equations, every third of which has one that is wrong."""
+    steps = [[f"{i} + 1 = {i + 1}", f"{i} * 2 = {2 * i + (i % 3 == 0)}", "So it is."] for i in range(count)]
+    return [{"problem": f"p{i}", "steps": some, "answer": "1", "id": i} for i, some in enumerate(steps)]
+
+
+LABELS = {
+    "verify": lambda input, output: label_verify("arithmetic", input, output),
+    "mc": lambda input, output: label_monte_carlo(
+        Markov(), input, output, output.with_name("rollouts.jsonl"), MonteCarloConfig("soft", k=2, trees_at_once=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
+def test_labels_killed_at_any_operation_end_like_those_on_disk(kind, bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(label_files, "FLUSH_SECONDS", 0.0)
+    write_records(tmp_path / "in.jsonl", sums(5))
+    label = LABELS[kind]
+    counts = label(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    (bucket / "in.jsonl").upload(tmp_path / "in.jsonl")
+    for folder in killed_everywhere(
+        monkeypatch, bucket, lambda folder: label(bucket / "in.jsonl", folder / "out.jsonl")
+    ):
+        found = contents(folder)
+        assert found.pop("/out.jsonl") == (tmp_path / "out.jsonl").read_bytes()
+        assert b"".join(found.values()) == (b"" if kind == "verify" else (tmp_path / "rollouts.jsonl").read_bytes())
+    assert counts.items() >= ({"trees": 5, "incorrect": 2} if kind == "verify" else {"labels": 15}).items()
+
+
+def test_labels_in_a_bucket_are_those_on_disk(tiny_run, model, bucket, tmp_path, serve):
+    write_records(tmp_path / "in.jsonl", sums(3))
+    (tmp_path / "policy.json").write_text(json.dumps({"url": serve(arithmetic).url, "model": "tiny", "retries": 0}))
+    bucket.upload_folder(tmp_path)
+    for place, teacher in ((tmp_path, tiny_run.folder), (bucket, model)):
+        options = {
+            "mc": ["--policy", place / "policy.json", "--rollouts", place / "r.jsonl", "--estimate", "hard", "--k", 2],
+            "teacher": ["--model", teacher],
+            "outcomes": ["--verifier", "answer"],
+        }
+        for kind, more in options.items():
+            jprm("label", kind, *more, "--input", place / "in.jsonl", "--output", place / f"{kind}.jsonl")
+        files = ["--input", place / "mc.jsonl", "--other", place / "mc.jsonl", "--output", place / "agreed.jsonl"]
+        jprm("label", "consensus", *files)
+    for name in ("mc", "teacher", "outcomes", "agreed"):
+        assert (bucket / f"{name}.jsonl").read_bytes() == (tmp_path / f"{name}.jsonl").read_bytes()

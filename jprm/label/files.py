@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
@@ -33,6 +34,9 @@ Path = str | os.PathLike
 
 OUTCOMES_AT_ONCE = 64
 """Records whose chains are judged together: programs run in batches."""
+
+FLUSH_SECONDS = 1.0
+"""Work that a kill may cost. In a bucket every flush is an object."""
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
@@ -179,12 +183,14 @@ def _continued(
         if opened is None:
             return
         file, part = opened
-        there = cut(file, chunk)
+        there, due = cut(file, chunk), 0.0
         with _bar(output, total, there) as bar:
             trees = islice(_trees(input), there, None)
             while batch := list(islice(trees, chunk)):
-                file.writelines(dump(record_of(tree)).encode() + b"\n" for tree in label(batch))
-                file.flush()
+                file.write("".join(f"{dump(record_of(tree))}\n" for tree in label(batch)).encode())
+                if time.monotonic() >= due:
+                    file.flush()
+                    due = time.monotonic() + FLUSH_SECONDS
                 bar.add(len(batch))
         finish(part, output, request)
 
