@@ -8,8 +8,8 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from jprm.outputs import made_once
-from jprm.storage import Remote, path_of
+from jprm.folders import made_once
+from jprm.storage import Remote, cache_folder, path_of
 
 
 def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Path:
@@ -42,8 +42,7 @@ def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Pa
             if file.stamp() != stamps[file.url] or target.stat().st_size != stamps[file.url]["bytes"]:
                 raise OSError(f"{file}: changed while it was copied. Run the command again when it is complete")
 
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return _below(made_once(pathlib.Path(caches) / "jprm" / "buckets" / digest, fetch), remote)
+    return _below(made_once(cache_folder("buckets") / digest, fetch), remote)
 
 
 def _files(remote: Remote, names: Sequence[str]) -> list[Remote]:

@@ -12,11 +12,9 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 import stat
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any, cast
 
 from jprm.storage import Appended, Remote, path_of
@@ -207,7 +205,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     for file in (path, partial):
         check_output(file)
     try:
-        with _named(partial), open(partial, "wb") as file:
+        with named(partial), open(partial, "wb") as file:
             yield file
         os.replace(partial, path)
     except BaseException:
@@ -221,94 +219,6 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-MARK = ".jprm"
-"""In `FOLDER.partial`: shows that jprm made it, and holds the request."""
-
-
-@contextlib.contextmanager
-def whole_folder(
-    out: str | os.PathLike, request: str | None = None, *, replace: bool = False
-) -> Iterator[pathlib.Path]:
-    """Yields a folder to fill, which takes the name `out` when the block ends well.
-
-    It is `OUT.partial/new`. After an error or a kill, a call with the same `request` finds what is in it; without a
-    request nothing is kept.
-
-    Args:
-      replace: a folder `out` that is there makes way. It waits as `OUT.partial/old`, from where a kill's next call
-        returns it.
-
-    Raises:
-      ValueError: `OUT.partial` is there without jprm's mark, or another process is writing it, or `out` to be replaced
-        is a symbolic link; nothing is touched.
-    """
-    out, work = pathlib.Path(out), pathlib.Path(partial_of(out))
-    new, old, mark = work / "new", work / "old", work / MARK
-    if replace and out.is_symlink():
-        raise ValueError(f"{out}: is a symbolic link, and only a folder is replaced; name the folder")
-    with only_run(work), _named(work):
-        if os.path.lexists(work) and (work.is_symlink() or not mark.is_file()) and not _empty(work):
-            raise ValueError(f"{work}: is not of jprm, which needs this name: move it, or name another folder")
-        if not out.exists() and old.exists():
-            old.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
-        if request is None or not mark.exists() or mark.read_text() != request:
-            _remove(work)
-            work.mkdir(parents=True, exist_ok=True)
-            mark.write_text(request or "")
-        new.mkdir(exist_ok=True)
-        try:
-            yield new
-            if replace and out.exists():
-                out.rename(old)
-            new.rename(out)
-            request = None
-        finally:
-            if request is None:
-                _remove(work)
-
-
-def tidy(out: str | os.PathLike) -> None:
-    """Removes what `whole_folder` left beside a folder that is whole, killed after it had renamed it."""
-    work = pathlib.Path(partial_of(out))
-    if (work / MARK).is_file() or os.path.lexists(f"{work}.lock"):
-        with contextlib.suppress(ValueError), only_run(work):  # of another process, which removes it itself
-            if not work.is_symlink() and ((work / MARK).is_file() or _empty(work)):
-                _remove(work)
-
-
-WAIT_S = 0.5
-"""Between looks at whether another process has made a folder."""
-
-
-def made_once(place: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """Returns the folder `place`, which `make` fills first where it is absent. Waits for a process that fills it."""
-    while not place.is_dir():
-        try:
-            with whole_folder(place) as new:
-                make(new)
-        except Taken:  # another process makes the same, and ends or dies
-            time.sleep(WAIT_S)
-        except OSError:
-            if not place.is_dir():  # else it ended just before this one began
-                raise
-    tidy(place)
-    return place
-
-
-def _remove(work: pathlib.Path) -> None:
-    """Deletes what `whole_folder` makes, the mark last."""
-    for name in ("new", "old"):
-        shutil.rmtree(work / name, ignore_errors=True)
-    with contextlib.suppress(OSError):  # not there, or a user's file is in it
-        (work / MARK).unlink(missing_ok=True)
-        work.rmdir()
-
-
-def _empty(folder: pathlib.Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
 @contextlib.contextmanager
 def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Opens the file to read and to append, locked against other processes.
@@ -318,7 +228,7 @@ def only_writer(path: str | os.PathLike) -> Iterator[IO[bytes]]:
       OSError: as the system's, with the file's name.
     """
     check_output(path)
-    with _named(path), open(path, "a+b") as file:
+    with named(path), open(path, "a+b") as file:
         _lock(file, path)
         yield file
 
@@ -341,7 +251,7 @@ def only_run(path: str | os.PathLike) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _named(path: str | os.PathLike) -> Iterator[None]:
+def named(path: str | os.PathLike) -> Iterator[None]:
     """Adds the file's name to the error of a full disk, which the system leaves out."""
     try:
         yield

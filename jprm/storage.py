@@ -34,6 +34,11 @@ def is_remote(path: str | os.PathLike) -> bool:
     return bool(separator) and scheme.isalnum()
 
 
+def cache_folder(name: str) -> pathlib.Path:
+    """Returns the folder of this machine for what can be made again: ~/.cache/jprm/NAME."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "jprm" / name
+
+
 def named_in(file: str | os.PathLike, name: str) -> pathlib.Path | Remote:
     """Returns the path that a file names: an address or an absolute path, or one relative to the file's folder."""
     folder = path_of(file).parent
@@ -132,6 +137,11 @@ class Remote(os.PathLike):
             found = store.info(place)
         changes = (found.get(key) for key in ("generation", "ETag", "etag", "LastModified", "mtime", "created"))
         return {"bytes": found["size"], "modified": str(next((c for c in changes if c is not None), ""))}
+
+    def modified(self) -> float:
+        """Returns when the object was written, in seconds since 1970. Raises FileNotFoundError."""
+        with _store(self) as (store, place):
+            return store.modified(place).timestamp()
 
     def read_bytes(self) -> bytes:
         with _store(self) as (store, place):

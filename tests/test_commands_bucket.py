@@ -11,11 +11,14 @@ from test_evaluate_run import pool_file, processbench_file, short_rows  # noqa: 
 from test_label_files import arithmetic
 from test_search_files import PROBLEMS, Good
 from test_storage import killed_at
+from tiny_run import chains
 from toy_policy import Markov
 
 from jprm import cli
 from jprm.checkpoints.bucket import MARK
+from jprm.data import load
 from jprm.experiment import to_json
+from jprm.folders import is_whole, whole_folder
 from jprm.jsonl import write_records
 from jprm.label import files as label_files
 from jprm.label.config import MonteCarloConfig
@@ -79,19 +82,21 @@ def test_a_suite_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_pat
     assert {"/results.json", "/scores/easy.jsonl", "/scores/pool.jsonl"} <= set(objects(bucket / "out"))
 
 
-def killed_everywhere(monkeypatch, bucket, run):
+def killed_everywhere(monkeypatch, bucket, run, before=lambda folder: None, between=lambda folder: None):
     """Calls `run(folder)` with a new folder each time, killed after another operation each time, and then again.
 
-    Yields the folder after the second call, which is not killed.
+    `before` fills the folder first, and `between` sees what the killed call left. Yields the folder after the other.
     """
     for count in itertools.count(1):
         folder, killed = bucket / str(count), False
+        before(folder)
         with monkeypatch.context() as patch:
             killed_at(count, patch)
             try:
                 run(folder)
             except KeyboardInterrupt:
                 killed = True
+        between(folder)
         run(folder)
         yield folder
         if not killed:
@@ -213,3 +218,48 @@ def test_labels_in_a_bucket_are_those_on_disk(tiny_run, model, bucket, tmp_path,
         jprm("label", "consensus", *files)
     for name in ("mc", "teacher", "outcomes", "agreed"):
         assert (bucket / f"{name}.jsonl").read_bytes() == (tmp_path / f"{name}.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
+def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(bucket, monkeypatch):
+    old, new = ({f"/{name}": version for name in names} for names, version in (("abz", b"old"), ("acz", b"new")))
+
+    def there(folder):
+        for name, content in old.items():
+            Remote(f"{folder}/out{name}").write_bytes(content)
+        (folder / "out2/a").write_bytes(b"beside")
+
+    def write(folder):
+        with whole_folder(folder / "out", replace=True, last="z") as local:
+            for name, content in new.items():
+                (local / name[1:]).write_bytes(content)
+
+    def between(folder):
+        found = objects(folder / "out")
+        assert found in (old, new) or ("/z" not in found and not is_whole(folder / "out"))
+
+    for folder in killed_everywhere(monkeypatch, bucket, write, there, between):
+        assert objects(folder / "out") == new and is_whole(folder / "out")
+        assert (folder / "out2/a").exists() and not (folder / "out.partial").exists()
+    with pytest.raises(FileExistsError, match="is there already"), whole_folder(folder / "out"):
+        pass
+
+
+def test_data_prepared_in_a_bucket_are_those_on_disk(bucket, tmp_path, capsys):
+    records = chains(12)
+    write_records(tmp_path / "in.jsonl", records)
+    write_records(tmp_path / "bench.jsonl", records[3:5])
+    bucket.upload_folder(tmp_path)
+    for place in (tmp_path, bucket):
+        files = ["--source", place / "in.jsonl", "--exclude", place / "bench.jsonl", "--out", place / "data"]
+        jprm("prepare", "jsonl", *files)
+    assert list(load(bucket / "data")) == list(load(tmp_path / "data")) == records[:3] + records[5:]
+    here, there = (json.loads((place / "data/report.json").read_bytes()) for place in (tmp_path, bucket))
+    assert json.loads(json.dumps(there).replace(str(bucket), str(tmp_path))) == here
+    jprm("prepare", "jsonl", *files)
+    assert "is there already, with 10" in capsys.readouterr().err
+    (bucket / "in.jsonl").write_bytes(b"{}\n")
+    assert cli.main(["prepare", "jsonl", *map(str, files), "--overwrite"]) == 2
+    assert f"{bucket}/in.jsonl:1: " in capsys.readouterr().err and len(load(bucket / "data")) == 10
+    assert cli.main(["prepare", "jsonl", *map(str, files)]) == 2
+    assert "holds another preparation (sha256 differ)" in capsys.readouterr().err

@@ -21,6 +21,7 @@ LAYERS = [
         "tree",
         "jsonl",
         "outputs",
+        "folders",
         "multihost",
         "statistics",
         "answers",

@@ -13,7 +13,8 @@ import jprm.evaluate.run
 import jprm.evaluate.suite
 import jprm.loading
 from jprm import cli
-from jprm.outputs import atomic_write, check_output, only_run, whole_folder
+from jprm.folders import whole_folder
+from jprm.outputs import atomic_write, check_output, only_run
 from jprm.policy import load as policies
 
 COMMANDS = {
@@ -111,7 +112,7 @@ def test_an_output_through_a_link_to_a_folder_is_a_file(folder):
 
 FILL = """
 import os, sys
-from jprm import outputs
+from jprm import folders
 at = int(sys.argv[1])
 def dying(module, name):
     whole = getattr(module, name)
@@ -123,9 +124,9 @@ def dying(module, name):
         return whole(*args, **kwargs)
     setattr(module, name, call)
 for name in ("mkdir", "write_text", "rename", "unlink", "rmdir"):
-    dying(outputs.pathlib.Path, name)
-dying(outputs.shutil, "rmtree")
-with outputs.whole_folder("out", sys.argv[2] or None, replace=True) as new:
+    dying(folders.pathlib.Path, name)
+dying(folders.shutil, "rmtree")
+with folders.whole_folder("out", sys.argv[2] or None, replace=True) as new:
     (new / "a").write_text("new")
     (new / "b").write_text("new")
 """

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from jprm.annotate.chains import Chain, chains_in
 from jprm.annotate.config import StudyConfig
 from jprm.fields import RecordError
+from jprm.folders import whole_folder
 from jprm.jsonl import write_records
-from jprm.outputs import whole_folder, write_json
+from jprm.outputs import write_json
 
 POOLS = ("work", "gold", "screening")
 EVENTS = "events.jsonl"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pathlib
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ import jax
 from fsspec.config import conf
 from orbax.checkpoint import v1 as ocp
 
-from jprm.storage import Remote
+from jprm.storage import Remote, cache_folder
 
 MARK = "commit_success.txt"
 """Orbax's own name."""
@@ -56,10 +55,9 @@ class Staged:
 
     def __init__(self, remote: Remote, given: Mapping[str, Any], keep: int | None, keep_every: int):
         self.directory, self._keep, self._keep_every = remote, keep, keep_every
-        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         name = hashlib.sha256(remote.url.encode()).hexdigest()[:16]
         name += f"-{os.getpid()}" if keep is None else ""  # the run that writes is one, and clears what a kill left
-        self._folder = pathlib.Path(caches) / "jprm" / "checkpoints" / name
+        self._folder = cache_folder("checkpoints") / name
         shutil.rmtree(self._folder, ignore_errors=True)
         if steps := committed(remote):
             (remote / str(steps[-1])).download_folder(self._folder / str(steps[-1]))

@@ -102,9 +102,10 @@ def prepare(
         name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math,
             programs, pools, trl, text, jsonl, or columns for records of other names; or your own reader, module:NAME or
             FILE.py:NAME.
-        source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), or URLs, which are downloaded into
-            `downloads` beside DIR. hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
-        out: The folder to write. It must hold no other data set, unless --overwrite is given.
+        source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
+            downloaded into `downloads` beside DIR, or into ~/.cache/jprm/downloads for a DIR in a bucket.
+            hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
+        out: The folder to write, also in a bucket. It must hold no other data set, unless --overwrite is given.
         exclude: Benchmark files, whose problems are left out and counted. Problems are compared by normalised text.
         sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
@@ -332,7 +333,7 @@ def _add_own(command: str = "", name: str = "") -> None:
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
-ON_DISK = ("annotate", "rl", "convert", "plan", "serve", "prepare")
+ON_DISK = ("annotate", "rl", "convert", "plan", "serve")
 """The commands whose files are all on this machine."""
 
 FIELDS_IN_BUCKETS = ("base", "reference", "tokenizer", "data.train", "data.valid")

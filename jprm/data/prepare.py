@@ -19,9 +19,14 @@ from jprm.data import REPORT, readers, store
 from jprm.data.fetch import fetch, is_url, resolved, sha256_of
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
+from jprm.folders import is_whole, tidy, whole_folder
 from jprm.jsonl import Rejects
-from jprm.outputs import tidy, whole_folder
+from jprm.local_copy import local_copy
+from jprm.outputs import input_of
+from jprm.storage import Remote, cache_folder, path_of
 from jprm.tree import tree_of
+
+Place = pathlib.Path | Remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +76,9 @@ def prepare(
 
     Args:
       name: a key of `jprm.data.readers.READERS`, or a reader of your own as `module:NAME` or `FILE.py:NAME`.
-      source: local files (JSON Lines, JSON lists, Parquet, Arrow), or URLs, `hf://datasets/...` among them, which are
-        downloaded beside `out` and must match a SHA-256.
-      out: the folder. One that the same request has made is left as it is, and its report is returned.
+      source: files (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, `hf://datasets/...` among them,
+        which are downloaded beside `out` and must match a SHA-256.
+      out: the folder, also in a bucket. One that the same request has made is left as it is; its report is returned.
       exclude: benchmark files, in any format that jprm reads; records of their problems are left out, compared by
         `normalise`d text.
       on_error: `stop` at the first bad item, leaving nothing; `skip` writes bad items, byte for byte, to
@@ -89,21 +94,21 @@ def prepare(
       FileNotFoundError: a source or benchmark that does not exist.
     """
     console = console or rich.console.Console(stderr=True)
-    out = pathlib.Path(out)
+    out = path_of(out)
     request = _request(name, source, exclude, on_error, options)
-    there = _report_of(out) if out.exists() else None
-    if inside := [path for path in request.sha256 if out.resolve() in pathlib.Path(path).resolve().parents]:
+    there = _report_of(out) if is_whole(out) else None
+    if inside := [path for path in request.sha256 if str(path_of(path).resolve()).startswith(f"{out.resolve()}/")]:
         raise ValueError(f"{inside[0]}: is in {out}, the folder to write: move it, or name another folder")
     if there is not None and not overwrite:
         return _unchanged(out, there, request, console)
     reader = readers.find(name)
     files = [_local(path, reader, out, sha256, console) for path in request.source]
-    with whole_folder(out, replace=overwrite) as work:
+    with whole_folder(out, replace=overwrite, last=REPORT) as work:
         report = _write(work, reader, files, request, console)
         _print(report, console)
         if report.kept == 0:
             raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
-        if changed := [path for path, sha256 in request.sha256.items() if sha256_of(path) != sha256]:
+        if changed := [path for path, sha256 in request.sha256.items() if sha256_of(local_copy(path)) != sha256]:
             raise ValueError(f"{changed[0]}: changed while it was read; nothing was written to {out}. Run again")
         (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
     console.print(f"{out}: written", markup=False)
@@ -122,21 +127,19 @@ def _request(name, source, exclude, on_error, options) -> Request:
     source, exclude = [os.fspath(path) for path in source], [os.fspath(path) for path in exclude]
     local = [path for path in source if not is_url(path)] + exclude
     for path in local:
-        if not os.path.isfile(path):
+        if not path_of(path).is_file():
             raise FileNotFoundError(f"{path}: no such file. Give the path of a source or benchmark file.")
-    return Request(name, source, exclude, chosen, on_error, {path: sha256_of(path) for path in local})
+    return Request(name, source, exclude, chosen, on_error, {path: sha256_of(local_copy(path)) for path in local})
 
 
-def _report_of(out: pathlib.Path) -> PrepareReport:
+def _report_of(out: Place) -> PrepareReport:
     try:
-        return PrepareReport(**json.loads((out / REPORT).read_text()))
+        return PrepareReport(**json.loads((out / REPORT).read_bytes()))
     except (OSError, ValueError, TypeError):  # never replaced, not even by `overwrite`: it may be anything
         raise ValueError(f"{out} exists and is not a prepared folder: choose another name, or remove it") from None
 
 
-def _unchanged(
-    out: pathlib.Path, there: PrepareReport, request: Request, console: rich.console.Console
-) -> PrepareReport:
+def _unchanged(out: Place, there: PrepareReport, request: Request, console: rich.console.Console) -> PrepareReport:
     """Returns the report of an existing folder, if it is of the same request."""
     differ = [name for name, value in vars(request).items() if getattr(there, name) != value]
     if differ:
@@ -146,18 +149,16 @@ def _unchanged(
     return there
 
 
-def _local(
-    source: str, reader: Reader, out: pathlib.Path, sha256: Sequence[str], console: rich.console.Console
-) -> pathlib.Path:
+def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], console: rich.console.Console) -> Place:
     """Returns the path of a source, downloaded if it is a URL."""
     if not is_url(source):
-        return pathlib.Path(source)
+        return path_of(source)
     known = reader.releases.get(resolved(source))
     with rich.progress.Progress(*_columns(), console=console, transient=True) as progress:
         task = progress.add_task(source, total=None)
         return fetch(
             source,
-            out.with_name("downloads"),
+            cache_folder("downloads") if isinstance(out, Remote) else out.with_name("downloads"),
             {*sha256, *([known] if known else [])},
             lambda done, total: progress.update(task, completed=done, total=total),
         )
@@ -188,7 +189,7 @@ class _Tally:
 def _write(
     work: pathlib.Path,
     reader: Reader,
-    files: Collection[pathlib.Path],
+    files: Collection[Place],
     request: Request,
     console: rich.console.Console,
 ) -> PrepareReport:
@@ -197,7 +198,7 @@ def _write(
 
     def records(rejects: Rejects, progress: rich.progress.Progress) -> Iterator[tuple[str, Record]]:
         for index, path in enumerate(files):
-            task = progress.add_task(path.name, total=path.stat().st_size)
+            task = progress.add_task(path.name, total=input_of(path)["bytes"])
 
             def advance(count: int, task: rich.progress.TaskID = task) -> None:
                 tally.read += 1

@@ -16,7 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from jprm.outputs import input_of, made_once
+from jprm.folders import made_once
+from jprm.outputs import input_of
 from jprm.progress import Bar
 from jprm.storage import Remote, is_remote, path_of
 from jprm.token_tree import TokenTree

@@ -27,12 +27,12 @@ from jprm.checkpoints.safetensors import FILE, SUMS, check_sums, sha256
 from jprm.checkpoints.writing import Tensor
 from jprm.experiment import Experiment, read, to_json
 from jprm.export import FileDtype, Format, card, peft_tensors
+from jprm.folders import tidy, whole_folder
 from jprm.loading import load
 from jprm.model.heads import HEADS, TOKEN, find
 from jprm.model.int8 import Int8
 from jprm.model.lora import merge
 from jprm.model.mesh import make_mesh
-from jprm.outputs import tidy, whole_folder
 from jprm.score.identity import digest, identity
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
