@@ -15,7 +15,6 @@ from jprm.compile_cache import enable_compile_cache
 from jprm.experiment import Experiment, read
 from jprm.layout import native_layout
 from jprm.libtpu import quiet_without_tpu
-from jprm.local_copy import local_copy
 from jprm.model.attention.registry import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
@@ -64,7 +63,7 @@ def load(
     if (kind := kind_of(folder)) == "gguf":
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
     if adapter or kind != "run":
-        return load_published(local_copy(folder), adapter, mesh, dtype, attention)
+        return load_published(folder, adapter, mesh, dtype, attention)
     experiment = read(folder / RUN)
     implicit = experiment.objective == "implicit"
     if find(experiment.model.head).readout is None and not implicit:

@@ -1,5 +1,6 @@
 """Commands whose model, input and output are in a bucket: they write what they write on disk, also after kills."""
 
+import dataclasses
 import itertools
 import json
 import uuid
@@ -7,27 +8,33 @@ import uuid
 import pytest
 from buckets import objects
 from pod_storm import EXPERIMENT
+from starlette.testclient import TestClient
 from test_evaluate_run import pool_file, processbench_file, short_rows  # noqa: F401  (autouse)
+from test_export import untrained
 from test_label_files import arithmetic
 from test_search_files import PROBLEMS, Good
 from test_storage import killed_at
-from tiny_run import chains
+from tiny_run import chains, loop
 from toy_policy import Markov
 
 from jprm import cli
 from jprm.checkpoints.bucket import MARK
+from jprm.checkpoints.kinds import kind_of
 from jprm.data import load
 from jprm.experiment import to_json
+from jprm.export.export import export
 from jprm.folders import is_whole, whole_folder
-from jprm.jsonl import write_records
+from jprm.jsonl import read_records, write_records
 from jprm.label import files as label_files
 from jprm.label.config import MonteCarloConfig
 from jprm.label.files import label_monte_carlo, label_verify
 from jprm.report.runs import compare, names_of
+from jprm.score import scorer
 from jprm.search.best_of_n import BestOfN
 from jprm.search.files import search_file
 from jprm.search.live_scorer import Rescorer
 from jprm.search.lockstep import SearchConfig
+from jprm.serve import run as serving
 from jprm.storage import Remote, named_in
 
 
@@ -133,9 +140,9 @@ def test_a_search_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_pa
     (tmp_path / "policy.json").write_text(json.dumps(policy))
     write_records(tmp_path / "in.jsonl", [{"problem": "1+2", "answer": "3"}, {"problem": "2+1", "answer": "3"}])
     bucket.upload_folder(tmp_path)
-    for place, scorer in ((tmp_path, tiny_run.folder), (bucket, model)):
+    for place, scores in ((tmp_path, tiny_run.folder), (bucket, model)):
         files = ["--policy", place / "policy.json", "--input", place / "in.jsonl", "--output", place / "out.jsonl"]
-        jprm("search", "best-of-n", "--n", 4, "--model", scorer, "--budget", 4000, *files)
+        jprm("search", "best-of-n", "--n", 4, "--model", scores, "--budget", 4000, *files)
         jprm("eval", "best-of-n", "--input", place / "out.jsonl", "--json", place / "best.json")
     found = (bucket / "out.jsonl").read_text().replace(model.url, str(tiny_run.folder))
     assert found == (tmp_path / "out.jsonl").read_text()
@@ -263,3 +270,68 @@ def test_data_prepared_in_a_bucket_are_those_on_disk(bucket, tmp_path, capsys):
     assert f"{bucket}/in.jsonl:1: " in capsys.readouterr().err and len(load(bucket / "data")) == 10
     assert cli.main(["prepare", "jsonl", *map(str, files)]) == 2
     assert "holds another preparation (sha256 differ)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
+def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatch):
+    prm = untrained(tmp_path / "run")
+    (tmp_path / "run/calibration.json").write_text("{}")
+    (bucket / "run").upload_folder(tmp_path / "run")
+    there = dataclasses.replace(prm, name=f"{bucket}/run")
+    export(prm, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        killed_at(4, patch)
+        with pytest.raises(KeyboardInterrupt):
+            export(there, bucket / "out")
+    with pytest.raises(FileNotFoundError, match="holds no model"):
+        kind_of(bucket / "out")
+    for _ in range(2):  # the second call checks the sums
+        assert export(there, bucket / "out") == bucket / "out"
+    assert kind_of(bucket / "out") == "huggingface" and not (bucket / "out.partial").exists()
+    found = objects(bucket / "out")
+    assert set(found) == {f"/{file.name}" for file in (tmp_path / "out").iterdir()}
+    for name in found.keys() - {"/export.json", "/SHA256SUMS"}:  # these depend on the model's place
+        assert found[name] == (tmp_path / "out" / name[1:]).read_bytes()
+    with pytest.raises(FileExistsError, match="is there already, and not this export"):
+        export(there, bucket / "out", dtype="bfloat16")
+    (bucket / "out/config.json").write_bytes(b"{}")
+    with pytest.raises(ValueError, match="config.json"):
+        export(there, bucket / "out")
+
+
+@pytest.mark.slow  # trains a model of a known family
+def test_a_model_converted_in_a_bucket_scores_there(tiny_run, bucket, tmp_path):
+    llama = dataclasses.replace(tiny_run.experiment.model, qk_norm=False, qkv_bias=False)
+    loop.train(dataclasses.replace(tiny_run.experiment, model=llama, steps=2), bucket / "run")
+    jprm("convert", bucket / "run", bucket / "out")
+    write_records(tmp_path / "in.jsonl", chains(5))
+    (bucket / "in.jsonl").upload(tmp_path / "in.jsonl")
+    for model in ("run", "out"):
+        jprm("score", "--model", bucket / model, "--input", bucket / "in.jsonl", "--output", bucket / f"{model}.jsonl")
+    of_run, of_out = (
+        [record["scores"] for record in read_records(bucket / f"{name}.jsonl")] for name in ("run", "out")
+    )
+    assert of_out == [pytest.approx(scores, abs=1e-5) for scores in of_run]  # other layouts of the same products
+    (bucket / "adapter.json").write_bytes((bucket / "out/adapter.json").read_bytes())
+    files = ["--input", bucket / "in.jsonl", "--output", bucket / "again.jsonl"]
+    jprm("score", "--model", bucket / "out", "--adapter", bucket / "adapter.json", *files)
+    assert (bucket / "again.jsonl").read_bytes() == (bucket / "out.jsonl").read_bytes()
+
+
+def test_models_in_a_bucket_are_served_by_their_names(model, monkeypatch, one_device):
+    served = []
+    monkeypatch.setattr(serving.uvicorn, "run", lambda app, **_: served.append(app))
+    monkeypatch.setattr(scorer.PRM, "warm_up", lambda self, longest: [128])
+    jprm("serve", model, "--run", model.parent, "--prefix-tokens", 0)
+    with TestClient(served[0], base_url="http://localhost") as client:
+        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["run"]
+        (run,) = client.get("/v1/runs").json()["data"]
+        assert run["steps"] == 6 and 0 <= run["quiet_seconds"] < 60
+        got = client.get("/v1/runs/metrics", params={"run": run["id"]}).json()
+        lines = [json.loads(line) for line in (model / "metrics.jsonl").read_bytes().splitlines()]
+        assert [line["step"] for line in got["lines"]] == [line["step"] for line in lines]
+        place = {"run": run["id"], "file": got["file"], "from": got["next"]}
+        (model / "metrics.jsonl").write_bytes((model / "metrics.jsonl").read_bytes() + b'{"step": 7}\n{"st')
+        assert client.get("/v1/runs/metrics", params=place).json()["lines"] == [{"step": 7}]
+        (model / "metrics.jsonl").write_bytes(b'{"step": 1}\n')  # a run that begins anew
+        assert client.get("/v1/runs/metrics", params=place).json()["lines"] == [{"step": 1}]

@@ -201,8 +201,9 @@ def test_the_input_is_no_output(folder):
     ("line", "said"),
     [
         ("rl e.py --workdir gs://bucket/run", "gs://bucket/run: is to be a file or folder of this machine"),
+        ("eval gs://b/e.py:MINE --json out.json", "gs://b/e.py:MINE: is to be a file or folder of this machine"),
         ("train e.py --workdir w --set data.cache=s3://b/m", "data.cache=s3://b/m: is to be a file or folder"),
-        ("convert gs://b/m out", "gs://b/m: is to be a file or folder of this machine"),
+        ("annotate export gs://b/m --output out", "gs://b/m: is to be a file or folder of this machine"),
         ("score --model m --input nowhere://b/f --output out.jsonl", "nowhere://b/f: ValueError: Protocol not known"),
         ("score --model m --input memory://bucket/none --output out.jsonl", "memory://bucket/none: no such object"),
     ],

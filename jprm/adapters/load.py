@@ -20,6 +20,7 @@ from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.layout import TemplateLayout, control_tokens
+from jprm.local_copy import local_copy
 from jprm.model.attention.registry import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
@@ -27,6 +28,7 @@ from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
+from jprm.storage import path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -37,14 +39,14 @@ def load(
     dtype: Dtype | None = None,
     attention: str | None = None,
 ) -> PRM:
-    """Loads the model in a folder with the named adapter (see `named`), or the one that is recognised.
+    """Loads the model in a folder, also of a bucket, with the named adapter (`named`) or the one that is recognised.
 
     The decoder is stored as `dtype`, float32 by default; bfloat16 is the type of the computation too. `attention` is
     the implementation (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere.
 
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
-    folder = pathlib.Path(folder)
+    place, folder = path_of(folder).resolve(), local_copy(folder)
     check_sums(folder)
     a = named(adapter) if adapter else recognise(folder)
     model = _Model(folder, a, dtype or "float32", attention or suited("blocked"))
@@ -66,7 +68,7 @@ def load(
     else:
         given["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)
-    name = f"{folder.resolve()} ({a.name} {a.digest})"
+    name = f"{place} ({a.name} {a.digest})"
     return PRM(model.params(head, grid), config, layout_of(a, tokenizer, ids), grid, a.semantics, name, 0, **given)
 
 
@@ -144,7 +146,7 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
             f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one in a"
             f' file {FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
         )
-    other = _Model(pathlib.Path(a.reference), a, model.dtype, model.config.attention)
+    other = _Model(local_copy(a.reference), a, model.dtype, model.config.attention)
     sizes = other.config.vocab_size, model.config.vocab_size
     if sizes[0] != sizes[1]:
         raise ValueError(f"{other.place}: its vocabulary has {sizes[0]} tokens, but {folder} has {sizes[1]}")

@@ -15,6 +15,7 @@ from jprm.checkpoints import kinds
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.experiment import from_json
+from jprm.storage import named_in, path_of
 from jprm.tokenizer import load_tokenizer
 
 OUTER = "pretrained_model."
@@ -98,7 +99,7 @@ def recognise(folder: pathlib.Path) -> Adapter:
 
 def read(path: str | os.PathLike) -> Adapter:
     """Reads the record in a JSON file. Raises ValueError or FileNotFoundError naming file and field."""
-    path = pathlib.Path(path)
+    path = path_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     fields: dict[str, Any] = read_json(path)
@@ -112,7 +113,7 @@ def read(path: str | os.PathLike) -> Adapter:
         from_json(types[name], value, f"{path}: {name}")
     for name in ("base", "reference"):  # relative to the file that names them
         if fields.get(name):
-            fields[name] = str(path.parent / fields[name])
+            fields[name] = str(named_in(path, fields[name]))
     try:
         if like is None:
             return Adapter(**fields)

@@ -21,6 +21,7 @@ from jprm.checkpoints.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.checkpoints.kinds import PEFT as CONFIG
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.local_copy import local_copy
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.lora import LoraConfig
@@ -176,7 +177,7 @@ def base_of(folder: str | os.PathLike, base: str = "") -> pathlib.Path:
     A relative name is looked up in the LoRA's folder first, then in the working directory.
     """
     path = pathlib.Path(folder) / CONFIG
-    name = base or read_json(path).get("base_model_name_or_path")
+    name = os.fspath(local_copy(base)) if base else read_json(path).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{path}: base_model_name_or_path is {name!r}; set it to the folder of the base model")
     for place in (path.parent / name, pathlib.Path(name)):  # the first is `name` itself where that is absolute

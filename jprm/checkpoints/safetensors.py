@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import safetensors
 
+from jprm.storage import Remote
+
 FILE, INDEX, SUMS = "model.safetensors", "model.safetensors.index.json", "SHA256SUMS"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
@@ -149,7 +151,7 @@ def sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path | Remote) -> dict[str, Any]:
     """Reads a JSON object without repeated keys. Raises ValueError naming the file."""
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=_once)

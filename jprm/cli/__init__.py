@@ -245,8 +245,9 @@ def convert(
       jprm convert runs/lora exported/adapters --format peft
 
     Args:
-        source: The folder of a trained model.
-        target: The folder to write. A stopped command leaves DST.partial, which it continues, never half a DST.
+        source: The folder of a trained model, also in a bucket.
+        target: The folder to write, also in a bucket. A stopped command leaves DST.partial, which it continues, never
+            half a DST.
         dtype: Type of the numbers in the files. The model's own is float32.
         format: transformers: a token classifier with merged adapters, which vLLM serves too; of a policy, a causal
             language model. qwen2-prm: the format of Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the
@@ -333,7 +334,7 @@ def _add_own(command: str = "", name: str = "") -> None:
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
-ON_DISK = ("annotate", "rl", "convert", "plan", "serve")
+ON_DISK = ("annotate", "rl")
 """The commands whose files are all on this machine."""
 
 FIELDS_IN_BUCKETS = ("base", "reference", "tokenizer", "data.train", "data.valid")

@@ -36,7 +36,7 @@ def serve(
       curl localhost:8000/v1/score -d '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
 
     Args:
-        model: Folders of trained or published models. A request names a folder, or takes the first.
+        model: Folders of trained or published models, also in a bucket. A request names a folder, or takes the first.
         policy: What writes next steps for /v1/continue: a model's folder, a GGUF file, or a policy's JSON file.
         view: How OpenRLHF's prompts are written: {"prompt": "...{problem}...", "ends": [...], "segmentation": "auto"}.
         adapter: How to read a published model whose files do not show it: a name, or a JSON file.
@@ -44,8 +44,8 @@ def serve(
         attention: The attention implementation, as in `jprm score`.
         weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the
             parameters, for a model that is too large for one device.
-        run: Runs of `jprm train` or `jprm rl`, or folders of runs, whose curves the page /runs shows while they train.
-            No model is needed for it.
+        run: Runs of `jprm train` or `jprm rl`, or folders of runs, also in a bucket, whose curves the page /runs shows
+            while they train. No model is needed for it.
     """
     from jprm.serve.run import serve
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.experiment import Experiment
 from jprm.score.scorer import PRM
+from jprm.storage import Remote, path_of
 from jprm.tokenizer import JsonTokenizer
 
 CALIBRATION = "calibration.json"
@@ -31,8 +31,8 @@ def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> d
 
 def write(folder: pathlib.Path, prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> None:
     """Writes README.md, and copies the run's calibration.json if it has one."""
-    if (pathlib.Path(prm.name) / CALIBRATION).is_file():
-        shutil.copyfile(pathlib.Path(prm.name) / CALIBRATION, folder / CALIBRATION)
+    if (calibration := path_of(prm.name) / CALIBRATION).is_file():
+        (folder / CALIBRATION).write_bytes(calibration.read_bytes())
     (folder / "README.md").write_text(_card(prm, experiment, labels, format), encoding="utf-8")
 
 
@@ -108,8 +108,8 @@ for step in steps:
 {_USE[format]}{"" if format == "peft" else _VLLM}
 ## Metrics at the end of training
 
-{_table(_result(pathlib.Path(prm.name)))}
-{_evaluations(pathlib.Path(prm.name))}"""
+{_table(_result(path_of(prm.name)))}
+{_evaluations(path_of(prm.name))}"""
 
 
 _USE = {
@@ -164,19 +164,19 @@ always do.
 """
 
 
-def _result(run: pathlib.Path) -> dict[str, str]:
+def _result(run: pathlib.Path | Remote) -> dict[str, str]:
     path = run / "result.json"
-    metrics = json.loads(path.read_text()) if path.is_file() else {}
+    metrics = json.loads(path.read_bytes()) if path.is_file() else {}
     timed = {k for k in metrics if "second" in k} | {"goodput"}  # of the machine, and no two runs have the same
     return {k: f"{v:.6g}" for k, v in metrics.items() if isinstance(v, int | float) and k not in timed}
 
 
-def _evaluations(run: pathlib.Path) -> str:
+def _evaluations(run: pathlib.Path | Remote) -> str:
     """Returns the figures of every benchmark whose report the run's folder holds as NAME.json."""
     parts = []
     for name in BENCHMARKS:
         path = run / f"{name}.json"
-        found = dict(_figures(json.loads(path.read_text()))) if path.is_file() else {}
+        found = dict(_figures(json.loads(path.read_bytes()))) if path.is_file() else {}
         if found:
             more = (
                 f"\nThe maps from scores to probabilities are in {CALIBRATION}.\n" if path.name == CALIBRATION else ""

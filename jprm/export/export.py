@@ -27,18 +27,22 @@ from jprm.checkpoints.safetensors import FILE, SUMS, check_sums, sha256
 from jprm.checkpoints.writing import Tensor
 from jprm.experiment import Experiment, read, to_json
 from jprm.export import FileDtype, Format, card, peft_tensors
-from jprm.folders import tidy, whole_folder
+from jprm.folders import is_whole, tidy, whole_folder
 from jprm.loading import load
+from jprm.local_copy import local_copy
 from jprm.model.heads import HEADS, TOKEN, find
 from jprm.model.int8 import Int8
 from jprm.model.lora import merge
 from jprm.model.mesh import make_mesh
 from jprm.score.identity import digest, identity
 from jprm.score.scorer import PRM
+from jprm.storage import Remote, path_of
 from jprm.tokenizer import load_tokenizer
 
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
 EXPORT = "export.json"
+
+Place = pathlib.Path | Remote
 
 
 def export(
@@ -48,8 +52,8 @@ def export(
     dtype: FileDtype = "float32",
     format: Format = "transformers",
     shard_bytes: int = writing.SHARD_BYTES,
-) -> pathlib.Path:
-    """Writes the model of a run's folder as a new folder `out`, whole or not at all.
+) -> Place:
+    """Writes the model of a run's folder as a new folder `out`, whole or not at all; either may be in a bucket.
 
     The same call, repeated after it was stopped, keeps the shards that are whole; repeated after it finished, it checks
     the folder against its SHA256SUMS (as `sha256sum -c` does). A matrix larger than `shard_bytes` is a file of its own.
@@ -59,14 +63,14 @@ def export(
       FileExistsError: `out` is another export.
       ValueError: a model that the format cannot hold, or a folder that differs from its sums.
     """
-    out = pathlib.Path(out)
+    out = path_of(out)
     if not isinstance(model, PRM):
         if kinds.kind_of(model) != "run":
             raise FileNotFoundError(f"{model}: holds no {kinds.RUN}: only what `jprm train` made is exported")
-        if find(read(pathlib.Path(model) / kinds.RUN).model.head).target == TOKEN:
-            return _policy(pathlib.Path(model), out, dtype, format, shard_bytes)
+        if find(read(path_of(model) / kinds.RUN).model.head).target == TOKEN:
+            return _policy(path_of(model), out, dtype, format, shard_bytes)
     prm = load(model)
-    experiment = read(pathlib.Path(prm.name) / kinds.RUN)
+    experiment = read(path_of(prm.name) / kinds.RUN)
     if format == "peft":
         peft_tensors.check(prm, experiment)
     config = {} if format == "peft" else config_json(prm, experiment, dtype, format)
@@ -90,9 +94,7 @@ def export(
     return _whole(out, about, [identity(prm), dtype, format, shard_bytes, to_json(experiment)], write)
 
 
-def _policy(
-    folder: pathlib.Path, out: pathlib.Path, dtype: FileDtype, format: Format, shard_bytes: int
-) -> pathlib.Path:
+def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_bytes: int) -> Place:
     """Writes the policy of a run's folder as a causal language model, adapters merged."""
     if format != "transformers":
         raise ValueError(f"{folder}: writes steps and scores none; --format transformers writes a policy")
@@ -111,19 +113,18 @@ def _policy(
     return _whole(out, about, [digest(params, tokenizer, mesh), dtype, shard_bytes, to_json(experiment)], write)
 
 
-def _whole(
-    out: pathlib.Path, about: dict[str, Any], request: list[Any], write: Callable[[pathlib.Path], None]
-) -> pathlib.Path:
+def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callable[[pathlib.Path], None]) -> Place:
     """Writes a folder, or checks one that is there, and returns it."""
     asked = json.dumps(request)
     about |= {"request": hashlib.sha256(asked.encode()).hexdigest()}
-    if out.exists():
+    if is_whole(out):
         if _json_of(out / EXPORT) != about:
             raise FileExistsError(f"{out}: is there already, and not this export; name another folder or remove it")
-        check_sums(out)
+        check_sums(local_copy(out))
         tidy(out)
         return out
-    with whole_folder(out, asked) as partial:
+    last = kinds.PEFT if about["format"] == "peft" else kinds.PUBLISHED
+    with whole_folder(out, asked, last=last) as partial:
         writing.write_json(partial / EXPORT, about)
         write(partial)
         for file in list(partial.iterdir()):  # what a killed export left
@@ -194,9 +195,9 @@ def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"0.weight": weight_DD, "0.bias": bias_D, "2.weight": out_CD, "2.bias": np.zeros(C, np.float32)}
 
 
-def _json_of(path: pathlib.Path) -> Any:
+def _json_of(path: Place) -> Any:
     """Returns the file's content; None where there is none or it was cut short."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None

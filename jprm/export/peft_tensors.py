@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -14,10 +13,12 @@ from jprm.checkpoints import huggingface, store
 from jprm.checkpoints.kinds import PUBLISHED
 from jprm.checkpoints.peft import PREFIX
 from jprm.experiment import Experiment
+from jprm.local_copy import local_copy
 from jprm.model.heads import find
 from jprm.model.lora import PRODUCTS, A, B
 from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM
+from jprm.storage import path_of
 
 
 def check(prm: PRM, experiment: Experiment) -> None:
@@ -28,12 +29,12 @@ def check(prm: PRM, experiment: Experiment) -> None:
         )
     if not find(prm.config.head).classifier or "hidden_kernel" in prm.params["head"]:
         raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head over classes of one softmax")
-    if not experiment.base or not (pathlib.Path(experiment.base) / PUBLISHED).is_file():
+    if not experiment.base or not (path_of(experiment.base) / PUBLISHED).is_file():
         raise ValueError(
             f"{prm.name}: its base {experiment.base or 'of random parameters'!r} is no Hugging Face folder, so PEFT has"
             " nothing to put the adapters on; --format transformers merges them"
         )
-    if (layers := huggingface.model_config(experiment.base).layers) != prm.config.layers:
+    if (layers := huggingface.model_config(local_copy(experiment.base, (PUBLISHED,))).layers) != prm.config.layers:
         raise ValueError(
             f"{prm.name}: has {prm.config.layers} of its base's {layers} layers, and PEFT would use them all;"
             " --format transformers merges the adapters"

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import json
 import os
-import pathlib
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from jprm.experiment import from_json
 from jprm.serve.http import admit, answer, server_of, tokens_of
 from jprm.serve.score import chains, rule_of
+from jprm.storage import path_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
 from jprm.web.guards import Refusal, field, json_of, of_record
 
@@ -61,7 +61,7 @@ class View:
 def read_view(path: str | os.PathLike) -> View:
     """Reads a view from a JSON file. Raises ValueError naming the file and the field."""
     try:
-        return from_json(View, json.loads(pathlib.Path(path).read_text()))
+        return from_json(View, json.loads(path_of(path).read_bytes()))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is no view of prompts: {error}") from error
 

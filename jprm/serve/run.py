@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 
 import uvicorn
@@ -19,6 +18,7 @@ from jprm.serve.config import ServeConfig, Weights
 from jprm.serve.engine import Engine
 from jprm.serve.openrlhf import View, read_view
 from jprm.serve.runs import Runs
+from jprm.storage import path_of
 from jprm.web.guards import key_of
 
 DRAIN_SECONDS = 60
@@ -45,7 +45,7 @@ def serve(
     if not models and not runs:
         raise ValueError("name the folder of a model to serve, or with --run that of a run to show")
     key = key_of(config)
-    names = [pathlib.Path(model).resolve().name for model in models]
+    names = [path_of(model).resolve().name for model in models]
     if len(set(names)) < len(names):
         raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")
     prompts = read_view(view) if view else View()

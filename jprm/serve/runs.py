@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import io
 import json
 import math
 import os
 import pathlib
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from jprm.checkpoints.kinds import RUN
 from jprm.jsonl import parse
 from jprm.report.runs import METRICS, find_runs, names_of
+from jprm.storage import Remote
 from jprm.tree import RecordError
 from jprm.web.guards import Refusal
 
@@ -43,9 +47,9 @@ class Runs:
         self._folders = folders
         find_runs(folders)
 
-    def by_name(self) -> dict[str, pathlib.Path]:
+    def by_name(self) -> dict[str, pathlib.Path | Remote]:
         """Returns the runs' folders by their names, which leave out the path that all share."""
-        found = [pathlib.Path(folder) for folder in find_runs(self._folders)]
+        found = find_runs(self._folders)
         return dict(zip(names_of([os.fspath(folder) for folder in found]), found, strict=True))
 
 
@@ -71,17 +75,27 @@ async def metrics(request: Request) -> Response:
     return JSONResponse(made)
 
 
-def read_lines(path: pathlib.Path, file: str, start: int) -> dict[str, Any]:
+@contextlib.contextmanager
+def _opened(path: pathlib.Path | Remote) -> Iterator[tuple[IO[bytes], str, int]]:
+    """Opens a file; yields it, what tells it from another of its name, and its size."""
+    if isinstance(path, Remote):  # every object is a new one; those of one run begin with the same line
+        content = path.read_bytes()
+        yield io.BytesIO(content), hashlib.sha256(content.partition(b"\n")[0]).hexdigest()[:16], len(content)
+        return
+    with path.open("rb") as opened:
+        about = os.fstat(opened.fileno())
+        yield opened, f"{about.st_dev}-{about.st_ino}", about.st_size
+
+
+def read_lines(path: pathlib.Path | Remote, file: str, start: int) -> dict[str, Any]:
     """Returns the numbers of the whole lines after byte `start`: `file`, `from`, `next`, `end` of the file and `lines`.
 
     Half a line, which is still being written, is left for the next call. Whole lines that are no JSON objects are left
     out and counted as `damaged`. Without a file there are no lines.
     """
     try:
-        with path.open("rb") as opened:
-            about = os.fstat(opened.fileno())
-            now = f"{about.st_dev}-{about.st_ino}"
-            start = start if file == now and start <= about.st_size else 0
+        with _opened(path) as (opened, now, size):
+            start = start if file == now and start <= size else 0
             opened.seek(start)
             data = opened.read(PART)
             whole = data[: data.rfind(b"\n") + 1]
@@ -100,20 +114,22 @@ def read_lines(path: pathlib.Path, file: str, start: int) -> dict[str, Any]:
             lines.append({k: v for k, v in value.items() if type(v) in (int, float) and math.isfinite(v)})
         else:
             damaged += 1
-    end = max(about.st_size, start + len(whole))
+    end = max(size, start + len(whole))
     return {"file": now, "from": start, "next": start + len(whole), "end": end, "lines": lines, "damaged": damaged}
 
 
-def _state(name: str, folder: pathlib.Path) -> dict[str, Any]:
+def _state(name: str, folder: pathlib.Path | Remote) -> dict[str, Any]:
     config = _config(folder / RUN)
     try:
-        quiet: float | None = max(0.0, time.time() - (folder / METRICS).stat().st_mtime)
+        written = folder / METRICS
+        modified = written.modified() if isinstance(written, Remote) else written.stat().st_mtime
+        quiet: float | None = max(0.0, time.time() - modified)
     except FileNotFoundError:
         quiet = None  # nothing is written yet
     return {"id": name, "experiment": config.get("name", name), "steps": config.get("steps"), "quiet_seconds": quiet}
 
 
-def _config(path: pathlib.Path) -> dict[str, Any]:
+def _config(path: pathlib.Path | Remote) -> dict[str, Any]:
     """Returns a run's configuration, {} where it is just being replaced or is of no use."""
     try:
         found = parse(path.read_bytes(), path.name)
