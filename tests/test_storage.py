@@ -200,7 +200,7 @@ def test_the_input_is_no_output(folder):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("rl e.py --workdir gs://bucket/run", "gs://bucket/run: is to be a file or folder of this machine"),
+        ("rl e.py --workdir w --set working=gs://b/e", "working=gs://b/e: is to be a file or folder of this machine"),
         ("eval gs://b/e.py:MINE --json out.json", "gs://b/e.py:MINE: is to be a file or folder of this machine"),
         ("train e.py --workdir w --set data.cache=s3://b/m", "data.cache=s3://b/m: is to be a file or folder"),
         ("annotate export gs://b/m --output out", "gs://b/m: is to be a file or folder of this machine"),

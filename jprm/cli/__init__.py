@@ -334,20 +334,18 @@ def _add_own(command: str = "", name: str = "") -> None:
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
-ON_DISK = ("annotate", "rl")
-"""The commands whose files are all on this machine."""
-
-FIELDS_IN_BUCKETS = ("base", "reference", "tokenizer", "data.train", "data.valid")
-"""Fields of an experiment that may be in a bucket; code never is."""
+FIELDS_IN_BUCKETS = (
+    "base", "reference", "tokenizer", "data.train", "data.valid", "policy", "prm", "second_prm", "problems", "held_out",
+    "refresh.replay",
+)  # fmt: skip
+"""Fields of an experiment that may be in a bucket."""
 
 
 def _check_addresses(args: Sequence[str]) -> None:
-    """Raises ValueError for a bucket's address where a command takes none: it would be taken for a file's name."""
+    """Raises ValueError for a bucket's address of what must be on this machine: code, and studies, which grow."""
     for word in filter(ADDRESS.search, args):
-        field = re.match(r"([\w.]+)=", word)
-        here = args[0] in ON_DISK and not word.startswith("hf://")
-        here |= bool(re.search(r"\.py(:\w+)?$", word)) or bool(field and field[1] not in FIELDS_IN_BUCKETS)
-        if here:
+        field, code = re.match(r"([\w.]+)=", word), re.search(r"\.py(:\w+)?$", word)
+        if code or args[0] == "annotate" or (field and field[1] not in FIELDS_IN_BUCKETS):
             raise ValueError(
                 f"{word}: is to be a file or folder of this machine; what may be in a bucket is in docs/guide.md. Copy"
                 " it here first"

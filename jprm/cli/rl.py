@@ -33,7 +33,7 @@ def rl(
 
     Args:
         experiment: A file whose function experiment() returns a jprm.rl.config.RLExperiment.
-        workdir: The folder for checkpoints, metrics and the configuration. A run in it is continued.
+        workdir: The folder for checkpoints, metrics and the configuration, also in a bucket. A run in it is continued.
         set_: Values that replace the experiment's, by their path in its configuration.
     """
     from jprm.experiment import load

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,6 +33,7 @@ from jprm.plan.topologies import Topology, devices
 from jprm.policy import sampler
 from jprm.rl.config import RLExperiment, learner
 from jprm.rl.group import EXTRAS
+from jprm.storage import path_of
 
 Program = tuple[Callable, tuple[Any, ...], float, int]
 """A function to lower, its arguments, the bytes of a device that it is given and that stay there, and how often an
@@ -101,8 +101,8 @@ def programs(config: RLExperiment, experiment: Experiment, mesh: Mesh) -> tuple[
         "sampler": held(copied),
     }  # fmt: skip
     found = {"update": (step, arguments, held(state), config.minibatches)}
-    if config.prm and kind_of(pathlib.Path(config.prm)) == "run":
-        prm = read(pathlib.Path(config.prm) / RUN)
+    if config.prm and kind_of(config.prm) == "run":
+        prm = read(path_of(config.prm) / RUN)
         function, scored = compile.scoring(prm, mesh)
         resident["PRM"] = held(scored[0])
         tokens = config.problems_an_update * config.samples * config.tokens  # every chain in a row of its own

@@ -32,6 +32,7 @@ from jprm.pack import pack
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Drawn, Sampler, SamplerConfig, power, text_hash
 from jprm.rows import empty_rows
+from jprm.storage import Remote, is_remote
 from jprm.token_tree import merged, next_tokens
 from jprm.tokenizer import Tokenizer
 
@@ -149,7 +150,7 @@ class Probes:
     settings name none. positions: the most tokens of a prompt and a sample."""
 
     prefixes: Sequence[Prefix]
-    folder: pathlib.Path
+    folder: pathlib.Path | Remote
     positions: int
 
 
@@ -168,7 +169,11 @@ class Engine(Sampler):
                 "an engine samples at temperature=1 and top_p=1: servers report unscaled log-probabilities"
             )
         self.engine, self._calls, self._probes = engine, DIALECTS[engine.kind], probes
-        self._folder = pathlib.Path(engine.folder or probes.folder)
+        if is_remote(place := engine.folder or probes.folder):
+            raise ValueError(
+                f"engine.folder: {place} is in a bucket; name a folder that this machine and the server have"
+            )
+        self._folder = pathlib.Path(place)
         self._pushed: pathlib.Path | None = None
         self._client = httpx2.Client(timeout=engine.timeout_s)
         self._kept: list[tuple[list[int], tuple[int, ...]]] = []  # prompts and samples

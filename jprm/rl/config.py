@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
 from jprm.policy.engine import EngineConfig
 from jprm.rl.credit import CREDITS, CreditConfig
+from jprm.storage import path_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +236,9 @@ def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfi
     """Returns the model of a policy. Raises ValueError for a reward model, FileNotFoundError where nothing is."""
     if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(f"model.{min(unknown)} is no field of a model")
-    if kind_of(pathlib.Path(path)) != "run":
+    if kind_of(path) != "run":
         return base.model_config(path, head=of_channels(0), **changes)
-    model = dataclasses.replace(read(pathlib.Path(path) / RUN).model, **changes)
+    model = dataclasses.replace(read(path_of(path) / RUN).model, **changes)
     if model.head != of_channels(0):
         raise ValueError(f"{path}: its head is {model.head!r}; a policy has a language head")
     return model

@@ -34,6 +34,7 @@ from jprm.rl.position import Ahead, Progress
 from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
 from jprm.rows import Rows
+from jprm.storage import Remote, path_of
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
 from jprm.train.run_folder import claim
@@ -66,7 +67,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
         raise NotImplementedError("reinforcement learning runs in one process; start it without --distributed")
     if config.refresh.every:
         refresh.check(config)
-    workdir, progress, experiment = pathlib.Path(workdir), Progress(), learner(config)
+    workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
     claim_rl(workdir, config)
     with (
         stop_signal() as asked_to_stop,
@@ -85,10 +86,10 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
         return loop.write(finished=True)
 
 
-def claim_rl(workdir: pathlib.Path, config: RLExperiment) -> None:
+def claim_rl(workdir: pathlib.Path | Remote, config: RLExperiment) -> None:
     """Writes the experiment into its folder. Raises ValueError where another experiment's run is there."""
     path = workdir / CONFIG
-    if path.exists() and any(step.name.isdigit() for step in (workdir / store.FOLDER).glob("*")):
+    if path.exists() and store.saved(workdir):
         there = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
         new, old = (flatten_dict(to_json(each), sep=".") for each in (config, there))
         differing = [key for key in new | old if key.split(".")[0] not in FREE and new.get(key) != old.get(key)]
@@ -292,8 +293,8 @@ class Loop:
         return result
 
     @property
-    def _folder(self) -> pathlib.Path:
-        assert isinstance(self.trainer.workdir, pathlib.Path)  # `jprm rl` takes no address
+    def _folder(self) -> pathlib.Path | Remote:
+        assert self.trainer.workdir is not None
         return self.trainer.workdir
 
     def _save_best(self) -> None:

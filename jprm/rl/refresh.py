@@ -24,6 +24,7 @@ from jprm.policy.protocol import Policy, Prefix
 from jprm.rl.config import RefreshConfig, RLExperiment
 from jprm.rl.rollout import Group
 from jprm.statistics import auroc
+from jprm.storage import Remote, path_of
 from jprm.train.trainer import Trainer
 from jprm.verify.verifiers import Verifier, Working
 
@@ -35,7 +36,7 @@ def check(config: RLExperiment) -> None:
     labels = config.refresh.labels
     if kind_of(config.prm) != "run":
         raise ValueError(f"refresh.every={config.refresh.every} trains the PRM on, and {config.prm} is no run of jprm")
-    prm = read(pathlib.Path(config.prm) / RUN)
+    prm = read(path_of(config.prm) / RUN)
     supervise = prm.data.supervise
     if (labels == "outcome") != supervise.startswith("outcome"):
         takes = "'outcome'" if supervise.startswith("outcome") else "'working' or 'rollouts'"
@@ -114,29 +115,29 @@ def fresh(
         verdicts = verdicts_of_rollouts(groups, policy, verifier, config.refresh)
     else:
         verdicts = [[working(group.record, one.steps) for one in group.trajectories] for group in groups]
-    return labelled(groups, verdicts, read(pathlib.Path(prm) / RUN).target.labels)
+    return labelled(groups, verdicts, read(path_of(prm) / RUN).target.labels)
 
 
 def refreshed(
-    config: RLExperiment, workdir: pathlib.Path, prm: str, records: Sequence[dict[str, Any]], update: int
-) -> pathlib.Path | None:
+    config: RLExperiment, workdir: pathlib.Path | Remote, prm: str, records: Sequence[dict[str, Any]], update: int
+) -> pathlib.Path | Remote | None:
     """Trains the PRM in folder `prm` on an update's records and returns the new run's folder; None without a record.
 
     Earlier updates' records and `refresh.replay` are trained on too. A finished refresh is not computed again.
     """
-    folder, experiment = workdir / FOLDER / str(update), read(pathlib.Path(prm) / RUN)
+    folder, experiment = workdir / FOLDER / str(update), read(path_of(prm) / RUN)
     if not records:
         return None
     earlier = [workdir / FOLDER / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
     file = workdir / FOLDER / f"{update}.jsonl"
     file.parent.mkdir(exist_ok=True)
     write_records(file, records)
-    files = (file, *(path for path in earlier if path.is_file()), *map(pathlib.Path, config.refresh.replay))
+    files = (file, *(path for path in earlier if path.is_file()), *config.refresh.replay)
     experiment = _experiment(config, experiment, prm, tuple(map(str, files)), update)
     with Trainer(experiment, folder) as trainer:
         with jax.set_mesh(trainer.mesh):
             if not int(trainer.state.step):  # the head too: a base gives its decoder alone
-                params, _ = store.load_params(prm, read(pathlib.Path(prm) / RUN), trainer.mesh)
+                params, _ = store.load_params(prm, read(path_of(prm) / RUN), trainer.mesh)
                 flat = flatten_dict(params, sep="/")
                 trained = {path: flat[path] for path in trainer.state.trained}
                 trainer.state = dataclasses.replace(trainer.state, trained=trained)

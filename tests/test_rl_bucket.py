@@ -1,0 +1,58 @@
+"""Reinforcement learning with policy, PRM, problems and run in a bucket."""
+
+import json
+import uuid
+
+import pytest
+from buckets import objects
+from test_rl_loop import SOME, Killed, data, params_of, stale_experiment, whole  # noqa: F401  (fixtures)
+from tiny_run import lines, one_device, untimed
+
+from jprm.checkpoints.bucket import MARK
+from jprm.policy.engine import Engine, EngineConfig, Probes
+from jprm.policy.load import load_policy
+from jprm.policy.sampler import SamplerConfig
+from jprm.report.page import report
+from jprm.rl import loop
+from jprm.storage import Remote
+from jprm.train.preemption import Watchdog
+
+
+@pytest.mark.slow  # a run of seconds, started four times
+@pytest.mark.parametrize("place", ["memory", "s3", "gcs"])
+def test_a_run_in_a_bucket_that_is_killed_is_the_one_on_disk(place, request, data, whole, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    bucket = Remote(f"{'memory://bucket' if place == 'memory' else request.getfixturevalue(place)}/{uuid.uuid4().hex}")
+    (bucket / "data").upload_folder(data)
+    for name in ("policy", "prm"):
+        (bucket / "data" / name / "checkpoints/1" / MARK).write_bytes(b"")
+    folder, result, _ = whole
+    config, places, run = stale_experiment(bucket / "data"), list(SOME), bucket / "run"
+
+    def at(self, *phase):
+        if places and phase == places[0]:
+            places.pop(0)
+            raise Killed
+
+    monkeypatch.setattr(Watchdog, "at", at)
+    with one_device():
+        while places:
+            with pytest.raises(Killed):
+                loop.train(config, run)
+        again = loop.train(config, run)
+        before, after, best = params_of(folder), params_of(run), params_of(run / "best")
+    assert before == after and best == params_of(folder / "best")
+    assert json.loads(json.dumps(again).replace(f"{bucket}/data", str(data))) == json.loads(json.dumps(result))
+    assert json.loads((run / "rl.json").read_bytes()) == json.loads(json.dumps(again))
+    assert untimed(map(json.loads, (run / "metrics.jsonl").read_bytes().splitlines())) == untimed(lines(folder))
+    assert load_policy(run).name.startswith(f"{run}@") and load_policy(run).tokenizer.vocab_size == 16
+    report([run], run / "page.html")
+    assert "Right answers" in (run / "page.html").read_text()
+    records = {f"/{file.name}": file.read_bytes() for file in (folder / "prm").glob("*.jsonl")}
+    assert records and objects(run / "prm").items() >= records.items()
+
+
+def test_an_engine_gets_its_parameters_from_a_disk():
+    probes = Probes([], Remote("memory://bucket/run/engine"), 64)
+    with pytest.raises(ValueError, match="engine.folder: memory://bucket/run/engine is in a bucket"):
+        Engine(EngineConfig("http://localhost:1"), probes, {}, None, None, None, SamplerConfig(1.0, 1.0, 8), "policy")
