@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from jprm.outputs import Taken, named, only_run, partial_of
-from jprm.storage import Remote, cache_folder, is_remote, path_of
+from jprm.storage import Place, Remote, cache_folder, is_remote, path_of
 
 MARK = ".jprm"
 """In `FOLDER.partial`: shows that jprm made it, and holds the request."""
@@ -85,7 +85,7 @@ def _uploaded(out: Remote, request: str | None, replace: bool, last: str) -> Ite
     shutil.rmtree(here)
 
 
-def is_whole(out: pathlib.Path | Remote) -> bool:
+def is_whole(out: Place) -> bool:
     """Returns whether a folder is there, and not what a kill left of one that was being uploaded."""
     return out.exists() and not (isinstance(out, Remote) and Remote(partial_of(out)).is_file())
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
-from jprm.storage import Appended, Remote, path_of
+from jprm.storage import Appended, Place, Remote, path_of
 
 VERSION = 1
 """Of the format of outputs and their requests. A request of a newer version is refused."""
@@ -75,7 +75,7 @@ def check_unchanged(request: dict[str, Any], remedy: str) -> None:
 
 @contextlib.contextmanager
 def continued(
-    output: str | os.PathLike, request: dict[str, Any], *more: pathlib.Path | Remote
+    output: str | os.PathLike, request: dict[str, Any], *more: Place
 ) -> Iterator[tuple[IO[bytes], pathlib.Path | Appended] | None]:
     """Opens `OUTPUT.part` to read and to append, and yields it with its path; None where `output` is finished.
 
@@ -119,7 +119,7 @@ def continued(
                     info.unlink(missing_ok=True)
 
 
-def discard(path: pathlib.Path | Remote | Appended) -> None:
+def discard(path: Place | Appended) -> None:
     """Removes a file, in a bucket with its pieces, where it is there."""
     if isinstance(path, Remote):
         path.remove_folder()
@@ -144,7 +144,7 @@ def _digest(request: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _size(path: pathlib.Path | Remote) -> int:
+def _size(path: Place) -> int:
     """Returns the size of what is there; pieces of an output in a bucket are never empty."""
     return path.stat().st_size if isinstance(path, pathlib.Path) else 1
 
@@ -165,7 +165,7 @@ def stored_request(output: str | os.PathLike) -> dict[str, Any]:
     return _request_in(path_of(f"{os.fspath(output)}.info.json"))
 
 
-def _request_in(info: pathlib.Path | Remote) -> dict[str, Any]:
+def _request_in(info: Place) -> dict[str, Any]:
     """Returns the stored request without its version; empty where there is none or a full disk cut it short."""
     try:
         kept = json.loads(info.read_bytes())

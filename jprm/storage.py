@@ -23,7 +23,7 @@ AT_ONCE = 8
 """Files that are uploaded or downloaded at a time."""
 
 
-def path_of(path: str | os.PathLike) -> pathlib.Path | Remote:
+def path_of(path: str | os.PathLike) -> Place:
     """Returns the object of an address, or the path of a file on this machine."""
     return Remote(os.fspath(path)) if is_remote(path) else pathlib.Path(path)
 
@@ -39,7 +39,7 @@ def cache_folder(name: str) -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "jprm" / name
 
 
-def named_in(file: str | os.PathLike, name: str) -> pathlib.Path | Remote:
+def named_in(file: str | os.PathLike, name: str) -> Place:
     """Returns the path that a file names: an address or an absolute path, or one relative to the file's folder."""
     folder = path_of(file).parent
     if is_remote(name) or os.path.isabs(name) or not isinstance(folder, Remote):
@@ -203,6 +203,10 @@ class Remote(os.PathLike):
     def unlink(self, missing_ok: bool = False) -> None:
         with _store(self) as (store, place), contextlib.suppress(*[FileNotFoundError] if missing_ok else []):
             store.rm_file(place)
+
+
+Place = pathlib.Path | Remote
+"""A file or folder, on this machine or in a bucket."""
 
 
 @contextlib.contextmanager

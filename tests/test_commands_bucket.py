@@ -63,7 +63,9 @@ def jprm(*words):
     assert cli.main(list(map(str, words))) == 0
 
 
-def test_a_suite_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_path):
+@pytest.fixture
+def suites(tiny_run, model, bucket, tmp_path):
+    """A suite's results, in the folder `out` of tmp_path and, computed twice, of the bucket."""
     bench = tmp_path / "bench"
     bench.mkdir()
     pool_file(bench / "pool.jsonl"), processbench_file(bench / "easy.json", 6, 1)
@@ -74,19 +76,26 @@ def test_a_suite_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_pat
     jprm("eval", "suite", "--model", tiny_run.folder, "--suite", bench / "suite.json", "--out", tmp_path / "out")
     for _ in range(2):
         jprm("eval", "suite", "--model", model, "--suite", bucket / "bench/suite.json", "--out", bucket / "out")
+
+
+def test_a_suite_in_a_bucket_is_the_one_on_disk(suites, model, bucket, tmp_path):
     here, there = (json.loads((out / "results.json").read_bytes()) for out in (tmp_path / "out", bucket / "out"))
     assert there["model"].pop("folder") == model.url and here["model"].pop("folder")
     for results, place in ((here, tmp_path), (there, bucket)):
         assert results.pop("absent") == [f"{place}/bench/none.json"]
         results["data"] = {name: data | {"path": ""} for name, data in results["data"].items()}
     assert there == here
+    assert {"/results.json", "/scores/easy.jsonl", "/scores/pool.jsonl"} <= set(objects(bucket / "out"))
+
+
+@pytest.mark.slow  # draws the figures
+def test_a_page_in_a_bucket_is_the_one_on_disk(suites, tiny_run, bucket, tmp_path):
     for place in (tmp_path, bucket):
         jprm("report", place / "out", "--out", place / "page.html", "--figures", place / "figures")
     page = (bucket / "page.html").read_text().replace(str(bucket), str(tmp_path))
     assert page.replace(f"{tmp_path}/run", str(tiny_run.folder)) == (tmp_path / "page.html").read_text()
     assert sorted((bucket / "figures").names()) == sorted(file.name for file in (tmp_path / "figures").iterdir())
     assert cli.main(["report", f"{bucket}/out", "--out", f"{bucket}/out/results.json"]) == 2
-    assert {"/results.json", "/scores/easy.jsonl", "/scores/pool.jsonl"} <= set(objects(bucket / "out"))
 
 
 def killed_everywhere(monkeypatch, bucket, run, before=lambda folder: None, between=lambda folder: None):
@@ -312,6 +321,9 @@ def test_a_model_converted_in_a_bucket_scores_there(tiny_run, bucket, tmp_path):
         [record["scores"] for record in read_records(bucket / f"{name}.jsonl")] for name in ("run", "out")
     )
     assert of_out == [pytest.approx(scores, abs=1e-5) for scores in of_run]  # other layouts of the same products
+    jprm("prepare", "jsonl", "--source", bucket / "in.jsonl", "--out", bucket / "data")
+    jprm("score", "--model", bucket / "run", "--input", bucket / "data", "--output", bucket / "prepared.jsonl")
+    assert list(read_records(bucket / "prepared.jsonl")) == list(read_records(bucket / "run.jsonl"))
     (bucket / "adapter.json").write_bytes((bucket / "out/adapter.json").read_bytes())
     files = ["--input", bucket / "in.jsonl", "--output", bucket / "again.jsonl"]
     jprm("score", "--model", bucket / "out", "--adapter", bucket / "adapter.json", *files)

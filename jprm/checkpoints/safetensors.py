@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from jprm.storage import Remote
+from jprm.storage import Place
 
 FILE, INDEX, SUMS = "model.safetensors", "model.safetensors.index.json", "SHA256SUMS"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -151,7 +151,7 @@ def sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def read_json(path: pathlib.Path | Remote) -> dict[str, Any]:
+def read_json(path: Place) -> dict[str, Any]:
     """Reads a JSON object without repeated keys. Raises ValueError naming the file."""
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=_once)

@@ -9,7 +9,6 @@ is written last (`jprm.checkpoints.bucket`). The parts `params` and `optimizer` 
 from __future__ import annotations
 
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from jprm.checkpoints import bucket
 from jprm.experiment import Experiment
 from jprm.model import lora, transformer
 from jprm.model.parameters import join
-from jprm.storage import Remote, path_of
+from jprm.storage import Place, Remote, path_of
 
 FOLDER = "checkpoints"
 
@@ -53,7 +52,7 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
     return ocp.training.Checkpointer(str(folder), **given)
 
 
-def saved(workdir: pathlib.Path | Remote) -> bool:
+def saved(workdir: Place) -> bool:
     """Returns whether the run has a whole checkpoint."""
     folder = workdir / FOLDER
     if isinstance(folder, Remote):

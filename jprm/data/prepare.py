@@ -23,10 +23,8 @@ from jprm.folders import is_whole, tidy, whole_folder
 from jprm.jsonl import Rejects
 from jprm.local_copy import local_copy
 from jprm.outputs import input_of
-from jprm.storage import Remote, cache_folder, path_of
+from jprm.storage import Place, Remote, cache_folder, path_of
 from jprm.tree import tree_of
-
-Place = pathlib.Path | Remote
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -36,11 +35,10 @@ from jprm.judge.judge import Judge
 from jprm.outputs import check_output, write_json
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
-from jprm.storage import Remote, named_in, path_of
+from jprm.storage import Place, named_in, path_of
 from jprm.tree import ReasoningTree, RecordError
 
 PathLike = str | os.PathLike
-File = pathlib.Path | Remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Suite:
     """A suite's file, with paths that can be opened."""
 
     neutral: str
-    data: Mapping[str, tuple[File, ...]]  # section -> the files that are there
-    calibrate: Mapping[str, tuple[File, ...]]  # section -> the files that thresholds and maps are fitted on
+    data: Mapping[str, tuple[Place, ...]]  # section -> the files that are there
+    calibrate: Mapping[str, tuple[Place, ...]]  # section -> the files that thresholds and maps are fitted on
     absent: tuple[str, ...]
     seed: int = 0
     too_long: TooLong = "error"
@@ -91,7 +89,7 @@ def read_suite(path: PathLike) -> Suite:
     return Suite(found.get("neutral", "drop"), data, calibrate, tuple(dict.fromkeys(absent)), **settings)
 
 
-def _section(section: Any, benchmark: Benchmark, path: File) -> dict[str, tuple[File, ...]]:
+def _section(section: Any, benchmark: Benchmark, path: Place) -> dict[str, tuple[Place, ...]]:
     """Returns the paths of a section's files by key; the files of `calibrate` exist."""
     where, name, keys = os.fspath(path), benchmark.name, {"data", "calibrate"} & set(benchmark.needs)
     if not isinstance(section, dict) or set(section) != keys:
@@ -213,9 +211,9 @@ def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = Fal
     return found
 
 
-def _files(suite: Suite) -> dict[str, tuple[File, Source]]:
+def _files(suite: Suite) -> dict[str, tuple[Place, Source]]:
     """Returns each file once, by its name, with the reader of the first section that has it."""
-    found: dict[str, tuple[File, Source]] = {}
+    found: dict[str, tuple[Place, Source]] = {}
     for section, paths in [*suite.data.items(), *suite.calibrate.items()]:
         for path in paths:
             if path.stem not in found:
@@ -223,7 +221,7 @@ def _files(suite: Suite) -> dict[str, tuple[File, Source]]:
     return found
 
 
-def _names(files: Sequence[File]) -> list[str]:
+def _names(files: Sequence[Place]) -> list[str]:
     return list(dict.fromkeys(path.stem for path in files))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.experiment import Experiment
 from jprm.score.scorer import PRM
-from jprm.storage import Remote, path_of
+from jprm.storage import Place, path_of
 from jprm.tokenizer import JsonTokenizer
 
 CALIBRATION = "calibration.json"
@@ -164,14 +164,14 @@ always do.
 """
 
 
-def _result(run: pathlib.Path | Remote) -> dict[str, str]:
+def _result(run: Place) -> dict[str, str]:
     path = run / "result.json"
     metrics = json.loads(path.read_bytes()) if path.is_file() else {}
     timed = {k for k in metrics if "second" in k} | {"goodput"}  # of the machine, and no two runs have the same
     return {k: f"{v:.6g}" for k, v in metrics.items() if isinstance(v, int | float) and k not in timed}
 
 
-def _evaluations(run: pathlib.Path | Remote) -> str:
+def _evaluations(run: Place) -> str:
     """Returns the figures of every benchmark whose report the run's folder holds as NAME.json."""
     parts = []
     for name in BENCHMARKS:

@@ -36,13 +36,11 @@ from jprm.model.lora import merge
 from jprm.model.mesh import make_mesh
 from jprm.score.identity import digest, identity
 from jprm.score.scorer import PRM
-from jprm.storage import Remote, path_of
+from jprm.storage import Place, path_of
 from jprm.tokenizer import load_tokenizer
 
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
 EXPORT = "export.json"
-
-Place = pathlib.Path | Remote
 
 
 def export(

@@ -32,7 +32,7 @@ from jprm.pack import pack
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Drawn, Sampler, SamplerConfig, power, text_hash
 from jprm.rows import empty_rows
-from jprm.storage import Remote, is_remote
+from jprm.storage import Place, is_remote
 from jprm.token_tree import merged, next_tokens
 from jprm.tokenizer import Tokenizer
 
@@ -150,7 +150,7 @@ class Probes:
     settings name none. positions: the most tokens of a prompt and a sample."""
 
     prefixes: Sequence[Prefix]
-    folder: pathlib.Path | Remote
+    folder: Place
     positions: int
 
 

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import os
-import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
 from jprm.report.rl import collect_runs, is_run
 from jprm.report.training import training
-from jprm.storage import Remote, path_of
+from jprm.storage import Place, Remote, path_of
 from jprm.web.files import text_of_file
 
 SORTS = {
@@ -78,7 +77,7 @@ def report(
                 file.write(text.encode())
 
 
-def _files(folder: pathlib.Path | Remote) -> Iterable[pathlib.Path | Remote]:
+def _files(folder: Place) -> Iterable[Place]:
     """Returns the files that the page may be made of, which it must not replace."""
     return folder.files() if isinstance(folder, Remote) else folder.rglob("*.json*")
 

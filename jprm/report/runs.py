@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.wording import ABSENT
 from jprm.experiment import read, to_json
 from jprm.fields import shortened
-from jprm.storage import Remote, is_remote, path_of
+from jprm.storage import Place, Remote, is_remote, path_of
 
 METRICS = "metrics.jsonl"
 PLACES = ("name", "data.train", "data.valid", "base", "tokenizer", "trackers")
@@ -25,7 +24,7 @@ SHOWN = ("loss", "auroc", "tokens_per_second", "goodput")
 """Metrics of training in the table, after those of validation."""
 
 
-def find_runs(folders: Sequence[str | os.PathLike]) -> list[pathlib.Path | Remote]:
+def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
     """Returns the runs: each folder that is one, and those directly in any other, in the order of their names.
 
     Raises FileNotFoundError for a folder that is no run and has none.
@@ -39,7 +38,7 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[pathlib.Path | Remot
     return list(dict.fromkeys(found))
 
 
-def _records(folder: pathlib.Path | Remote) -> Sequence[pathlib.Path | Remote]:
+def _records(folder: Place) -> Sequence[Place]:
     """Returns the records of the runs directly in a folder."""
     if isinstance(folder, Remote):
         return [file for file in folder.files() if file.name == RUN and file.parent.parent == folder]
@@ -66,7 +65,7 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
     return {"differ": differ, "runs": entries}
 
 
-def _last(path: pathlib.Path | Remote) -> dict[str, Any]:
+def _last(path: Place) -> dict[str, Any]:
     """Returns the last value of every metric; empty where nothing is logged yet."""
     last: dict[str, Any] = {}
     for line in lines_of(path):
@@ -74,7 +73,7 @@ def _last(path: pathlib.Path | Remote) -> dict[str, Any]:
     return last
 
 
-def lines_of(path: pathlib.Path | Remote) -> list[dict[str, Any]]:
+def lines_of(path: Place) -> list[dict[str, Any]]:
     """Returns the whole lines of a metrics.jsonl, none where it is not there. Raises ValueError for a damaged one."""
     found = []
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []

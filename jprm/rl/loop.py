@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +33,7 @@ from jprm.rl.position import Ahead, Progress
 from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
 from jprm.rows import Rows
-from jprm.storage import Remote, path_of
+from jprm.storage import Place, path_of
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
 from jprm.train.run_folder import claim
@@ -86,7 +85,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
         return loop.write(finished=True)
 
 
-def claim_rl(workdir: pathlib.Path | Remote, config: RLExperiment) -> None:
+def claim_rl(workdir: Place, config: RLExperiment) -> None:
     """Writes the experiment into its folder. Raises ValueError where another experiment's run is there."""
     path = workdir / CONFIG
     if path.exists() and store.saved(workdir):
@@ -293,7 +292,7 @@ class Loop:
         return result
 
     @property
-    def _folder(self) -> pathlib.Path | Remote:
+    def _folder(self) -> Place:
         assert self.trainer.workdir is not None
         return self.trainer.workdir
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from jprm.policy.protocol import Policy, Prefix
 from jprm.rl.config import RefreshConfig, RLExperiment
 from jprm.rl.rollout import Group
 from jprm.statistics import auroc
-from jprm.storage import Remote, path_of
+from jprm.storage import Place, path_of
 from jprm.train.trainer import Trainer
 from jprm.verify.verifiers import Verifier, Working
 
@@ -119,8 +118,8 @@ def fresh(
 
 
 def refreshed(
-    config: RLExperiment, workdir: pathlib.Path | Remote, prm: str, records: Sequence[dict[str, Any]], update: int
-) -> pathlib.Path | Remote | None:
+    config: RLExperiment, workdir: Place, prm: str, records: Sequence[dict[str, Any]], update: int
+) -> Place | None:
     """Trains the PRM in folder `prm` on an update's records and returns the new run's folder; None without a record.
 
     Earlier updates' records and `refresh.replay` are trained on too. A finished refresh is not computed again.

@@ -9,7 +9,6 @@ import io
 import json
 import math
 import os
-import pathlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
@@ -20,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from jprm.checkpoints.kinds import RUN
 from jprm.jsonl import parse
 from jprm.report.runs import METRICS, find_runs, names_of
-from jprm.storage import Remote
+from jprm.storage import Place, Remote
 from jprm.tree import RecordError
 from jprm.web.guards import Refusal
 
@@ -47,7 +46,7 @@ class Runs:
         self._folders = folders
         find_runs(folders)
 
-    def by_name(self) -> dict[str, pathlib.Path | Remote]:
+    def by_name(self) -> dict[str, Place]:
         """Returns the runs' folders by their names, which leave out the path that all share."""
         found = find_runs(self._folders)
         return dict(zip(names_of([os.fspath(folder) for folder in found]), found, strict=True))
@@ -76,7 +75,7 @@ async def metrics(request: Request) -> Response:
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path | Remote) -> Iterator[tuple[IO[bytes], str, int]]:
+def _opened(path: Place) -> Iterator[tuple[IO[bytes], str, int]]:
     """Opens a file; yields it, what tells it from another of its name, and its size."""
     if isinstance(path, Remote):  # every object is a new one; those of one run begin with the same line
         content = path.read_bytes()
@@ -87,7 +86,7 @@ def _opened(path: pathlib.Path | Remote) -> Iterator[tuple[IO[bytes], str, int]]
         yield opened, f"{about.st_dev}-{about.st_ino}", about.st_size
 
 
-def read_lines(path: pathlib.Path | Remote, file: str, start: int) -> dict[str, Any]:
+def read_lines(path: Place, file: str, start: int) -> dict[str, Any]:
     """Returns the numbers of the whole lines after byte `start`: `file`, `from`, `next`, `end` of the file and `lines`.
 
     Half a line, which is still being written, is left for the next call. Whole lines that are no JSON objects are left
@@ -118,7 +117,7 @@ def read_lines(path: pathlib.Path | Remote, file: str, start: int) -> dict[str, 
     return {"file": now, "from": start, "next": start + len(whole), "end": end, "lines": lines, "damaged": damaged}
 
 
-def _state(name: str, folder: pathlib.Path | Remote) -> dict[str, Any]:
+def _state(name: str, folder: Place) -> dict[str, Any]:
     config = _config(folder / RUN)
     try:
         written = folder / METRICS
@@ -129,7 +128,7 @@ def _state(name: str, folder: pathlib.Path | Remote) -> dict[str, Any]:
     return {"id": name, "experiment": config.get("name", name), "steps": config.get("steps"), "quiet_seconds": quiet}
 
 
-def _config(path: pathlib.Path | Remote) -> dict[str, Any]:
+def _config(path: Place) -> dict[str, Any]:
     """Returns a run's configuration, {} where it is just being replaced or is of no use."""
     try:
         found = parse(path.read_bytes(), path.name)

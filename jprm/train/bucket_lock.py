@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 import threading
 import time
 
-from jprm.storage import Remote
+from jprm.storage import Place, Remote
 from jprm.train import run_lock
 from jprm.train.run_lock import RunLock
 
 
-def lock_of(workdir: pathlib.Path | Remote) -> RunLock:
+def lock_of(workdir: Place) -> RunLock:
     """Returns the lock of a run's folder."""
     return BucketLock(workdir) if isinstance(workdir, Remote) else RunLock(workdir)
 

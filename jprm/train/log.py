@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -17,7 +16,7 @@ from jprm.experiment import Experiment, to_json
 from jprm.outputs import atomic_write
 from jprm.pack import PackReport
 from jprm.progress import Bar
-from jprm.storage import Remote
+from jprm.storage import Place, Remote
 from jprm.train.preemption import Goodput, versions
 from jprm.train.step import Metrics
 from jprm.train.trackers import Trackers
@@ -44,7 +43,7 @@ class MetricsFile:
       start: the step that training continues from. Lines of later steps go: these steps are logged again.
     """
 
-    def __init__(self, path: pathlib.Path | Remote, start: int):
+    def __init__(self, path: Place, start: int):
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         whole = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
@@ -78,7 +77,7 @@ class Log:
     """
 
     def __init__(
-        self, workdir: pathlib.Path | Remote, experiment: Experiment, start: int, goodput: Goodput,
+        self, workdir: Place, experiment: Experiment, start: int, goodput: Goodput,
         callbacks: Sequence[Callback] = (),
     ):  # fmt: skip
         self.callbacks = callbacks

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 import jprm
 from jprm.outputs import atomic_file
-from jprm.storage import Remote
+from jprm.storage import Place
 
 HEARTBEATS = "heartbeats"
 
@@ -91,7 +91,7 @@ class Watchdog:
     scheduler's decision.
     """
 
-    def __init__(self, workdir: pathlib.Path | Remote, seconds: float):
+    def __init__(self, workdir: Place, seconds: float):
         self.folder, self.seconds = workdir / HEARTBEATS, seconds
         self._place: tuple[int, str, float] = (0, "the start", time.time())
         self._over = threading.Event()
@@ -132,7 +132,7 @@ class Watchdog:
             file.write(json.dumps(beat).encode())
 
 
-def read_beats(folder: pathlib.Path | Remote, count: int) -> dict[int, dict[str, Any] | None]:
+def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
     """Returns the last heartbeat of each of `count` processes, None where there is none that can be read."""
     beats: dict[int, dict[str, Any] | None] = {}
     for index in range(count):

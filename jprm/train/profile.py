@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import shutil
 import tempfile
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import jax
 
 from jprm import multihost
-from jprm.storage import Remote
+from jprm.storage import Place, Remote
 
 FOLDER = "profile"
 
@@ -22,7 +21,7 @@ class Profile:
     rest of it.
     """
 
-    def __init__(self, workdir: pathlib.Path | Remote, window: tuple[int, int]):
+    def __init__(self, workdir: Place, window: tuple[int, int]):
         self.folder, self.window, self._tracing = workdir / FOLDER, window, False
         self._written = str(self.folder)
 

@@ -12,7 +12,7 @@ from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, read, to_json, written
 from jprm.objectives import COPY, source
 from jprm.outputs import atomic_file
-from jprm.storage import Remote
+from jprm.storage import Place
 from jprm.tokenizer import Tokenizer
 
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds", "base",
@@ -21,7 +21,7 @@ FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep",
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
 
-def claim(workdir: pathlib.Path | Remote, experiment: Experiment, tokenizer: Tokenizer) -> None:
+def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer) -> None:
     """Writes the experiment into its folder. Raises ValueError where checkpoints of another experiment are there."""
     path = workdir / RUN
     if path.exists() and store.saved(workdir):
@@ -41,7 +41,7 @@ def claim(workdir: pathlib.Path | Remote, experiment: Experiment, tokenizer: Tok
     tokenizer.save(workdir)
 
 
-def _check_tokenizer(workdir: pathlib.Path | Remote, tokenizer: Tokenizer, path: str) -> None:
+def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:
     """Raises ValueError where the tokenizer that the run started with differs from this one."""
     with tempfile.TemporaryDirectory() as folder:  # compared as files: they hold all that a tokenizer is
         tokenizer.save(folder)

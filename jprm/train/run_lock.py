@@ -21,7 +21,7 @@ import time
 from typing import IO, Any
 
 from jprm.outputs import NO_LOCKS, atomic_write, check_output
-from jprm.storage import Remote
+from jprm.storage import Place
 
 FILE = "training.lock"
 BEAT, MISSED = 5.0, 6
@@ -31,7 +31,7 @@ BEAT, MISSED = 5.0, 6
 class RunLock:
     """The right to train in a folder: `attempt` until it is True, then `release`."""
 
-    def __init__(self, workdir: pathlib.Path | Remote):
+    def __init__(self, workdir: Place):
         self.path: Any = workdir / FILE
         self._me = {"host": platform.node(), "boot": _boot(), "space": _space(), "pid": os.getpid()}
         self._me["nonce"] = secrets.token_hex(8)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pathlib
 import re
 from collections.abc import Callable, Sequence
 
 from jprm import multihost
 from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, load, override, read
-from jprm.storage import Remote, path_of
+from jprm.storage import Place, path_of
 from jprm.train.log import Diverged
 from jprm.train.loop import train
 
@@ -69,7 +68,7 @@ def sweep(
     settings: Sequence[str],
     workdir: str | os.PathLike,
     tell: Callable[[str], None] = lambda line: None,
-) -> tuple[list[pathlib.Path | Remote], list[str]]:
+) -> tuple[list[Place], list[str]]:
     """Runs the grid of an experiment file, each run in a folder of `workdir`; returns the folders and what diverged.
 
     A call that was stopped continues: finished runs are left as they are. A run whose loss is not finite does not end
@@ -95,7 +94,7 @@ def sweep(
     return [workdir / name for name in runs], diverged
 
 
-def finished(folder: pathlib.Path | Remote, experiment: Experiment) -> bool:
+def finished(folder: Place, experiment: Experiment) -> bool:
     """Returns whether the folder holds this experiment's run, trained to its last step."""
     result = folder / "result.json"
     if not result.is_file() or not (folder / RUN).is_file():

@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import json
 import os
-import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -18,7 +17,7 @@ from flax.traverse_util import flatten_dict
 
 from jprm import registry
 from jprm.outputs import atomic_file
-from jprm.storage import Remote, is_remote
+from jprm.storage import Place, is_remote
 
 IDS = "trackers.json"
 """The file in a run's folder that holds each tracker's id of the run."""
@@ -35,7 +34,7 @@ class TrackedRun:
     id: `Tracker.id` of the same run when it was started first; empty for a new run.
     """
 
-    folder: pathlib.Path | Remote
+    folder: Place
     name: str
     config: Mapping[str, Any]
     step: int
@@ -129,9 +128,7 @@ class Trackers:
         ValueError: an unknown tracker, or one whose package is not installed.
     """
 
-    def __init__(
-        self, names: Sequence[str], folder: pathlib.Path | Remote, name: str, config: Mapping[str, Any], step: int
-    ):
+    def __init__(self, names: Sequence[str], folder: Place, name: str, config: Mapping[str, Any], step: int):
         made = {key: registry.find(key, TRACKERS, "trackers") for key in names}
         if wrong := [key for key, make in made.items() if not callable(make)]:
             raise ValueError(f"trackers={wrong[0]!r} is not a function from a TrackedRun to a Tracker")
