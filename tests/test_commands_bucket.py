@@ -317,6 +317,7 @@ def test_a_model_converted_in_a_bucket_scores_there(tiny_run, bucket, tmp_path):
     (bucket / "in.jsonl").upload(tmp_path / "in.jsonl")
     for model in ("run", "out"):
         jprm("score", "--model", bucket / model, "--input", bucket / "in.jsonl", "--output", bucket / f"{model}.jsonl")
+    assert json.loads((bucket / "out.jsonl.info.json").read_bytes())["model"].startswith(f"{bucket}/out (")
     of_run, of_out = (
         [record["scores"] for record in read_records(bucket / f"{name}.jsonl")] for name in ("run", "out")
     )

@@ -213,20 +213,21 @@ def test_what_is_not_there_is_one_line(line, said, capsys):
     assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
-@pytest.mark.slow  # starts `jprm score` four times
-def test_a_killed_command_continues_in_the_bucket(s3, tiny_run, tmp_path):
-    """SIGKILL while pieces appear; the output is the one of an undisturbed run on disk."""
+@pytest.mark.slow  # starts a command several times
+@pytest.mark.parametrize(("words", "moments"), [(["score"], (1, 6)), (["label", "teacher"], (1,))])
+def test_a_killed_command_continues_in_the_bucket(words, moments, s3, tiny_run, tmp_path):
+    """SIGKILL when so many pieces are there; the output is the one of an undisturbed run on disk."""
     write_records(tmp_path / "in.jsonl", chains(20 * CHUNK))
     folder = Remote(f"{s3}/{uuid.uuid4().hex}")
     (folder / "in.jsonl").write_bytes((tmp_path / "in.jsonl").read_bytes())
 
     def command(source, out):
         args = ["--model", tiny_run.folder, "--input", source / "in.jsonl", "--output", out]
-        return [sys.executable, "-m", "jprm", "score", *map(os.fspath, args)]
+        return [sys.executable, "-m", "jprm", *words, *map(os.fspath, args)]
 
     subprocess.run(command(tmp_path, tmp_path / "out.jsonl"), check=True, timeout=300)
     kills, (store, place) = 0, fsspec.core.url_to_fs(folder.url, use_listings_cache=False)
-    for pieces in (1, 6):
+    for pieces in moments:
         process = subprocess.Popen(command(folder, folder / "out.jsonl"))
         while process.poll() is None and len(store.find(f"{place}/out.jsonl.part")) < pieces:
             time.sleep(0.02)
@@ -235,4 +236,4 @@ def test_a_killed_command_continues_in_the_bucket(s3, tiny_run, tmp_path):
         process.wait()
         assert "/out.jsonl" not in objects(folder)
     subprocess.run(command(folder, folder / "out.jsonl"), check=True, timeout=300)
-    assert kills == 2 and objects(folder)["/out.jsonl"] == (tmp_path / "out.jsonl").read_bytes()
+    assert kills == len(moments) and objects(folder)["/out.jsonl"] == (tmp_path / "out.jsonl").read_bytes()
