@@ -20,6 +20,8 @@ from jprm.tree import tree_of
 class Slow:
     """A model whose device waits for `go`. It keeps what was prepared, by problem, and scores steps by their length."""
 
+    layout = types.SimpleNamespace(problem=lambda text: [0] * (BATCH_TOKENS // 2 if text == "long" else 1))
+
     def __init__(self):
         self.prepared, self.go, self.packed = [], threading.Event(), threading.Semaphore(0)
 
@@ -71,6 +73,19 @@ def test_a_job_of_its_own_is_packed_ahead_and_a_few_small_ones_wait_to_be_merged
     assert [len(future.result(60)[0]["score"]) for future in futures] == [2, 2, 1, 2, 3]
     # Had the next batch been closed while the device was busy, "A" would have come alone.
     assert prm.prepared == [["first"], ["lines"], ["A", "B"]]
+
+
+def test_equal_problems_count_once_in_a_full_batch(slow):
+    prm, engine = slow
+    futures = [ask(engine, "first")]
+    assert prm.packed.acquire(timeout=60)
+    futures += [ask(engine, "long", BATCH_TOKENS // 2 + 10) for _ in range(64)]  # with 640 tokens of their own
+    futures += [ask(engine, "other", BATCH_TOKENS // 4) for _ in range(2)]
+    assert prm.packed.acquire(timeout=60)
+    assert prm.prepared == [["first"], ["long", "other"]]
+    prm.go.set()
+    assert all(future.result(60) for future in futures)
+    assert prm.prepared[2:] == [["other"]] and engine.waiting_tokens == engine.busy_tokens == 0
 
 
 def test_what_cannot_be_packed_fails_alone(slow):

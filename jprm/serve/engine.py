@@ -19,7 +19,7 @@ from jprm.token_tree import chain_lengths, geometry, token_tree
 from jprm.tree import ReasoningTree
 
 BATCH_TOKENS = 8192
-"""Tokens of a full batch: several rows, and still an answer in reasonable time."""
+"""Tokens of a full batch, equal problems once: several rows, and still an answer in reasonable time."""
 
 Outputs = dict[str, np.ndarray]
 
@@ -37,6 +37,36 @@ class _Job:
     future: concurrent.futures.Future
     run: Callable[[], Any] | None = None
     alone: bool = False  # shares no batch with others
+    problems: dict[str, int] = dataclasses.field(default_factory=dict)  # to their tokens, which a batch has once
+
+
+@dataclasses.dataclass
+class _Gathered:
+    """Counts of jobs that wait, or of a batch: their tokens, and those of problems that jobs have in common."""
+
+    tokens: int = 0
+    shared: int = 0
+    jobs: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # by problem
+
+    @property
+    def merged(self) -> int:
+        """Tokens with equal problems once."""
+        return self.tokens - self.shared
+
+    def extra(self, job: _Job) -> int:
+        """Returns by how many tokens the job would make the batch longer."""
+        return job.tokens - sum(tokens for problem, tokens in job.problems.items() if self.jobs[problem])
+
+    def add(self, job: _Job) -> None:
+        self.shared += job.tokens - self.extra(job)
+        self.tokens += job.tokens
+        self.jobs.update(job.problems.keys())
+
+    def remove(self, job: _Job) -> None:
+        self.jobs.subtract(job.problems.keys())
+        self.jobs += collections.Counter()  # without those of no job
+        self.tokens -= job.tokens
+        self.shared -= job.tokens - self.extra(job)
 
 
 class Engine:
@@ -53,7 +83,8 @@ class Engine:
 
     def __init__(self, prm: PRM, longest: int, name: str, cache: PrefixCache | None = None):
         self.prm, self.longest, self.name, self.cache = prm, longest, name, cache
-        self.waiting_tokens = self.busy_tokens = self.cached_tokens = 0
+        self.busy_tokens = self.cached_tokens = 0
+        self._waiting = _Gathered()
         self.rate = 0.0  # tokens a second, measured
         self._jobs: collections.deque[_Job] = collections.deque()
         self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
@@ -86,7 +117,8 @@ class Engine:
 
         `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
         """
-        return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone))
+        problems = {} if alone else {tree.problem: len(self.prm.layout.problem(tree.problem)) for tree in trees}
+        return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone, problems=problems))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
         """Returns the future of what a function returns on the device thread."""
@@ -110,6 +142,11 @@ class Engine:
 
         return self.run(run, tokens)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the work that waits."""
+        return self._waiting.tokens
+
     def wait_seconds(self) -> float:
         """Returns how long new work would wait, by the measured rate; 0 before anything was measured."""
         with self._changed:
@@ -128,7 +165,7 @@ class Engine:
             if self._closed:
                 raise Closed("the server is shutting down")
             self._jobs.append(job)
-            self.waiting_tokens += job.tokens
+            self._waiting.add(job)
             self._changed.notify_all()
         return job.future
 
@@ -149,7 +186,7 @@ class Engine:
         """Returns whether the next batch is to be packed now: a later one might have more jobs to merge."""
         if self._packed is not None or not self._jobs:
             return self._closed and not self._jobs
-        return not self._running or self._jobs[0].alone or self.waiting_tokens >= BATCH_TOKENS
+        return not self._running or self._jobs[0].alone or self._waiting.merged >= BATCH_TOKENS
 
     def _take(self) -> list[_Job]:
         """Returns the next jobs that nobody has cancelled; none when the engine has closed."""
@@ -159,17 +196,18 @@ class Engine:
                 self._changed.wait_for(self._takes)
                 if not self._jobs:
                     return []
-                tokens = 0
+                taken = _Gathered()
                 while self._jobs:
                     job = self._jobs[0]
-                    if batch and (job.alone or batch[0].alone or tokens + job.tokens > BATCH_TOKENS):
+                    full = taken.merged + taken.extra(job) > BATCH_TOKENS
+                    if batch and (job.alone or batch[0].alone or full):
                         break
                     self._jobs.popleft()
-                    self.waiting_tokens -= job.tokens
+                    self._waiting.remove(job)
                     if job.future.set_running_or_notify_cancel():
                         batch.append(job)
-                        tokens += job.tokens
-            self.busy_tokens += tokens
+                        taken.add(job)
+            self.busy_tokens += taken.tokens
             return batch
 
     def _prepared(self, batch: list[_Job]) -> Callable[[], Any]:
