@@ -88,6 +88,21 @@ def test_equal_problems_count_once_in_a_full_batch(slow):
     assert prm.prepared[2:] == [["other"]] and engine.waiting_tokens == engine.busy_tokens == 0
 
 
+def test_callers_who_ask_again_join_those_who_wait(slow, monkeypatch):
+    """Else they would form two groups, whose small batches alternate."""
+    monkeypatch.setattr("jprm.serve.engine.PAUSE", 60.0)
+    monkeypatch.setattr("jprm.serve.engine.PAUSE_SHARE", 1e9)
+    prm, engine = slow
+    futures = [ask(engine, "first")]
+    assert prm.packed.acquire(timeout=60)
+    futures.append(ask(engine, "waits"))
+    prm.go.set()
+    assert futures[0].result(60)
+    futures.append(ask(engine, "again", BATCH_TOKENS - 1))
+    assert all(future.result(60) for future in futures)
+    assert prm.prepared == [["first"], ["waits", "again"]]
+
+
 def test_what_cannot_be_packed_fails_alone(slow):
     prm, engine = slow
     first = ask(engine, "first")

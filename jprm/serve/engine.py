@@ -21,6 +21,10 @@ from jprm.tree import ReasoningTree
 BATCH_TOKENS = 8192
 """Tokens of a full batch, equal problems once: several rows, and still an answer in reasonable time."""
 
+PAUSE, PAUSE_SHARE = 0.01, 0.05
+"""Seconds that a free device waits for one more job, where some wait, and at most what share of the last batch's time.
+Callers who ask again when they have an answer would else form two groups, whose batches of half the size alternate."""
+
 Outputs = dict[str, np.ndarray]
 
 
@@ -72,8 +76,8 @@ class _Gathered:
 class Engine:
     """Scores trees of many callers.
 
-    Whenever the device is free, all that waits becomes a batch, up to BATCH_TOKENS. While it runs, a batch that no
-    later job could join is packed: a full one, or a job of its own. Trees of different callers share rows, and those
+    Whenever the device is free, all that waits becomes a batch, up to BATCH_TOKENS; what the callers of the last batch
+    ask next may still join it. While it runs, a batch that no later job could join is packed: a full one, or a job of its own. Trees of different callers share rows, and those
     with equal problems one tree, so that their common prefixes are computed once. A job that fails is tried again by
     itself, and only the caller at fault sees the error.
 
@@ -86,6 +90,7 @@ class Engine:
         self.busy_tokens = self.cached_tokens = 0
         self._waiting = _Gathered()
         self.rate = 0.0  # tokens a second, measured
+        self._pause = self._longest_pause = 0.0  # times until which the free device waits
         self._jobs: collections.deque[_Job] = collections.deque()
         self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
         self._changed = threading.Condition()
@@ -166,6 +171,8 @@ class Engine:
                 raise Closed("the server is shutting down")
             self._jobs.append(job)
             self._waiting.add(job)
+            if (now := time.monotonic()) < self._pause:
+                self._pause = min(now + PAUSE, self._longest_pause)
             self._changed.notify_all()
         return job.future
 
@@ -186,14 +193,18 @@ class Engine:
         """Returns whether the next batch is to be packed now: a later one might have more jobs to merge."""
         if self._packed is not None or not self._jobs:
             return self._closed and not self._jobs
-        return not self._running or self._jobs[0].alone or self._waiting.merged >= BATCH_TOKENS
+        if self._jobs[0].alone or self._waiting.merged >= BATCH_TOKENS:
+            return True
+        return not self._running and time.monotonic() >= self._pause
 
     def _take(self) -> list[_Job]:
         """Returns the next jobs that nobody has cancelled; none when the engine has closed."""
         with self._changed:
             batch: list[_Job] = []
             while not batch:
-                self._changed.wait_for(self._takes)
+                while not self._takes():
+                    left = self._pause - time.monotonic()
+                    self._changed.wait(left if left > 0 and not self._running else None)
                 if not self._jobs:
                     return []
                 taken = _Gathered()
@@ -228,7 +239,10 @@ class Engine:
             (batch, run), began, cached = taken, time.monotonic(), self.cached_tokens
             self._settle(batch, run)
             with self._changed:
-                tokens, seconds = sum(job.tokens for job in batch), time.monotonic() - began
+                now = time.monotonic()
+                tokens, seconds = sum(job.tokens for job in batch), now - began
+                self._longest_pause = now + PAUSE_SHARE * seconds
+                self._pause = min(now + PAUSE, self._longest_pause) if self._jobs else now
                 self.busy_tokens, self._running = self.busy_tokens - tokens, False
                 if (computed := tokens - (self.cached_tokens - cached)) > 0:
                     rate = computed / max(seconds, 1e-6)
