@@ -77,9 +77,9 @@ class Engine:
     """Scores trees of many callers.
 
     Whenever the device is free, all that waits becomes a batch, up to BATCH_TOKENS; what the callers of the last batch
-    ask next may still join it. While it runs, a batch that no later job could join is packed: a full one, or a job of its own. Trees of different callers share rows, and those
-    with equal problems one tree, so that their common prefixes are computed once. A job that fails is tried again by
-    itself, and only the caller at fault sees the error.
+    ask next may still join it. While one runs, a batch that no later job could join is packed: a full one, or a job of
+    its own. Trees of different callers share rows, and those with equal problems one tree, so that their common
+    prefixes are computed once. A job that fails is tried again by itself, and only the caller at fault sees the error.
 
     Args:
       cache: from which a caller's next tree is scored without the tokens of the one before.
