@@ -108,8 +108,16 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         each = [float(auroc(np.array(s[score]), right_N)) for s in seeds]
         return interval(draws(of, group_N, seed=0)).json() | {"seeds": _range(each)}
 
+    def within() -> dict[str, Any]:
+        value_SP = np.array([_within(np.array(s["chain_key"]), right_N, chain_N) for s in seeds])
+        some_P = np.isfinite(value_SP[0])
+        names = [first["problems"][i] for i in np.unique(chain_N)[some_P]]
+        drawn = draws(lambda w_RP: weighted_mean(value_SP.mean(0)[some_P], w_RP), names, seed=0)
+        return interval(drawn).json() | {"seeds": _range(value_SP[:, some_P].mean(1))}
+
     found = {
         "chain_auroc": area("chain_key", right_N, chain_N),
+        "within_auroc": within(),
         "one_sample": mean("one_sample"),
         "majority": mean("majority"),
         "best_of_n": mean("best_of_n"),
@@ -125,6 +133,13 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         error_S = np.array([ece(score_N, right_N) for score_N in score_SN])
         found[name] = {"value": float(error_S.mean()), "seeds": _range(error_S)}
     return found
+
+
+def _within(key_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray) -> np.ndarray:
+    """Returns every problem's AUROC over its own chains, NaN where all are right or none is."""
+    some = [problem_N == i for i in np.unique(problem_N)]
+    mixed = [0 < right_N[m_N].sum() < m_N.sum() for m_N in some]
+    return np.array([auroc(key_N[m_N], right_N[m_N]) if ok else np.nan for m_N, ok in zip(some, mixed, strict=True)])
 
 
 def _recalibrated(score_N: np.ndarray, valid: Mapping[str, Any]) -> np.ndarray:

@@ -26,8 +26,8 @@ from jprm.evaluate.terminal import show
 from jprm.evaluate.wording import percent
 
 COLUMNS = {
-    "step_auroc": "step AUROC", "chain_auroc": "chain AUROC", "best_of_n": "best of n", "weighted_vote": "vote",
-    "vote_minus_majority": "less majority", "ece": "ECE", "ece_recalibrated": "by Platt",
+    "step_auroc": "step AUROC", "chain_auroc": "chain AUROC", "within_auroc": "in problem", "best_of_n": "best of n",
+    "weighted_vote": "vote", "vote_minus_majority": "less majority", "ece": "ECE", "ece_recalibrated": "by Platt",
 }  # fmt: skip
 
 
