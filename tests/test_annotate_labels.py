@@ -11,7 +11,7 @@ from jprm.annotate.agreement import ordinal_alpha
 from jprm.annotate.chains import chains_in
 from jprm.annotate.config import SelectConfig
 from jprm.annotate.export import export
-from jprm.annotate.quality import figures, tasks_of
+from jprm.annotate.quality import _contrast, figures, tasks_of
 from jprm.annotate.select import select, select_file
 from jprm.jsonl import read_records, write_records
 from jprm.tree import tree_of
@@ -213,3 +213,51 @@ def test_a_study_without_labels_is_no_export(tmp_path):
     with pytest.raises(ValueError, match="no chain is labelled yet"):
         export(folder, tmp_path / "x.jsonl", disagreements="each")
     assert figures(tasks_of(folder))["agreement"]["alpha"] is None
+
+
+def test_anchoring_is_measured_where_chance_shows_scores(tmp_path):
+    """Ana follows the scores that she sees, and elsewhere finds no error; half of the chains have a doubted step."""
+    low = [[0.9, 0.2, 0.9], [0.9, 0.9, 0.9]]
+    work = [chain(i, 3, scores=low[i % 2], labels=[1, 1, 1]) for i in range(60)]
+    folder = make(tmp_path, work=work, names=("ana",), anchored_fraction=0.5, repeat_fraction=0.0, gold_fraction=0.0)
+    with Desk(folder) as desk:
+        seen = {}
+        while tasks := desk.next("ana").json()["tasks"]:
+            scores = tasks[0].get("scores")
+            seen[tasks[0]["problem"]] = scores
+            number = {text: i for i, text in enumerate(tasks[0]["steps"])}
+            desk.label("ana", tasks[0], lambda text, s=scores, n=number: -1 if s and s[n[text]] < 0.5 else 1)
+    shown = {problem: scores for problem, scores in seen.items() if scores}
+    assert len(seen) == 60 and 15 < len(shown) < 45  # the seed's draw
+    assert all(scores == low[int(problem.split()[1][:-1]) % 2] for problem, scores in shown.items())
+    found = figures(tasks_of(folder))["anchoring"]
+    doubted = [problem for problem in seen if int(problem.split()[1][:-1]) % 2 == 0]
+    hidden_and_doubted = sum(problem not in shown for problem in doubted)
+    assert (found["shown"], found["hidden"]) == (len(shown), 60 - len(shown))
+    assert found["agreement"]["value"] == pytest.approx(hidden_and_doubted / found["hidden"])
+    assert found["with_an_error"]["value"] == pytest.approx(sum(p in shown for p in doubted) / len(shown))
+    assert found["agreement"]["low"] > 0 and found["with_an_error"]["low"] > 0
+    export(folder, tmp_path / "out.jsonl", disagreements="cut")
+    exported = {record["problem"]: record.get("anchored") for record in read_records(tmp_path / "out.jsonl")}
+    assert exported == {problem: ["ana"] if problem in shown else None for problem in seen}
+
+
+def test_a_study_of_anchoring_needs_scores(tmp_path):
+    work = [chain(0), {key: value for key, value in chain(1).items() if key != "scores"}]
+    with pytest.raises(ValueError, match="chain 2: scores: are absent"):
+        make(tmp_path, work=work, anchored_fraction=0.5)
+    assert not (tmp_path / "study").exists()
+
+
+def test_intervals_of_contrasts_hold_the_difference_as_often_as_they_say():
+    """Two annotators a chain, whose ratings are alike; a true difference of 0.2. 300 studies."""
+    rng, held = np.random.default_rng(0), 0
+    chain_N = np.repeat(np.arange(40), 2)
+    for _ in range(300):
+        hard_N = np.repeat(rng.random(40) < 0.5, 2)
+        second_N = rng.random(80) < 0.5
+        value_N = (rng.random(80) < 0.2 + 0.4 * hard_N + 0.2 * second_N).astype(float)
+        found = _contrast(value_N.tolist(), second_N, chain_N.tolist(), seed=0)
+        held += found["low"] <= 0.2 <= found["high"]
+    # 95 % of 300 with a binomial standard error of 1.3 points: three of them to either side.
+    assert 0.91 <= held / 300 <= 0.99, held

@@ -1,7 +1,7 @@
 """The labelling server as an ASGI application: the page, an annotator's next chains, and events.
 
-An event is checked, on the disk, applied and acknowledged, in this order, one at a time. A page never gets a score, a
-label or where a chain comes from: `shown` is all that it sees of a chain.
+An event is checked, on the disk, applied and acknowledged, in this order, one at a time. `shown` is all that a page
+gets of a chain: never a label or where it comes from, and scores only in a study of anchoring.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
         "finish": task.finish,
         "flagged": task.flagged,
         "comments": task.comments,
-    }
+    } | ({"scores": [round(score, 2) for score in chain["scores"]]} if tasks.anchored(task) else {})
 
 
 async def _next(request: Request) -> Response:

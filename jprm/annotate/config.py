@@ -21,6 +21,8 @@ class StudyConfig:
       gold_fraction: Fraction of an annotator's chains that have known labels.
       repeat_fraction: Fraction of an annotator's chains that come a second time.
       pass_screening: Fraction of the screening chains whose first error an annotator must find to go on.
+      anchored_fraction: Fraction of an annotator's chains, drawn at random, whose scores the page shows: an experiment
+        on how far a model's opinion moves the ratings.
       seed: Of all that is drawn.
     """
 
@@ -29,6 +31,7 @@ class StudyConfig:
     gold_fraction: float = 0.05
     repeat_fraction: float = 0.02
     pass_screening: float = 0.75
+    anchored_fraction: float = 0.0
     seed: int = 0
 
     def __post_init__(self):
@@ -37,7 +40,7 @@ class StudyConfig:
         for name in self.annotators:
             if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
                 raise ValueError(f"annotators: {name!r}: use up to 64 letters, digits, dots, dashes and underscores")
-        for field in ("double_fraction", "gold_fraction", "repeat_fraction", "pass_screening"):
+        for field in ("double_fraction", "gold_fraction", "repeat_fraction", "pass_screening", "anchored_fraction"):
             if not 0 <= getattr(self, field) <= 1:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be from 0 to 1")
         if self.gold_fraction + self.repeat_fraction >= 1:

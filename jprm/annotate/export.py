@@ -57,7 +57,7 @@ def _records(
                 continue
             counts["chains"] += 1
             counts["steps"] += sum(label is not None for label in labels)
-            yield _record(chain, labels, group)
+            yield _record(chain, labels, group, [task.annotator for task in group if tasks.anchored(task)])
 
 
 def _agreed(group: list[Task], steps: int) -> list[int | None]:
@@ -71,12 +71,14 @@ def _agreed(group: list[Task], steps: int) -> list[int | None]:
     return labels
 
 
-def _record(chain: Chain, labels: list[int | None], group: list[Task]) -> dict[str, Any]:
+def _record(chain: Chain, labels: list[int | None], group: list[Task], anchored: list[str]) -> dict[str, Any]:
     kept = {key: value for key, value in chain.items() if key not in ("scores", "labels", "semantics", "outputs")}
     record = kept | {"labels": labels, "semantics": "rating", "annotators": [task.annotator for task in group]}
     comments = [{"annotator": task.annotator, **comment} for task in group for comment in task.comments]
     if comments:
         record["comments"] = comments
+    if anchored:
+        record["anchored"] = anchored
     if any(task.flagged for task in group):
         record["flagged"] = True
     return record

@@ -45,6 +45,7 @@ def figures(tasks: Tasks) -> dict[str, Any]:
                    "labelled_twice": sum(len(some) > 1 for some in done.values())},
         "agreement": _agreement(tasks, [some for some in done.values() if len(some) > 1], seed),
         "annotators": {name: _annotator(tasks, name, seed) for name in names},
+        "anchoring": _anchoring(tasks, [task for some in done.values() for task in some if task.rated], seed),
     }  # fmt: skip
 
 
@@ -123,22 +124,48 @@ def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
     error. None for fewer than 8 chains."""
     if len(work) < 8:
         return None
-    late_N = (np.arange(len(work)) >= len(work) / 2).astype(float)
-
-    def change(value_N: np.ndarray) -> dict[str, Any]:
-        return difference(
-            draws(
-                lambda weight_RN: (
-                    weighted_mean(value_N, weight_RN * late_N) - weighted_mean(value_N, weight_RN * (1 - late_N))
-                ),
-                np.arange(len(work)),
-                seed=seed,
-            )
-        ).json()
-
+    late_N, chain_N = np.arange(len(work)) >= len(work) / 2, range(len(work))
     return {
-        "seconds_a_step": change(np.array([sum(task.seconds) / len(task.ratings) for task in work])),
-        "with_an_error": change(np.array([float(task.error is not None) for task in work])),
+        "seconds_a_step": _contrast([sum(task.seconds) / len(task.ratings) for task in work], late_N, chain_N, seed),
+        "with_an_error": _contrast([float(task.error is not None) for task in work], late_N, chain_N, seed),
+    }
+
+
+def _contrast(value_N: Sequence[float], second_N: np.ndarray, chain_N: Sequence[int], seed: int) -> dict[str, Any]:
+    """Returns the mean of the marked values less that of the others, with its 95 % interval over chains."""
+    value_N, second_N = np.array(value_N), second_N.astype(float)
+
+    def change(weight_RN: np.ndarray) -> np.ndarray:
+        return weighted_mean(value_N, weight_RN * second_N) - weighted_mean(value_N, weight_RN * (1 - second_N))
+
+    return difference(draws(change, chain_N, seed=seed)).json()
+
+
+DOUBTED = 0.5
+"""A model doubts a step whose score is below it."""
+
+
+def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any] | None:
+    """Returns what showing scores changes, shown less hidden: `agreement`, how often the first error is the first step
+    that the model doubts, or there is neither; `with_an_error`; `seconds_a_step`. None for fewer than 8 of either.
+
+    Chance decides who sees the scores of what, so the differences are effects of seeing them (Tversky and Kahneman
+    1974).
+    """
+    shown_N = np.array([tasks.anchored(task) for task in rated], bool)
+    if min(shown_N.sum(), (~shown_N).sum()) < 8:
+        return None
+    chain_N, agrees_N = [task.index for task in rated], []
+    for task in rated:
+        scores = tasks.chain(task)["scores"]
+        doubted = next((i for i, score in enumerate(scores) if score < DOUBTED), None)
+        agrees_N.append(float(task.error == doubted))
+    return {
+        "shown": int(shown_N.sum()),
+        "hidden": int((~shown_N).sum()),
+        "agreement": _contrast(agrees_N, shown_N, chain_N, seed),
+        "with_an_error": _contrast([float(task.error is not None) for task in rated], shown_N, chain_N, seed),
+        "seconds_a_step": _contrast([sum(task.seconds) / len(task.ratings) for task in rated], shown_N, chain_N, seed),
     }
 
 
@@ -152,6 +179,13 @@ def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
         console.print(
             f"Ordinal alpha {_number(agreement['alpha'])} over {agreement['steps']:,} steps; the same first error or"
             f" none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains",
+            highlight=False,
+        )
+    if anchoring := found["anchoring"]:
+        console.print(
+            f"Scores were shown on {anchoring['shown']:,} labellings and hidden on {anchoring['hidden']:,}. Shown less"
+            f" hidden: first errors as the model's {_points(anchoring['agreement'])} points, chains with an error"
+            f" {_points(anchoring['with_an_error'])}, seconds a step {_number(anchoring['seconds_a_step'], '+.1f')}",
             highlight=False,
         )
     table = rich.table.Table(box=rich.box.SIMPLE)

@@ -47,8 +47,8 @@ def create(
 ) -> None:
     """Writes a study's folder, whole or not at all.
 
-    Raises ValueError where the folder exists, or a chain of `gold` or `screening` lacks labels; RecordError for a bad
-    record.
+    Raises ValueError where the folder exists; RecordError for a bad record, a chain of `gold` or `screening` without
+    labels, or one without scores in a study of anchoring.
     """
     if os.path.lexists(folder):
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
@@ -59,6 +59,10 @@ def create(
         for number, chain in enumerate(chains[pool], start=1):
             if "labels" not in chain:
                 raise RecordError(f"{path}, chain {number}", "labels", "are absent", "Chains that measure have labels.")
+    if config.anchored_fraction:
+        for number, chain in enumerate(chains["work"], start=1):
+            if "scores" not in chain:
+                raise RecordError(f"{work}, chain {number}", "scores", "are absent", "Anchored chains show them.")
     with whole_folder(folder) as new:
         for pool, found in chains.items():
             write_records(new / f"{pool}.jsonl", found)

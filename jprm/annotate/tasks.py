@@ -107,6 +107,13 @@ class Tasks:
     def chain(self, task: Task) -> Chain:
         return self.study.chains[task.pool][task.index]
 
+    def anchored(self, task: Task) -> bool:
+        """Whether the annotator sees the model's scores of this chain, which chance decides."""
+        config = self.study.config
+        return (
+            task.pool == "work" and chance(config.seed, "anchor", task.annotator, task.index) < config.anchored_fraction
+        )
+
     def known(self, event: Mapping[str, Any]) -> bool:
         """Whether an event of this uuid was applied: a client sends it again if its acknowledgement was lost."""
         return event["uuid"] in self._seen

@@ -55,6 +55,7 @@ def annotate_serve(
     gold_fraction: float = StudyConfig.gold_fraction,
     repeat_fraction: float = StudyConfig.repeat_fraction,
     pass_screening: float = StudyConfig.pass_screening,
+    anchored_fraction: float = StudyConfig.anchored_fraction,
     seed: int = 0,
     config: OmitArgPrefixes[Listen] = LISTEN,
 ) -> None:
@@ -69,7 +70,8 @@ def annotate_serve(
 
     Args:
         study: The folder of the study: chains, guidelines, and every event in events.jsonl.
-        input: The chains to label, in this order. Scores and labels in them never reach the page.
+        input: The chains to label, in this order. Labels in them never reach the page, and scores only by
+            --anchored-fraction.
         annotators: Names of the annotators. Later calls may add some.
         gold: Chains with labels, mixed in to measure the annotators.
         screening: Chains with labels that every annotator rates first.
@@ -78,6 +80,8 @@ def annotate_serve(
         gold_fraction: Fraction of an annotator's chains that are gold.
         repeat_fraction: Fraction of an annotator's chains that come a second time.
         pass_screening: Fraction of the screening chains whose first error an annotator must find to go on.
+        anchored_fraction: Fraction of an annotator's chains, drawn at random, whose scores the page shows: an
+            experiment on how far they move the ratings.
         seed: Of who gets what.
     """
     from jprm.annotate.run import serve
@@ -86,7 +90,8 @@ def annotate_serve(
     if input is None and (gold or screening or guidelines):
         raise ValueError("--gold, --screening and --guidelines make a study: give --input too")
     if input is not None:
-        mix = StudyConfig(annotators, double_fraction, gold_fraction, repeat_fraction, pass_screening, seed)
+        fractions = double_fraction, gold_fraction, repeat_fraction, pass_screening, anchored_fraction
+        mix = StudyConfig(annotators, *fractions, seed)
         create(study, input, mix, gold=gold, screening=screening, guidelines=guidelines)
     serve(study, config, annotators)
 
