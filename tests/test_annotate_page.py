@@ -180,3 +180,11 @@ def test_axe_finds_no_violation(page):
             page.browser.run(script)
             assert violations(page.browser) == [], (scheme, key)
         page.browser.press("u", "u", "u")
+
+
+def test_scores_are_seen_in_a_study_of_anchoring(browser, tmp_path):
+    with Page(browser, make(tmp_path, names=("ana",), anchored_fraction=1.0)) as page:
+        assert page.steps()[0].split("\n")[:2] == ["Step 1", "model 0.87"]
+        page.browser.press("3")
+        page.wait("document.querySelectorAll('#steps li').length === 2")
+        assert "model 0.87" in page.steps()[0] and "right" in page.steps()[0]

@@ -90,6 +90,7 @@ def test_a_run_is_scored_in_a_smaller_type(tiny_run, one_device):
         assert 0 < np.abs(prm.score(**chain) - whole).max() < 0.05  # 8 bits, in two layers
 
 
+@pytest.mark.slow
 def test_the_error_on_smollm2(smollm2_gguf):
     """Whole model, real text; the bounds are twice what was measured, 3.2 % of a state and 0.0045 nats a token."""
     ids = load_tokenizer(smollm2_gguf).encode(TEXT)

@@ -226,7 +226,9 @@ def run_of(case, folder, **changes):
     return experiment(data, **(values | changes))
 
 
-@pytest.mark.parametrize("name", ["bradley_terry", "pairwise", "pull", "dpo"])
+@pytest.mark.parametrize(
+    "name", ["bradley_terry", "dpo", *(pytest.param(own, marks=pytest.mark.slow) for own in ("pairwise", "pull"))]
+)
 def test_resumed_is_undisturbed(name, tmp_path):
     """In the loop, with its log and its validation; a file's objective from the copy in the run's folder."""
     case, whole, cut = CASES[name], tmp_path / "whole", tmp_path / "cut"

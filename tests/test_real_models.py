@@ -147,9 +147,8 @@ TRICKY = [
 GREEDY = functools.partial(SamplerConfig, temperature=0.0, prompt="{problem}")
 
 
-@pytest.mark.parametrize(
-    "prompts, tokens", [(2, 8), pytest.param(10, 64, marks=pytest.mark.slow)], ids=["small", "whole"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts, tokens", [(2, 8), (10, 64)], ids=["small", "whole"])
 def test_greedy_decoding_is_that_of_transformers(file, reference, monkeypatch, prompts, tokens):
     import torch
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny_run as tiny
 
-from jprm import outputs
+from jprm import folders
 from jprm.data import token_cache
 from jprm.data.token_cache import TokenTrees, cached, write
 from jprm.experiment import DataConfig
@@ -116,7 +116,7 @@ cached(sys.argv[1], trees(), 1, {"of": "both"})
 
 @pytest.mark.parametrize("how", ["killed", "whole"])
 def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, monkeypatch, how):
-    monkeypatch.setattr(outputs, "WAIT_S", 0.01)
+    monkeypatch.setattr(folders, "WAIT_S", 0.01)
     other = subprocess.Popen(
         [sys.executable, "-c", WRITE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
