@@ -133,10 +133,10 @@ def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
 
 def _contrast(value_N: Sequence[float], second_N: np.ndarray, chain_N: Sequence[int], seed: int) -> dict[str, Any]:
     """Returns the mean of the marked values less that of the others, with its 95 % interval over chains."""
-    value_N, second_N = np.array(value_N), second_N.astype(float)
+    x_N, one_N = np.array(value_N), second_N.astype(float)
 
     def change(weight_RN: np.ndarray) -> np.ndarray:
-        return weighted_mean(value_N, weight_RN * second_N) - weighted_mean(value_N, weight_RN * (1 - second_N))
+        return weighted_mean(x_N, weight_RN * one_N) - weighted_mean(x_N, weight_RN * (1 - one_N))
 
     return difference(draws(change, chain_N, seed=seed)).json()
 
