@@ -145,6 +145,7 @@ def test_step_ends_and_targets_are_those_of_whole_rows():
     assert np.any(expected[1] != rows.weight)
 
 
+@pytest.mark.slow
 def test_nothing_is_gathered_but_weights_keys_values_and_what_is_told_of_rows():
     """Of the compiled step: no all-gather is as large as hidden states or the MLP's of a row or of a device's part."""
     mesh, T, S = make_mesh(MeshConfig(1, 2, 2, 2)), 96, 24

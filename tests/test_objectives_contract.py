@@ -283,6 +283,7 @@ def scores_are_what_it_learned(case, folder):
     np.testing.assert_allclose(loss, wanted, rtol=1e-4)  # float32 sums over the tokens of a tree and of chains
 
 
+@pytest.mark.slow
 def test_adapters_share_the_reference_they_train_on(tmp_path):
     """With the base as reference the objective starts at 0, and no second decoder is there."""
     case = CASES["pull"]

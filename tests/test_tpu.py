@@ -87,6 +87,7 @@ def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology,
     assert {c.moves for c in found if c.kind == "all-reduce"} == ({"gradients"} if data == 2 else set())
 
 
+@pytest.mark.slow
 def test_the_step_compiles_for_a_slice():
     mesh = mesh_of("v5e:2x4", data=2, fsdp=2, tensor=2)
     config = ModelConfig(
