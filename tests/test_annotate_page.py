@@ -184,7 +184,9 @@ def test_axe_finds_no_violation(page):
 
 def test_scores_are_seen_in_a_study_of_anchoring(browser, tmp_path):
     with Page(browser, make(tmp_path, names=("ana",), anchored_fraction=1.0)) as page:
-        assert page.steps()[0].split("\n")[:2] == ["Step 1", "model 0.87"]
+        assert page.steps()[0].split() == "Step 1 Step 0 of chain 0. model: 0.87".split()
         page.browser.press("3")
         page.wait("document.querySelectorAll('#steps li').length === 2")
-        assert "model 0.87" in page.steps()[0] and "right" in page.steps()[0]
+        assert "model: 0.87" in page.steps()[0] and "right" in page.steps()[0]
+        places = "['.text', '.model'].map(c => document.querySelector('#steps ' + c).getBoundingClientRect())"
+        assert page.browser.run(f"const [a, b] = {places}; return a.left === b.left && a.bottom <= b.top")

@@ -143,8 +143,8 @@
     const said = element("div", "said");
     said.append(element("span", "number", now ? `Step ${i + 1}` : `${i + 1}`));
     if (!now) said.append(element("span", `${WORD[rating]}mark`, `${SIGN[rating]} ${WORD[rating]}`));
-    if (task.scores) said.append(element("span", "soft", `model ${task.scores[i].toFixed(2)}`));
     row.append(said, mathematics.write(element("div", "text"), task.steps[i]));
+    if (task.scores) row.append(element("p", "model", `model: ${task.scores[i].toFixed(2)}`));
     if (now) { row.tabIndex = -1; row.setAttribute("aria-current", "step"); }
     return row;
   }
