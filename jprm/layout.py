@@ -76,7 +76,7 @@ class TemplateLayout:
         return self._step(text, number, template, self._pieces[2 if number else 1])
 
     def last(self, text: str, number: int) -> list[int] | None:
-        return self._step(text, number, self.closing, self._pieces[3]) if self.closing else None
+        return self._step(text, number, self.closing, self._pieces[4 if number else 3]) if self.closing else None
 
     def _step(
         self, text: str, number: int, template: Template, pieces: Sequence[list[int] | tuple[str, bool]]
@@ -104,12 +104,16 @@ class TemplateLayout:
 
     @functools.cached_property
     def _pieces(self) -> tuple[list[list[int] | tuple[str, bool]], ...]:
-        """The pieces of the opening, first, later and closing steps: ids, or a text to fill in and its `joined`."""
-        after_step = self._cut(self.later[-1])[-1] not in self._control
+        """The pieces of the opening, of first and later steps, and of both as the last one: ids, or a text to fill in
+        and its `joined`."""
+        after_opening, after_step = (
+            self._cut(template[-1])[-1] not in self._control for template in (self.opening, self.later)
+        )
         return (
             self._parsed(self.opening, False),
-            self._parsed(self.first or self.later, self._cut(self.opening[-1])[-1] not in self._control),
+            self._parsed(self.first or self.later, after_opening),
             self._parsed(self.later, after_step),
+            self._parsed(self.closing, after_opening),
             self._parsed(self.closing, after_step),
         )
 

@@ -14,6 +14,7 @@ from published import (
     STEPS,
     bytes_tokenizer,
     chat,
+    pieces_tokenizer,
     random_weights,
     tokenizer_of,
 )  # fmt: skip
@@ -22,10 +23,12 @@ import jprm
 from jprm import cli
 from jprm.adapters import load as loading
 from jprm.adapters.published import PUBLISHED
+from jprm.layout import TemplateLayout
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
 from jprm.score import scorer
 from jprm.score.live import LiveTrees
+from jprm.tokenizer import JsonTokenizer
 from jprm.tree import tree_of
 
 CLOSE = 1e-4
@@ -172,6 +175,17 @@ def test_a_folder_without_a_usable_chat_template_is_refused(tmp_path, template, 
     (folder / "tokenizer_config.json").write_text(json.dumps(fields | {"chat_template": template}))
     with pytest.raises(ValueError, match=message):
         jprm.load(folder)
+
+
+def test_a_first_step_begins_a_word_behind_a_control_token_as_a_later_one_does_not():
+    """SentencePiece begins a text with a word start; text that continues another has none."""
+    tokenizer = JsonTokenizer(pieces_tokenizer()[0])
+    end = tokenizer.token_id("[PRM]")
+    layout = TemplateLayout(tokenizer, ("{problem}[PRM]",), ("{step}\n",), closing=("{step}[PRM]",), ids={"[PRM]": end},
+                            joined=True)  # fmt: skip
+    start = tokenizer.encode("7")[:1]
+    assert layout.step("7", 0)[:1] == layout.last("7", 0)[:1] == start
+    assert layout.step("7", 1)[:1] == layout.last("7", 1)[:1] != start
 
 
 def test_a_record_of_ones_own_may_close_its_chains(tmp_path):

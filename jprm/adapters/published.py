@@ -37,24 +37,6 @@ _RECORDS = (
         score={"right": 1.0},
         context=4096,
     ),
-    # The card of Qwen/Qwen2.5-Math-RM-72B: one reward for a conversation, at its last token.
-    Adapter(
-        name="qwen-rm",
-        problem=_QWEN_SYSTEM + _QWEN_USER + "assistant\n",
-        step="{step}\n",
-        closing="{step}<|im_end|>\n",
-        tokens=QWEN,
-        vocabulary=QWEN_SIZES,
-        joined=True,
-        channels=("reward",),
-        activation="none",
-        score={"reward": 1.0},
-        threshold=0.0,
-        weight="sigmoid",
-        semantics="value",
-        aggregation="last",
-        context=4096,
-    ),
     # The card of Skywork/Skywork-Reward-Llama-3.1-8B, trl's RewardTrainer: a reward at the end of the model's own chat.
     Adapter(
         name="reward",
@@ -238,6 +220,11 @@ _RECORDS = (
 )  # fmt: skip
 
 PUBLISHED: dict[str, Adapter] = {record.name: record for record in _RECORDS}
+# The card of Qwen/Qwen2.5-Math-RM-72B: the same, at the last token of a fixed chat.
+PUBLISHED["qwen-rm"] = dataclasses.replace(
+    PUBLISHED["reward"], name="qwen-rm", chat=False, problem=_QWEN_SYSTEM + _QWEN_USER + "assistant\n",
+    closing="{step}<|im_end|>\n", tokens=QWEN, vocabulary=QWEN_SIZES, strip=False, context=4096,
+)  # fmt: skip
 PUBLISHED["axolotl"] = dataclasses.replace(PUBLISHED["trl"], name="axolotl")
 PUBLISHED["reasoneval-redundancy"] = dataclasses.replace(
     PUBLISHED["reasoneval"],

@@ -132,7 +132,8 @@ def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
 
 
 def _contrast(value_N: Sequence[float], second_N: np.ndarray, chain_N: Sequence[int], seed: int) -> dict[str, Any]:
-    """Returns the mean of the marked values less that of the others, with its 95 % interval over chains."""
+    """Returns how much larger the mean of the marked values is than that of the others, with a 95 % interval over
+    chains."""
     x_N, one_N = np.array(value_N), second_N.astype(float)
 
     def change(weight_RN: np.ndarray) -> np.ndarray:

@@ -46,10 +46,10 @@ class _Job:
 
 @dataclasses.dataclass
 class _Gathered:
-    """Counts of jobs that wait, or of a batch: their tokens, and those of problems that jobs have in common."""
+    """Counts of the jobs that wait, or of a batch."""
 
     tokens: int = 0
-    shared: int = 0
+    shared: int = 0  # of these, tokens of problems that an earlier job has too
     jobs: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # by problem
 
     @property
@@ -67,8 +67,10 @@ class _Gathered:
         self.jobs.update(job.problems.keys())
 
     def remove(self, job: _Job) -> None:
-        self.jobs.subtract(job.problems.keys())
-        self.jobs += collections.Counter()  # without those of no job
+        for problem in job.problems:
+            self.jobs[problem] -= 1
+            if not self.jobs[problem]:
+                del self.jobs[problem]
         self.tokens -= job.tokens
         self.shared -= job.tokens - self.extra(job)
 
