@@ -22,8 +22,9 @@ from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.implicit import BETA, LogRatio
+from jprm.score.row_lengths import LONGEST
 from jprm.score.scale import Scale
-from jprm.score.scorer import LONGEST, PRM
+from jprm.score.scorer import PRM
 from jprm.storage import path_of
 from jprm.tokenizer import load_tokenizer
 

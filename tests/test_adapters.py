@@ -35,7 +35,7 @@ from jprm.evaluate.run import as_in
 from jprm.layout import native_layout
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score import scorer
+from jprm.score import row_lengths, scorer
 from jprm.score.live import LiveTrees
 from jprm.tokenizer import JsonTokenizer
 
@@ -52,7 +52,7 @@ def small():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "make_mesh", mesh)
-        patch.setattr(scorer, "SHORTEST", 512)
+        patch.setattr(row_lengths, "SHORTEST", 512)
         yield
 
 

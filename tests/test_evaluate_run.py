@@ -10,7 +10,7 @@ from jprm import cli, loading
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.run import run
 from jprm.jsonl import read_lines, write_records
-from jprm.score import scorer
+from jprm.score import row_lengths, scorer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,8 +19,8 @@ def short_rows():
     import tiny_run as tiny
 
     with pytest.MonkeyPatch.context() as patch, tiny.one_device():
-        patch.setattr(scorer, "SHORTEST", 128)
-        patch.setattr(scorer, "LONGEST", 512)
+        patch.setattr(row_lengths, "SHORTEST", 128)
+        patch.setattr(row_lengths, "LONGEST", 512)
         yield
 
 
@@ -28,8 +28,8 @@ def short_rows():
 def counted(monkeypatch):
     """The number of trees that the model was asked to score."""
     trees = []
-    whole = scorer.PRM.outputs_of
-    monkeypatch.setattr(scorer.PRM, "outputs_of", lambda self, given: trees.extend(given) or whole(self, given))
+    whole = scorer.PRM._prepared
+    monkeypatch.setattr(scorer.PRM, "_prepared", lambda self, given: trees.extend(given) or whole(self, given))
     return trees
 
 

@@ -63,7 +63,7 @@ def test_everything_is_computed_from_scores_made_once(done, folder, tiny_run, mo
     assert diagnostics["meaning_kept"]["whitespace"]["n"] > 0 and "bare_answer" in diagnostics["nonsense"]
 
     # Again: the model is asked for nothing, and the results are the same.
-    monkeypatch.setattr(scorer.PRM, "outputs_of", lambda *args: pytest.fail("scored again"))
+    monkeypatch.setattr(scorer.PRM, "_prepared", lambda *args: pytest.fail("scored again"))
     suite = suites.read_suite(folder / "suite.json")
     assert json.loads(json.dumps(suites.run_suite(tiny_run.folder, suite, done))) == results
     assert suites.read_scores(done, results)["hard"][0].nodes[0].score is not None
@@ -71,7 +71,7 @@ def test_everything_is_computed_from_scores_made_once(done, folder, tiny_run, mo
 
 def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, monkeypatch):
     """Killed in the third file: the first two are kept, and no results are there until all is done."""
-    whole_scores, calls = scorer.PRM.outputs_of, []
+    whole_scores, calls = scorer.PRM._prepared, []
 
     def dies(self, trees):
         calls.append(len(trees))
@@ -81,13 +81,13 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
 
     suite = suites.read_suite(folder / "suite.json")
     with monkeypatch.context() as patch:
-        patch.setattr(scorer.PRM, "outputs_of", dies)
+        patch.setattr(scorer.PRM, "_prepared", dies)
         with pytest.raises(KeyboardInterrupt):
             suites.run_suite(tiny_run.folder, suite, tmp_path)
     with pytest.raises(FileNotFoundError, match=r"results.json: not there: .* is no finished folder"):
         suites.read_results(tmp_path)
     calls.clear()
-    monkeypatch.setattr(scorer.PRM, "outputs_of", lambda self, trees: calls.append(1) or whole_scores(self, trees))
+    monkeypatch.setattr(scorer.PRM, "_prepared", lambda self, trees: calls.append(1) or whole_scores(self, trees))
     results = suites.run_suite(tiny_run.folder, suite, tmp_path)
     assert len(calls) == 3  # the third and the fourth file, and the edits
     assert json.loads(json.dumps(results)) == suites.read_results(done)

@@ -117,13 +117,13 @@ def test_a_stopped_file_continues_to_the_same_bytes(prm, score, input_file, tmp_
     whole = scorer.PRM.score_many
     asked = []
 
-    def stopped(self, records):
+    def stopped(self, records, speed):
         for count, record in enumerate(whole(self, records)):
             if count == after:
                 raise KeyboardInterrupt
             yield record
 
-    def counted(self, records):
+    def counted(self, records, speed):
         for record in whole(self, records):
             asked.append(record)
             yield record

@@ -11,7 +11,7 @@ import tiny_run as tiny
 
 import jprm
 from jprm.jsonl import dump, write_records
-from jprm.score import scorer
+from jprm.score import row_lengths, scorer
 from jprm.score.files import score_file
 from jprm.serve.app import make_app
 from jprm.serve.config import ServeConfig
@@ -34,7 +34,7 @@ CHAIN = chains(1)[0]
 def prm(tiny_run):
     """A model whose longest rows have 512 tokens, so that few shapes are compiled."""
     with tiny.one_device(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scorer, "LONGEST", 512)
+        patch.setattr(row_lengths, "LONGEST", 512)
         made = jprm.load(tiny_run.folder)
         assert made.warm_up(256) == [256, 512]
         yield made

@@ -11,7 +11,7 @@ import tiny_run as tiny
 import jprm
 from jprm.jsonl import write_records
 from jprm.model.mesh import MeshConfig
-from jprm.score import scorer
+from jprm.score import row_lengths
 from jprm.score.files import score_file
 from jprm.serve.engine import BATCH_TOKENS, Engine
 from jprm.tree import tree_of
@@ -118,7 +118,7 @@ def test_what_cannot_be_packed_fails_alone(slow):
 
 @pytest.mark.slow
 def test_copies_on_every_device_give_the_bytes_of_the_command(tiny_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(scorer, "LONGEST", 512)
+    monkeypatch.setattr(row_lengths, "LONGEST", 512)
     records = [{key: record[key] for key in ("problem", "steps")} for record in tiny.chains(100, seed=5)]
     write_records(tmp_path / "in.jsonl", records)
     score_file(jprm.load(tiny_run.folder), tmp_path / "in.jsonl", tmp_path / "out.jsonl")

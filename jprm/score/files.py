@@ -18,6 +18,7 @@ from jprm.outputs import continued, cut, finish, input_of, stored_request
 from jprm.progress import Bar
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.identity import identity
+from jprm.score.in_flight import Speed
 from jprm.score.multihost import score_many
 from jprm.score.scale import Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer
@@ -33,7 +34,8 @@ def score_file(
     calibrated: bool = False,
     prepared: Sequence[dict[str, Any]] | None = None,
 ) -> str:
-    """Scores a JSON Lines file of chains, pools or trees; returns a sentence that reports what was done.
+    """Scores a JSON Lines file of chains, pools or trees; returns a sentence that reports what was done, and how
+    fast.
 
     `prepared` are the records themselves where `input` is what marks them as the same in a later call, such as the
     report of the prepared folder that holds them.
@@ -53,19 +55,20 @@ def score_file(
     if calibrated and not isinstance(prm, PRM):
         raise ValueError(f"{prm.name}: has no stored calibration map")
     calibration = stored_calibration(cast(PRM, prm)) if calibrated else None
+    speed = Speed()
     request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
     with contextlib.ExitStack() as stack:
         own = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))
         rejects = stack.enter_context(Rejects(own / (output.name + ".rejects")))
         lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
         records = iter(lines)
-        there = write_scores(prm, records, output, request, total, calibration)
+        there = write_scores(prm, records, output, request, total, calibration, speed)
         for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
     again = f" ({there} were there already)" if there else ""
     written = multihost.first(lambda: sum(1 for _ in read_lines(output)))
-    return f"{output}: {written} records scored{again}{rejected}"
+    return f"{output}: {written} records scored{again}{rejected}" + (f"; {speed}" if speed.tokens else "")
 
 
 def request_of(prm: PRM | Scorer, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
@@ -85,11 +88,12 @@ def write_scores(
     request: dict[str, Any],
     total: int | None,
     calibration: Recalibration | None = None,
+    speed: Speed | None = None,
 ) -> int:
     """Writes the scored records to `output`; returns how many an earlier, interrupted call had written.
 
     A call with the same request continues after the last whole chunk, and does nothing where `output` is finished.
-    Every process calls this; each scores its chunks, and process 0 writes.
+    Every process calls this; each scores its chunks, and process 0 writes. `speed` counts what one process does.
 
     Raises:
       ValueError: `output` is of another request or being written by another process; nothing is touched.
@@ -107,7 +111,7 @@ def write_scores(
         finished, there = multihost.first(begin)
         if finished:
             return there
-        lines = score_many(prm, islice(records, there, None))
+        lines = score_many(prm, islice(records, there, None), speed)
         if not opened:
             for _ in lines:
                 pass

@@ -14,15 +14,21 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jprm.score.in_flight import Speed
 from jprm.score.records import scored
 from jprm.score.scorer import CHUNK, PRM, Scorer
 from jprm.tree import ReasoningTree, tree_of
 
 
-def score_many(prm: PRM | Scorer, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields what `prm.score_many` does. Every process calls it with the same records."""
+def score_many(
+    prm: PRM | Scorer, records: Iterable[dict[str, Any]], speed: Speed | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields what `prm.score_many` does. Every process calls it with the same records.
+
+    `speed` counts a PRM's work in one process; several processes wait for each other instead.
+    """
     if jax.process_count() == 1:
-        yield from prm.score_many(records)
+        yield from prm.score_many(records, speed) if isinstance(prm, PRM) else prm.score_many(records)
         return
     if not isinstance(prm, PRM):
         raise ValueError(f"{prm.name}: scores in one process")

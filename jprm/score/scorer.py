@@ -7,7 +7,7 @@ prm.score_many(records)            # records of any kind, with their scores
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -24,21 +24,18 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, find
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import step_logits
-from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
+from jprm.pack import empty_rows, token_tree
 from jprm.rows import Rows
+from jprm.score import row_lengths
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogProbability, LogRatio
+from jprm.score.in_flight import Batch, Speed, ahead, batches, in_flight
 from jprm.score.memory import check_memory
 from jprm.score.records import as_written, chain_tree, check_finite, scored
+from jprm.score.row_lengths import row_size, rows_of_chains, rows_of_trees
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.token_tree import TokenTree, chain_lengths, geometry
+from jprm.token_tree import TokenTree, geometry
 from jprm.tree import ReasoningTree, tree_of
-
-SHORTEST, FILLED, LONGEST = 256, 2048, 8192
-"""Tokens of the shortest row, of the longest row that several trees share, and of the longest row made for one tree.
-
-A row is SHORTEST times a power of two, so few shapes are compiled. A chain longer than LONGEST gets a row of its own
-size, the next power of two."""
 
 CHUNK = 64
 """Records that `score_many` packs together: the unit of progress, and what a killed run scores again."""
@@ -73,7 +70,8 @@ class Prepared:
 
     trees: Sequence[ReasoningTree]
     token_trees: Sequence[TokenTree]
-    batches: Iterable[tuple[Rows, np.ndarray, np.ndarray]]  # rows with the tree and the node of every slot
+    batches: Iterable[Batch]
+    records: Sequence[dict[str, Any]] = ()  # of the trees, for `PRM.score_many`
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -127,7 +125,7 @@ class PRM:
           TypeError: `steps` is one string, not a list of strings.
           ValueError: a problem or step without text, or a chain longer than the model takes.
         """
-        (outputs,) = self._read(self._prepared([chain_tree(problem, steps)]), self.readout)
+        (outputs,) = self._outputs(self._prepared([chain_tree(problem, steps)]), self.readout)
         return np.array(list(map(as_written, outputs["score"])), np.float32)
 
     def logits(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, "P C"]:
@@ -137,7 +135,7 @@ class PRM:
           TypeError, ValueError: as `score`; and for an implicit PRM, which has no logits of steps.
         """
         self._check_logits()
-        (outputs,) = self._read(self._prepared([chain_tree(problem, steps)]), _logits)
+        (outputs,) = self._outputs(self._prepared([chain_tree(problem, steps)]), _logits)
         return outputs["logits"]
 
     def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
@@ -150,24 +148,26 @@ class PRM:
         self.check_length(len(ids), "token ids")
         if not ids or not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
             raise ValueError(f"token ids: give at least one, each from 0 to {self.config.vocab_size - 1:,}")
-        rows = empty_rows(1, size := _size(len(ids)), size // 2)
+        rows = empty_rows(1, size := row_size(len(ids)), size // 2)
         rows.tokens[0, : len(ids)], rows.position[0, : len(ids)] = ids, range(len(ids))
         rows.until[0, : len(ids)] = len(ids)
         found = []
         for first in range(0, max(len(places), 1), size // 2):
             some = places[first : first + size // 2]
             rows.step_end[0, : len(some)] = some
-            found += [outputs["logits"][0, : len(some)] for outputs, _ in self._run(rows, rows.step_end, _logits)]
+            (batch,) = self._batches(rows, rows.step_end, rows.tree, rows.tree)
+            found.append(np.asarray(self._run(batch, _logits)["logits"])[0, : len(some)])
         return np.concatenate(found)
 
     def _check_logits(self) -> None:
         if self.ratio is not None:
             raise ValueError(f"{self.name}: an implicit PRM scores by two models' tokens and has no logits of steps")
 
-    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def score_many(self, records: Iterable[dict[str, Any]], speed: Speed | None = None) -> Iterator[dict[str, Any]]:
         """Yields the records in order with their scores: `scores` in a chain and a pool's samples, `score` in a node.
 
-        Named outputs of the head beyond the score are under `outputs`, lists by name in a chain or sample.
+        Named outputs of the head beyond the score are under `outputs`, lists by name in a chain or sample. A thread
+        reads up to three chunks of CHUNK records ahead. `speed` counts tokens and times.
 
         >>> [chain] = prm.score_many([{"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4."], "id": 7}])
         >>> sorted(chain), len(chain["scores"])
@@ -178,11 +178,21 @@ class PRM:
           ValueError: a chain longer than the model takes.
           FloatingPointError: a score that is not finite.
         """
-        records = iter(records)
-        while chunk := list(itertools.islice(records, CHUNK)):
-            trees = [tree_of(record) for record in chunk]
-            for record, tree, outputs in zip(chunk, trees, self.outputs_of(trees), strict=True):
+        for prepared, found in self._read(ahead(self._chunks(records)), self.readout, speed):
+            for record, tree, outputs in zip(prepared.records, prepared.trees, found, strict=True):
                 yield scored(record, tree, outputs)
+
+    def _chunks(self, records: Iterable[dict[str, Any]]) -> Iterator[Prepared]:
+        """Yields chunks of the records, ready for a device that has compiled what they need."""
+        records, compiled = iter(records), set()
+        while chunk := list(itertools.islice(records, CHUNK)):
+            prepared = dataclasses.replace(self.prepare([tree_of(record) for record in chunk]), records=chunk)
+            for batch in prepared.batches if self.ratio is None else ():
+                if batch.rows.tokens.shape not in compiled:
+                    compiled.add(batch.rows.tokens.shape)
+                    with self._fitting(prepared, batch), jax.set_mesh(self.mesh):
+                        readout_of_rows.lower(self.params, self.config, self._put(batch), self.readout).compile()
+            yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
         """Returns (N,) float32 for each tree of N nodes. Common prefixes within a tree are computed once.
@@ -200,7 +210,7 @@ class PRM:
         Raises:
           ValueError, FloatingPointError: as `score_many`.
         """
-        return self._read(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
+        return self._outputs(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -224,13 +234,14 @@ class PRM:
 
         Afterwards no tree whose chains have at most so many tokens, and half as many steps, compiles anything.
         """
-        sizes = [SHORTEST]
-        while sizes[-1] < max(LONGEST, longest):
+        sizes = [row_lengths.SHORTEST]
+        while sizes[-1] < max(row_lengths.LONGEST, longest):
             sizes.append(2 * sizes[-1])
         for tokens in sizes:
             rows = empty_rows(1, tokens, tokens // 2)
             for readout in (self.readout, _logits) if self.ratio is None else (self.readout,):
-                collections.deque(self._run(rows, rows.step_end, readout), maxlen=0)
+                for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
+                    jax.block_until_ready(self._run(batch, readout))
         return sizes
 
     def prepare(self, trees: Sequence[ReasoningTree]) -> Prepared:
@@ -246,65 +257,91 @@ class PRM:
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
-        return Prepared(trees, token_trees, (_rows_of_chains if self._chain_rows else _rows_of_trees)(token_trees))
+        problem = np.array([tree.length_R[0] for tree in token_trees], np.int32)
+        rows = (rows_of_chains if self._chain_rows else rows_of_trees)(token_trees)
+        batches = (
+            batch
+            for some, tree_BS, node_BS in rows
+            for batch in self._batches(some, problem[tree_BS], tree_BS, node_BS)
+        )
+        return Prepared(trees, token_trees, batches)
 
-    def _read(self, prepared: Prepared, readout: Callable) -> list[dict[str, np.ndarray]]:
+    def _outputs(self, prepared: Prepared, readout: Callable) -> list[dict[str, np.ndarray]]:
         """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""
-        trees, token_trees = prepared.trees, prepared.token_trees
-        problem = np.array([tree.length_R[0] for tree in token_trees])
-        found: list[dict[str, np.ndarray]] = [{} for _ in trees]
-        for rows, tree_BS, node_BS in prepared.batches:
-            for outputs, first in self._fitting(trees, token_trees, tree_BS, rows, problem, readout):
-                for name, value_BS in outputs.items():
-                    tree_bS, node_bS = (x[first : first + len(value_BS)] for x in (tree_BS, node_BS))
-                    for tree, node, value in zip(*(x[tree_bS >= 0] for x in (tree_bS, node_bS, value_BS)), strict=True):
-                        if name not in found[tree]:
-                            found[tree][name] = np.full((len(trees[tree].nodes), *value.shape), np.nan, np.float32)
-                        found[tree][name][node] = value
-        for tree, outputs in zip(trees, found, strict=True):
-            for name, value_N in outputs.items():
-                check_finite(tree, name, value_N)
-        return found
+        return [outputs for _, found in self._read([prepared], readout) for outputs in found]
 
-    def _fitting(self, trees, token_trees, tree_BS, rows: Rows, problem, readout: Callable) -> Iterator:
-        """Yields what `_run` does. Raises ValueError naming the longest tree of rows that do not fit in memory."""
+    def _read(
+        self, given: Iterable[Prepared], readout: Callable, speed: Speed | None = None
+    ) -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]]]]:
+        """Yields what is given, in order, with what `_outputs` returns for it. Several batches are in flight."""
+        speed = speed or Speed()
+
+        def parts() -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]], Batch, bool]]:
+            for prepared in given:
+                found, rest = [{} for _ in prepared.trees], iter(prepared.batches)
+                batch = next(rest, None)
+                while batch is not None:
+                    after = next(rest, None)
+                    yield prepared, found, batch, after is None
+                    batch = after
+
+        def dispatch(part) -> Callable[[], dict[str, np.ndarray]]:
+            prepared, _, batch, _ = part
+            with self._fitting(prepared, batch):
+                outputs = self._run(batch, readout)
+
+            def fetch() -> dict[str, np.ndarray]:
+                with self._fitting(prepared, batch):
+                    return jax.device_get(outputs)
+
+            return fetch
+
+        for (prepared, found, batch, last), outputs in in_flight(parts(), dispatch, speed):
+            speed.count(batch.rows)
+            _place(outputs, batch, prepared.trees, found)
+            if last:
+                for tree, outputs_N in zip(prepared.trees, found, strict=True):
+                    for name, value_N in outputs_N.items():
+                        check_finite(tree, name, value_N)
+                yield prepared, found
+
+    @contextlib.contextmanager
+    def _fitting(self, prepared: Prepared, batch: Batch) -> Iterator[None]:
+        """Raises ValueError naming the longest tree of a batch that does not fit in memory."""
         try:
-            yield from self._run(rows, problem[tree_BS].astype(np.int32), readout)
+            yield
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            longest = max(np.unique(tree_BS[tree_BS >= 0]), key=lambda i: len(token_trees[i].tokens_N))
+            members = np.unique(batch.tree_BS[batch.tree_BS >= 0])
+            longest = max(members, key=lambda i: len(prepared.token_trees[i].tokens_N))
             raise ValueError(
-                f"problem {trees[longest].problem[:60]!r}: a row of {rows.tokens.shape[1]:,} tokens does not fit in"
-                f" memory with attention={self.config.attention!r}. Drop it, or score with attention 'blocked' or"
-                " 'paths', or with dtype bfloat16 or int8"
+                f"problem {prepared.trees[longest].problem[:60]!r}: a row of {batch.rows.tokens.shape[1]:,} tokens does"
+                f" not fit in memory with attention={self.config.attention!r}. Drop it, or score with attention"
+                " 'blocked' or 'paths', or with dtype bfloat16 or int8"
             ) from error
 
-    def _run(self, rows: Rows, problem_BS: np.ndarray, readout: Callable) -> Iterator[tuple[dict, int]]:
-        """Yields the outputs of a batch of rows by name, and the index of its first row.
+    def _a_device(self, rows: Rows) -> int:
+        """Returns the rows that a device computes at once: one; of one chain each, as many as have FILLED tokens."""
+        return max(1, row_lengths.FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
 
-        A batch is one row a device, filled up with padding; with one chain a row, as many rows a device as have FILLED
-        tokens. `problem_BS` is the tokens of each step's problem. Raises MemoryError for a batch that cannot fit.
-        """
-        size, count = self.mesh.shape["data"] * self.mesh.shape["fsdp"], len(rows.tokens)
-        a_device = max(1, FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
-        size *= a_device
-        check_memory(self.config, rows.tokens.shape[1], a_device, self.mesh)
-        missing = -count % size
-        if missing:
-            filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
-            rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), rows, filler)
-            problem_BS = np.concatenate([problem_BS, filler.step_end])
+    def _batches(self, rows: Rows, *of_slots: np.ndarray) -> Iterator[Batch]:
+        """Yields what all devices compute at once. `of_slots`: problem, tree and node, as in `Batch`."""
+        return batches(rows, *of_slots, self.mesh.shape["data"] * self.mesh.shape["fsdp"] * self._a_device(rows))
+
+    def _put(self, batch: Batch) -> Rows:
+        """Returns the batch's rows on the devices. Raises MemoryError for a batch that cannot fit."""
+        check_memory(self.config, batch.rows.tokens.shape[1], self._a_device(batch.rows), self.mesh)
+        return put_rows(batch.rows, self.mesh)
+
+    def _run(self, batch: Batch, readout: Callable) -> dict[str, jax.Array]:
+        """Returns the outputs of a batch by name, which the device may still compute."""
         with jax.set_mesh(self.mesh):
-            for first in range(0, len(rows.tokens), size):
-                some = slice(first, first + size)
-                batch = put_rows(jax.tree.map(lambda a, i=some: a[i], rows), self.mesh)
-                if self.ratio is None:
-                    outputs = readout_of_rows(self.params, self.config, batch, readout)
-                else:
-                    start_BS = jax.device_put(problem_BS[some], batch.step_end.sharding)
-                    outputs = {"score": self.ratio(self.params, self.config, batch, start_BS)}
-                yield {name: np.asarray(x)[: count - first] for name, x in outputs.items()}, first  # without the filler
+            rows = self._put(batch)
+            if self.ratio is None:
+                return readout_of_rows(self.params, self.config, rows, readout)
+            start_BS = jax.device_put(batch.problem_BS, rows.step_end.sharding)
+            return {"score": self.ratio(self.params, self.config, rows, start_BS)}
 
     @property
     def _chain_rows(self) -> bool:
@@ -327,64 +364,11 @@ class PRM:
             )
 
 
-def _rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields rows of several trees, by length, with the tree (its index in `trees`) and the node of every slot."""
-    for tokens, members in _row_groups(trees).items():
-        packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
-        yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
-
-
-def _rows_of_chains(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields rows of one chain each, the shortest that hold it, with the tree and the node of every slot."""
-    groups: dict[int, list[Part]] = {}
-    for index, tree in enumerate(trees):
-        longest = _longest_row(tree)
-        for part in split(tree, index, longest, longest // 2, too_long="error", chains=True)[0]:
-            groups.setdefault(_size(_needed(part.tree)), []).append(part)
-    for tokens, parts in groups.items():
-        yield lay_out([[part] for part in parts], tokens, tokens // 2)
-
-
-def _row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
-    """Returns, by the tokens of a row, the indices of the trees that are packed into such rows.
-
-    Rows are chosen one by one, each of the longest size that the remaining trees fill, so the last ones are short and
-    little is padding. The number of devices plays no part: rows of another length would change scores by their
-    rounding, and with them the files of several processes.
-    """
-    need = [_needed(tree) for tree in trees]
-    left = sorted(range(len(trees)), key=lambda i: -need[i])
-    groups: dict[int, list[int]] = {}
-    while left:
-        first, *later = left
-        tokens = _row_tokens(trees[first])
-        if need[first] <= LONGEST:  # a longer one is split at its branches and shares no row
-            tokens = max(tokens, min(FILLED, 1 << (sum(need[i] for i in left).bit_length() - 1)))
-        room, taken, left = tokens - need[first], [first], []
-        for i in later:
-            fits = need[i] <= room
-            (taken if fits else left).append(i)
-            room -= need[i] if fits else 0
-        groups.setdefault(tokens, []).extend(taken)
-    return groups
-
-
-def _needed(tree: TokenTree) -> int:
-    """Returns the tokens of a row that holds the tree. Equal chains can use up its slots, half as many, first."""
-    return max(len(tree.tokens_N), 2 * len(tree.run_M))
-
-
-def _row_tokens(tree: TokenTree) -> int:
-    """Returns the tokens of the row for this tree alone. A tree longer than LONGEST is split."""
-    return _size(_needed(tree)) if _needed(tree) <= LONGEST else _longest_row(tree)
-
-
-def _longest_row(tree: TokenTree) -> int:
-    """Returns the tokens of a row that holds any one chain of the tree: LONGEST, unless a chain is longer."""
-    depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
-    return _size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))))
-
-
-def _size(tokens: int) -> int:
-    """Returns the size of the shortest row with at least so many tokens."""
-    return max(SHORTEST, 1 << (tokens - 1).bit_length())
+def _place(outputs: dict, batch: Batch, trees: Sequence[ReasoningTree], found: list[dict[str, np.ndarray]]) -> None:
+    """Writes a batch's outputs to their trees and nodes in `found`."""
+    used_BS = batch.tree_BS >= 0
+    for name, value_BS in outputs.items():
+        for tree, node, value in zip(*(x[used_BS] for x in (batch.tree_BS, batch.node_BS, value_BS)), strict=True):
+            if name not in found[tree]:
+                found[tree][name] = np.full((len(trees[tree].nodes), *value.shape), np.nan, np.float32)
+            found[tree][name][node] = value
