@@ -171,6 +171,42 @@ def test_of_an_array_a_slice_reads_the_slice(place, times):
     assert counts.count(hlo.parse(SLICE.replace("PLACE", place))).bytes == times * 8 * 4
 
 
+NESTED = """HloModule nested
+
+%sliced (p: f32[36,64], i: s32[]) -> f32[64] {
+  %p = f32[36,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %part = f32[1,64]{1,0} dynamic-slice(%p, %i, %zero), dynamic_slice_sizes={1,64}
+  ROOT %flat = f32[64]{0} bitcast(%part)
+}
+
+%outer (q: f32[2304], j: s32[], x: f32[64]) -> f32[64] {
+  %q = f32[2304]{0} parameter(0)
+  %stack = f32[36,64]{1,0} bitcast(%q)
+  %j = s32[] parameter(1)
+  %x = f32[64]{0} parameter(2)
+  %row = f32[64]{0} fusion(%stack, %j), kind=kLoop, calls=%sliced
+  ROOT %sum = f32[64]{0} add(%row, WITH)
+}
+
+ENTRY %main (a: f32[2304], k: s32[], b: f32[64]) -> f32[64] {
+  %a = f32[2304]{0} parameter(0)
+  %k = s32[]{:S(6)} parameter(1)
+  %b = f32[64]{0} parameter(2)
+  ROOT %y = f32[64]{0} fusion(%a, %k, %b), kind=kLoop, calls=%outer
+}
+"""
+
+
+def test_of_an_operand_that_a_nested_fusion_slices_the_slice_is_read():
+    assert counts.count(hlo.parse(NESTED.replace("WITH", "%x"))).bytes == 4 * (64 + 64 + 64)
+    whole = NESTED.replace("WITH", "%first").replace(
+        "  ROOT %sum", "  %first = f32[64]{0} custom-call(%stack, %x)\n  ROOT %sum"
+    )
+    assert counts.count(hlo.parse(whole)).bytes == 4 * (2304 + 64 + 64)
+
+
 def test_a_loop_whose_turns_are_not_known_is_refused():
     with pytest.raises(hlo.UnknownTrips, match="loop"):
         counts.count(hlo.parse(LOOP.replace("DIRECTION", "LT").replace("add(%i, %two)", "multiply(%i, %two)")))

@@ -130,7 +130,7 @@ def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> f
         return 0.0
     given = [where.instructions[name].arrays for name in instruction.operands]
     if opcode == "fusion":
-        return _fusion_bytes(module.computations[instruction.called["calls"][0]], given, instruction.arrays)
+        return _fusion_bytes(module, module.computations[instruction.called["calls"][0]], given, instruction.arrays)
     if opcode in SLICES:
         return _hbm(given[0]) and 2 * sum(array.bytes for array in instruction.arrays)
     if opcode == "dynamic-update-slice":
@@ -149,27 +149,52 @@ def _hbm(arrays: tuple[Array, ...]) -> float:
     return sum(array.hbm_bytes for array in arrays)
 
 
-def _fusion_bytes(inner: Computation, given: list[tuple[Array, ...]], results: tuple[Array, ...]) -> float:
+def _fusion_bytes(
+    module: Module, inner: Computation, given: list[tuple[Array, ...]], results: tuple[Array, ...]
+) -> float:
     total = 0.0
     for parameter, arrays in zip(inner.parameters, given, strict=True):
-        users = inner.users[parameter.name]
-        partial = {"dynamic-update-slice": 0.0}
-        if users and all(
-            (u.opcode in SLICES or u.opcode in partial) and u.operands[0] == parameter.name for u in users
-        ):
-            read = sum(partial.get(u.opcode, sum(array.bytes for array in u.arrays)) for u in users)
-            total += min(read, _hbm(arrays)) if _hbm(arrays) else 0.0
-        elif not all(u is inner.root and u.opcode == "tuple" for u in users):
-            total += _hbm(arrays)
+        if not all(u is inner.root and u.opcode == "tuple" for u in inner.users[parameter.name]):
+            total += min(_read(module, inner, parameter), _hbm(arrays))
     outputs = (
         [inner.instructions[name] for name in inner.root.operands] if inner.root.opcode == "tuple" else [inner.root]
     )
     for output, array in zip(outputs, results, strict=False):
-        while output.opcode == "bitcast":
-            output = inner.instructions[output.operands[0]]
+        where, output = _origin(module, inner, output)
         if output.opcode == "dynamic-update-slice":
-            update = inner.instructions[output.operands[1]].arrays[0]
+            update = where.instructions[output.operands[1]].arrays[0]
             total += min(update.bytes, array.hbm_bytes)
         elif output.opcode != "parameter":
             total += array.hbm_bytes
     return total
+
+
+def _read(module: Module, where: Computation, value: Instruction) -> float:
+    """Returns the bytes that a fusion reads of a value inside it: those of its slices, where nothing else uses it.
+
+    Fusions are nested: a product's fusion calls the one that slices its operand.
+    """
+    total = 0.0
+    for user in {u.name: u for u in where.users[value.name]}.values():
+        places = [i for i, name in enumerate(user.operands) if name == value.name]
+        if user.opcode == "bitcast":
+            total += _read(module, where, user)
+        elif user.opcode == "fusion":
+            inner = module.computations[user.called["calls"][0]]
+            total += sum(_read(module, inner, inner.parameters[i]) for i in places)
+        elif user.opcode in SLICES and places == [0]:
+            total += sum(array.bytes for array in user.arrays)
+        elif user.opcode != "dynamic-update-slice" or places != [0]:
+            return math.inf
+    return math.inf if value is where.root else total
+
+
+def _origin(module: Module, where: Computation, output: Instruction) -> tuple[Computation, Instruction]:
+    """Returns what makes a fusion's output, behind bitcasts and nested fusions of one output, and its computation."""
+    while output.opcode == "bitcast" or (output.opcode == "fusion" and len(output.arrays) == 1):
+        if output.opcode == "bitcast":
+            output = where.instructions[output.operands[0]]
+        else:
+            where = module.computations[output.called["calls"][0]]
+            output = where.root
+    return where, output
