@@ -101,6 +101,23 @@ class Desk:
         reason = reason or ("found_error" if -1 in ratings else "solution")
         assert self.post(name, shown["task"], "finish", reason=reason, seconds=1.0).status_code == 200
 
+    def walk(self, name, shown, rating, go_on):
+        """Rates every alternative, by the index of its step, and goes on with one that `go_on` chooses of several."""
+        task, here = shown["task"], shown["after"][0]
+        while here:
+            given = {step: rating(step) for step in here}
+            for step, value in given.items():
+                assert self.rate(name, task, step, value).status_code == 200
+            fine = [step for step in here if given[step] != -1]
+            if not fine:
+                break
+            step = go_on(fine) if len(here) > 1 else fine[0]
+            if len(here) > 1:
+                assert self.post(name, task, "choose", step=step, seconds=2.0).status_code == 200
+            here = shown["after"][step + 1]
+        reason = "found_error" if here else "solution"
+        assert self.post(name, task, "finish", reason=reason, seconds=1.0).status_code == 200
+
 
 class Process:
     """A server as a process, on a port of its own, to be killed. It loads no model."""

@@ -23,9 +23,8 @@ def simulated(folder, rounds, clock=None):
             task = next((task for task in tasks.of(name) if not task.finish), None)
             if task is None:
                 continue
-            steps = tasks.chain(task)["steps"]
-            ratings = [truth(text) for text in steps]
-            for step in range(ratings.index(-1) + 1 if -1 in ratings else len(steps)):
+            ratings = [truth(node.text) for node in tasks.tree(task).nodes]
+            for step in range(ratings.index(-1) + 1 if -1 in ratings else len(ratings)):
                 event = {"uuid": f"r-{next(times)}", "kind": "rate", "annotator": name, "task": task.id}
                 tasks.apply(event | {"step": step, "rating": ratings[step], "seconds": 1.0, "time": next(times)})
             reason = "found_error" if -1 in ratings else "solution"
@@ -37,7 +36,7 @@ def simulated(folder, rounds, clock=None):
 def test_a_chain_is_rated_undone_and_finished(tmp_path):
     with Desk(make(tmp_path)) as desk:
         first, second = desk.next("ana").json()["tasks"]
-        assert first["steps"][0] == "Step 0 of chain 0." and first["ratings"] == []
+        assert first["steps"][0] == "Step 0 of chain 0." and first["acts"] == []
         task = first["task"]
         assert desk.rate("ana", task, 1, 1).status_code == 409  # a later step before the first
         assert desk.rate("ana", task, 0, 1).status_code == 200
@@ -54,10 +53,10 @@ def test_a_chain_is_rated_undone_and_finished(tmp_path):
         assert desk.post("ana", task, "finish", reason="found_error", seconds=0).status_code == 200
         state = desk.next("ana").json()
         assert state["finished"] == 1 and [one["task"] for one in state["tasks"]][0] == second["task"]
-        assert len(state["tasks"]) == AHEAD and state["previous"]["ratings"] == [1, 0, -1]
+        assert len(state["tasks"]) == AHEAD and state["previous"]["acts"] == [[0, 1], [1, 0], [2, -1]]
         assert desk.post("ana", task, "undo").status_code == 200  # the finish is taken back
         again = desk.next("ana").json()["tasks"][0]
-        assert again["ratings"] == [1, 0, -1] and again["finish"] is None and again["flagged"]
+        assert again["acts"] == [[0, 1], [1, 0], [2, -1]] and again["finish"] is None and again["flagged"]
         assert again["comments"] == [{"step": 2, "text": "why?"}]
 
 
@@ -73,7 +72,7 @@ def test_an_event_counts_once_and_a_restart_changes_nothing(tmp_path):
         before = desk.tasks.by_id
     with Desk(folder) as desk:
         assert desk.tasks.by_id == before
-        assert desk.next("ana").json()["tasks"][0]["ratings"] == [1]
+        assert desk.next("ana").json()["tasks"][0]["acts"] == [[0, 1]]
         with pytest.raises(ValueError, match="another run is writing it"):
             Desk(folder)
 
@@ -99,7 +98,7 @@ def test_no_answer_holds_a_score_a_label_or_where_a_chain_comes_from(tmp_path):
         for secret in (str(SECRET), "secret", "stratum", "gold", "labels", "semantics", "again"):
             assert secret not in answer.text.replace('again"', "").replace("tried again", ""), secret
     shown = answers[0].json()["tasks"][0]
-    assert set(shown) == {"task", "problem", "steps", "ratings", "finish", "flagged", "comments"}
+    assert set(shown) == {"task", "problem", "steps", "after", "acts", "finish", "flagged", "comments"}
 
 
 def test_double_gold_and_repeated_chains_come_as_often_as_set(tmp_path):
@@ -145,7 +144,7 @@ def test_screening_ends_a_study_for_who_does_not_pass(tmp_path):
                 desk.label(name, state["tasks"][0], rating)
         passed, failed = desk.next("ana").json(), desk.next("ben").json()
     assert passed["screening"]["passed"] and len(passed["tasks"]) == AHEAD
-    assert failed["screening"] == {"chains": 4, "done": 4, "right": 3, "passed": False} and failed["tasks"] == []
+    assert failed["screening"] == {"tasks": 4, "done": 4, "right": 3, "passed": False} and failed["tasks"] == []
 
 
 def test_a_skipped_chain_goes_to_another_and_so_does_one_left_lying(tmp_path):

@@ -38,7 +38,7 @@ def storm(folder, kills, seed):
 
     while kills:
         shown = post("next", {})["tasks"][0]
-        for step in range(len(shown["ratings"]), len(shown["steps"])):
+        for step in range(len(shown["acts"]), len(shown["steps"])):
             count += 1
             body = {"uuid": f"storm-{count:06}", "task": shown["task"], "kind": "rate", "step": step, "rating": 1}
             confirmed.append(post("events", body | {"seconds": 1.0})["acknowledged"])

@@ -8,13 +8,14 @@ from annotating import Desk, chain, make, truth
 
 from jprm import cli
 from jprm.annotate.agreement import ordinal_alpha
-from jprm.annotate.chains import chains_in
 from jprm.annotate.config import SelectConfig
 from jprm.annotate.export import export
 from jprm.annotate.quality import _contrast, figures, tasks_of
-from jprm.annotate.select import select, select_file
+from jprm.annotate.select import select as select_trees
+from jprm.annotate.select import select_file
+from jprm.annotate.trees import chains_in
 from jprm.jsonl import read_records, write_records
-from jprm.tree import tree_of
+from jprm.tree import record_of, tree_of
 
 _ = None
 PUBLISHED = [  # Krippendorff 2011, section D: four observers, twelve units, with gaps
@@ -63,6 +64,10 @@ def scored(i, low, correct=None, labels=None):
     return made | ({} if labels is None else {"labels": labels})
 
 
+def select(records, config):
+    return [record_of(tree) for tree in select_trees(list(map(tree_of, records)), config)]
+
+
 def pool_of_chains():
     rng = np.random.default_rng(0)
     return [
@@ -109,7 +114,7 @@ def test_a_short_stratum_is_filled_at_random_and_small_pools_are_taken_whole():
     strata = [c["selection"]["stratum"] for c in select(right, SelectConfig(20))]
     assert [strata.count(name) for name in ("random", "fill", "rest")] == [2, 16, 2]
     assert len(select(right, SelectConfig(80))) == 50
-    with pytest.raises(ValueError, match="has no scores"):
+    with pytest.raises(ValueError, match="has no score: run"):
         select([{"problem": "p", "steps": ["s"]}], SelectConfig(1))
     with pytest.raises(ValueError, match="sum is at most 1"):
         SelectConfig(10, convincing=0.9, rest=0.2)
@@ -124,7 +129,7 @@ def test_selection_reads_pools_and_trees_and_leaves_benchmarks_out(tmp_path):
         {"parent": 0, "text": "b", "score": 0.5}, {"parent": 0, "text": "c", "score": 0.1},
     ]}  # fmt: skip
     write_records(tmp_path / "in.jsonl", [pool, tree])
-    found = list(chains_in(tmp_path / "in.jsonl"))
+    found = list(map(record_of, chains_in(tmp_path / "in.jsonl")))
     assert [c["steps"] for c in found] == [["x"], ["y"], ["a", "b"], ["a", "c"]]
     assert found[0] == {"problem": "A $1$ pool?", "steps": ["x"], "scores": [0.9], "answer": 3, "correct": False}
     write_records(tmp_path / "benchmark.jsonl", [{"problem": "a 1 pool?", "steps": ["z"]}])
@@ -157,10 +162,10 @@ def labelled(tmp_path_factory):
 
 def test_the_report_tells_what_labels_are_worth(labelled):
     found = figures(tasks_of(labelled))
-    assert found["chains"] == {"in_study": 12, "labelled": 12, "labelled_twice": 12}
+    assert found["tasks"] == {"in_study": 12, "labelled": 12, "labelled_twice": 12, "steps": 48}
     agreement = found["agreement"]
     assert agreement["chains"] == 10 and agreement["first_error"]["value"] == pytest.approx(6 / 10)
-    assert [one["chain"] for one in agreement["apart"]] == [0, 3, 6, 9]
+    assert [one["task"] for one in agreement["apart"]] == [0, 3, 6, 9]
     assert agreement["apart"][0]["first_error"] == {"ana": 1, "ben": None}
     pairs = [[1, 1], [-1, 1]] * 4 + [[1, 1]] * 4 * 6 + [[0, 1]]  # four errors, six chains without, one given up
     assert agreement["alpha"]["value"] == pytest.approx(ordinal_alpha(pairs))
@@ -168,13 +173,13 @@ def test_the_report_tells_what_labels_are_worth(labelled):
     assert ana["screening"]["right"] == 3 and ben["screening"]["right"] == 2
     assert ana["gold"]["value"] == 1.0 and 0 < ben["gold"]["value"] < 1
     assert ana["finish"]["bad_problem"] == ana["finish"]["give_up"] == 1 and ana["repeats"] is None
-    assert ben["drift"]["with_an_error"]["value"] == 0 and ben["seconds_a_step"] == 1.0
+    assert ben["drift"]["rated_wrong"]["value"] == 0 and ben["seconds_a_step"] == 1.0
 
 
 def test_labels_that_two_differ_on_are_cut_or_given_twice(labelled, tmp_path):
     counts = export(labelled, tmp_path / "cut.jsonl", disagreements="cut")
     cut = {record["problem"]: record for record in read_records(tmp_path / "cut.jsonl")}
-    assert counts["chains"] == len(cut) == 11 and counts["left out: no step agreed on"] == 1
+    assert counts["tasks"] == len(cut) == 11 and counts["left out: no step agreed on"] == 1
     assert counts["left out: bad_problem"] == 1 and cut["Problem 4?"]["annotators"] == ["ben"]
     assert cut["Problem 0?"]["labels"] == [1, None, None, None] and cut["Problem 1?"]["labels"] == [1, 1, 1, 1]
     assert "scores" not in cut["Problem 0?"] and cut["Problem 0?"]["selection"]["stratum"] == "convincing"
@@ -183,7 +188,7 @@ def test_labels_that_two_differ_on_are_cut_or_given_twice(labelled, tmp_path):
     assert len(each) == 23 and all(tree.semantics == "rating" for tree in each)
     ana = export(labelled, tmp_path / "ana.jsonl", disagreements="cut", without=["ben"])
     records = {record["problem"]: record for record in read_records(tmp_path / "ana.jsonl")}
-    assert ana["chains"] == 11 and records["Problem 0?"]["labels"] == [1, -1, None, None]
+    assert ana["tasks"] == 11 and records["Problem 0?"]["labels"] == [1, -1, None, None]
     assert records["Problem 5?"]["labels"] == [0, None, None, None]
     assert records["Problem 5?"]["comments"] == [{"annotator": "ana", "step": 1, "text": "too hard"}]
     with pytest.raises(ValueError, match="'eve' is no annotator"):
@@ -198,7 +203,7 @@ def read_records_twice(labelled, tmp_path):
 def test_the_commands_report_export_and_prepare(labelled, tmp_path, capsys):
     assert cli.main(["annotate", "report", str(labelled), "--json", str(tmp_path / "r.json")]) == 0
     said = capsys.readouterr().out
-    assert "12 of 12 chains labelled, 12 of them twice" in said and "Ordinal alpha" in said
+    assert "12 of 12 tasks labelled, 12 of them twice" in said and "Ordinal alpha" in said
     out = tmp_path / "labelled.jsonl"
     line = ["annotate", "export", str(labelled), "--output", str(out), "--disagreements", "cut"]
     assert cli.main(line) == 0
@@ -210,7 +215,7 @@ def test_the_commands_report_export_and_prepare(labelled, tmp_path, capsys):
 
 def test_a_study_without_labels_is_no_export(tmp_path):
     folder = make(tmp_path, work=[chain(0)])
-    with pytest.raises(ValueError, match="no chain is labelled yet"):
+    with pytest.raises(ValueError, match="nothing is labelled yet"):
         export(folder, tmp_path / "x.jsonl", disagreements="each")
     assert figures(tasks_of(folder))["agreement"]["alpha"] is None
 
@@ -244,7 +249,7 @@ def test_anchoring_is_measured_where_chance_shows_scores(tmp_path):
 
 def test_a_study_of_anchoring_needs_scores(tmp_path):
     work = [chain(0), {key: value for key, value in chain(1).items() if key != "scores"}]
-    with pytest.raises(ValueError, match="chain 2: scores: are absent"):
+    with pytest.raises(ValueError, match="task 2: scores: are absent"):
         make(tmp_path, work=work, anchored_fraction=0.5)
     assert not (tmp_path / "study").exists()
 

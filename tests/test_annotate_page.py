@@ -13,6 +13,7 @@ from jprm.annotate import study
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
 ENTER, ESCAPE, CONTROL = "\ue007", "\ue00c", "\ue009"
+UP, DOWN = "\ue013", "\ue015"
 
 
 class Page:
@@ -168,18 +169,94 @@ def test_it_fits_a_phone_and_a_zoom(page, width, height, scale):
     assert small == 0  # WCAG 2.2, target size
 
 
+TREE = {"problem": "A tree?", "nodes": [
+    *({"parent": -1, "text": f"way {i}", "score": SECRET} for i in range(3)),
+    *({"parent": 0, "text": f"below {i}", "score": SECRET} for i in range(2)), {"parent": 3, "text": "the end"},
+]}  # fmt: skip
+
+
+def test_alternatives_are_rated_and_chosen_by_keys_alone(browser, tmp_path):
+    def rows():
+        return page.browser.run("return [...document.querySelectorAll('#alternatives .text')].map(e => e.textContent)")
+
+    def rate(keys):
+        """Each alternative in turn: the cursor goes to the next that is not rated."""
+        for _ in rows():
+            page.browser.press(keys[page.browser.run("return document.querySelector('.now .text').textContent")])
+
+    def mark(text):
+        for _ in rows():
+            if page.browser.run("return document.querySelector('.now .text').textContent") == text:
+                return
+            page.browser.press(DOWN)
+
+    with Page(browser, make(tmp_path, work=[TREE, chain(1)], names=("ana",))) as page:
+        page.browser.size(360, 640)
+        page.wait("document.querySelectorAll('#alternatives li').length === 3")
+        source = page.browser.run("return document.documentElement.outerHTML")
+        assert "below" not in source and str(SECRET) not in source and page.says("several").endswith("3 ALTERNATIVES")
+        page.browser.press(ENTER, DOWN, UP, UP)  # nothing is chosen before all are rated
+        rate({"way 0": "3", "way 1": "1", "way 2": "2"})
+        mark("way 1")
+        assert page.says("end-text").endswith("is wrong: go on with another.")
+        page.browser.press(ENTER)
+        mark("way 0")
+        page.browser.press("2", "3")  # a change of mind, and back: the best one is marked
+        page.browser.press(ENTER)
+        assert rows()[0].startswith("below") and [text.split("\n")[-1] for text in page.steps()] == ["way 0"]
+        page.browser.press("u")
+        assert len(rows()) == 3  # with their ratings
+        page.browser.press(ENTER)
+        rate({"below 0": "3", "below 1": "1"})
+        page.stored()
+        page.browser.open(f"http://127.0.0.1:{page.port}/?again#ana")
+        page.wait("document.querySelectorAll('#alternatives li').length === 2")
+        root = "document.documentElement"
+        assert page.browser.run(f"return {root}.scrollWidth - {root}.clientWidth") <= 0
+        bottom, top = page.browser.run(
+            "return ['.now', '#dock'].map(e => document.querySelector(e).getBoundingClientRect())"
+            ".map((r, i) => i ? r.top : r.bottom)"
+        )
+        assert 0 < bottom <= top + 1  # the alternative is above the buttons
+        page.browser.press(ENTER, "3")  # the end has no alternative
+        page.wait("document.getElementById('end-text').textContent === 'No error in 3 steps.'")
+        page.browser.press(ENTER)
+        page.wait("document.getElementById('problem').textContent === 'Problem 1?'")
+        acts = [(event["kind"], event.get("step"), event.get("rating")) for event in page.stored()]
+        assert sorted(acts[:3]) == [("rate", 0, 1), ("rate", 1, -1), ("rate", 2, 0)]
+        assert acts[3:8] == [
+            ("rate", 0, 0),
+            ("rate", 0, 1),
+            ("choose", 0, None),
+            ("undo", 0, None),
+            ("choose", 0, None),
+        ]
+        assert sorted(acts[8:10]) == [("rate", 3, 1), ("rate", 4, -1)]
+        assert acts[10:] == [("choose", 3, None), ("rate", 5, 1), ("finish", None, None)]
+        assert page.browser.logs("browser") == []
+
+
 @pytest.mark.slow
-def test_axe_finds_no_violation(page):
+def test_axe_finds_no_violation(browser, tmp_path):
     script = axe_script()
-    for scheme in ("light", "dark"):
-        page.browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        page.browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
-        for key in ("", "3", "2", "?", ESCAPE, "c", ESCAPE, "1"):
-            page.browser.press(*key)
-            time.sleep(0.3)  # the step's appearance ends: axe reads colours as they are
-            page.browser.run(script)
-            assert violations(page.browser) == [], (scheme, key)
-        page.browser.press("u", "u", "u")
+    work = [chain(0, steps=3) | {"problem": "What is $x^2$ at $x = 3$?\n$$x^2$$"}, TREE]
+    with Page(browser, make(tmp_path, work=work, names=("ana",))) as page:
+
+        def check(*keys):
+            for key in keys:
+                page.browser.press(*key)
+                time.sleep(0.3)  # the step's appearance ends: axe reads colours as they are
+                page.browser.run(script)
+                assert violations(page.browser) == [], (scheme, key)
+
+        for scheme in ("light", "dark"):
+            page.browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            page.browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
+            check("", "3", "2", "?", ESCAPE, "c", ESCAPE, "1", ENTER, "1", "2", "3", DOWN, "s", "u", ENTER)
+            for _ in range(8):
+                page.browser.press("u")
+            page.wait("document.getElementById('problem').textContent.startsWith('What is')")
+            page.browser.press("u", "u", "u")
 
 
 def test_scores_are_seen_in_a_study_of_anchoring(browser, tmp_path):

@@ -120,8 +120,8 @@ def curve(pool: Chains, test: Chains, seed: int, active: bool, error: float) -> 
         left = [i for i in range(len(pool.records)) if i not in labels]
         if active:
             found = scores(pool, head)
-            offered = [pool.records[i] | {"scores": found[i].tolist(), "index": i} for i in left]
-            chosen += [one["index"] for one in select(offered, SelectConfig(ROUND, seed=1000 * seed + round_))]
+            offered = [tree_of(pool.records[i] | {"scores": found[i].tolist(), "index": i}) for i in left]
+            chosen += [one.extra["index"] for one in select(offered, SelectConfig(ROUND, seed=1000 * seed + round_))]
         else:
             chosen += rng.permutation(left)[:ROUND].tolist()
     return points

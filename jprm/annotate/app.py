@@ -1,7 +1,7 @@
-"""The labelling server as an ASGI application: the page, an annotator's next chains, and events.
+"""The labelling server as an ASGI application: the page, an annotator's next tasks, and events.
 
 An event is checked, on the disk, applied and acknowledged, in this order, one at a time. `shown` is all that a page
-gets of a chain: never a label or where it comes from, and scores only in a study of anchoring.
+gets of a tree: never a label or where it comes from, and scores only in a study of anchoring.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from jprm.annotate.log import Log
-from jprm.annotate.study import Study
+from jprm.annotate.study import Study, chance
 from jprm.annotate.tasks import REASONS, Conflict, Task, Tasks
+from jprm.annotate.trees import scores_of
 from jprm.web.config import Listen
 from jprm.web.files import text_of_file
 from jprm.web.guards import HANDLERS, Refusal, field, guards, json_of
@@ -72,21 +73,26 @@ def key_of_annotator(key: str, annotator: str) -> str:
 
 
 def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
-    """Returns what the page gets of a task: the texts, and what the annotator said."""
-    chain = tasks.chain(task)
+    """Returns what the page gets of a task: the texts, and what the annotator said.
+
+    `after` has the alternatives after the problem and after every step. Their order is drawn for each annotator: that
+    of the record may be a model's.
+    """
+    tree, names = tasks.tree(task), (tasks.study.config.seed, "order", task.annotator, task.pool, task.index)
     return {
         "task": task.id,
-        "problem": chain["problem"],
-        "steps": chain["steps"],
-        "ratings": task.ratings,
+        "problem": tree.problem,
+        "steps": [node.text for node in tree.nodes],
+        "after": [sorted(some, key=lambda i: chance(*names, i)) for some in tasks.alternatives[task.pool][task.index]],
+        "acts": [[act.step, act.rating] for act in task.acts],
         "finish": task.finish,
         "flagged": task.flagged,
         "comments": task.comments,
-    } | ({"scores": [round(score, 2) for score in chain["scores"]]} if tasks.anchored(task) else {})
+    } | ({"scores": [round(score, 2) for score in scores_of(tree)]} if tasks.anchored(task) else {})
 
 
 async def _next(request: Request) -> Response:
-    """Opens chains until the annotator has enough, and returns them, with the last finished one to undo."""
+    """Opens tasks until the annotator has enough, and returns them, with the last finished one to undo."""
     await _body(request)
     annotator, state = _annotator(request), request.app.state
     tasks: Tasks = state.tasks
@@ -97,7 +103,7 @@ async def _next(request: Request) -> Response:
     finished = [task for task in mine if task.finish]
     screening = tasks.screening(annotator)
     if screening["passed"] is None:
-        del screening["right"]  # which chains were right would say what the labels are
+        del screening["right"]  # which tasks were right would say what the labels are
     return JSONResponse(
         {
             "tasks": [shown(tasks, task) for task in mine if not task.finish],
@@ -159,6 +165,8 @@ def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str,
         event |= {"step": step, "rating": field(body, "rating", int), "seconds": _seconds(body)}
         if event["rating"] not in (-1, 0, 1):
             raise Refusal(400, "rating is -1, 0 or 1", "rating")
+    elif kind == "choose":
+        event |= {"step": step, "seconds": _seconds(body)}
     elif kind == "undo":
         event["step"] = step
     elif kind == "flag":
@@ -172,7 +180,7 @@ def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str,
         if event["reason"] not in REASONS:
             raise Refusal(400, f"reason is one of {', '.join(REASONS)}", "reason")
     else:
-        raise Refusal(400, "kind is rate, undo, flag, comment or finish", "kind")
+        raise Refusal(400, "kind is rate, choose, undo, flag, comment or finish", "kind")
     if unknown := sorted(set(body) - set(event)):
         raise Refusal(400, f"{unknown[0]} is unknown for {kind}", unknown[0])
     return event | {"time": now}

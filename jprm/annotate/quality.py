@@ -1,4 +1,4 @@
-"""What a study's labels are worth: agreement, known and repeated chains, drift and time."""
+"""What a study's labels are worth: agreement, known and repeated tasks, drift and time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import rich.table
 
 from jprm.annotate import log, study
 from jprm.annotate.agreement import alpha_of, coincidences
-from jprm.annotate.chains import first_error
 from jprm.annotate.tasks import REASONS, Task, Tasks
+from jprm.annotate.trees import alike, is_chain, scores_of
 from jprm.statistics import bootstrap, difference, draws, weighted_mean
 
 
@@ -28,7 +28,7 @@ def tasks_of(folder: str | os.PathLike) -> Tasks:
 
 
 def labellings(tasks: Tasks) -> dict[int, list[Task]]:
-    """Returns the finished tasks of every labelled chain of work, one an annotator, without repetitions."""
+    """Returns the finished tasks of every labelled tree of work, one an annotator, without repetitions."""
     found: dict[int, list[Task]] = collections.defaultdict(list)
     for task in tasks.by_id.values():
         if task.pool == "work" and task.finish and not task.again:
@@ -37,12 +37,13 @@ def labellings(tasks: Tasks) -> dict[int, list[Task]]:
 
 
 def figures(tasks: Tasks) -> dict[str, Any]:
-    """Returns the report: `chains`, `annotators` by name, and `agreement` between them. None stands for no data."""
+    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. None stands for no data."""
     seed, done = tasks.study.config.seed, labellings(tasks)
     names = tasks.study.config.annotators
     return {
-        "chains": {"in_study": len(tasks.study.chains["work"]), "labelled": len(done),
-                   "labelled_twice": sum(len(some) > 1 for some in done.values())},
+        "tasks": {"in_study": len(tasks.study.trees["work"]), "labelled": len(done),
+                  "labelled_twice": sum(len(some) > 1 for some in done.values()),
+                  "steps": sum(len(set().union(*(task.ratings for task in some))) for some in done.values())},
         "agreement": _agreement(tasks, [some for some in done.values() if len(some) > 1], seed),
         "annotators": {name: _annotator(tasks, name, seed) for name in names},
         "anchoring": _anchoring(tasks, [task for some in done.values() for task in some if task.rated], seed),
@@ -50,37 +51,51 @@ def figures(tasks: Tasks) -> dict[str, Any]:
 
 
 def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict[str, Any]:
-    """Returns alpha over the steps that two rated, and how often they name the same first error, or none."""
-    units, chain_U = [], []
+    """Returns alpha over the steps that two rated, how often they agree that one is wrong or not, and how often they
+    name the same first error of a chain, or none."""
+    units, task_U = [], []
     for number, some in enumerate(twice):
         for ratings in _steps(some):
             units.append(ratings)
-            chain_U.append(number)
+            task_U.append(number)
     pairs_UCC = coincidences(units)
 
     def alpha(weight_RU: np.ndarray) -> np.ndarray:
         return alpha_of(np.einsum("ru,uck->rck", weight_RU, pairs_UCC))
 
     both = [some for some in twice if all(task.rated for task in some)]
-    same = [float(len({task.error for task in some}) == 1) for some in both]
-    apart = [
-        {"chain": some[0].index, "first_error": {task.annotator: task.error for task in some}}
-        for some, equal in zip(both, same, strict=True)
-        if not equal
-    ]
+    chains = [some for some in both if is_chain(tasks.tree(some[0]))]
+    same = [float(len({task.error for task in some}) == 1) for some in chains]
     return {
         "steps": len(units),
-        "alpha": bootstrap(alpha, chain_U, seed=seed, fraction=False).json() if units else None,
-        "chains": len(both),
+        "alpha": bootstrap(alpha, task_U, seed=seed, fraction=False).json() if units else None,
+        "wrong_or_not": _fraction([float(len({rating == -1 for rating in unit}) == 1) for unit in units], seed, task_U),
+        "chains": len(chains),
         "first_error": _fraction(same, seed),
-        "apart": apart,
+        "apart": [found for some in both if (found := _apart(tasks, some))],
     }
 
 
-def _steps(some: Sequence[Task]) -> list[list[int | None]]:
+def _steps(some: Sequence[Task]) -> list[list[int]]:
     """Returns the ratings of every step that at least two annotators rated."""
-    longest = sorted(len(task.ratings) for task in some)[-2]
-    return [[task.ratings[i] if i < len(task.ratings) else None for task in some] for i in range(longest)]
+    ratings = [task.ratings for task in some]
+    given = [[one[step] for one in ratings if step in one] for step in sorted(set().union(*ratings))]
+    return [values for values in given if len(values) > 1]
+
+
+def _apart(tasks: Tasks, some: Sequence[Task]) -> dict[str, Any] | None:
+    """Returns on what annotators differ: a chain's first error, or which of a tree's steps that they rated is wrong."""
+    index, tree = some[0].index, tasks.tree(some[0])
+    if is_chain(tree):
+        errors = {task.annotator: task.error for task in some}
+        return {"task": index, "first_error": errors} if len(set(errors.values())) > 1 else None
+    wrong = {task.annotator: task.wrong for task in some}
+    steps = {
+        step: given
+        for step in range(len(tree.nodes))
+        if len(set((given := {name: one[step] for name, one in wrong.items() if step in one}).values())) > 1
+    }
+    return {"task": index, "wrong": steps} if steps else None
 
 
 def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
@@ -89,57 +104,60 @@ def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
     before = {task.index: task for task in work if task.rated}
     known = [task for task in mine if task.pool == "gold"]
     again = [task for task in mine if task.again and task.rated and task.index in before]
-    seconds = [second for task in mine for second in task.seconds]
+    seconds = [act.seconds for task in mine for act in task.acts if act.rating is not None]
+    total = [sum(act.seconds for act in task.acts) for task in mine]
     return {
-        "chains": len(mine),
+        "tasks": len(mine),
         "finish": {reason: sum(task.finish == reason for task in mine) for reason in REASONS},
         "flagged": sum(task.flagged for task in mine),
-        "steps": len(seconds),
-        "minutes": sum(seconds) / 60,
+        "steps": sum(len(task.ratings) for task in mine),
+        "minutes": sum(total) / 60,
         "seconds_a_step": statistics.median(seconds) if seconds else None,
-        "seconds_a_chain": statistics.median(sum(task.seconds) for task in mine) if mine else None,
-        "screening": tasks.screening(name) if tasks.study.chains["screening"] else None,
-        "gold": _fraction([float(_as_known(tasks, task)) for task in known], seed),
-        "repeats": _fraction([float(task.error == before[task.index].error) for task in again], seed),
-        "drift": _drift([task for task in work if task.ratings], seed),
+        "seconds_a_task": statistics.median(total) if mine else None,
+        "screening": tasks.screening(name) if tasks.study.trees["screening"] else None,
+        "gold": _fraction([tasks.as_known(task) for task in known], seed),
+        "repeats": _fraction([alike(tasks.tree(task), task.wrong, before[task.index].wrong) for task in again], seed),
+        "drift": _drift([task for task in work if task.acts], seed),
     }
 
 
-def _as_known(tasks: Tasks, task: Task) -> bool:
-    """Whether the annotator found the first error of a chain with known labels, or that it has none."""
-    return task.rated and task.error == first_error(tasks.chain(task))
-
-
-def _fraction(hits: Sequence[float], seed: int) -> dict[str, Any] | None:
-    """Returns the mean with its 95 % interval over chains and their number `n`; None for no chain."""
+def _fraction(hits: Sequence[float], seed: int, task_N: Sequence[int] | None = None) -> dict[str, Any] | None:
+    """Returns the mean with its 95 % interval over tasks, which are one a hit unless given, and the number of hits `n`;
+    None for no hit."""
     if not hits:
         return None
     hit_N = np.array(hits)
-    found = bootstrap(lambda weight_RN: weighted_mean(hit_N, weight_RN), np.arange(len(hits)), seed=seed)
+    tasks = np.arange(len(hits)) if task_N is None else task_N
+    found = bootstrap(lambda weight_RN: weighted_mean(hit_N, weight_RN), tasks, seed=seed)
     return found.json() | {"n": len(hits)}
 
 
 def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
-    """Returns the second half of an annotator's chains less the first: seconds a step, and fraction of chains with an
-    error. None for fewer than 8 chains."""
+    """Returns the second half of an annotator's tasks less the first: seconds a step, and fraction of a task's steps
+    rated wrong. None for fewer than 8 tasks."""
     if len(work) < 8:
         return None
-    late_N, chain_N = np.arange(len(work)) >= len(work) / 2, range(len(work))
+    late_N, task_N = np.arange(len(work)) >= len(work) / 2, range(len(work))
+    wrong_N = [sum(task.wrong.values()) / len(task.wrong) for task in work]
     return {
-        "seconds_a_step": _contrast([sum(task.seconds) / len(task.ratings) for task in work], late_N, chain_N, seed),
-        "with_an_error": _contrast([float(task.error is not None) for task in work], late_N, chain_N, seed),
+        "seconds_a_step": _contrast(list(map(_seconds_a_step, work)), late_N, task_N, seed),
+        "rated_wrong": _contrast(wrong_N, late_N, task_N, seed),
     }
 
 
-def _contrast(value_N: Sequence[float], second_N: np.ndarray, chain_N: Sequence[int], seed: int) -> dict[str, Any]:
+def _seconds_a_step(task: Task) -> float:
+    return sum(act.seconds for act in task.acts) / len(task.ratings)
+
+
+def _contrast(value_N: Sequence[float], second_N: np.ndarray, task_N: Sequence[int], seed: int) -> dict[str, Any]:
     """Returns how much larger the mean of the marked values is than that of the others, with a 95 % interval over
-    chains."""
+    tasks."""
     x_N, one_N = np.array(value_N), second_N.astype(float)
 
     def change(weight_RN: np.ndarray) -> np.ndarray:
         return weighted_mean(x_N, weight_RN * one_N) - weighted_mean(x_N, weight_RN * (1 - one_N))
 
-    return difference(draws(change, chain_N, seed=seed)).json()
+    return difference(draws(change, task_N, seed=seed)).json()
 
 
 DOUBTED = 0.5
@@ -158,28 +176,33 @@ def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any]
         return None
     chain_N, agrees_N = [task.index for task in rated], []
     for task in rated:
-        scores = tasks.chain(task)["scores"]
-        doubted = next((i for i, score in enumerate(scores) if score < DOUBTED), None)
+        doubted = next((i for i, score in enumerate(scores_of(tasks.tree(task))) if score < DOUBTED), None)
         agrees_N.append(float(task.error == doubted))
     return {
         "shown": int(shown_N.sum()),
         "hidden": int((~shown_N).sum()),
         "agreement": _contrast(agrees_N, shown_N, chain_N, seed),
         "with_an_error": _contrast([float(task.error is not None) for task in rated], shown_N, chain_N, seed),
-        "seconds_a_step": _contrast([sum(task.seconds) / len(task.ratings) for task in rated], shown_N, chain_N, seed),
+        "seconds_a_step": _contrast(list(map(_seconds_a_step, rated)), shown_N, chain_N, seed),
     }
 
 
 def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
     """Prints the report as tables and sentences."""
-    chains, agreement = found["chains"], found["agreement"]
+    tasks, agreement = found["tasks"], found["agreement"]
     console.print(
-        f"{chains['labelled']:,} of {chains['in_study']:,} chains labelled, {chains['labelled_twice']:,} of them twice"
+        f"{tasks['labelled']:,} of {tasks['in_study']:,} tasks labelled, {tasks['labelled_twice']:,} of them twice:"
+        f" {tasks['steps']:,} steps"
     )
     if agreement["alpha"]:
         console.print(
-            f"Ordinal alpha {_number(agreement['alpha'])} over {agreement['steps']:,} steps; the same first error or"
-            f" none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains",
+            f"Ordinal alpha {_number(agreement['alpha'])} over {agreement['steps']:,} steps that two rated; both or"
+            f" neither call one wrong in {_percent(agreement['wrong_or_not'])}",
+            highlight=False,
+        )
+    if agreement["chains"]:
+        console.print(
+            f"The same first error or none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains",
             highlight=False,
         )
     if anchoring := found["anchoring"]:
@@ -192,17 +215,17 @@ def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
     table = rich.table.Table(box=rich.box.SIMPLE)
     table.add_column("")
     rows = {
-        "chains": lambda one: f"{one['chains']:,}",
+        "tasks": lambda one: f"{one['tasks']:,}",
         "minutes": lambda one: f"{one['minutes']:.1f}",
         "seconds a step, median": lambda one: _plain(one["seconds_a_step"]),
-        "seconds a chain, median": lambda one: _plain(one["seconds_a_chain"]),
+        "seconds a task, median": lambda one: _plain(one["seconds_a_task"]),
         "screening": lambda one: (
-            f"{one['screening']['right']} of {one['screening']['chains']}" if one["screening"] else ""
+            f"{one['screening']['right']:g} of {one['screening']['tasks']}" if one["screening"] else ""
         ),
-        "known chains, as known": lambda one: _percent(one["gold"], n=True),
-        "repeated chains, as before": lambda one: _percent(one["repeats"], n=True),
+        "known tasks, as known": lambda one: _percent(one["gold"], n=True),
+        "repeated tasks, as before": lambda one: _percent(one["repeats"], n=True),
         "drift: seconds a step": lambda one: _number(one["drift"] and one["drift"]["seconds_a_step"], "+.1f"),
-        "drift: chains with an error, points": lambda one: _points(one["drift"] and one["drift"]["with_an_error"]),
+        "drift: steps rated wrong, points": lambda one: _points(one["drift"] and one["drift"]["rated_wrong"]),
         "skipped, given up, bad problem": lambda one: " / ".join(
             str(one["finish"][reason]) for reason in ("skip", "give_up", "bad_problem")
         ),
@@ -213,7 +236,7 @@ def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
     for what, cell in rows.items():
         table.add_row(what, *(cell(one) for one in found["annotators"].values()))
     console.print(table)
-    console.print("Brackets are 95 % intervals over chains. Drift is the second half of the chains less the first.")
+    console.print("Brackets are 95 % intervals over tasks. Drift is the second half of the tasks less the first.")
 
 
 def _plain(value: float | None) -> str:

@@ -35,7 +35,7 @@ def serve(
         for name in found.config.annotators:
             secret = f":{key_of_annotator(key, name)}" if key else ""
             say(f"http://{host}:{listening.getsockname()[1]}/#{name}{secret}")
-        counts = ", ".join(f"{len(chains):,} of {pool}" for pool, chains in found.chains.items() if chains)
+        counts = ", ".join(f"{len(trees):,} of {pool}" for pool, trees in found.trees.items() if trees)
         say(f"{pathlib.Path(folder)}: {counts}; {len(events.events):,} events so far")
         server = uvicorn.Server(uvicorn.Config(
             app, access_log=False, log_level="warning", server_header=False, timeout_graceful_shutdown=20

@@ -1,46 +1,52 @@
-"""Which chains to label: most of them wrong answers that the model finds convincing (Lightman et al. 2023, section 2).
+"""What to label: above all wrong answers that the model finds convincing (Lightman et al. 2023, section 2).
 
 What a model already scores right teaches it little, and a random chain is mostly that. But a sample chosen by a model
-says nothing of all chains, so some are drawn at random from all of them, with known probability.
+says nothing of all chains, so some are drawn at random from all of them, with known probability. A tree counts as its
+most convincing chain.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jprm.annotate.chains import Chain, chains_in
 from jprm.annotate.config import SelectConfig
+from jprm.annotate.trees import chains_in, scores_of, trees_in
 from jprm.data.overlap import normalise, problems_in
 from jprm.jsonl import write_records
 from jprm.outputs import check_output
+from jprm.tree import ReasoningTree, chains_of, record_of
 
 
-def select(chains: Sequence[Chain], config: SelectConfig) -> list[Chain]:
-    """Returns the chains to label, shuffled, each with `selection`: its stratum, and for random ones the probability.
+def select(trees: Sequence[ReasoningTree], config: SelectConfig) -> list[ReasoningTree]:
+    """Returns the trees to label, shuffled, each with `selection`: its stratum, and for random ones the probability.
 
-    The random chains are drawn first and from all chains: as a sample they stand for all. Where a stratum has too few
-    chains, others take its place (`fill`), drawn from what is left. Equal chains count once.
+    The random trees are drawn first and from all: as a sample they stand for all. Where a stratum has too few trees,
+    others take its place (`fill`), drawn from what is left. Equal trees count once.
 
-    Raises ValueError where a chain has no scores.
+    Raises ValueError where a tree has no scores.
     """
-    unique = {(chain["problem"], *chain["steps"]): chain for chain in chains}
-    left = list(unique.values())
-    for chain in left:
-        if "scores" not in chain:
-            raise ValueError(f"a chain of {chain['problem'][:60]!r} has no scores: run `jprm score` on the file first")
+    left = list({(tree.problem, *((node.parent, node.text) for node in tree.nodes)): tree for tree in trees}.values())
+    scores = {id(tree): scores_of(tree) for tree in left}
+
+    def convincing(tree: ReasoningTree, wrong: bool) -> float | None:
+        """Returns the lowest score of the most convincing chain, or of the most convincing one known to be wrong."""
+        chains = [path for path in chains_of(tree) if not wrong or tree.nodes[path[-1]].correct is False]
+        return max((min(scores[id(tree)][i] for i in path) for path in chains), default=None)
+
     rng = np.random.default_rng(config.seed)
     order = rng.permutation(len(left))
     total, count = len(left), min(config.count, len(left))
     counts = {name: round(count * getattr(config, name)) for name in ("convincing", "rest", "disagreement")}
-    pools: dict[str, Callable[[Chain], float | None]] = {
-        "convincing": lambda chain: min(chain["scores"]) if chain.get("correct") is False else None,
+    pools: dict[str, Callable[[ReasoningTree], float | None]] = {
+        "convincing": lambda tree: convincing(tree, wrong=True),
         "disagreement": _distance,
-        "rest": lambda chain: min(chain["scores"]),
+        "rest": lambda tree: convincing(tree, wrong=False),
     }
     drawn = {int(i) for i in order[: count - sum(counts.values())]}
     chosen: dict[int, str] = {}
@@ -53,22 +59,19 @@ def select(chains: Sequence[Chain], config: SelectConfig) -> list[Chain]:
     chosen |= dict.fromkeys(sorted(drawn), "random")
     more = (int(i) for i in order if i not in chosen)
     chosen |= {next(more): "fill" for _ in range(count - len(chosen))}
-    places = np.array(sorted(chosen))
+    places = sorted(chosen)
+    selection = [{"stratum": chosen[i]} | ({"probability": probability} if i in drawn else {}) for i in places]
     return [
-        left[i] | {"selection": {"stratum": chosen[i]} | ({"probability": probability} if i in drawn else {})}
-        for i in rng.permutation(places).tolist()
+        dataclasses.replace(left[places[k]], extra={**left[places[k]].extra, "selection": selection[k]})
+        for k in rng.permutation(len(places))
     ]
 
 
-def _distance(chain: Chain) -> float | None:
+def _distance(tree: ReasoningTree) -> float | None:
     """Returns the largest distance of a score from its label in [0, 1], None without labels."""
-    low = -1.0 if chain.get("semantics") == "rating" else 0.0
-    apart = [
-        abs(score - (label - low) / (1 - low))
-        for score, label in zip(chain["scores"], chain.get("labels", ()), strict=False)
-        if label is not None
-    ]
-    return max(apart, default=None)
+    low = -1.0 if tree.semantics == "rating" else 0.0
+    labelled = [(node.score, node.label) for node in tree.nodes if node.score is not None and node.label is not None]
+    return max((abs(score - (label - low) / (1 - low)) for score, label in labelled), default=None)
 
 
 def select_file(
@@ -77,18 +80,19 @@ def select_file(
     config: SelectConfig,
     exclude: Iterable[str | os.PathLike] = (),
 ) -> dict[str, Any]:
-    """Writes the selected chains of a file of scored records; returns counts.
+    """Writes the selected chains, or trees, of a file of scored records; returns counts.
 
     Problems of the files `exclude`, benchmarks, are left out.
     """
     exclude = list(exclude)
     check_output(output, source, *exclude)
     banned = {problem for path in exclude for problem in problems_in(path)}
-    found = list(chains_in(source))
-    left = [chain for chain in found if not banned or normalise(chain["problem"]) not in banned]
+    found = list(trees_in(source, config.alternatives) if config.alternatives else chains_in(source))
+    left = [tree for tree in found if not banned or normalise(tree.problem) not in banned]
     chosen = select(left, config)
     if not chosen:
         raise ValueError(f"{os.fspath(source)}: no chain is left to select")
-    write_records(output, chosen)
-    strata = collections.Counter(chain["selection"]["stratum"] for chain in chosen)
-    return {"chains": len(found), "excluded": len(found) - len(left), "selected": len(chosen), **strata}
+    write_records(output, map(record_of, chosen))
+    strata = collections.Counter(tree.extra["selection"]["stratum"] for tree in chosen)
+    kind = "trees" if config.alternatives else "chains"
+    return {kind: len(found), "excluded": len(found) - len(left), "selected": len(chosen), **strata}

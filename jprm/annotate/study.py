@@ -1,4 +1,4 @@
-"""A study: the chains to label, who labels them, and what is mixed in to measure the labels."""
+"""A study: the trees to label, who labels them, and what is mixed in to measure the labels."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jprm.annotate.chains import Chain, chains_in
 from jprm.annotate.config import StudyConfig
+from jprm.annotate.trees import is_chain, items_in, known_wrong
 from jprm.fields import RecordError
 from jprm.folders import whole_folder
 from jprm.jsonl import write_records
 from jprm.outputs import write_json
+from jprm.tree import ReasoningTree, record_of
 
 POOLS = ("work", "gold", "screening")
 EVENTS = "events.jsonl"
 
 
 class Study(NamedTuple):
-    """A study's folder, configuration and chains. `salt` makes the names of tasks say nothing of what they hold."""
+    """A study's folder, configuration and trees. `salt` makes the names of tasks say nothing of what they hold."""
 
     folder: pathlib.Path
     config: StudyConfig
-    chains: dict[str, list[Chain]]
+    trees: dict[str, list[ReasoningTree]]
     guidelines: str
     salt: str
 
@@ -47,25 +48,29 @@ def create(
 ) -> None:
     """Writes a study's folder, whole or not at all.
 
-    Raises ValueError where the folder exists; RecordError for a bad record, a chain of `gold` or `screening` without
-    labels, or one without scores in a study of anchoring.
+    Raises ValueError where the folder exists; RecordError for a bad record, one of `gold` or `screening` without
+    labels, or one without scores or with alternatives in a study of anchoring.
     """
     if os.path.lexists(folder):
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
     text = (pathlib.Path(guidelines) if guidelines else pathlib.Path(__file__).with_name("guidelines.txt")).read_text()
-    chains = {"work": list(chains_in(work))}
+    trees = {
+        pool: list(items_in(path)) if path else [] for pool, path in zip(POOLS, (work, gold, screening), strict=True)
+    }
     for pool, path in (("gold", gold), ("screening", screening)):
-        chains[pool] = list(chains_in(path)) if path else []
-        for number, chain in enumerate(chains[pool], start=1):
-            if "labels" not in chain:
-                raise RecordError(f"{path}, chain {number}", "labels", "are absent", "Chains that measure have labels.")
+        for number, tree in enumerate(trees[pool], start=1):
+            if not known_wrong(tree):
+                raise RecordError(f"{path}, task {number}", "labels", "are absent", "Tasks that measure have labels.")
     if config.anchored_fraction:
-        for number, chain in enumerate(chains["work"], start=1):
-            if "scores" not in chain:
-                raise RecordError(f"{work}, chain {number}", "scores", "are absent", "Anchored chains show them.")
+        for number, tree in enumerate(trees["work"], start=1):
+            if not is_chain(tree):
+                remedy = "Anchoring is measured on chains: `jprm annotate select` without --alternatives writes them."
+                raise RecordError(f"{work}, task {number}", "nodes", "have alternatives", remedy)
+            if any(node.score is None for node in tree.nodes):
+                raise RecordError(f"{work}, task {number}", "scores", "are absent", "Anchored chains show them.")
     with whole_folder(folder) as new:
-        for pool, found in chains.items():
-            write_records(new / f"{pool}.jsonl", found)
+        for pool, found in trees.items():
+            write_records(new / f"{pool}.jsonl", map(record_of, found))
         (new / "guidelines.txt").write_text(text)
         write_json(new / "study.json", {"version": 1, "salt": secrets.token_hex(16), **dataclasses.asdict(config)})
 
@@ -73,7 +78,7 @@ def create(
 def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
     """Returns the study of a folder; `annotators` that it lacks are added to it.
 
-    Raises ValueError naming the file where it is no study, RecordError for a bad chain.
+    Raises ValueError naming the file where it is no study, RecordError for a bad record.
     """
     folder = pathlib.Path(folder)
     file = folder / "study.json"
@@ -91,10 +96,8 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
     if new := tuple(name for name in dict.fromkeys(annotators) if name not in config.annotators):
         config = dataclasses.replace(config, annotators=config.annotators + new)
         write_json(file, {"version": version, "salt": salt, **dataclasses.asdict(config)})
-    chains = {
-        pool: list(chains_in(path)) if (path := folder / f"{pool}.jsonl").stat().st_size else [] for pool in POOLS
-    }
-    return Study(folder, config, chains, (folder / "guidelines.txt").read_text(), salt)
+    trees = {pool: list(items_in(path)) if (path := folder / f"{pool}.jsonl").stat().st_size else [] for pool in POOLS}
+    return Study(folder, config, trees, (folder / "guidelines.txt").read_text(), salt)
 
 
 def chance(seed: int, *parts: Any) -> float:

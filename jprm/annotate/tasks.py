@@ -1,4 +1,4 @@
-"""Who labels what: every annotator's tasks, as the events say, and which chain comes next."""
+"""Who labels what: every annotator's tasks, as the events say, and what comes next."""
 
 from __future__ import annotations
 
@@ -6,32 +6,42 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from jprm.annotate.chains import Chain, first_error
 from jprm.annotate.study import Study, chance
+from jprm.annotate.trees import Alternatives, alike, alternatives_of, known_wrong
+from jprm.tree import ReasoningTree
 
 AHEAD = 2
-"""Chains that an annotator has at a time: the current one, and the next, for when the connection is lost."""
+"""Tasks that an annotator has at a time: the current one, and the next, for when the connection is lost."""
 
 CLAIM_SECONDS = 24 * 3600.0
-"""How long an unfinished chain waits for its annotator before another gets it too."""
+"""How long an unfinished task waits for its annotator before another gets it too."""
 
 REPEAT_AFTER = 20
-"""Chains between a chain and its repetition."""
+"""Tasks between a task and its repetition."""
 
 FINISHED = ("solution", "found_error")
 REASONS = (*FINISHED, "give_up", "bad_problem", "skip")
-"""How a chain ends: all steps rated, a wrong step found, or for one of three reasons without."""
+"""How a task ends: at the end of a path, where no alternative is acceptable, or for one of three reasons without."""
 
 
 class Conflict(ValueError):
     """An event that does not fit what came before, such as a second rating of one step from another window."""
 
 
+class Act(NamedTuple):
+    """A rating of a step, or with `rating` None the choice of a rated step. `chosen`: the path goes on from it."""
+
+    step: int
+    rating: int | None
+    seconds: float
+    chosen: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A chain in front of an annotator, and what was said of it. `again` marks a repetition."""
+    """A tree in front of an annotator, and what was said of it. `again` marks a repetition."""
 
     id: str
     annotator: str
@@ -40,49 +50,72 @@ class Task:
     again: bool
     opened: float
     touched: float
-    ratings: tuple[int, ...] = ()
-    seconds: tuple[float, ...] = ()
+    acts: tuple[Act, ...] = ()
     finish: str | None = None
     flagged: bool = False
     comments: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def rated(self) -> bool:
-        """Whether the chain was rated to its end or its first wrong step."""
+        """Whether a path was rated to its end, or to where no alternative is acceptable."""
         return self.finish in FINISHED
 
     @property
+    def path(self) -> list[int]:
+        """The steps from which the annotator went on."""
+        return [act.step for act in self.acts if act.chosen]
+
+    @property
+    def ratings(self) -> dict[int, int]:
+        """The last rating of every rated step."""
+        return {act.step: act.rating for act in self.acts if act.rating is not None}
+
+    @property
+    def wrong(self) -> dict[int, bool]:
+        """Whether each rated step is rated wrong."""
+        return {step: rating == -1 for step, rating in self.ratings.items()}
+
+    @property
     def error(self) -> int | None:
-        """The index of the step rated wrong, None where none is."""
-        return len(self.ratings) - 1 if self.ratings[-1:] == (-1,) else None
+        """The first step rated wrong, None where none is."""
+        return next((step for step, wrong in self.wrong.items() if wrong), None)
 
 
-def changed(task: Task, steps: int, event: Mapping[str, Any]) -> Task:
-    """Returns the task, of a chain with so many steps, after an event. Raises Conflict where it does not fit."""
-    kind, rated = event["kind"], len(task.ratings)
+def changed(task: Task, after: Alternatives, event: Mapping[str, Any]) -> Task:
+    """Returns the task, of a tree with these alternatives, after an event. Raises Conflict where it does not fit.
+
+    A step without alternatives that is not rated wrong is chosen with its rating.
+    """
+    kind = event["kind"]
     task = dataclasses.replace(task, touched=event["time"])
     if kind == "flag":
         return dataclasses.replace(task, flagged=event["on"])
     if kind == "comment":
         return dataclasses.replace(task, comments=(*task.comments, {k: event[k] for k in ("step", "text")}))
     if kind == "undo":
-        if event["step"] != (None if task.finish else rated - 1):
-            raise Conflict("this is not the last thing done: another window is at work on this chain")
-        if task.finish:
-            return dataclasses.replace(task, finish=None)
-        return dataclasses.replace(task, ratings=task.ratings[:-1], seconds=task.seconds[:-1])
+        if event["step"] != (None if task.finish else task.acts[-1].step if task.acts else -1):
+            raise Conflict("this is not the last thing done: another window is at work on this task")
+        return dataclasses.replace(task, **({"finish": None} if task.finish else {"acts": task.acts[:-1]}))
     if task.finish:
-        raise Conflict("the chain is finished: undo first")
+        raise Conflict("the task is finished: undo first")
+    path, ratings = task.path, task.ratings
+    here = after[path[-1] + 1 if path else 0]
+    wrong = [ratings.get(step) == -1 for step in here]
+    if kind == "finish":
+        complete = "solution" if not here else "found_error" if all(wrong) else None
+        if event["reason"] != complete and event["reason"] in FINISHED:
+            raise Conflict("steps are left to rate")
+        return dataclasses.replace(task, finish=event["reason"])
+    step, lone = event["step"], len(here) == 1
+    if step not in here or (lone and step in ratings):
+        raise Conflict("this is not a next step: another window is at work on this task")
     if kind == "rate":
-        if event["step"] != rated or rated == steps or task.error is not None:
-            raise Conflict("this is not the next step: another window is at work on this chain")
-        return dataclasses.replace(
-            task, ratings=(*task.ratings, event["rating"]), seconds=(*task.seconds, event["seconds"])
-        )
-    complete = "found_error" if task.error is not None else "solution" if rated == steps else None
-    if event["reason"] != complete and event["reason"] in FINISHED:
-        raise Conflict("steps are left to rate")
-    return dataclasses.replace(task, finish=event["reason"])
+        act = Act(step, event["rating"], event["seconds"], lone and event["rating"] != -1)
+    elif len(ratings.keys() & set(here)) < len(here) or ratings[step] == -1:
+        raise Conflict("a step is chosen that is not wrong, when all its alternatives are rated")
+    else:
+        act = Act(step, None, event["seconds"], True)
+    return dataclasses.replace(task, acts=(*task.acts, act))
 
 
 class Tasks:
@@ -92,11 +125,12 @@ class Tasks:
         self.study = study
         self.by_id: dict[str, Task] = {}
         self._of: dict[str, list[str]] = {name: [] for name in study.config.annotators}
-        self._on: dict[int, list[str]] = collections.defaultdict(list)  # tasks on each chain of work
+        self._on: dict[int, list[str]] = collections.defaultdict(list)  # tasks on each tree of work
+        self.alternatives = {pool: [alternatives_of(tree) for tree in trees] for pool, trees in study.trees.items()}
         self._seen: set[str] = set()
         config = study.config
         double = config.double_fraction if len(config.annotators) > 1 else 0.0
-        self._wanted = [1 + (chance(config.seed, "double", i) < double) for i in range(len(study.chains["work"]))]
+        self._wanted = [1 + (chance(config.seed, "double", i) < double) for i in range(len(study.trees["work"]))]
         for event in events:
             self.apply(event)
 
@@ -104,11 +138,11 @@ class Tasks:
         """Returns the annotator's tasks in the order in which they were opened."""
         return [self.by_id[id] for id in self._of.get(annotator, ())]
 
-    def chain(self, task: Task) -> Chain:
-        return self.study.chains[task.pool][task.index]
+    def tree(self, task: Task) -> ReasoningTree:
+        return self.study.trees[task.pool][task.index]
 
     def anchored(self, task: Task) -> bool:
-        """Whether the annotator sees the model's scores of this chain, which chance decides."""
+        """Whether the annotator sees the model's scores in this task, which chance decides."""
         config = self.study.config
         return (
             task.pool == "work" and chance(config.seed, "anchor", task.annotator, task.index) < config.anchored_fraction
@@ -125,8 +159,8 @@ class Tasks:
             return Task(event["task"], **fields, opened=event["time"], touched=event["time"])
         task = self.by_id.get(event["task"])
         if task is None or task.annotator != event["annotator"]:
-            raise Conflict("this chain is not this annotator's")
-        return changed(task, len(self.chain(task)["steps"]), event)
+            raise Conflict("this task is not this annotator's")
+        return changed(task, self.alternatives[task.pool][task.index], event)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Takes an event. Raises Conflict, and changes nothing, where it does not fit."""
@@ -139,7 +173,7 @@ class Tasks:
         self._seen.add(event["uuid"])
 
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
-        """Returns the event that opens the annotator's next chain; None where there are enough, or no more."""
+        """Returns the event that opens the annotator's next task; None where there are enough, or no more."""
         mine = self.of(annotator)
         if sum(task.finish is None for task in mine) >= AHEAD:
             return None
@@ -151,21 +185,26 @@ class Tasks:
         names = {"uuid": f"open-{id}", "kind": "open", "annotator": annotator, "task": id}
         return {**names, "pool": pool, "index": index, "again": again, "time": now}
 
+    def as_known(self, task: Task) -> float:
+        """Returns how far a finished task is labelled as is known (`alike`)."""
+        tree = self.tree(task)
+        return task.rated * alike(tree, task.wrong, known_wrong(tree))
+
     def screening(self, annotator: str) -> dict[str, Any]:
-        """Returns how many screening chains there are, are done and were labelled as known, and whether that passes.
+        """Returns how many screening tasks there are, are done and were labelled as known, and whether that passes.
 
         `passed` is None until all are done.
         """
-        chains = self.study.chains["screening"]
+        trees = self.study.trees["screening"]
         done = [task for task in self.of(annotator) if task.pool == "screening" and task.finish]
-        right = sum(task.rated and task.error == first_error(self.chain(task)) for task in done)
-        passed = right >= self.study.config.pass_screening * len(chains) if len(done) == len(chains) else None
-        return {"chains": len(chains), "done": len(done), "right": right, "passed": passed}
+        right = round(sum(map(self.as_known, done)), 2)
+        passed = right >= self.study.config.pass_screening * len(trees) if len(done) == len(trees) else None
+        return {"tasks": len(trees), "done": len(done), "right": right, "passed": passed}
 
     def _place(self, annotator: str, mine: list[Task], now: float) -> tuple[str, int, bool] | None:
-        """Returns the pool, the index and whether it is a repetition of the next chain."""
+        """Returns the pool, the index and whether it is a repetition of the next task."""
         screened = sum(task.pool == "screening" for task in mine)
-        if screened < len(self.study.chains["screening"]):
+        if screened < len(self.study.trees["screening"]):
             return "screening", screened, False
         if not self.screening(annotator)["passed"]:
             return None
@@ -182,12 +221,12 @@ class Tasks:
         return next((("work", i, False) for i in left if self._open(i, now)), None)
 
     def _left(self, mine: list[Task], pool: str) -> Iterator[int]:
-        """Yields the chains of a pool that the annotator has not had."""
+        """Yields the trees of a pool that the annotator has not had."""
         seen = {task.index for task in mine if task.pool == pool}
-        return (i for i in range(len(self.study.chains[pool])) if i not in seen)
+        return (i for i in range(len(self.study.trees[pool])) if i not in seen)
 
     def _open(self, index: int, now: float) -> bool:
-        """Whether a chain needs a further annotator."""
+        """Whether a tree needs a further annotator."""
         tasks = [self.by_id[id] for id in self._on[index]]
         busy = [task for task in tasks if task.finish or now - task.touched < CLAIM_SECONDS]
         return sum(task.finish != "skip" and not task.again for task in busy) < self._wanted[index]

@@ -25,9 +25,9 @@ def annotate_select(
     config: OmitArgPrefixes[SelectConfig],
     exclude: Files = (),
 ) -> None:
-    """Choose the chains to label: convincing wrong answers above all, and a random part that stands for all.
+    """Choose what to label: convincing wrong answers above all, and a random part that stands for all.
 
-    A stratum with too few chains is filled at random.
+    Single chains, or with --alternatives trees. A stratum with too few of them is filled at random.
 
     For example:
       jprm score --model runs/prm --input pools.jsonl --output scored.jsonl
@@ -35,7 +35,7 @@ def annotate_select(
 
     Args:
         input: Chains, pools or trees with scores. Answers are incorrect where `correct` is false.
-        output: The chains, one per line, in random order, with the reason under `selection`.
+        output: The chains or trees, one per line, in random order, with the reason under `selection`.
         exclude: Benchmark files, whose problems are left out.
     """
     from jprm.annotate.select import select_file
@@ -70,16 +70,16 @@ def annotate_serve(
 
     Args:
         study: The folder of the study: chains, guidelines, and every event in events.jsonl.
-        input: The chains to label, in this order. Labels in them never reach the page, and scores only by
-            --anchored-fraction.
+        input: What to label, in this order: chains, the chains of pools, and trees with their alternatives. Labels in
+            them never reach the page, and scores only by --anchored-fraction.
         annotators: Names of the annotators. Later calls may add some.
-        gold: Chains with labels, mixed in to measure the annotators.
-        screening: Chains with labels that every annotator rates first.
+        gold: Records with labels, mixed in to measure the annotators.
+        screening: Records with labels that every annotator rates first.
         guidelines: Text of the guidelines, paragraphs between blank lines. Default: short ones.
-        double_fraction: Fraction of the chains that two annotators label.
-        gold_fraction: Fraction of an annotator's chains that are gold.
-        repeat_fraction: Fraction of an annotator's chains that come a second time.
-        pass_screening: Fraction of the screening chains whose first error an annotator must find to go on.
+        double_fraction: Fraction of the tasks that two annotators label.
+        gold_fraction: Fraction of an annotator's tasks that are gold.
+        repeat_fraction: Fraction of an annotator's tasks that come a second time.
+        pass_screening: Fraction of the screening tasks that an annotator must label as known to go on.
         anchored_fraction: Fraction of an annotator's chains, drawn at random, whose scores the page shows: an
             experiment on how far they move the ratings.
         seed: Of who gets what.
@@ -100,14 +100,14 @@ def annotate_serve(
 def annotate_report(
     study: Study, json: Annotated[Path | None, arg(metavar="R.json", help_behavior_hint="")] = None
 ) -> None:
-    """Tell what the labels are worth: agreement, known and repeated chains, drift, and time.
+    """Tell what the labels are worth: agreement, known and repeated tasks, drift, and time.
 
     For example:
       jprm annotate report studies/one --json report.json
 
     Args:
         study: The folder of the study; its server must not run.
-        json: A file for all figures, and the chains on which two annotators differ.
+        json: A file for all figures, and the tasks on which two annotators differ.
     """
     import rich.console
 
@@ -137,9 +137,9 @@ def annotate_export(
 
     Args:
         study: The folder of the study; its server must not run.
-        output: Rated chains, one per line.
-        disagreements: Of two annotators. cut: a chain has no labels from the first step on which they differ. each: it
-            is written once for each.
+        output: Rated chains and trees, one per line.
+        disagreements: Of two annotators. cut: a record has no labels from a step on which they differ. each: it is
+            written once for each.
         without: Annotators whose labels do not count.
     """
     from jprm.annotate.export import export

@@ -1,0 +1,406 @@
+"""Trees with alternatives to label: what may be done when, and that ratings come out as they went in."""
+
+import itertools
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from annotating import SECRET, Desk, chain, make
+from test_pack import LAYOUT
+
+from jprm import cli
+from jprm.annotate import study
+from jprm.annotate.agreement import ordinal_alpha
+from jprm.annotate.config import SelectConfig
+from jprm.annotate.export import export
+from jprm.annotate.quality import figures, tasks_of
+from jprm.annotate.select import select_file
+from jprm.annotate.tasks import Conflict, Task, Tasks, changed
+from jprm.annotate.trees import alternatives_of, merged, pruned, trees_in
+from jprm.data import prm800k
+from jprm.experiment import TargetConfig
+from jprm.fields import RecordError
+from jprm.jsonl import read_records, write_records
+from jprm.objectives.targets import targets
+from jprm.pack import pack, token_tree
+from jprm.rows import siblings
+from jprm.tree import Node, ReasoningTree, chains_of, record_of, tree_of
+
+OPTIONS = prm800k.Prm800kOptions(human_written="positive", control_questions="keep")
+
+
+def raw(rng, number, depth=4):
+    """A labelling of PRM800K's first phase: alternatives at each step, of which one that is rated 1 is chosen."""
+    steps = []
+    for k in range(depth):
+        ratings = rng.choice([-1, 0, 1], size=rng.integers(1, 5)).tolist()
+        chosen = int(rng.integers(len(ratings)))
+        ratings[chosen] = 1
+        texts = [f"Step {k}, way {i} of problem {number}." for i in range(len(ratings))]
+        steps.append({"completions": [{"text": t, "rating": r} for t, r in zip(texts, ratings, strict=True)],
+                      "chosen_completion": chosen})  # fmt: skip
+    if number % 3 == 0:  # the labeler found no continuation
+        steps[-1]["chosen_completion"] = None
+        for completion in steps[-1]["completions"]:
+            completion["rating"] = -1
+    finish = "found_error" if number % 3 == 0 else "solution"
+    return {"question": {"problem": f"Problem {number}?"}, "label": {"steps": steps, "finish_reason": finish}}
+
+
+def random_tree(rng, size):
+    """Any tree: parents before children in any order, scores, and some leaves with a known outcome."""
+    nodes = [
+        Node(int(rng.integers(-1, i)), f"step {i}", score=float(rng.random())) if i else Node(-1, "step 0", score=0.5)
+        for i in range(size)
+    ]
+    inner = {node.parent for node in nodes}
+    nodes = [
+        node if i in inner else Node(node.parent, node.text, score=node.score, correct=bool(rng.random() < 0.5))
+        for i, node in enumerate(nodes)
+    ]
+    return ReasoningTree("p", tuple(nodes))
+
+
+def allowed(tree, history, finish):
+    """By the rules in words: all acts that are possible after these, and the finish that is due."""
+    here, ratings = [i for i, node in enumerate(tree.nodes) if node.parent == -1], {}
+    for kind, step, rating in history:
+        if kind == "rate":
+            ratings[step] = rating
+        if kind == "choose" or (len(here) == 1 and rating >= 0):
+            here = [i for i, node in enumerate(tree.nodes) if node.parent == step]
+    due = "found_error" if here and all(ratings.get(i) == -1 for i in here) else None if here else "solution"
+    if finish:
+        return set(), due
+    if len(here) == 1:
+        return {("rate", here[0], r) for r in (-1, 0, 1) if here[0] not in ratings}, due
+    acts = {("rate", i, r) for i in here for r in (-1, 0, 1)}
+    if all(i in ratings for i in here):
+        acts |= {("choose", i, None) for i in here if ratings[i] >= 0}
+    return acts, due
+
+
+def test_what_may_be_done_is_what_the_rules_say():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 4, 6, 9) * 5:
+        tree = random_tree(rng, size)
+        after, task, history = alternatives_of(tree), Task("t", "ana", "work", 0, False, 0.0, 0.0), []
+        for _ in range(30):
+            acts, due = allowed(tree, history, task.finish)
+            for kind, step, rating in itertools.product(("rate", "choose"), range(size), (-1, 0, 1)):
+                event = {"kind": kind, "step": step, "rating": rating, "seconds": 1.0, "time": 1.0}
+                if (kind, step, rating if kind == "rate" else None) in acts:
+                    changed(task, after, event)
+                else:
+                    with pytest.raises(Conflict):
+                        changed(task, after, event)
+            for reason in ("solution", "found_error"):
+                event = {"kind": "finish", "reason": reason, "seconds": 0.0, "time": 1.0}
+                if task.finish or reason != due:
+                    with pytest.raises(Conflict):
+                        changed(task, after, event)
+                else:
+                    assert changed(task, after, event).rated
+            options = sorted(acts, key=str)
+            if history and (not options or rng.random() < 0.25):
+                kind, step, _ = history.pop()
+                with pytest.raises(Conflict):
+                    changed(task, after, {"kind": "undo", "step": step + 1, "time": 1.0})
+                task = changed(task, after, {"kind": "undo", "step": step, "time": 1.0})
+            else:
+                kind, step, rating = options[rng.integers(len(options))]
+                history.append((kind, step, rating))
+                event = {"kind": kind, "step": step, "rating": rating, "seconds": 1.0, "time": 1.0}
+                task = changed(task, after, event)
+            assert task.ratings == {step: rating for kind, step, rating in history if kind == "rate"}
+
+
+def by_labels(tree):
+    """What an annotator rates and chooses whose labels are those of the tree."""
+    nodes = tree["nodes"]
+    return lambda step: nodes[step]["label"], lambda fine: next(i for i in fine if nodes[i].get("chosen", False))
+
+
+def round_trip(trees, tmp_path):
+    """A simulated annotator, who knows the labels, labels trees without; returns the exported trees."""
+    hidden = [
+        {"problem": tree["problem"], "nodes": [{"parent": n["parent"], "text": n["text"]} for n in tree["nodes"]]}
+        for tree in trees
+    ]
+    folder = make(tmp_path, work=hidden, names=("ana",), repeat_fraction=0.0, gold_fraction=0.0)
+    known = {tree["problem"]: tree for tree in trees}
+    with Desk(folder) as desk:
+        while tasks := desk.next("ana").json()["tasks"]:
+            desk.walk("ana", tasks[0], *by_labels(known[tasks[0]["problem"]]))
+    export(folder, tmp_path / "out.jsonl", disagreements="each")
+    return folder, {tree["problem"]: tree for tree in read_records(tmp_path / "out.jsonl")}
+
+
+def said(tree):
+    return [(node["parent"], node["text"], node.get("label"), node.get("chosen", False)) for node in tree["nodes"]]
+
+
+def test_known_labels_go_through_a_study_and_come_out_the_same(tmp_path):
+    rng = np.random.default_rng(1)
+    trees = [next(prm800k.parse(raw(rng, number), "r", OPTIONS)) for number in range(6)]
+    folder, found = round_trip(trees, tmp_path)
+    for tree in trees:
+        got = found[tree["problem"]]
+        assert got["semantics"] == "rating" and got["annotators"] == ["ana"]
+        assert said(got) == said(tree)
+        assert all(node["origin"] == "human" for node in got["nodes"])
+    report = figures(tasks_of(folder))["annotators"]["ana"]
+    assert report["finish"]["found_error"] == 2 and report["finish"]["solution"] == 4
+    steps = sum(len(tree["nodes"]) for tree in trees)
+    assert report["steps"] == steps and report["seconds_a_step"] == 1.0
+    choices = sum(event["kind"] == "choose" for event in log_of(folder))
+    assert choices > 6 and report["minutes"] == pytest.approx((steps + 2 * choices) / 60)
+
+
+def test_labels_of_prm800k_come_out_as_they_are(tmp_path, shared_data):
+    with open(shared_data / "prm800k" / "phase1_test.jsonl") as file:
+        records = [json.loads(line) for line in itertools.islice(file, 6)]
+    parsed = [next(prm800k.parse(record, "r", OPTIONS)) for record in records]
+    trees = {}
+    for tree in parsed:
+        one = record_of(merged(tree_of(tree)))  # the release has alternatives twice
+        if all("label" in node and (node["label"] == 1 or not node.get("chosen")) for node in one["nodes"]):
+            trees[one["problem"]] = one
+    for tree in trees.values():  # a labeler's own step has no mark of a choice
+        inner = {node["parent"] for node in tree["nodes"]}
+        for i, node in enumerate(tree["nodes"]):
+            if i in inner:
+                node["chosen"] = True
+    trees = {p: tree for p, tree in trees.items() if ends_as_a_study(tree)}
+    assert len(trees) >= 2
+    _, found = round_trip(list(trees.values()), tmp_path)
+    for problem, tree in trees.items():
+        assert [node.get("label") for node in found[problem]["nodes"]] == [node["label"] for node in tree["nodes"]]
+
+
+def ends_as_a_study(tree):
+    """Whether the path goes on wherever it can, as in a study."""
+    after = alternatives_of(tree_of(tree))
+    return all(
+        sum(tree["nodes"][i].get("chosen", False) for i in some) == 1
+        or all(tree["nodes"][i]["label"] == -1 for i in some)
+        for some in after
+        if some
+    )
+
+
+def log_of(folder):
+    return [json.loads(line) for line in (folder / study.EVENTS).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """Trees that two annotators rate at random and walk by their own ways; the ratings they gave, by problem."""
+    root, rng = tmp_path_factory.mktemp("twice"), np.random.default_rng(2)
+    trees = []
+    for number in range(8):
+        tree = random_tree(rng, 14)
+        trees.append(record_of(tree) | {"problem": f"Problem {number}?"})
+    folder = make(root, work=trees, double_fraction=1.0, repeat_fraction=0.0, gold_fraction=0.0)
+    given = {}
+    with Desk(folder) as desk:
+        for name in ("ana", "ben"):
+            while tasks := desk.next(name).json()["tasks"]:
+                ratings = given.setdefault(tasks[0]["problem"], {}).setdefault(name, {})
+
+                def rating(step, ratings=ratings):
+                    return ratings.setdefault(step, int(rng.choice([-1, 0, 1], p=[0.2, 0.2, 0.6])))
+
+                desk.walk(name, tasks[0], rating, lambda fine: int(rng.choice(fine)))
+    return folder, trees, given
+
+
+def test_agreement_counts_every_step_that_two_rated_once(twice):
+    folder, trees, given = twice
+    units = [
+        [one[step] for one in both.values()]
+        for both in given.values()
+        for step in both["ana"].keys() & both["ben"].keys()
+    ]
+    found = figures(tasks_of(folder))
+    agreement = found["agreement"]
+    assert agreement["steps"] == len(units) > 20
+    assert agreement["alpha"]["value"] == pytest.approx(ordinal_alpha(units))
+    assert agreement["wrong_or_not"]["value"] == pytest.approx(np.mean([(a == -1) == (b == -1) for a, b in units]))
+    assert found["tasks"]["steps"] == sum(len(both["ana"].keys() | both["ben"].keys()) for both in given.values())
+    assert agreement["chains"] == 0 and agreement["first_error"] is None
+    apart = {(f"Problem {one['task']}?", step) for one in agreement["apart"] for step in one["wrong"]}
+    assert apart == {
+        (problem, step)
+        for problem, both in given.items()
+        for step in both["ana"].keys() & both["ben"].keys()
+        if (both["ana"][step] == -1) != (both["ben"][step] == -1)
+    }
+
+
+def test_an_export_cuts_what_follows_a_step_on_which_two_differ(twice, tmp_path):
+    folder, trees, given = twice
+    export(folder, tmp_path / "cut.jsonl", disagreements="cut")
+    found = {tree["problem"]: tree for tree in read_records(tmp_path / "cut.jsonl")}
+    assert 5 <= len(found) < len(trees)
+    for tree in trees:
+        ana, ben = (given[tree["problem"]][name] for name in ("ana", "ben"))
+        nothing = [{"correct": node.get("correct")} for node in tree["nodes"]]  # they differ on the only first step
+        for i, node in enumerate(found[tree["problem"]]["nodes"] if tree["problem"] in found else nothing):
+            line, at = [], i
+            while at >= 0:
+                line.append(at)
+                at = tree["nodes"][at]["parent"]
+            differ = any(step in ana and step in ben and ana[step] != ben[step] for step in line)
+            assert node.get("label") == (None if differ else ana.get(i, ben.get(i)))
+            assert "score" not in node and node.get("correct") == tree["nodes"][i].get("correct")
+
+
+def test_alternatives_are_compared_in_training(twice, tmp_path):
+    """The pairs that Bradley-Terry compares in an export are those of its labels."""
+    export(twice[0], tmp_path / "out.jsonl", disagreements="each")
+    prepared = tmp_path / "prepared"
+    assert cli.main(["prepare", "jsonl", "--source", str(tmp_path / "out.jsonl"), "--out", str(prepared)]) == 0
+    trees = list(read_records(tmp_path / "out.jsonl"))
+    expected = sum(
+        a["parent"] == b["parent"] and "label" in a and "label" in b and (a["label"] < 0) != (b["label"] < 0)
+        for tree in trees
+        for a, b in itertools.combinations(tree["nodes"], 2)
+    )
+    packed = pack([token_tree(tree_of(tree), LAYOUT) for tree in trees], 512, 64, too_long="error")
+    config = TargetConfig(labels="rating", neutral="positive", after_error="mask")
+    target_BS, weight_BS = targets(packed.rows, config)
+    better_BSS = siblings(packed.rows) & (target_BS[:, :, None] > target_BS[:, None, :])
+    pairs = jnp.sum(better_BSS * weight_BS[:, :, None] * weight_BS[:, None, :])
+    assert int(pairs) == expected > 10
+
+
+def test_alternatives_of_equal_text_are_one_and_the_most_convincing_stay():
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        tree = random_tree(rng, 12)
+        texts = ReasoningTree("p", tuple(Node(n.parent, n.text[-1], score=n.score) for n in tree.nodes))
+        one = merged(texts)
+
+        def paths(tree):
+            def path(i):
+                return (*path(tree.nodes[i].parent), tree.nodes[i].text) if i >= 0 else ()
+
+            return [path(i) for i in range(len(tree.nodes))]
+
+        assert len(set(paths(one))) == len(one.nodes) and set(paths(one)) == set(paths(texts))
+        assert merged(one) == one
+        two, best = pruned(tree, 2), {}
+        for line in chains_of(tree):
+            for i in line:
+                best[i] = max(best.get(i, 0.0), min(tree.nodes[k].score for k in line if k >= i))
+        place = {node.text: i for i, node in enumerate(tree.nodes)}
+        kept = {place[node.text] for node in two.nodes}
+        for some in alternatives_of(tree):
+            if some and (tree.nodes[some[0]].parent in kept or tree.nodes[some[0]].parent == -1):
+                assert kept & set(some) == set(sorted(some, key=lambda i: -best[i])[:2])
+        assert all(
+            tree.nodes[place[n.text]].parent == (place[two.nodes[n.parent].text] if n.parent >= 0 else -1)
+            for n in two.nodes
+        )
+
+
+def test_trees_are_selected_from_pools(tmp_path, capsys):
+    def pool(number, low, correct):
+        samples = [{"steps": ["a", text], "scores": [0.9, score], "correct": right}
+                   for text, score, right in (("b", 0.8, True), ("c", low, correct), ("d", 0.1, False))]  # fmt: skip
+        return {"problem": f"Problem {number}?", "samples": samples}
+
+    write_records(tmp_path / "in.jsonl", [pool(i, 0.01 * i, i % 2 == 0) for i in range(40)])
+    line = ["annotate", "select", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main([*line, "--count", "10", "--alternatives", "2"]) == 0
+    assert "trees: 40, excluded: 0, selected: 10" in capsys.readouterr().out
+    found = list(read_records(tmp_path / "out.jsonl"))
+    assert all([node["parent"] for node in tree["nodes"]] == [-1, 0, 0] for tree in found)
+    convincing = [tree for tree in found if tree["selection"]["stratum"] == "convincing"]
+    drawn = {tree["problem"] for tree in found if tree["selection"]["stratum"] == "random"}
+    wrong = [f"Problem {i}?" for i in range(39, 10, -2) if f"Problem {i}?" not in drawn][: len(convincing)]
+    assert sorted(tree["problem"] for tree in convincing) == sorted(wrong) and len(wrong) == 7
+    with pytest.raises(ValueError, match="alternatives is 1"):
+        SelectConfig(4, alternatives=1)
+    write_records(tmp_path / "bare.jsonl", [{"problem": "p", "samples": [{"steps": ["a"]}]}])
+    with pytest.raises(ValueError, match="a step of 'p' has no score"):
+        select_file(tmp_path / "bare.jsonl", tmp_path / "x.jsonl", SelectConfig(1, alternatives=2))
+    assert len(list(trees_in(tmp_path / "in.jsonl", 5))) == 40
+
+
+def branching(number, wrong=2):
+    """Three alternatives, of which the one after `wrong` goes on with a single step."""
+    nodes = [
+        {"parent": -1, "text": f"way {i}", "score": SECRET, "label": -1 if i == wrong else 1, "origin": "human"}
+        for i in range(3)
+    ]
+    return {"problem": f"Problem {number}?", "semantics": "rating",
+            "nodes": [*nodes, {"parent": 0, "text": "end", "score": SECRET, "label": 1, "correct": True}]}  # fmt: skip
+
+
+def test_a_tree_is_labelled_over_a_restart_and_nothing_else_is_shown(tmp_path):
+    folder = make(tmp_path, work=[branching(i) for i in range(30)], names=("ana",), gold_fraction=0.0, seed=1)
+    with Desk(folder) as desk:
+        answer = desk.next("ana")
+        first = answer.json()["tasks"][0]
+        for secret in (str(SECRET), "score", "label", "origin", "correct", "human"):
+            assert secret not in answer.text
+        task, here = first["task"], first["after"][0]
+        assert sorted(here) == [0, 1, 2] and first["after"][1:] == [[3], [], [], []]
+        bad = [("choose", here[0]), ("rate", 3), ("rate", 4), ("rate", 10**12), ("choose", 99)]
+        for kind, step in bad:  # not rated, not yet a next step, no step at all
+            more = {"rating": 1} if kind == "rate" else {}
+            assert desk.post("ana", task, kind, step=step, seconds=1.0, **more).status_code == 409
+        assert desk.post("ana", task, "choose", step=0).status_code == 400  # without seconds
+        assert desk.post("ana", task, "choose", step=0, seconds=1.0, rating=1).status_code == 400
+        assert desk.post("ana", task, "choose", seconds=1.0).status_code == 409
+        for step in here:
+            assert desk.rate("ana", task, step, -1 if step == 2 else 1).status_code == 200
+        assert desk.rate("ana", task, 1, 0).status_code == 200  # a change of mind
+        assert desk.post("ana", task, "choose", step=2, seconds=1.0).status_code == 409  # a wrong one
+    with Desk(folder) as desk:
+        again = desk.next("ana").json()["tasks"][0]
+        assert again["acts"] == [[step, -1 if step == 2 else 1] for step in here] + [[1, 0]]
+        assert again["after"] == first["after"]  # the order is the annotator's, and stays
+        assert desk.post("ana", task, "choose", step=0, seconds=1.0).status_code == 200
+        assert desk.rate("ana", task, 1, 1).status_code == 409  # no longer here
+        assert desk.rate("ana", task, 3, 1).status_code == 200
+        assert desk.post("ana", task, "finish", reason="found_error", seconds=0).status_code == 409
+        assert desk.post("ana", task, "finish", reason="solution", seconds=0).status_code == 200
+        orders = set()
+        while tasks := desk.next("ana").json()["tasks"]:
+            orders.add(tuple(tasks[0]["after"][0]))
+            desk.walk("ana", tasks[0], lambda step: -1, None)
+        assert len(orders) > 3  # drawn, so that it says nothing of what a model prefers
+    assert Tasks(study.read(folder), log_of(folder)).by_id == desk.tasks.by_id
+
+
+def test_known_and_repeated_trees_count_by_the_steps_that_were_rated(tmp_path):
+    """Ana calls a known right alternative wrong: of the three, two are as known."""
+    folder = make(
+        tmp_path, work=[branching(i) for i in range(30)], names=("ana",), repeat_fraction=0.4, gold_fraction=0.2
+    )
+    write_records(folder / "gold.jsonl", [branching(1000 + i) for i in range(5)])
+    seen = set()
+    with Desk(folder) as desk:
+        while tasks := desk.next("ana").json()["tasks"]:
+            again = tasks[0]["problem"] in seen
+            seen.add(tasks[0]["problem"])
+            desk.walk("ana", tasks[0], lambda step, again=again: -1 if step in (1, 2) or again else 1, lambda fine: 0)
+    ana = figures(tasks_of(folder))["annotators"]["ana"]
+    assert ana["gold"]["n"] > 3 and ana["gold"]["value"] == pytest.approx(3 / 4)  # the end was right
+    assert ana["repeats"]["n"] > 2 and ana["repeats"]["value"] == pytest.approx(2 / 3)
+
+
+def test_trees_that_no_study_can_take_are_refused(tmp_path):
+    with pytest.raises(RecordError, match=r"task 1: nodes: have alternatives. Anchoring is measured on chains"):
+        make(tmp_path / "a", work=[branching(0)], anchored_fraction=0.5)
+    write_records(tmp_path / "gold.jsonl", [{"problem": "p", "nodes": [{"parent": -1, "text": "a"}]}])
+    write_records(tmp_path / "work.jsonl", [chain(0)])
+    with pytest.raises(RecordError, match="task 1: labels: are absent"):
+        study.create(tmp_path / "b", tmp_path / "work.jsonl", study.StudyConfig(("ana",)), gold=tmp_path / "gold.jsonl")
+    deep = [{"parent": i - 1, "text": str(i)} for i in range(3000)]
+    with Desk(make(tmp_path / "c", work=[{"problem": "deep", "nodes": deep}])) as desk:
+        assert len(desk.next("ana").json()["tasks"][0]["after"]) == 3001
