@@ -17,7 +17,7 @@ from jprm.annotate.export import export
 from jprm.annotate.quality import figures, tasks_of
 from jprm.annotate.select import select_file
 from jprm.annotate.tasks import Conflict, Task, Tasks, changed
-from jprm.annotate.trees import alternatives_of, merged, pruned, trees_in
+from jprm.annotate.trees import alternatives_of, merged, pruned
 from jprm.data import prm800k
 from jprm.experiment import TargetConfig
 from jprm.fields import RecordError
@@ -198,10 +198,7 @@ def log_of(folder):
 def twice(tmp_path_factory):
     """Trees that two annotators rate at random and walk by their own ways; the ratings they gave, by problem."""
     root, rng = tmp_path_factory.mktemp("twice"), np.random.default_rng(2)
-    trees = []
-    for number in range(8):
-        tree = random_tree(rng, 14)
-        trees.append(record_of(tree) | {"problem": f"Problem {number}?"})
+    trees = [record_of(random_tree(rng, 14)) | {"problem": f"Problem {number}?"} for number in range(8)]
     folder = make(root, work=trees, double_fraction=1.0, repeat_fraction=0.0, gold_fraction=0.0)
     given = {}
     with Desk(folder) as desk:
@@ -327,7 +324,6 @@ def test_trees_are_selected_from_pools(tmp_path, capsys):
     write_records(tmp_path / "bare.jsonl", [{"problem": "p", "samples": [{"steps": ["a"]}]}])
     with pytest.raises(ValueError, match="a step of 'p' has no score"):
         select_file(tmp_path / "bare.jsonl", tmp_path / "x.jsonl", SelectConfig(1, alternatives=2))
-    assert len(list(trees_in(tmp_path / "in.jsonl", 5))) == 40
 
 
 def branching(number, wrong=2):
@@ -349,10 +345,10 @@ def test_a_tree_is_labelled_over_a_restart_and_nothing_else_is_shown(tmp_path):
             assert secret not in answer.text
         task, here = first["task"], first["after"][0]
         assert sorted(here) == [0, 1, 2] and first["after"][1:] == [[3], [], [], []]
-        bad = [("choose", here[0]), ("rate", 3), ("rate", 4), ("rate", 10**12), ("choose", 99)]
-        for kind, step in bad:  # not rated, not yet a next step, no step at all
-            more = {"rating": 1} if kind == "rate" else {}
-            assert desk.post("ana", task, kind, step=step, seconds=1.0, **more).status_code == 409
+        for step in (3, 4, 10**12):  # not yet a next step, or no step at all
+            assert desk.rate("ana", task, step, 1).status_code == 409
+        for step in (here[0], 99):  # not rated
+            assert desk.post("ana", task, "choose", step=step, seconds=1.0).status_code == 409
         assert desk.post("ana", task, "choose", step=0).status_code == 400  # without seconds
         assert desk.post("ana", task, "choose", step=0, seconds=1.0, rating=1).status_code == 400
         assert desk.post("ana", task, "choose", seconds=1.0).status_code == 409
