@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from jprm.layout import prompt_layout
 from jprm.model import decode
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES, head_logits
-from jprm.policy import sampler
+from jprm.policy import decoding, sampler
 from jprm.policy.load import load_policy
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
@@ -160,15 +161,36 @@ def test_samples_grow_beyond_the_room_they_start_with(policy, monkeypatch, chain
     assert_same(make(temperature=1.0).sample(PREFIXES, N, until="end", seed=5), chains)
 
 
+@pytest.mark.parametrize("split", [(1, 1, 1), pytest.param((2, 2, 1), marks=pytest.mark.slow)])
+def test_rows_whose_samples_have_ended_are_dropped_and_the_rest_goes_on(monkeypatch, split):
+    """Of 16 problems 4 go on after 32 tokens. All samples are those of a batch that keeps its rows."""
+    monkeypatch.setattr(sampler, "SHORTEST_SAMPLE", 4)
+    policy = make(make_mesh(MeshConfig(*split), jax.devices()[: math.prod(split)]), temperature=1.0, max_tokens=64)
+    problems, lengths, kept = [Prefix(chr(65 + i)) for i in range(16)], [], decoding.kept
+
+    def counted(state, rows, m):
+        lengths.append(len(rows))
+        return kept(state, rows, m)
+
+    monkeypatch.setattr(decoding, "kept", counted)
+    monkeypatch.setattr(sampler, "FEWER", 2)
+    found = policy.sample(problems, 2, until="step", seed=3)
+    assert lengths == [4]
+    monkeypatch.setattr(sampler, "FEWER", 99)
+    assert_same(found, policy.sample(problems, 2, until="step", seed=3))
+
+
 def test_one_compilation_a_bucket(policy, chains):
-    before = sampler._decode._cache_size(), sampler.prefill._cache_size()
+    before = decoding.decode_samples._cache_size(), decoding.prefill._cache_size()
     for text in ("d", "a longer problem", "z" * 40):
         for until in ("step", "end"):
             for seed in (0, 9):
                 policy.sample([Prefix(text), Prefix("b", (text,))], 3 + seed % 2, until=until, seed=seed)
-    assert (sampler._decode._cache_size(), sampler.prefill._cache_size()) == before
+    assert (decoding.decode_samples._cache_size(), decoding.prefill._cache_size()) == before
     policy.sample([Prefix("z" * 70), Prefix("b")], N, until="step", seed=0)  # the next size of prompt
-    assert (sampler._decode._cache_size(), sampler.prefill._cache_size()) == tuple(n + 1 for n in before)
+    rooms = 2  # for up to 32 tokens, and for up to 40
+    after = before[0] + rooms, before[1] + 1
+    assert (decoding.decode_samples._cache_size(), decoding.prefill._cache_size()) == after
 
 
 def test_a_step_ends_where_its_delimiter_does():

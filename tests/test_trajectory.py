@@ -10,6 +10,7 @@ from tiny import chain_rows, logits
 
 from jprm.model.mesh import spec
 from jprm.model.transformer import AXES
+from jprm.policy import decoding
 from jprm.policy import sampler as sampling
 from jprm.policy.protocol import Prefix
 from jprm.rl.trajectory import Trajectory, sample, trajectory
@@ -78,11 +79,11 @@ def test_pushed_parameters_are_sampled_without_compiling_again_and_are_a_copy(dr
     changed = weights(0.3)
     placed = jax.tree_util.tree_map_with_path(place, changed)
     sample(policy, PROBLEMS, 6, seed=3, update=5)
-    compiled = sampling._decode._cache_size(), sampling.prefill._cache_size()
+    compiled = decoding.decode_samples._cache_size(), decoding.prefill._cache_size()
     policy.push(placed, "letters@1")
     jax.tree.map(lambda x: x.delete(), placed)  # the learner donates its own to the next step
     after = sample(policy, PROBLEMS, 6, seed=3, update=5)
-    assert (sampling._decode._cache_size(), sampling.prefill._cache_size()) == compiled
+    assert (decoding.decode_samples._cache_size(), decoding.prefill._cache_size()) == compiled
     assert policy.name.startswith("letters@1#") and [t.ids for t in after[0]] != [t.ids for t in drawn[0]]
     for each in after[0]:
         np.testing.assert_allclose(each.log_probability_T, learned(changed, PROBLEMS[0], each.ids), atol=1e-4)

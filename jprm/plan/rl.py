@@ -30,7 +30,7 @@ from jprm.model.mesh import check_mesh, make_mesh, spec
 from jprm.plan import collectives, compile, counts, hlo, roofline
 from jprm.plan.plan import layer_sizes
 from jprm.plan.topologies import Topology, devices
-from jprm.policy import sampler
+from jprm.policy import decoding, sampler
 from jprm.rl.config import RLExperiment, learner
 from jprm.rl.group import EXTRAS
 from jprm.storage import path_of
@@ -133,10 +133,10 @@ def _sampling(config: RLExperiment, params: Mapping, model: Any, mesh: Mesh) -> 
     rows_B = prompts * m
     prompt = params, model, rows(distinct, size), rows(distinct), rows(prompts)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        past = jax.eval_shape(lambda params, *some: sampler.prefill(params, model, *some), params, *prompt[2:])
+        past = jax.eval_shape(lambda params, *some: decoding.prefill(params, model, *some), params, *prompt[2:])
         cache = jax.eval_shape(lambda: decode.empty_cache(model, rows_B, room))
-        key_B = jax.eval_shape(sampler.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
-    samples = sampler.Samples(
+        key_B = jax.eval_shape(decoding.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
+    samples = decoding.Samples(
         whole(), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B, room), rows(rows_B, room, dtype="float32"),
         rows(rows_B), rows(rows_B, dtype="float32"), _placed(cache, mesh),
     )  # fmt: skip
@@ -144,9 +144,9 @@ def _sampling(config: RLExperiment, params: Mapping, model: Any, mesh: Mesh) -> 
         params, model, config.temperature, 1.0, samples, _placed(past, mesh), rows(rows_B), _placed(key_B, mesh),
         whole(model.vocab_size, 2, dtype="int8"), whole(model.vocab_size, dtype="bool"), whole(dtype="bool"),
     )  # fmt: skip
-    token = jax.jit(sampler.next_token, static_argnums=(1, 2, 3), donate_argnums=4)
+    token = jax.jit(decoding.next_token, static_argnums=(1, 2, 3), donate_argnums=4)
     return {
-        "prefill": (sampler.prefill, prompt, held(params), batches),
+        "prefill": (decoding.prefill, prompt, held(params), batches),
         "decode": (token, step, held(params), batches * config.max_tokens),
     }
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float32
+from jaxtyping import Float32
 
 from jprm.chat_template import prompt_of
 from jprm.checkpoints import base, store
@@ -30,19 +30,19 @@ from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
-from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, sharding, spec
-from jprm.model.transformer import head_logits
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
+from jprm.policy import decoding
 from jprm.policy.protocol import Prefix, Sample
-from jprm.policy.sampling import draw, pick
 from jprm.policy.step_ends import progress_table, step_stops, step_text
 from jprm.score.identity import digest
 from jprm.storage import path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
-SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 128
+SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 32
 """The least tokens of a padded prompt, and of the room for a sample at first. Both are doubled where needed."""
 
-RUNNING, STEP, STOP = range(3)
+FEWER = 4
+"""Rows whose samples have all ended are dropped when a sample's room is doubled, if that leaves so many times fewer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,92 +84,6 @@ class SamplerConfig:
             raise ValueError(f"delimiter is {self.delimiter!r}: use a text with a line break, such as '\\n\\n'")
         if not self.prompt and not self.chat and self.delimiter != "\n":
             raise ValueError(f"delimiter is {self.delimiter!r}: jprm's own layout has '\\n'; another needs a prompt")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Samples:
-    """The state of B unfinished samples: what the decoding loop carries."""
-
-    count: Array  # tokens written so far by running samples
-    last_B: Array  # the last token
-    progress_B: Array  # a column of the progress table
-    end_B: Array  # RUNNING, STEP or STOP
-    written_BN: Array
-    logprob_BN: Array  # of every written token, at the sampling temperature
-    length_B: Array  # tokens written, the last one included
-    logprob_B: Array
-    cache: decode.Cache
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.Past:
-    """Returns the keys of prompt `row_R[r]` for every r, without its last token, with which decoding begins."""
-    S = tokens_US.shape[1]
-    position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
-    _, cache = decode.forward(params, config, tokens_US, position_US)
-    place = sharding("batch", "kv_heads", None, None)
-    cache = jax.tree.map(lambda x: x.at[row_R].get(out_sharding=place), cache)
-    length_R = length_U.at[row_R].get(out_sharding=sharding("batch"))
-    return decode.Past(cache, jnp.arange(S) < length_R[:, None] - 1)
-
-
-def next_token(
-    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step
-) -> Samples:
-    """Returns the samples with one token more."""
-    position_B1 = (first_B + s.count)[:, None]
-    x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, s.count)
-    logit_BV = head_logits(params, config, x_B1D[:, 0])
-    key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
-    token_B = draw(key, logit_BV, temperature, top_p)
-    logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
-    scaled_BV = logit_BV / (temperature or 1.0)
-    drawn_B1 = (pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1))[:, None]
-    running_B = s.end_B == RUNNING
-    progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
-    ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
-    end_B = jnp.where(at_step & (progress_B < 0), STEP, RUNNING)
-    return Samples(
-        count=s.count + 1,
-        last_B=token_B,
-        progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
-        end_B=jnp.where(running_B, jnp.where(ends_B, STOP, end_B), s.end_B),
-        written_BN=jax.lax.dynamic_update_slice_in_dim(s.written_BN, token_B[:, None], s.count, 1),
-        logprob_BN=jax.lax.dynamic_update_slice_in_dim(s.logprob_BN, drawn_B1, s.count, 1),
-        length_B=s.length_B + running_B,
-        logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
-        cache=cache,
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3), donate_argnums=4)
-def _decode(
-    params, config: ModelConfig, temperature, top_p, samples: Samples, past, first_B, key_B, table_VP, stop_V, at_step,
-    limit,
-) -> Samples:  # fmt: skip
-    """Decodes until all samples have ended, `limit` is reached, or the cache is full."""
-    capacity = samples.written_BN.shape[1]
-
-    def again(s: Samples):
-        return (s.count < jnp.minimum(limit, capacity)) & jnp.any(s.end_B == RUNNING)
-
-    def body(s: Samples) -> Samples:
-        return next_token(params, config, temperature, top_p, s, past, first_B, key_B, table_VP, stop_V, at_step)
-
-    return jax.lax.while_loop(again, body, samples)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _grown(samples: Samples, size: int) -> Samples:
-    """Returns the samples with room for `size` tokens."""
-
-    def pad(x: Array, axis: int) -> Array:
-        return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
-
-    cache = jax.tree.map(lambda x: pad(x, 2), samples.cache)
-    written_BN, logprob_BN = pad(samples.written_BN, 1), pad(samples.logprob_BN, 1)
-    return dataclasses.replace(samples, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -270,21 +184,20 @@ class Sampler:
         row_R[: len(jobs)] = [distinct.index(i) for i, _ in jobs]
         row_B = np.repeat(row_R, m)
         hash_B, number_B, end_B = (np.zeros(R * m, dtype) for dtype in (np.uint32, np.uint32, np.int32))
-        end_B[:] = STOP  # padding
+        end_B[:] = decoding.STOP  # padding
         for r, (i, j) in enumerate(jobs):
             draws = np.arange(j, min(j + m, n))
             own = slice(r * m, r * m + len(draws))
-            hash_B[own], number_B[own], end_B[own] = hashes[i], (seed + draws) % 2**32, RUNNING
+            hash_B[own], number_B[own], end_B[own] = hashes[i], (seed + draws) % 2**32, decoding.RUNNING
         last_B = tokens_US[row_B, length_U[row_B] - 1]
 
         limit = self.options.max_tokens
-        room = min(SHORTEST_SAMPLE, power(limit))
+        room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, power(limit) // 4), power(limit))
         put = functools.partial(put_rows, mesh=self.mesh)
         with jax.set_mesh(self.mesh):
-            table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
-            past = prefill(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
+            past = decoding.prefill(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
             zero_B = np.zeros(R * m, np.int32)
-            samples = Samples(
+            samples = decoding.Samples(
                 count=jnp.int32(0),
                 last_B=put(last_B),
                 progress_B=put(zero_B),
@@ -293,23 +206,36 @@ class Sampler:
                 logprob_BN=put(np.zeros((R * m, room), np.float32)),
                 length_B=put(zero_B),
                 logprob_B=put(zero_B.astype(np.float32)),
-                cache=_empty(self._config, R * m, room),
+                cache=decoding.empty_cache(self._config, R * m, room),
             )
-            key_B = keys(put(number_B), put(hash_B))
-            while True:
-                samples = _decode(
-                    self._params, self._config, self.options.temperature, self.options.top_p, samples, past,
-                    put(length_U[row_B] - 1), key_B, table_VP, stop_V, jnp.bool(until == "step"), jnp.int32(limit),
-                )  # fmt: skip
-                if int(samples.count) >= limit or (np.asarray(samples.end_B) != RUNNING).all():
-                    break
-                samples = _grown(samples, 2 * samples.written_BN.shape[1])
-        fields = (samples.written_BN, samples.logprob_BN, samples.length_B, samples.end_B, samples.logprob_B)
-        drawn = [
-            Drawn(tuple(ids_N[:N].tolist()), logprob_N[:N], float(logprob), ("length", "step", "stop")[end])
-            for ids_N, logprob_N, N, end, logprob in zip(*map(np.asarray, fields), strict=True)
-        ]
+            key_B = decoding.keys(put(number_B), put(hash_B))
+            drawn = self._decoded((samples, put(length_U[row_B] - 1), key_B, past), m, until)
         return [drawn[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
+
+    def _decoded(self, state, m: int, until: str) -> list[Any]:
+        """Returns the samples, m of each row, that begin as `state` says: `decoding.Samples`, and what `kept` takes."""
+        options, (samples, *rest) = self.options, state
+        table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
+        rows = np.arange(len(samples.end_B) // m)
+        devices, drawn = self.mesh.shape["data"] * self.mesh.shape["fsdp"], [None] * len(samples.end_B)
+        while True:
+            first_B, key_B, past = rest
+            samples = decoding.decode_samples(
+                self._params, self._config, options.temperature, options.top_p, samples, past, first_B, key_B,
+                table_VP, stop_V, jnp.bool(until == "step"), jnp.int32(options.max_tokens),
+            )  # fmt: skip
+            runs_R = (np.asarray(samples.end_B) == decoding.RUNNING).reshape(-1, m).any(axis=1)
+            if int(samples.count) >= options.max_tokens or not runs_R.any():
+                _collect(samples, rows, m, drawn)
+                return drawn
+            left, ended = np.flatnonzero(runs_R), np.flatnonzero(~runs_R)
+            size = devices * power(-(-len(left) // devices))
+            if FEWER * size <= len(rows):
+                _collect(samples, rows, m, drawn)
+                left = np.concatenate([left, ended[: size - len(left)]])
+                samples, *rest = decoding.kept((samples, *rest), put_rows(left, self.mesh), m)
+                rows = rows[left]
+            samples = decoding.grown(samples, 2 * samples.written_BN.shape[1])
 
     def _sample(self, drawn: Drawn, *, until: str) -> Sample:
         text = self.tokenizer.decode(list(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids))
@@ -324,6 +250,14 @@ class Sampler:
     def step_stops(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Returns, for each step that its delimiter ends in these ids, the index after its last token."""
         return step_stops(self._table_VP, ids)
+
+
+def _collect(samples: decoding.Samples, rows: np.ndarray, m: int, drawn: list[Any]) -> None:
+    """Puts samples, of which row i's are the batch's from `rows[i] * m` on, into their places."""
+    fields = (samples.written_BN, samples.logprob_BN, samples.length_B, samples.end_B, samples.logprob_B)
+    for b, (ids_N, logprob_N, N, end, logprob) in enumerate(zip(*map(np.asarray, fields), strict=True)):
+        reason = ("length", "step", "stop")[end]
+        drawn[rows[b // m] * m + b % m] = Drawn(tuple(ids_N[:N].tolist()), logprob_N[:N], float(logprob), reason)
 
 
 def load_sampler(
@@ -365,14 +299,6 @@ def jobs_at_once(prefixes: int, n: int, rows: int, devices: int) -> tuple[int, i
     while m > 1 and prefixes * -(-n // m) < devices:
         m //= 2
     return m, devices * max(1, 1 << (rows // m // devices).bit_length() - 1)
-
-
-@jax.jit
-def keys(number_B, hash_B):
-    return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
-
-
-_empty = jax.jit(decode.empty_cache, static_argnums=(0, 1, 2))
 
 
 def text_hash(prefix: Prefix, stream: tuple[int, ...]) -> int:
