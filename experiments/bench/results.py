@@ -23,7 +23,7 @@ import yardsticks
 
 HERE = pathlib.Path(__file__).resolve().parent
 KEPT = yardsticks.REPOSITORY / "runs" / "bench"
-BENCHES = ("attention", "search_speed", "score_speed", "train_speed", "host_speed")
+BENCHES = ("attention", "search_speed", "score_speed", "train_speed", "host_speed", "rl_speed")
 
 
 def measure(bench: str, options: list[str]) -> bool:
@@ -71,7 +71,8 @@ def page(results: dict[str, dict]) -> str:
         " that jax or numpy made there before each round. Each script's `--help` says what it measures.\n"
     ]
     for bench, write in (("train_speed", training), ("score_speed", scoring), ("search_speed", searching),
-                         ("attention", attending), ("host_speed", hosting)):  # fmt: skip
+                         ("attention", attending), ("host_speed", hosting),
+                         ("rl_speed", reinforcing)):  # fmt: skip
         if bench in results:
             r = results[bench]
             parts.append(f"{write(r)}\n{r['machine']}; {r['when']}; {number(r['took_seconds'])} seconds in all.\n")
@@ -164,6 +165,19 @@ def hosting(r: dict) -> str:
         )
         + f"\nPacking alone, trees in memory: {number(r['packing'])} tokens a second. The cache took"
         f" {number(r['write_seconds'])} s to write and has {number(r['cache_bytes_a_token'])} bytes a token.\n"
+    )
+
+
+def reinforcing(r: dict) -> str:
+    ours = [number(r["ours"]), number(r["sampled_tokens"], 4), number(r["cells"], 4)]
+    peer = [number(r["peer"]), number(r["peer_sampled_tokens"], 4), number(r["peer_cells"], 4)]
+    return (
+        "## Reinforcement learning\n\nThe quickstart's policy, 16 problems x 16 samples an update, a verifier's reward,"
+        f" one step of AdamW. Ratio {number(r['ratio'])}.\n\n"
+        + table(
+            "| | updates a second | tokens sampled an update | tokens computed in training, with padding |",
+            [["jprm", *ours], [r["peer_name"] or "–", *peer]],
+        )
     )
 
 

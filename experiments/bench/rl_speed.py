@@ -1,0 +1,120 @@
+"""Speed of reinforcement learning beside TRL's GRPOTrainer, its newest release: the quickstart's policy and problems.
+
+    python experiments/bench/rl_speed.py [--quickstart runs/quickstart] [--rounds 3] [--updates 4]
+
+An update samples 16 chains of each of 16 problems at temperature 1, up to 96 tokens, has their answers verified, and
+makes one step of AdamW in float32 on all of them, without a KL term or a PRM. Both start from the same parameters, with
+the same token ids of prompts. TRL samples by transformers' `generate` and makes a sequence of each sample; jprm makes a
+tree of each problem's samples. The two run in turns, and the median of a round's updates counts, compilation left out.
+
+The last line is one JSON object: `ours` and `peer`, updates a second, their `ratio`; and of both, means an update of
+
+    sampled_tokens    tokens that the policy wrote
+    cells             tokens computed in training, padding included
+    packed_tokens     without padding, and separate_tokens, as sequences; of jprm alone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import yardsticks
+
+sys.path.insert(0, str(yardsticks.REPOSITORY / "experiments" / "quickstart"))
+import rl
+
+from jprm.export.export import export
+from jprm.policy.protocol import Prefix
+from jprm.rl.config import RLExperiment, learner
+from jprm.rl.loop import Loop
+from jprm.rl.position import Progress
+from jprm.train.log import Log
+from jprm.train.trainer import Trainer
+
+HERE = pathlib.Path(__file__).parent
+WARM = 4  # updates that may compile: rows come in few sizes
+
+
+class Ours:
+    """The updates of one run, one after the other."""
+
+    def __init__(self, config: RLExperiment, folder: pathlib.Path, stack: contextlib.ExitStack):
+        progress, experiment = Progress(), learner(config)
+        trainer = stack.enter_context(Trainer(experiment, folder, position=progress))
+        log = stack.enter_context(Log(folder, experiment, 0, trainer.goodput))
+        self.metrics = folder / "metrics.jsonl"
+        self.loop, self.number = Loop(config, trainer, progress, log, lambda *_: None), 0
+        self.cells: list[int] = []
+        step = trainer.step
+        trainer.step = lambda rows: (self.cells.append(rows.tokens.size), step(rows))[1]
+        self.run(WARM)
+
+    def run(self, updates: int) -> dict[str, float]:
+        seconds = []
+        for _ in range(updates):
+            self.number += 1
+            start = time.perf_counter()
+            self.loop.update(self.number)
+            jax.block_until_ready(self.loop.trainer.state)
+            seconds.append(time.perf_counter() - start)
+        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()[-updates:]]
+        mean = {
+            key: statistics.mean(line[key] for line in lines) for key in ("packed_tokens", "separate_tokens", "reward")
+        }
+        sampled = 256 * statistics.mean(line["chain_tokens"] for line in lines)
+        return {"seconds": statistics.median(seconds), "sampled_tokens": sampled,
+                "cells": statistics.mean(self.cells[-updates:]), **mean}  # fmt: skip
+
+
+def main() -> None:
+    args = yardsticks.parser(__doc__)
+    args.add_argument("--quickstart", type=pathlib.Path, default=rl.QUICKSTART, help="folder of a finished quickstart")
+    args.add_argument("--updates", type=int, default=4, help="timed in a round, of each (default 4)")
+    args.add_argument("--batch", type=int, default=256, help="of TRL: samples of a forward pass (default 256)")
+    args = args.parse_args()
+    config = dataclasses.replace(rl.experiment("verifier", args.quickstart), prm="", reference=False)
+    if args.peer:
+        yardsticks.peer_python("grpo")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        ours = Ours(config, pathlib.Path(folder) / "run", stack)
+        asked = request(config, ours.loop, pathlib.Path(folder) / "model", args.batch, args.updates + 1)
+        found, peers = [], []
+        for number in range(1, args.rounds + 1):
+            found.append(ours.run(args.updates))
+            print(f"round {number} ours: {found[-1]}", flush=True)
+            if args.peer:
+                peers.append(yardsticks.peer(HERE / "peer_grpo.py", stdin=json.dumps(asked), environment="grpo"))
+                print(f"round {number} peer: {peers[-1]}", flush=True)
+    middle, other = yardsticks.medians(found), yardsticks.medians(peers)
+    yardsticks.report(
+        "rl_speed", 1 / middle["seconds"], 1 / other["seconds"] if other else None, rounds=args.rounds,
+        **middle, **{f"peer_{key}": x for key, x in other.items()}, peer_name=peers[0]["peer"] if peers else None,
+    )  # fmt: skip
+
+
+def request(config: RLExperiment, loop: Loop, folder: pathlib.Path, batch: int, updates: int) -> dict[str, Any]:
+    """Returns what the peer is to do, its model written into `folder`."""
+    export(config.policy, folder)
+    policy = loop.policy
+    prompts = {record["problem"]: policy.prompt(Prefix(record["problem"])) for record in loop.records}
+    return {
+        "model": str(folder), "problems": config.problems_an_update, "samples": config.samples, "batch": batch,
+        "max_tokens": config.max_tokens, "learning_rate": config.optimizer.learning_rate, "updates": updates,
+        "records": [
+            {"prompt": policy.tokenizer.decode(ids), "ids": ids, "answer": record["answer"]}
+            for record, ids in zip(loop.records, prompts.values(), strict=True)
+        ],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
