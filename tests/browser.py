@@ -11,6 +11,9 @@ import urllib.request
 
 import pytest
 
+WIDE = "$$" + " + ".join(f"x_{{{i}}}^2" for i in range(60)) + "$$"
+"""A formula that is wider than any page."""
+
 
 class Browser:
     """A session of its own, with the browser's log and every request."""

@@ -7,7 +7,7 @@ import time
 import pytest
 import uvicorn
 from annotating import SECRET, Desk, chain, make
-from browser import axe_script, requests_of, violations
+from browser import WIDE, axe_script, requests_of, violations
 
 from jprm.annotate import study
 
@@ -239,7 +239,7 @@ def test_alternatives_are_rated_and_chosen_by_keys_alone(browser, tmp_path):
 @pytest.mark.slow
 def test_axe_finds_no_violation(browser, tmp_path):
     script = axe_script()
-    work = [chain(0, steps=3) | {"problem": "What is $x^2$ at $x = 3$?\n$$x^2$$"}, TREE]
+    work = [chain(0, steps=3) | {"problem": f"What is $x^2$ at $x = 3$?\n{WIDE}"}, TREE]
     with Page(browser, make(tmp_path, work=work, names=("ana",))) as page:
 
         def check(*keys):

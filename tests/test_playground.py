@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import uvicorn
-from browser import axe_script, requests_of, violations
+from browser import WIDE, axe_script, requests_of, violations
 
 from jprm.policy.protocol import Sample
 from jprm.score.scale import PROBABILITY
@@ -173,4 +173,9 @@ def test_axe_finds_no_violation(page):
             time.sleep(0.3)
             page.run(script)
             assert violations(page) == [], (scheme, keys)
+        page.run("document.getElementById('response').value = arguments[0];"
+                 "document.getElementById('ask').requestSubmit()", f"Let $x = 2$.\nSo {WIDE}")  # fmt: skip
+        page.wait("return document.querySelectorAll('#steps .math').length === 2", 20)
+        page.run(script)
+        assert violations(page) == [], (scheme, "formulas")
     page.cdp("Emulation.setEmulatedMedia", features=[])

@@ -16,12 +16,21 @@ const mathematics = (() => {
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 10, maxExpand: 200,
                     output: document.querySelector('link[href$="katex.min.css"]') ? "htmlAndMathml" : "mathml" };
 
+  // A formula that is wider than its step scrolls, by keys too: who has no mouse reaches it with Tab.
+  const width = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
+    }
+  });
+
   function formula(match) {
     const { bracket, dollars, environment, round, dollar } = match.groups, display = bracket || dollars || environment;
     const made = document.createElement("span");
     made.className = display ? "math display" : "math";
     try { katex.render(display || round || dollar, made, { ...OPTIONS, displayMode: !!display }); } catch { return match[0]; }
     made.dataset.source = match[0];
+    if (display) width.observe(made);
     return made;
   }
 
