@@ -233,14 +233,14 @@
     skip: () => end("skip"), give_up: () => end("give_up"), bad_problem: () => end("bad_problem"),
     next() {
       const task = current(), now = task && stand(task), reason = now && (asked || now.end);
-      if (reason) act({ kind: "finish", task: task.task, reason, seconds: clock.read() });
+      if (reason) { cursor = null; act({ kind: "finish", task: task.task, reason, seconds: clock.read() }); }
       else if (now && !now.left.length && now.ratings[cursor] !== -1) act({ kind: "choose", task: task.task, step: cursor, seconds: clock.read() });
     },
     undo() {
       const task = current(), last = task && task.acts[task.acts.length - 1];
       if (asked) { asked = null; draw(true); }
       else if (last) { cursor = last[0]; act({ kind: "undo", task: task.task, step: last[0] }); }
-      else if (previous) act({ kind: "undo", task: previous.task });
+      else if (previous) { cursor = null; act({ kind: "undo", task: previous.task }); }
     },
     flag() { const task = current(); if (task) act({ kind: "flag", task: task.task, on: !task.flagged }); },
     comment() {
