@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from browser import requests_of
+from browser import WIDE, axe_script, requests_of, violations
 
 from jprm import cli
 from jprm.evaluate import plots
@@ -351,6 +351,26 @@ def test_formulas_bring_their_script_and_other_pages_do_not_grow(browser, writte
     assert browser.run("return document.querySelectorAll('article math mfrac, article math msup').length") == 2
     assert browser.run("return document.querySelector('article .text').textContent").endswith(NASTY)
     assert browser.logs("browser") == [] and len(requests_of(browser)) == 1
+
+
+@pytest.mark.slow
+def test_axe_finds_no_violation(browser, tmp_path):
+    files, script = records(3.0), axe_script()
+    files["gsm8k"][0]["problem"], files["gsm8k"][0]["steps"][0] = r"What is $\frac{1}{2}$?", f"It is {WIDE}"
+    folder = write_folder(tmp_path / "math", files, "math")
+    assert cli.main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
+    for scheme in ("light", "dark"):
+        browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        for search in ("", "frac"):
+            browser.run("document.querySelectorAll('details').forEach(e => { e.open = true; });"
+                        "const s = document.getElementById('search'); s.value = arguments[0];"
+                        "s.dispatchEvent(new Event('input'))", search)  # fmt: skip
+            browser.wait("return document.querySelectorAll('article').length" + (" === 1" if search else " > 1"))
+            browser.run(script)
+            assert violations(browser) == [], (scheme, search)
+    browser.cdp("Emulation.setEmulatedMedia", features=[])
 
 
 @pytest.mark.slow
