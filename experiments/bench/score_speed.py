@@ -39,11 +39,11 @@ class Counting(PRM):
 
     counts: ClassVar[collections.Counter] = collections.Counter()
 
-    def _run(self, rows, problem_BS, readout):
-        self.counts["cells"] += rows.tokens.size
-        self.counts["tokens"] += int(yardsticks.real_tokens(rows).sum())
-        self.counts["pairs"] += yardsticks.visible_pairs(rows)
-        return super()._run(rows, problem_BS, readout)
+    def _run(self, batch, readout):
+        self.counts["cells"] += batch.rows.tokens.size
+        self.counts["tokens"] += int(yardsticks.real_tokens(batch.rows).sum())
+        self.counts["pairs"] += yardsticks.visible_pairs(batch.rows)
+        return super()._run(batch, readout)
 
 
 def made_up_prm() -> Counting:
