@@ -190,7 +190,7 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     memory, program, bounds = found["memory"], found["program"], found["bounds"]
     state = 3 * 4 * found["parameters"] / 8  # parameters and two moments in float32, over 8 chips
     assert state < memory["arguments"] < 1.2 * state
-    assert memory["fits"] and memory["total"] >= memory["arguments"] + memory["temporaries"]
+    assert memory["fits"] and memory["arguments"] < memory["total"]
     assert "fits, 15." in printed and "5e+04" not in printed
     # Of one step, not two: XLA makes two copies of the model where the micro-batch is a loop of one turn. Beside the
     # recomputed forward pass (8 products for 6), the kernels compute the pair of whole blocks that a row of 256 is.

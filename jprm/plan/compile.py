@@ -73,7 +73,11 @@ def scoring(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """HBM bytes of one device. Only `total` and `available` are known where the program does not fit."""
+    """HBM bytes of one device. Only `total` and `available` are known where the program does not fit.
+
+    On TPUs `total` is the most that the compiler assigns at once, by which it refuses a program; `temporaries`, its
+    other figure, counts some buffers twice.
+    """
 
     total: float
     available: float
@@ -95,7 +99,10 @@ def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> t
             return overflow(str(error)), None
     sizes = program.memory_analysis()
     fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes  # not written in place of the arguments
-    total = sizes.argument_size_in_bytes + fresh + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+    at_once = sizes.argument_size_in_bytes + fresh + sizes.temp_size_in_bytes
+    if mesh.devices.flat[0].platform == "tpu":
+        at_once = sizes.peak_memory_in_bytes
+    total = at_once + sizes.generated_code_size_in_bytes
     memory = Memory(total, available, sizes.argument_size_in_bytes, sizes.temp_size_in_bytes)
     return memory, program.as_text() if memory.fits else None  # XLA compiles what no GPU holds
 

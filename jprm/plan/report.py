@@ -25,9 +25,10 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
     )
     memory = plan["memory"]
     table = Table("memory a device", "GiB", title=verdict(memory), title_justify="left")
-    for name in ("arguments", "temporaries", "total", "available"):
+    shown = {"arguments": "arguments", "temporaries": "temporaries", "total": "at once", "available": "available"}
+    for name, label in shown.items():
         if memory[name] is not None:
-            table.add_row(name, f"{memory[name] / GIB:.2f}")
+            table.add_row(label, f"{memory[name] / GIB:.2f}")
     console.print(table)
     if plan["program"] is None:
         return
