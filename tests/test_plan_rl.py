@@ -9,8 +9,11 @@ from tiny import optimised
 from tiny_rl import PIECES, POLICY, PRM, experiment, save_run
 
 from jprm import cli
-from jprm.experiment import to_json
-from jprm.plan import roofline
+from jprm.experiment import load, to_json
+from jprm.model.mesh import make_mesh
+from jprm.plan import depth, rl, roofline
+from jprm.plan.topologies import devices, find
+from jprm.rl.config import RLExperiment
 
 FILE = """import json
 
@@ -62,6 +65,32 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
     assert programs["push"]["program"]["hbm_bytes"] >= 0.9 * 2 * parameters
     total = sum(each["times"] * each["seconds"] for each in programs.values())
     assert found["update_seconds"] == pytest.approx(total) and "an update takes" in printed
+
+
+@pytest.mark.slow
+def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
+    """Prefill and decoding of eight layers, from two and four: the FLOPs exactly, the rest within 2 %."""
+    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
+    config, topology = load(file, ("model.layers=8", "model.layer_groups=[8]"), RLExperiment), find("v5e-8")
+    mesh = make_mesh(config.mesh, devices(topology))
+    found = {}
+    with optimised():
+        for layers in ((2, 4), (8,)):
+            monkeypatch.setattr(depth, "depths", lambda model, layers=layers: layers)
+            made, resident = rl.programs(config, rl.longest(config), mesh)
+            for name in ("prefill", "decode"):
+                assert tuple(made[name].variants) == layers
+                found[name, len(layers)] = rl.measure(
+                    name, made[name], 8, sum(resident.values()), {}, mesh, topology, lambda line: None
+                )
+    for name in ("prefill", "decode"):
+        foretold, whole = found[name, 2], found[name, 1]
+        print(name, foretold, whole)
+        assert foretold["compiled_layers"] == [2, 4] and whole["compiled_layers"] is None
+        assert foretold["program"]["flops"] == whole["program"]["flops"]
+        for figure in ("hbm_bytes", "received"):
+            assert foretold["program"][figure] == pytest.approx(whole["program"][figure], rel=0.02), figure
+        assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.02)
 
 
 def test_refusals(file, capsys, monkeypatch):

@@ -7,6 +7,9 @@
     push     the learner's parameters as the sampler's
 
 Learner, reference, sampler and PRM stay on the devices. The sampler's caches are there in prefill and decode alone.
+
+In prefill and decode the layers are no loop, and a program of all layers takes long to compile. These two are compiled
+with few layers, and their figures are continued to all of them (`jprm.plan.depth`).
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.model import decode
 from jprm.model.attention.registry import find
+from jprm.model.config import ModelConfig
 from jprm.model.lora import merge
 from jprm.model.mesh import check_mesh, make_mesh, spec
-from jprm.plan import collectives, compile, counts, hlo, roofline
+from jprm.plan import collectives, compile, counts, depth, hlo, roofline
 from jprm.plan.plan import layer_sizes
 from jprm.plan.topologies import Topology, devices
 from jprm.policy import decoding, sampler
@@ -35,9 +39,20 @@ from jprm.rl.config import RLExperiment, learner
 from jprm.rl.group import EXTRAS
 from jprm.storage import path_of
 
-Program = tuple[Callable, tuple[Any, ...], float, int]
-"""A function to lower, its arguments, the bytes of a device that it is given and that stay there, and how often an
-update runs it."""
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What an update runs.
+
+    variants: by the number of their layers, functions to lower and their arguments. One is the program itself; two have
+        fewer layers.
+    stays: bytes of a device that it is given and that stay there.
+    times: how often an update runs it.
+    """
+
+    variants: Mapping[int, tuple[Callable, tuple[Any, ...]]]
+    stays: float
+    times: int
 
 
 def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -57,25 +72,41 @@ def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = 
     say(f"tracing {experiment.name} for {topology.devices} devices")
     made, resident = programs(config, experiment, mesh)
     measured = {}
-    for name, (function, arguments, stays, times) in made.items():
-        say(f"compiling {name}")
-        memory, text = compile.compiled(function, arguments, mesh, topology.chip.allotted)
-        peak = memory.total + sum(resident.values()) - stays
-        measured[name] = {"times": times, "peak": peak, "fits": peak <= topology.chip.allotted, "program": None}
-        if text is not None:
-            sizes = layer_sizes(params_of(arguments), mesh)
-            kernels = _kernels(experiment, mesh) if name == "update" else {}
-            measured[name] |= _measured(counts.count(hlo.parse(text), sizes, kernels), topology)
+    for name, program in made.items():
+        kernels = _kernels(experiment, mesh) if name == "update" else {}
+        measured[name] = measure(name, program, model.layers, sum(resident.values()), kernels, mesh, topology, say)
     bounds = [each["times"] * each["seconds"] for each in measured.values() if each["program"]]
     return {
         "experiment": config.name, "topology": topology.name, "slices": topology.slices, "chips": topology.chips,
         "devices": topology.devices, "mesh": dict(mesh.shape), "rows": data.rows, "tokens": data.tokens,
-        "parameters": sum(x.size for x in jax.tree.leaves(params_of(made["update"][1]))),
+        "parameters": sum(x.size for x in jax.tree.leaves(params_of(*made["update"].variants.values()))),
         "resident": resident, "available": topology.chip.allotted, "programs": measured,
         "fits": all(each["fits"] for each in measured.values()),
         "update_seconds": sum(bounds) if len(bounds) == len(measured) else None,
         "seconds_to_plan": time.monotonic() - start,
     }  # fmt: skip
+
+
+def measure(
+    name: str, program: Program, layers: int, resident: float, kernels: Mapping[str, float], mesh: Mesh,
+    topology: Topology, say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Compiles a program; returns its figures, those of `layers` layers where it is compiled with fewer."""
+    totals, counted, available = {}, {}, topology.chip.allotted
+    for size, lowered in program.variants.items():
+        say(f"compiling {name}" + (f" of {size} layers" if len(program.variants) > 1 else ""))
+        memory, text = compile.compiled(*lowered, mesh, available)
+        totals[size] = memory.total
+        if text is not None:
+            counted[size] = counts.count(hlo.parse(text), layer_sizes(params_of(lowered), mesh), kernels)
+    peak = depth.total_at(totals, layers) + resident - program.stays
+    measured = {
+        "times": program.times, "peak": peak, "fits": peak <= available, "program": None,
+        "compiled_layers": [*totals] if len(totals) > 1 else None,
+    }  # fmt: skip
+    if len(counted) < len(totals):
+        return measured
+    return measured | _measured(depth.program_at(counted, layers), topology)
 
 
 def longest(config: RLExperiment) -> Experiment:
@@ -100,22 +131,40 @@ def programs(config: RLExperiment, experiment: Experiment, mesh: Mesh) -> tuple[
         "parameters": held(state.params), "moments": held(state.optimizer), "reference": held(state.reference),
         "sampler": held(copied),
     }  # fmt: skip
-    found = {"update": (step, arguments, held(state), config.minibatches)}
+    found = {"update": Program({model.layers: (step, arguments)}, held(state), config.minibatches)}
     if config.prm and kind_of(config.prm) == "run":
         prm = read(path_of(config.prm) / RUN)
         function, scored = compile.scoring(prm, mesh)
         resident["PRM"] = held(scored[0])
         tokens = config.problems_an_update * config.samples * config.tokens  # every chain in a row of its own
         rows = mesh.shape["data"] * mesh.shape["fsdp"] * prm.data.tokens
-        found["scoring"] = function, scored, held(scored[0]), -(-tokens // rows)
-    found |= _sampling(config, copied, dataclasses.replace(model, layer_groups=(1,) * model.layers), mesh)
+        found["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), -(-tokens // rows))
+    some = [_sampling(config, *shallow(copied, model, layers), mesh) for layers in depth.depths(model)]
+    for name, (_, _, times) in some[0].items():
+        variants = {each[name][1][1].layers: each[name][:2] for each in some}
+        found[name] = Program(variants, resident["sampler"], times)
     # The old copy goes before the new one is made.
-    found["push"] = decode.unstack, (learnt, model.layer_groups), held(learnt) + resident["sampler"], 1
+    push = {model.layers: (decode.unstack, (learnt, model.layer_groups))}
+    found["push"] = Program(push, held(learnt) + resident["sampler"], 1)
     return found, {name: size for name, size in resident.items() if size}
 
 
-def _sampling(config: RLExperiment, params: Mapping, model: Any, mesh: Mesh) -> dict[str, Program]:
-    """Returns prefill and one step of decoding, of a batch of the longest prompts that rows leave room for."""
+def shallow(params: Mapping, model: ModelConfig, layers: int) -> tuple[dict, ModelConfig]:
+    """Returns the first layers of an unstacked model."""
+    decoder = {
+        name: x for name, x in params["decoder"].items()
+        if not name.startswith("layers_") or int(name.removeprefix("layers_")) < layers
+    }  # fmt: skip
+    return {**params, "decoder": decoder}, dataclasses.replace(model, layers=layers, layer_groups=(1,) * layers)
+
+
+def _sampling(
+    config: RLExperiment, params: Mapping, model: ModelConfig, mesh: Mesh
+) -> dict[str, tuple[Callable, tuple[Any, ...], int]]:
+    """Returns prefill and one step of decoding, of a batch of the longest prompts that rows leave room for.
+
+    Each is a function, its arguments, and how often an update runs it.
+    """
     split = mesh.shape["data"] * mesh.shape["fsdp"]
     m, most = sampler.jobs_at_once(config.problems_an_update, config.samples, config.sampler_rows, split)
     jobs = config.problems_an_update * -(-config.samples // m)
@@ -146,8 +195,8 @@ def _sampling(config: RLExperiment, params: Mapping, model: Any, mesh: Mesh) -> 
     )  # fmt: skip
     token = jax.jit(decoding.next_token, static_argnums=(1, 2, 3), donate_argnums=4)
     return {
-        "prefill": (decoding.prefill, prompt, held(params), batches),
-        "decode": (token, step, held(params), batches * config.max_tokens),
+        "prefill": (decoding.prefill, prompt, batches),
+        "decode": (token, step, batches * config.max_tokens),
     }
 
 
@@ -158,9 +207,10 @@ def held(arrays: Any) -> float:
     )
 
 
-def params_of(arguments: tuple[Any, ...]) -> Any:
-    """Returns the parameters among a program's arguments, of which they are the first."""
-    return getattr(arguments[0], "params", arguments[0])
+def params_of(lowered: tuple[Callable, tuple[Any, ...]]) -> Any:
+    """Returns the parameters among a function's arguments, of which they are the first."""
+    _, (first, *_) = lowered
+    return getattr(first, "params", first)
 
 
 def _placed(arrays: Any, mesh: Mesh) -> Any:
@@ -205,13 +255,16 @@ def show(plan: Mapping[str, Any], console: Any) -> None:
     console.print(table)
     table = Table("program", "times", "peak GiB", "FLOPs", "HBM bytes", "interconnect bytes", "at least", "by")
     for name, each in plan["programs"].items():
-        cells = [name, f"{each['times']:,}", f"{each['peak'] / GIB:.2f}" + ("" if each["fits"] else ": does not fit")]
+        peak = f"{each['peak'] / GIB:.2f}" + ("" if each["fits"] else ": does not fit")
+        cells = [name + ("*" if each["compiled_layers"] else ""), f"{each['times']:,}", peak]
         if program := each["program"]:
             received = program["received"] + program["between_slices"]
             cells += [f"{x:.4g}" for x in (program["flops"], program["hbm_bytes"], received)]
             cells += [seconds(each["seconds"]), each["by"]]
         table.add_row(*cells)
     console.print(table)
+    for few, more in {tuple(each["compiled_layers"]) for each in plan["programs"].values() if each["compiled_layers"]}:
+        console.print(f"* continued to all layers from programs of {few} and {more}: every layer adds the same")
     fits = "it fits" if plan["fits"] else "it does not fit"
     console.print(f"{plan['available'] / GIB:.2f} GiB are available: {fits}")
     if plan["update_seconds"] is not None:
