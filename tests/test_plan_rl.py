@@ -11,7 +11,8 @@ from tiny_rl import PIECES, POLICY, PRM, experiment, save_run
 from jprm import cli
 from jprm.experiment import load, to_json
 from jprm.model.mesh import make_mesh
-from jprm.plan import depth, rl, roofline
+from jprm.plan import collectives, counts, depth, rl, roofline
+from jprm.plan.collectives import Collective
 from jprm.plan.topologies import devices, find
 from jprm.rl.config import RLExperiment
 
@@ -91,6 +92,25 @@ def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
         for figure in ("hbm_bytes", "received"):
             assert foretold["program"][figure] == pytest.approx(whole["program"][figure], rel=0.02), figure
         assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.02)
+
+
+def test_figures_are_continued_on_their_line():
+    def program(layers):
+        gathers = tuple(
+            Collective("all-gather", "weights", False, 8.0, 7.0, 2.0, False, f"layer {i}") for i in range(layers)
+        )
+        once = Collective("all-reduce", "other", False, 5.0, 5.0, 1.0, False, "head")
+        return counts.Program(10.0 + 3 * layers, 20.0 + layers, (*gathers, once))
+
+    model = dataclasses.replace(POLICY, layers=28, layer_groups=(28,))
+    assert depth.depths(model) == (2, 4)
+    assert depth.depths(dataclasses.replace(model, windows=(64, 64, 0))) == (6, 12)  # whole periods
+    assert depth.depths(dataclasses.replace(POLICY, layers=4, layer_groups=(4,))) == (4,)
+    found, whole = depth.program_at({layers: program(layers) for layers in (2, 4)}, 28), program(28)
+    assert (found.flops, found.bytes) == (whole.flops, whole.bytes)
+    assert found.received(network=False) == whole.received(network=False) == 28 * 7 * 2 + 5
+    assert collectives.totals(found.collectives) == collectives.totals(whole.collectives)
+    assert depth.program_at({28: whole}, 28) == whole and depth.total_at({2: 5.0, 4: 9.0}, 28) == 57.0
 
 
 def test_refusals(file, capsys, monkeypatch):
