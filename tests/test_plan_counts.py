@@ -114,6 +114,41 @@ def test_of_an_operand_that_a_nested_fusion_slices_the_slice_is_read():
     assert counts.count(hlo.parse(whole)).bytes == 4 * (2304 + 64 + 64)
 
 
+CARRIED = """HloModule carried
+
+%async_collective_fusion.1 (p: f32[8], q: f32[64], x: f32[32]) -> (f32[32], f32[8], f32[64]) {
+  %p = f32[8]{0} parameter(0)
+  %q = f32[64]{0} parameter(1)
+  %x = f32[32]{0} parameter(2)
+  %own = f32[32]{0} negate(%x)
+  %gathered = f32[64]{0} all-gather(%p), replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %t = (f32[32]{0}, f32[8]{0}, f32[64]{0}) tuple(%own, %p, %gathered)
+}
+
+%last (p2: f32[8], q2: f32[64]) -> f32[64] {
+  %p2 = f32[8]{0} parameter(0)
+  %q2 = f32[64]{0} parameter(1)
+  %whole = f32[64]{0} all-gather(%p2), replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %done = f32[64]{0} custom-call(%p2, %q2, %whole), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (a: f32[8], b: f32[64], c: f32[32]) -> f32[64] {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[64]{0} parameter(1)
+  %c = f32[32]{0} parameter(2)
+  %step = (f32[32]{0}, f32[8]{0}, f32[64]{0}) fusion(%a, %b, %c), kind=kOutput, calls=%async_collective_fusion.1
+  %sent = f32[8]{0} get-tuple-element(%step), index=1
+  %there = f32[64]{0} get-tuple-element(%step), index=2
+  ROOT %end = f32[64]{0} fusion(%sent, %there), kind=kCustom, calls=%last
+}
+"""
+
+
+def test_a_collective_that_fusions_carry_on_counts_once():
+    """A fusion beside it counts its own work, 32 in and 32 out; the last one writes the 64 that were gathered."""
+    assert counts.count(hlo.parse(CARRIED)).bytes == 4 * (32 + 32 + 64)
+
+
 def test_a_loop_whose_turns_are_not_known_is_refused():
     with pytest.raises(hlo.UnknownTrips, match="loop"):
         counts.count(hlo.parse(LOOP.replace("DIRECTION", "LT").replace("add(%i, %two)", "multiply(%i, %two)")))

@@ -70,9 +70,10 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
-    """Prefill and decoding of eight layers, from two and four: the FLOPs exactly, the rest within 2 %."""
+    """Prefill and decoding of eight layers, from two and four. Memory, which the order of work decides, within 5 %."""
     pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
-    config, topology = load(file, ("model.layers=8", "model.layer_groups=[8]"), RLExperiment), find("v5e-8")
+    config, topology = load(file, (), RLExperiment), find("v5e-8")
+    config = dataclasses.replace(config, model={"layers": 8, "layer_groups": (8,)})
     mesh = make_mesh(config.mesh, devices(topology))
     found = {}
     with optimised():
@@ -86,12 +87,9 @@ def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
                 )
     for name in ("prefill", "decode"):
         foretold, whole = found[name, 2], found[name, 1]
-        print(name, foretold, whole)
         assert foretold["compiled_layers"] == [2, 4] and whole["compiled_layers"] is None
-        assert foretold["program"]["flops"] == whole["program"]["flops"]
-        for figure in ("hbm_bytes", "received"):
-            assert foretold["program"][figure] == pytest.approx(whole["program"][figure], rel=0.02), figure
-        assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.02)
+        assert foretold["program"] == whole["program"] and foretold["seconds"] == whole["seconds"]
+        assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.05)
 
 
 def test_figures_are_continued_on_their_line():

@@ -152,9 +152,14 @@ def _hbm(arrays: tuple[Array, ...]) -> float:
 def _fusion_bytes(
     module: Module, inner: Computation, given: list[tuple[Array, ...]], results: tuple[Array, ...]
 ) -> float:
-    total = 0.0
+    total, carries = 0.0, inner.name.startswith("async_collective_fusion") or "AsyncCollective" in inner.root.text
+
+    def passed(user: Instruction) -> bool:
+        """Whether the user reads nothing itself: the result's tuple, or a collective that is under way meanwhile."""
+        return (user is inner.root and user.opcode == "tuple") or (carries and _under_way(user))
+
     for parameter, arrays in zip(inner.parameters, given, strict=True):
-        if not all(u is inner.root and u.opcode == "tuple" for u in inner.users[parameter.name]):
+        if not all(map(passed, inner.users[parameter.name])):
             total += min(_read(module, inner, parameter), _hbm(arrays))
     outputs = (
         [inner.instructions[name] for name in inner.root.operands] if inner.root.opcode == "tuple" else [inner.root]
@@ -164,9 +169,17 @@ def _fusion_bytes(
         if output.opcode == "dynamic-update-slice":
             update = where.instructions[output.operands[1]].arrays[0]
             total += min(update.bytes, array.hbm_bytes)
-        elif output.opcode != "parameter":
+        elif output.opcode != "parameter" and not (carries and _under_way(output) and "Done" not in output.text):
             total += array.hbm_bytes
     return total
+
+
+def _under_way(inner: Instruction) -> bool:
+    """Whether it is a collective that several fusions carry on, each beside its own work. The last one counts it."""
+    return inner.opcode in CARRIED or "AsyncCollective" in inner.text
+
+
+CARRIED = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 def _read(module: Module, where: Computation, value: Instruction) -> float:
