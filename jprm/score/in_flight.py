@@ -18,7 +18,8 @@ import numpy as np
 
 from jprm.rows import Rows, empty_rows
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 BATCHES = 2
 """Batches in flight: one that the device computes and one that waits for it."""

@@ -325,9 +325,10 @@ class PRM:
         """Returns the rows that a device computes at once: one; of one chain each, as many as have FILLED tokens."""
         return max(1, row_lengths.FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
 
-    def _batches(self, rows: Rows, *of_slots: np.ndarray) -> Iterator[Batch]:
-        """Yields what all devices compute at once. `of_slots`: problem, tree and node, as in `Batch`."""
-        return batches(rows, *of_slots, self.mesh.shape["data"] * self.mesh.shape["fsdp"] * self._a_device(rows))
+    def _batches(self, rows: Rows, problem_BS: np.ndarray, tree_BS: np.ndarray, node_BS: np.ndarray) -> Iterator[Batch]:
+        """Yields what all devices compute at once."""
+        size = self.mesh.shape["data"] * self.mesh.shape["fsdp"] * self._a_device(rows)
+        return batches(rows, problem_BS, tree_BS, node_BS, size)
 
     def _put(self, batch: Batch) -> Rows:
         """Returns the batch's rows on the devices. Raises MemoryError for a batch that cannot fit."""
