@@ -12,13 +12,14 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 TOGETHER = 300
@@ -102,9 +103,31 @@ def shared(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     said = json.dumps(value).encode()
-    length = int(np.max(multihost_utils.process_allgather(np.int32(len(said)))))
+    longest = int(np.max(multihost_utils.process_allgather(np.int32(len(said)))))
+    length = 1 << (longest - 1).bit_length()  # few lengths: each is a program
     told = multihost_utils.process_allgather(np.frombuffer(said.ljust(length), np.uint8))
     return [json.loads(row.tobytes()) for row in told]
+
+
+def spread(do: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item]) -> list[Any]:
+    """Returns `do(items)`, one JSON value an item, in every process. Each of P processes computes every P-th item.
+
+    Where `do` raises in one process, that process raises the same error and the others raise ValueError.
+    """
+    own, count = jax.process_index(), jax.process_count()
+    if count == 1:
+        return list(do(items))
+    said, raised = {}, None
+    try:
+        said = {"values": list(do(items[own::count])) if own < len(items) else []}
+    except Exception as error:  # any error: the other processes must not wait for values
+        said, raised = {"error": f"{type(error).__name__}: {error}"}, error
+    told = shared(said)
+    if raised is not None:
+        raise raised
+    if failed := [process for process, each in enumerate(told) if "error" in each]:
+        raise ValueError(f"process {failed[0]} failed: {told[failed[0]]['error']}")
+    return [told[i % count]["values"][i // count] for i in range(len(items))]
 
 
 def everywhere(condition: bool) -> bool:

@@ -29,11 +29,26 @@ from jprm.train.preemption import Stopped
 own = jax.process_index()
 
 assert multihost.first(lambda: {"of": jax.process_index()}) == {"of": 0}
+assert multihost.spread(lambda some: [10 * i for i in some], [3, 1, 2]) == [30, 10, 20]
+assert multihost.spread(lambda some: some[:], [5]) == [5]  # of more processes than items
+try:
+    multihost.spread(lambda some: some if own == 0 else {}["of process 1 alone"], [1, 2])
+except (KeyError, ValueError) as error:
+    print("spread raised", type(error).__name__, error)
 assert multihost.everywhere(True) and not multihost.everywhere(own == 0)
 try:
     multihost.first(lambda: {}["of process 0 alone"])
 except (KeyError, ValueError) as error:
     print("first raised", type(error).__name__, error)
+
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jprm.model.mesh import MeshConfig, make_mesh, on_own_mesh, own_mesh, put
+grid, whole = make_mesh(MeshConfig(tensor=2, context=2)), np.arange(64.0).reshape(8, 8)
+own_grid = own_mesh(grid)
+copy = on_own_mesh(put(whole, NamedSharding(grid, PartitionSpec(("fsdp", "context"), "tensor"))), own_grid)
+assert copy.sharding == NamedSharding(own_grid, PartitionSpec("fsdp", "tensor")) and np.array_equal(copy, whole)
+assert {piece.data.shape for piece in copy.addressable_shards} == {(2, 8)}
 
 put_rows, calls = tiny.trainer.put_rows, []
 def put(*args, lead=0):
@@ -83,6 +98,11 @@ def both(tiny_run, tmp_path_factory):
 def test_what_the_first_says_or_refuses_all_hear(both):
     assert "first raised KeyError 'of process 0 alone'" in both[1][0]
     assert "first raised ValueError process 0 refused: KeyError: 'of process 0 alone'" in both[1][1]
+
+
+def test_where_one_cannot_do_its_part_all_hear(both):
+    assert "spread raised ValueError process 1 failed: KeyError: 'of process 1 alone'" in both[1][0]
+    assert "spread raised KeyError 'of process 1 alone'" in both[1][1]
 
 
 def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):

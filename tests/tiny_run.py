@@ -123,11 +123,11 @@ def make_data(folder):
 
 
 @contextlib.contextmanager
-def one_device():
-    """Training and scoring on the first device alone."""
+def one_device(count=1):
+    """Training and scoring on the first device alone, or the first `count`."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (trainer, loading, published):
-            patch.setattr(module, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
+            patch.setattr(module, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:count]))
         yield
 
 

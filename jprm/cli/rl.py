@@ -9,13 +9,14 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from jprm.cli.arguments import Folder, Settings
+from jprm.cli.arguments import Distributed, Folder, Settings
 
 
 def rl(
     experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
     workdir: Folder,
     set_: Settings = (),
+    distributed: Distributed = None,
 ) -> None:
     """Let a policy learn from its own samples, by a verifier and a PRM; the same command continues a stopped run.
 
@@ -30,20 +31,26 @@ def rl(
       jprm rl experiments/quickstart/rl.py --workdir runs/rl
       jprm rl experiments/quickstart/rl.py --workdir runs/sum --set credit.name=sum_prm_alone credit.offset=0
       jprm rl experiments/quickstart/rl.py --workdir runs/rft --set method=rejection
+      jprm rl experiments/pod.py --workdir gs://BUCKET/runs/rl --distributed auto
 
     Args:
         experiment: A file whose function experiment() returns a jprm.rl.config.RLExperiment.
         workdir: The folder for checkpoints, metrics and the configuration, also in a bucket. A run in it is continued.
         set_: Values that replace the experiment's, by their path in its configuration.
+        distributed: For several processes, as in `jprm train`. Each samples and judges a part of the problems on its
+            own devices, whose memory must hold the policy and the PRMs beside its part of the learner.
     """
+    from jprm import multihost
     from jprm.experiment import load
     from jprm.rl.config import RLExperiment
     from jprm.rl.loop import train
     from jprm.train.preemption import Stopped
 
+    multihost.start(distributed)
     try:
         result = train(load(experiment, set_, RLExperiment), workdir)
     except Stopped as stopped:
         print(f"stopped: {stopped}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
-    print("\n".join(result["verdict"]))
+    if multihost.is_first():
+        print("\n".join(result["verdict"]))

@@ -146,6 +146,36 @@ def gathered(arrays):
     return multihost_utils.process_allgather(arrays, tiled=True)
 
 
+def own_mesh(mesh: Mesh) -> Mesh:
+    """Returns a mesh of this process's devices alone; `mesh` where it is the only process."""
+    return mesh if jax.process_count() == 1 else make_mesh(devices=jax.local_devices())
+
+
+def on_own_mesh(arrays, mesh: Mesh):
+    """Returns a complete copy of the arrays on this process's `own_mesh`; the arrays where it is the only process.
+
+    All processes call this together. A device receives its part of the copy alone, directly from other devices.
+    """
+    if jax.process_count() == 1:
+        return arrays
+    grids = [make_mesh(devices=jax.local_devices(i)).devices for i in range(jax.process_count())]
+    every = Mesh(np.stack(grids), ("process", *MESH_AXES))
+
+    def own(x: jax.Array) -> jax.Array:
+        place = P(*(_without_context(some) for some in jax.typeof(x).sharding.spec))
+        copies = jax.device_put(x, NamedSharding(every, place))
+        pieces = [piece.data for piece in copies.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
+
+    return jax.tree.map(own, arrays)
+
+
+def _without_context(place):
+    """Returns what an axis is split by on a mesh with one device along `context`."""
+    names = [name for name in ((place,) if isinstance(place, str) else place or ()) if name != "context"]
+    return tuple(names) if len(names) > 1 else next(iter(names), None)
+
+
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
     """Raises ValueError, naming what to change, where the mesh does not divide the rows, their tokens or the model."""
     data, fsdp, tensor, context = (mesh.shape[axis] for axis in MESH_AXES)

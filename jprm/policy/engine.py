@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
+from jprm import multihost
 from jprm.checkpoints import writing
 from jprm.checkpoints.kinds import FileDtype
 from jprm.model import vocabulary
@@ -181,7 +182,18 @@ class Engine(Sampler):
         super().__init__(params, config, tokenizer, mesh, options, name)
 
     def push(self, params: Mapping, name: str) -> None:
-        """Writes the parameters, has the server load them, and tests that it did."""
+        """Writes the parameters, has the server load them, and tests that it did.
+
+        Process 0 writes. Every process tests: one address may be several servers, such as localhost on each host.
+        """
+        before, self._pushed = self._pushed, pathlib.Path(multihost.first(lambda: self._load(params, name)))
+        self._test(params, name)
+        self.name = f"{name}#{self._digest}"
+        if before is not None and before != self._pushed and multihost.is_first():
+            shutil.rmtree(before, ignore_errors=True)
+
+    def _load(self, params: Mapping, name: str) -> str:
+        """Writes the parameters and has the server load them; returns their folder."""
         out = self._folder / f"step_{name.rpartition('@')[2]}"
         partial = out.with_name(out.name + ".partial")
         for path in (out, partial):
@@ -193,11 +205,7 @@ class Engine(Sampler):
             reply = self._post(path, body)
             if isinstance(reply, Mapping) and reply.get("success") is False:
                 raise ConnectionError(f"{self.engine.url}{path}: refused the parameters: {reply.get('message')}")
-        self._test(params, name)
-        self.name = f"{name}#{self._digest}"
-        before, self._pushed = self._pushed, out
-        if before is not None and before != out:
-            shutil.rmtree(before, ignore_errors=True)
+        return str(out)
 
     def _test(self, params: Mapping, name: str) -> None:
         if not self._kept:

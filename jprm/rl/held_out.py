@@ -13,8 +13,7 @@ from jprm.evaluate.paired import shown_n
 from jprm.layout import Layout
 from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.rl.config import RLExperiment
-from jprm.rl.rollout import Group, neutral_tree, packed, scored
-from jprm.score.scorer import PRM
+from jprm.rl.rollout import Group, neutral_tree, packed
 from jprm.statistics import bootstrap, weighted_mean
 from jprm.train.trainer import Trainer
 from jprm.verify.verifiers import Working, right_working
@@ -24,9 +23,12 @@ STREAM = -1
 
 EXAMPLES = 3
 
+Scores = Sequence[Sequence[Float[np.ndarray, " P"]]]
+"""A PRM's, of every step, by problem and sample."""
 
-def evaluation(groups: Sequence[Group], working: Working, second: PRM | None, seed: int) -> dict[str, Any]:
-    """Returns the figures of held-out groups, as JSON holds them.
+
+def evaluation(groups: Sequence[Group], working: Working, others: Scores | None, seed: int) -> dict[str, Any]:
+    """Returns the figures of held-out groups, as JSON holds them. `others`: the second PRM's scores, if there is one.
 
     gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
@@ -52,7 +54,7 @@ def evaluation(groups: Sequence[Group], working: Working, second: PRM | None, se
         "blank": np.mean([not one.steps for one in chains]),
         "truncated": np.mean([not one.ended for one in chains]),
     }  # fmt: skip
-    found |= _proxies(groups, second) | {"examples": examples(groups, verdicts)}
+    found |= _proxies(groups, others) | {"examples": examples(groups, verdicts)}
     return {key: float(x) if isinstance(x, np.floating) else x for key, x in found.items()}
 
 
@@ -85,14 +87,13 @@ def lowest(scores: Sequence[Float[np.ndarray, " P"]]) -> Float[np.ndarray, " G"]
     return np.array([score_P.min() if len(score_P) else 0.0 for score_P in scores])
 
 
-def _proxies(groups: Sequence[Group], second: PRM | None) -> dict[str, Any]:
+def _proxies(groups: Sequence[Group], others: Scores | None) -> dict[str, Any]:
     if not groups or groups[0].scores is None:
         return {}
     first = [scores for group in groups for scores in group.scores or []]
     wrong_N = np.concatenate([group.correct_G < 1 for group in groups])
     found = {"proxy": lowest(first).mean(), "proxy_wrong": _mean(lowest(first)[wrong_N])}
-    if second is not None:
-        others = scored(second, [group.record for group in groups], [group.trajectories for group in groups])
+    if others is not None:
         other = [scores for of_group in others for scores in of_group]
         apart = np.abs(np.concatenate(first) - np.concatenate(other))
         found |= {"second": lowest(other).mean(), "disagreement": _mean(apart)}

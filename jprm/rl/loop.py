@@ -2,6 +2,10 @@
 
 An update is a function of the parameters, the seed and its number: problems, samples, rewards and scores are made anew
 from them. So a run that was killed anywhere, and continued, ends bit for bit like one that was not (on one mesh).
+
+Every process runs this loop. The learner's parameters are split over the devices of all processes. Each process samples
+and judges a part of the problems on its own devices, with a copy of the policy. All processes then learn from the same
+groups. Process 0 writes.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-from jprm import loading
+from jprm import loading, multihost
 from jprm.checkpoints import store
 from jprm.experiment import from_json, to_json
 from jprm.jsonl import parse
+from jprm.model.mesh import on_own_mesh, own_mesh
 from jprm.model.parameters import join
 from jprm.outputs import write_json
 from jprm.pack import PackReport
@@ -28,7 +33,7 @@ from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
 from jprm.rl import RESULT, guards, refresh, rollout
 from jprm.rl.config import METHODS, RLExperiment, learner
-from jprm.rl.held_out import STREAM, drift, evaluation, train_figures
+from jprm.rl.held_out import STREAM, Scores, drift, evaluation, train_figures
 from jprm.rl.position import Ahead, Progress
 from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
@@ -62,19 +67,17 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
         Diverged: the loss is not finite; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
-    if jax.process_count() > 1:
-        raise NotImplementedError("reinforcement learning runs in one process; start it without --distributed")
     if config.refresh.every:
         refresh.check(config)
     workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
-    claim_rl(workdir, config)
+    multihost.first(lambda: claim_rl(workdir, config))
     with (
         stop_signal() as asked_to_stop,
         Watchdog(workdir, config.stall_seconds) as watchdog,
         Trainer(experiment, workdir, position=progress) as trainer,
     ):
         assert trainer.checkpoints is not None
-        if trainer.checkpoints.latest is None:
+        if trainer.checkpoints.latest is None and multihost.is_first():
             (workdir / "metrics.jsonl").unlink(missing_ok=True)
         with Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log:
             loop = Loop(config, trainer, progress, log, watchdog.at)
@@ -113,8 +116,8 @@ class Loop:
         self.second = loading.load(config.second_prm) if config.second_prm else None
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
         make = functools.partial(Engine, config.engine, self._probes()) if config.engine else Sampler
-        model = trainer.experiment.model
-        self.policy = make(trainer.params, model, trainer.tokenizer, trainer.mesh, options, self._name)
+        model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)
+        self.policy = make(on_own_mesh(trainer.params, mesh), model, trainer.tokenizer, mesh, options, self._name)
         self._check_records()
 
     def _probes(self) -> Probes:
@@ -175,7 +178,7 @@ class Loop:
             self.at(number, "updating")
             self._learn(*batch, figures, began, sampled, close=index == config.minibatches)
         self.at(number, "pushing")
-        self.policy.push(self.trainer.params, self._name)
+        self.policy.push(on_own_mesh(self.trainer.params, self.policy.mesh), self._name)
         self.progress.update = number
         if config.refresh.every and number % config.refresh.every == 0:
             self.at(number, "refreshing")
@@ -242,15 +245,16 @@ class Loop:
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
         groups = self._held_out_groups()
-        found = evaluation(groups, self.working, self.second, config.seed)
+        others = rollout.scored(self.second, self.held_out, [g.trajectories for g in groups]) if self.second else None
+        found = multihost.first(lambda: evaluation(groups, self.working, others, config.seed))
         if self.prm is not None:
-            found |= {"prm": progress.prm, "auroc": step_auroc(groups, [g.scores or [] for g in groups], self.working)}
+            found |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
         kl = drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
         found = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **found}
         progress.evaluations.append(found)
         if guards.best_of(progress.evaluations) == len(progress.evaluations) - 1:
             self._save_best()
-        progress.ended = guards.fired(progress.evaluations, config.guards, config.seed)
+        progress.ended = multihost.first(lambda: guards.fired(progress.evaluations, config.guards, config.seed))
         shown = {key: value for key, value in found.items() if isinstance(value, int | float)}
         self.log.write({"step": int(self.trainer.state.step), **shown})
         self.write(finished=False)
@@ -259,6 +263,9 @@ class Loop:
         config, problems = self.config, [record["problem"] for record in self.held_out]
         drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=STREAM)
         return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
+
+    def _auroc(self, groups: list[rollout.Group], scores: Scores) -> float | None:
+        return multihost.first(lambda: step_auroc(groups, scores, self.working))
 
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
@@ -269,8 +276,8 @@ class Loop:
             return
         new, held = loading.load(folder), self._held_out_groups()
         drawn = [group.trajectories for group in held]
-        before = step_auroc(held, [group.scores or [] for group in held], self.working)
-        after = step_auroc(held, rollout.scored(new, self.held_out, drawn), self.working)
+        before = self._auroc(held, [group.scores or [] for group in held])
+        after = self._auroc(held, rollout.scored(new, self.held_out, drawn))
         adopted = before is not None and after is not None and after >= before
         found = {"update": progress.update, "before": before, "after": after, "adopted": adopted}
         progress.refreshes.append(found)
@@ -279,7 +286,7 @@ class Loop:
         self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in found.items()}})
 
     def write(self, finished: bool) -> dict[str, Any]:
-        """Writes `rl.json` and returns it."""
+        """Writes `rl.json`, in process 0, and returns it."""
         progress, config = self.progress, self.config
         result = {
             "version": VERSION, "name": config.name, "finished": finished,
@@ -288,7 +295,8 @@ class Loop:
             "best": guards.best_of(progress.evaluations), "experiment": to_json(config),
             "evaluations": progress.evaluations, "refreshes": progress.refreshes,
         }  # fmt: skip
-        write_json(self._folder / RESULT, result)
+        if multihost.is_first():
+            write_json(self._folder / RESULT, result)
         return result
 
     @property
@@ -299,7 +307,7 @@ class Loop:
     def _save_best(self) -> None:
         """Saves the parameters as a run of their own."""
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
-        claim(folder, trainer.experiment, trainer.tokenizer)
+        multihost.first(lambda: claim(folder, trainer.experiment, trainer.tokenizer))
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
             params = {"params": join(state.trained, state.frozen)}
             best.save_checkpointables_async(int(state.step), params, overwrite=True)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from jprm import multihost
 from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
@@ -107,13 +108,18 @@ def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def fresh(
     config: RLExperiment, prm: str, groups: Sequence[Group], working: Working, verifier: Verifier, policy: Policy
 ) -> list[dict[str, Any]]:
-    """Returns records of the groups' chains, labelled as `refresh.labels` says and as the PRM in folder `prm` takes."""
+    """Returns records of the groups' chains, labelled as `refresh.labels` says and as the PRM in folder `prm` takes.
+
+    Each process samples completions for a part of the groups, and returns all records.
+    """
     if config.refresh.labels == "outcome":
         return with_outcomes(groups)
     if config.refresh.labels == "rollouts":
-        verdicts = verdicts_of_rollouts(groups, policy, verifier, config.refresh)
+        verdicts = multihost.spread(lambda some: verdicts_of_rollouts(some, policy, verifier, config.refresh), groups)
     else:
-        verdicts = [[working(group.record, one.steps) for one in group.trajectories] for group in groups]
+        verdicts = multihost.first(
+            lambda: [[list(working(group.record, one.steps)) for one in group.trajectories] for group in groups]
+        )
     return labelled(groups, verdicts, read(path_of(prm) / RUN).target.labels)
 
 
@@ -127,12 +133,8 @@ def refreshed(
     folder, experiment = workdir / FOLDER / str(update), read(path_of(prm) / RUN)
     if not records:
         return None
-    earlier = [workdir / FOLDER / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
-    file = workdir / FOLDER / f"{update}.jsonl"
-    file.parent.mkdir(exist_ok=True)
-    write_records(file, records)
-    files = (file, *(path for path in earlier if path.is_file()), *config.refresh.replay)
-    experiment = _experiment(config, experiment, prm, tuple(map(str, files)), update)
+    files = multihost.first(lambda: _files(config, workdir / FOLDER, records, update))
+    experiment = _experiment(config, experiment, prm, tuple(files), update)
     with Trainer(experiment, folder) as trainer:
         with jax.set_mesh(trainer.mesh):
             if not int(trainer.state.step):  # the head too: a base gives its decoder alone
@@ -145,7 +147,16 @@ def refreshed(
             trainer.step(rows)
         if left:
             trainer.save()
+    multihost.everywhere(True)  # before another process reads what process 0 has just completed
     return folder
+
+
+def _files(config: RLExperiment, folder: Place, records: Sequence[dict[str, Any]], update: int) -> list[str]:
+    """Writes an update's records, and returns the names of all files that are trained on."""
+    earlier = [folder / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
+    folder.mkdir(exist_ok=True)
+    write_records(file := folder / f"{update}.jsonl", records)
+    return list(map(str, (file, *(path for path in earlier if path.is_file()), *config.refresh.replay)))
 
 
 def _experiment(config: RLExperiment, prm: Experiment, folder: str, files: tuple[str, ...], update: int) -> Experiment:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from jprm import multihost
 from jprm.experiment import DataConfig
 from jprm.jsonl import parse
 from jprm.layout import Layout
@@ -67,6 +70,8 @@ def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = Fal
                 records[problem.text]["steps"] = _steps(line, where)
     if not records:
         raise ValueError(f"{', '.join(files)}: no problem")
+    if len(set(multihost.shared(hashlib.sha256(json.dumps(list(records.values())).encode()).hexdigest()))) > 1:
+        raise ValueError(f"{', '.join(files)}: the hosts do not have the same problems there")
     return list(records.values())
 
 
@@ -86,33 +91,42 @@ def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> lis
 def judged(
     records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], verifier: Verifier, floor: float, prm: PRM | None
 ) -> list[Group]:
-    """Returns the groups with the verifier's rewards and the PRM's scores; errors as `Verifier.rewards`."""
+    """Returns the groups with the verifier's rewards and the PRM's scores; errors as `Verifier.rewards`.
+
+    Each process judges a part of the problems, and returns all groups.
+    """
+
+    def rewards(some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[float]]:
+        whole = [(record, one.steps) for record, samples in some for one in samples if one.ended and one.steps]
+        found = iter(verifier.rewards(whole))
+        return [[next(found) if one.ended and one.steps else floor for one in samples] for _, samples in some]
+
     scores = scored(prm, records, drawn) if prm else [None] * len(records)
-    of_group = zip(records, drawn, strict=True)
-    whole = [(record, one.steps) for record, samples in of_group for one in samples if one.ended and one.steps]
-    rewards = iter(verifier.rewards(whole))
-    groups = []
-    for record, samples, scores_G in zip(records, drawn, scores, strict=True):
-        reward_G = np.array([next(rewards) if one.ended and one.steps else floor for one in samples])
-        groups.append(Group(record, list(samples), reward_G, scores_G))
-    return groups
+    reward_PG = multihost.spread(rewards, list(zip(records, drawn, strict=True)))
+    of_group = zip(records, drawn, reward_PG, scores, strict=True)
+    return [Group(record, list(some), np.array(reward_G), scores_G) for record, some, reward_G, scores_G in of_group]
 
 
 def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
-    """Returns the PRM's score of every step, by problem and sample."""
+    """Returns the PRM's score of every step, by problem and sample; each process scores a part, as in `judged`."""
+    found = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
+    return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in found]
+
+
+def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[list[float]]]:
     trees = []
-    for record, samples in zip(records, drawn, strict=True):
+    for record, samples in some:
         nodes: list[Node] = []
         for one in samples:
             first = len(nodes)
             nodes += [Node(len(nodes) - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
         trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
     found = []
-    for samples, score_N in zip(drawn, _scores(prm, trees), strict=True):
+    for (_, samples), score_N in zip(some, _scores(prm, trees), strict=True):
         bounds = np.cumsum([len(one.steps) for one in samples])[:-1]
-        found.append(np.split(score_N, bounds))
+        found.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
     return found
 
 

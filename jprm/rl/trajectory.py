@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from jprm import multihost
 from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Drawn, Sampler
 from jprm.policy.step_ends import step_text
@@ -76,15 +77,19 @@ def sample(policy: Any, problems: Sequence[str], n: int, *, seed: int, update: i
     """Returns n trajectories of each problem.
 
     A draw is numbered by seed, update, problem and sample alone: the same parameters give the same trajectories,
-    whatever was sampled before.
+    whatever was sampled before. Each process samples a part of the problems, and returns the trajectories of all.
 
     Raises ValueError for a policy that `check_exact` refuses, and for a problem that occurs twice.
     """
     if len(set(problems)) < len(problems):
         raise ValueError("a problem occurs twice in an update: its samples would be the same")
-    prefixes, policy = [Prefix(problem) for problem in problems], check_exact(policy)
-    drawn = policy.draw(prefixes, n, until="end", seed=0, stream=(seed, update))
-    return [[trajectory(policy, each) for each in samples] for samples in drawn]
+    policy = check_exact(policy)
+
+    def draw(some: Sequence[str]) -> list[list[dict[str, Any]]]:
+        drawn = policy.draw([Prefix(problem) for problem in some], n, until="end", seed=0, stream=(seed, update))
+        return [[trajectory(policy, each).json() for each in samples] for samples in drawn]
+
+    return [[Trajectory.of_json(one) for one in samples] for samples in multihost.spread(draw, problems)]
 
 
 def trajectory(policy: Sampler, drawn: Drawn) -> Trajectory:

@@ -81,7 +81,7 @@ class Trainer:
         self.objective = given or objectives.find(name, options, self.workdir)
         objectives.check(self.objective, experiment.task)
         self._step = make_step(self.objective, make_optimizer(experiment.optimizer), experiment.task)
-        self._compiled = False
+        self._compiled: set[tuple[int, ...]] = set()  # shapes of rows
         rates = schedule(experiment.optimizer, experiment.steps)
         self._rate = jax.jit(lambda step, skips: jnp.float32(rates(step - skips)))
         self.goodput, self.checkpoints, self._lock = Goodput(), None, None
@@ -139,9 +139,9 @@ class Trainer:
         with jax.set_mesh(self.mesh):
             rate = self._rate(self.state.step, skipped(self.state.optimizer))
             arguments = self.state, put_rows(rows, self.mesh, lead=1), rate
-            if not self._compiled:
+            if rows.tokens.shape not in self._compiled:
                 multihost.compile_together(self._step, *arguments)
-                self._compiled = True
+                self._compiled.add(rows.tokens.shape)
             self.state, metrics = self._step(*arguments)
             return metrics
 

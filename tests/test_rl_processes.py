@@ -1,0 +1,144 @@
+"""Reinforcement learning by two processes: equal to one, and bit for bit to itself when it was stopped."""
+
+import json
+
+import numpy as np
+import pytest
+from pod import Pod
+from test_rl_loop import params_of
+from tiny_rl import experiment, make, stormy
+from tiny_run import lines, one_device, untimed
+
+from jprm.experiment import OptimizerConfig
+from jprm.rl import loop, trajectory
+
+pytestmark = pytest.mark.slow  # a minute: process 1 finds none of its programs in jax's cache, which process 0 writes
+
+CHILD = """
+import json, os, pathlib, signal, sys
+from jprm import multihost
+folder, where = pathlib.Path(sys.argv[1]), sys.argv[-1]
+multihost.start(where)
+import jax
+import test_rl_processes as tests
+from jprm.rl import loop
+from jprm.train.preemption import Stopped, Watchdog
+
+config = getattr(tests, sys.argv[2])(folder / "data")
+with tests.written(folder / f"drawn.{jax.process_index()}.json"):
+    result = loop.train(config, folder / "whole")
+print("verdict:", result["verdict"])
+
+at = Watchdog.at
+def signalled(self, update, phase):
+    at(self, update, phase)
+    if (update, phase) == (2, "scoring") and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+Watchdog.at = signalled
+try:
+    loop.train(config, folder / "stopped")
+    print("not stopped")
+except Stopped as stopped:
+    print("stopped:", stopped)
+assert loop.train(config, folder / "stopped") == result
+"""
+
+
+def small(data):
+    """Two devices, samples drawn ahead, two minibatches, every second update a checkpoint.
+
+    Adam's eps is above most gradients: else its first steps, of a rate each way, would turn rounding errors of
+    gradients near zero into whole rates.
+    """
+    return experiment(
+        data, updates=4, evaluate_every=4, evaluate_samples=2, stale=1, objective_options={"truncate": 2.0},
+        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
+    )  # fmt: skip
+
+
+class written:
+    """Writes the ids of every update's samples in order into a file."""
+
+    def __init__(self, path):
+        self.path, self.drawn = path, []
+
+    def __enter__(self):
+        def sample(policy, problems, n, *, seed, update):
+            found = trajectory.sample(policy, problems, n, seed=seed, update=update)
+            self.drawn.append([update, [[one.ids for one in samples] for samples in found]])
+            return found
+
+        loop.sample = sample
+
+    def __exit__(self, *_):
+        loop.sample = trajectory.sample
+        self.path.write_text(json.dumps(self.drawn))
+
+
+def pod(folder, name, devices):
+    make(folder / "data")
+    with Pod(folder, 2, devices) as both:
+        both.start(["-c", CHILD, str(folder), name])
+        statuses = both.wait()
+        assert statuses == [0, 0], both.log(0)[-3000:] + both.log(1)[-3000:]
+        return folder, [both.log(0), both.log(1)]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    return pod(tmp_path_factory.mktemp("both"), "small", 1)
+
+
+def stopped_equals_whole(folder, logs, updates):
+    said = [line for log in logs for line in log.splitlines() if "stopped:" in line]
+    assert len(said) == 2 and said[0] == said[1] and f"of {updates}; the same command continues" in said[0]
+    assert json.loads((folder / "stopped/rl.json").read_bytes()) == json.loads((folder / "whole/rl.json").read_bytes())
+    assert untimed(lines(folder / "stopped")) == untimed(lines(folder / "whole"))
+    for run in ("", "/best"):
+        with one_device():
+            assert params_of(folder / f"stopped{run}") == params_of(folder / f"whole{run}")
+
+
+def test_a_signal_to_one_stops_both_and_they_go_on_bit_for_bit(both):
+    folder, logs = both
+    stopped_equals_whole(folder, logs, 4)
+    assert sorted(path.name for path in (folder / "whole/heartbeats").iterdir()) == ["0.json", "1.json"]
+    assert all("verdict:" in log for log in logs)
+
+
+def test_two_learn_what_one_learns(both):
+    folder, _ = both
+    with one_device(2), written(folder / "drawn.json"):
+        alone = loop.train(small(folder / "data"), folder / "alone")
+    drawn = [json.loads((folder / name).read_text()) for name in ("drawn.0.json", "drawn.1.json", "drawn.json")]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert [update for update, _ in drawn[2]] == [-1, 1, 2, 3, 4, -1]
+    together = json.loads((folder / "whole/rl.json").read_bytes())
+    assert together["evaluations"][-1]["gold_P"] == alone["evaluations"][-1]["gold_P"]
+    # Sums over devices are in another order, and samples are decoded in other batches: float32 rounding, in 8 steps.
+    before, after = numbers_of(folder / "alone"), numbers_of(folder / "whole")
+    apart = max(np.abs(before[name] - after[name]).max() for name in before)
+    start = numbers_of(folder / "data/policy")
+    moved = max(np.abs(before[name] - start[name]).max() for name in before)
+    assert apart < 1e-5 and moved > 1e-2  # numbers of about 1
+    for one, two in zip(untimed(lines(folder / "alone")), untimed(lines(folder / "whole")), strict=True):
+        assert one.keys() == two.keys()
+        np.testing.assert_allclose([*one.values()], [*two.values()], rtol=1e-3, atol=1e-5)
+
+
+def numbers_of(folder):
+    with one_device():
+        return {name: np.frombuffer(x, np.float32) for name, x in params_of(folder).items()}
+
+
+def test_refreshes_by_rollouts_and_a_second_prm_go_on_bit_for_bit(tmp_path):
+    folder, logs = pod(tmp_path, "stormy", 2)
+    stopped_equals_whole(folder, logs, 4)
+    refreshes = json.loads((folder / "whole/rl.json").read_bytes())["refreshes"]
+    assert [each["update"] for each in refreshes] == [2, 4]
+    with one_device(4):
+        alone = loop.train(stormy(folder / "data"), folder / "alone")
+    first = [run["evaluations"][0] for run in (alone, json.loads((folder / "whole/rl.json").read_bytes()))]
+    assert first[0]["gold_P"] == first[1]["gold_P"]
+    for name in ("proxy", "second", "auroc", "tokens"):
+        assert first[0][name] == pytest.approx(first[1][name], rel=1e-5)  # float32 rounding

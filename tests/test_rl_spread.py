@@ -1,0 +1,128 @@
+"""An update's samples, rewards and scores, computed in parts by several processes, equal one process's."""
+
+import json
+import threading
+import types
+
+import numpy as np
+import pytest
+from test_rl_loop import Sevens
+from test_trajectory import PROBLEMS, drawn, policy  # noqa: F401  (fixtures)
+from tiny_rl import reward
+
+from jprm import multihost
+from jprm.jsonl import write_records
+from jprm.rl import rollout, trajectory
+from jprm.rl.trajectory import Trajectory
+from jprm.verify.verifiers import of_function
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Returns a function that calls another in `count` threads, each a process to `jprm.multihost`."""
+    own = threading.local()
+
+    def run(count, call):
+        said, found, barrier = [None] * count, [None] * count, threading.Barrier(count, timeout=60)
+
+        def shared(value):
+            said[own.index] = json.dumps(value)
+            barrier.wait()
+            told = [json.loads(each) for each in said]
+            barrier.wait()
+            return told
+
+        def thread(index):
+            own.index = index
+            try:
+                found[index] = call(index)
+            except Exception as error:
+                found[index] = error
+
+        fake = types.SimpleNamespace(process_count=lambda: count, process_index=lambda: own.index)
+        with monkeypatch.context() as patch:
+            patch.setattr(multihost, "jax", fake)
+            patch.setattr(multihost, "shared", shared)
+            threads = [threading.Thread(target=thread, args=[i]) for i in range(count)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+        return found
+
+    return run
+
+
+def test_every_process_gets_the_trajectories_that_one_draws(processes, policy, drawn):  # noqa: F811
+    calls, draw = [], policy.draw
+
+    def counted(prefixes, *args, **options):
+        calls.append([prefix.problem for prefix in prefixes])
+        return draw(prefixes, *args, **options)
+
+    policy.draw = counted
+    try:
+        found = processes(3, lambda index: trajectory.sample(policy, PROBLEMS, 6, seed=3, update=5))
+    finally:
+        del policy.draw
+    assert sorted(calls) == [[problem] for problem in PROBLEMS]  # the third has none to draw
+    for each in found:
+        for some, wanted in zip(each, drawn, strict=True):
+            assert [(one.ids, one.steps, one.ended) for one in some] == [(a.ids, a.steps, a.ended) for a in wanted]
+            for one, other in zip(some, wanted, strict=True):  # float32 rounding, in batches of other sizes
+                np.testing.assert_allclose(one.log_probability_T, other.log_probability_T, atol=1e-5)
+                assert one.log_probability_T.dtype == np.float32
+
+
+RECORDS = [{"problem": f"p{i}", "answer": i} for i in range(5)]
+
+
+def chain(*steps, ended=True):
+    ids = tuple(range(1, len(steps) + 1))
+    return Trajectory(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
+
+
+CHAINS = [[chain(f"{i}"), chain("7", f"{i}7"), chain(), chain("0", ended=i > 2)] for i in range(5)]
+
+
+@pytest.mark.parametrize("prm", [None, Sevens()])
+def test_every_process_gets_the_groups_that_one_judges(processes, prm):
+    seen = []
+
+    def judge(record, steps):
+        seen.append(record["problem"])
+        return reward(record, steps)
+
+    verifier = of_function(judge)
+    alone = rollout.judged(RECORDS, CHAINS, verifier, -0.5, prm)
+    once, seen[:] = list(seen), []
+    for groups in processes(2, lambda index: rollout.judged(RECORDS, CHAINS, verifier, -0.5, prm)):
+        for group, wanted in zip(groups, alone, strict=True):
+            assert group.record == wanted.record and group.trajectories == wanted.trajectories
+            np.testing.assert_array_equal(group.reward_G, wanted.reward_G)
+            assert (group.scores is None) == (prm is None)
+            for some, others in zip(group.scores or [], wanted.scores or [], strict=True):
+                np.testing.assert_array_equal(some, others)
+    assert sorted(seen) == sorted(once)  # nothing is judged twice
+
+
+def test_a_verifier_that_fails_in_one_process_ends_all(processes):
+    def judge(record, steps):
+        return 2.0 if record["problem"] == "p3" else 0.0
+
+    own, other = (
+        "problem 'p3': the verifier's reward 2.0 is not in [0, 1]",
+        "process 1 failed: ValueError: problem 'p3'",
+    )
+    first, second = processes(2, lambda index: rollout.judged(RECORDS, CHAINS, of_function(judge), 0.0, None))
+    assert str(second) == own and str(first).startswith(other)
+
+
+def test_files_of_problems_that_differ_between_hosts_are_refused(processes, tmp_path):
+    for i in range(2):
+        write_records(tmp_path / f"{i}.jsonl", RECORDS[i:])
+    verifier = of_function(reward)
+    for found in processes(2, lambda index: rollout.read_records([str(tmp_path / f"{index}.jsonl")], verifier)):
+        assert isinstance(found, ValueError) and "the hosts do not have the same problems there" in str(found)
+    same = processes(2, lambda index: rollout.read_records([str(tmp_path / "0.jsonl")], verifier))
+    assert same[0] == same[1] == RECORDS
