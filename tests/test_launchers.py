@@ -71,6 +71,18 @@ def test_several_slices_are_asked_for_together():
     assert "--num-slices 2" in call("gke", "--dry-run", "xpk", **RUN, **GKE, SLICES="2").stdout
 
 
+def test_launchers_run_reinforcement_learning_too():
+    rl = RUN | {"TASK": "rl"}
+    assert "jprm rl x.py" in call("run", "--dry-run", "x.py", "/shared/runs/x", TASK="rl").stdout
+    assert " TASK=rl setsid nohup tpu/run.sh" in call("queued", "--dry-run", "launch", **rl, **QUEUED).stdout
+    assert "command: [jprm, rl, experiments/x.py," in call("gke", "manifest", **rl, **GKE).stdout
+    assert "jprm rl experiments/x.py" in call("gke", "--dry-run", "xpk", **rl, **GKE).stdout
+    assert "jprm rl experiments/x.py" in call("slurm", "script", **rl, **SLURM).stdout
+    for workdir in ("gs://bucket/runs/x", "/shared/runs/x"):  # a run writes rl.json at every evaluation
+        watch = call("queued", "--dry-run", "watch", **rl | {"WORKDIR": workdir}, **QUEUED).stdout
+        assert "finished" in watch and f"{workdir}/rl.json" in watch and "result.json" not in watch
+
+
 def test_a_folder_that_hosts_share_serves_in_place_of_a_bucket():
     share = RUN | {"WORKDIR": "/shared/runs/x"}
     assert "setup.sh --nfs h:/s'" in call("queued", "--dry-run", "deploy", **share, **QUEUED, NFS="h:/s").stdout

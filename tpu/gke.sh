@@ -12,7 +12,7 @@
 #
 # HOSTS x CHIPS is the number of chips in TOPOLOGY. SLICES (default 1) such slices; SPOT=1 uses spot nodes. ACCOUNT is a
 # Kubernetes service account that may read and write the bucket. CLAIM is a volume claim, mounted at /shared, for a WORKDIR
-# there in place of a bucket's.
+# there in place of a bucket's. TASK=rl runs `jprm rl`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -80,7 +80,7 @@ spec:
               containers:
                 - name: jprm
                   image: $IMAGE
-                  command: [jprm, train, $EXPERIMENT, --workdir, $WORKDIR, --distributed, auto]
+                  command: [jprm, ${TASK:-train}, $EXPERIMENT, --workdir, $WORKDIR, --distributed, auto]
                   ports:
                     - containerPort: 8471
                   resources:
@@ -125,7 +125,7 @@ xpk() {
   : "${CLUSTER:?}" "${TYPE:?accelerator type, such as v5litepod-16}" "${PROJECT:?}" "${ZONE:?}" "${IMAGE:?}"
   run xpk workload create --workload "$NAME" --cluster "$CLUSTER" --project "$PROJECT" --zone "$ZONE" \
     --tpu-type "$TYPE" --num-slices "${SLICES:-1}" --docker-image "$IMAGE" --max-restarts "${RETRIES:-1000}" \
-    --command "jprm train ${EXPERIMENT:?} --workdir ${WORKDIR:?} --distributed auto"
+    --command "jprm ${TASK:-train} ${EXPERIMENT:?} --workdir ${WORKDIR:?} --distributed auto"
 }
 
 case "${1:-}" in

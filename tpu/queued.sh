@@ -12,6 +12,7 @@
 #
 # NFS=SERVER:/SHARE mounts a share at /shared, for a WORKDIR there in place of a bucket's.
 # SLICES (default 1) slices of TYPE, joined by the data centre's network: `mesh.data` must be a multiple of SLICES.
+# TASK=rl runs `jprm rl`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -56,7 +57,7 @@ deploy() {
 launch() {
   : "${EXPERIMENT:?}" "${WORKDIR:?in a bucket, or a folder that every host can write to}"
   local start="tpu/run.sh $EXPERIMENT $WORKDIR${ARGUMENTS:+ $ARGUMENTS}"
-  everywhere "cd jprm && JPRM_COMMIT=$(git rev-parse HEAD) setsid nohup $start > run.log 2>&1 < /dev/null &"
+  everywhere "cd jprm && JPRM_COMMIT=$(git rev-parse HEAD)${TASK:+ TASK=$TASK} setsid nohup $start > run.log 2>&1 < /dev/null &"
 }
 
 status() {
@@ -75,8 +76,10 @@ stop() { everywhere 'kill -TERM "$(cat /tmp/jprm-run.pid)"'; }
 delete() { run gcloud compute tpus queued-resources delete "$NAME" "${at[@]}" --force --quiet; }
 
 ended() {
-  case ${WORKDIR:?} in
-    gs://*) first "gcloud storage ls $WORKDIR/result.json" ;;
+  case ${TASK:-train},${WORKDIR:?} in
+    rl,gs://*) first "gcloud storage cat $WORKDIR/rl.json | grep -q '\"finished\": true'" ;;
+    rl,*) first "grep -q '\"finished\": true' $WORKDIR/rl.json" ;;
+    *,gs://*) first "gcloud storage ls $WORKDIR/result.json" ;;
     *) first "test -f $WORKDIR/result.json" ;;
   esac
 }

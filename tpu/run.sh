@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains on this host as one process of a run, and restarts after a stop. Launchers run this on every host.
+# Trains on this host as one process of a run, and restarts after a stop. Launchers run this on every host. With TASK=rl it
+# runs `jprm rl` in place of `jprm train`.
 #
 #   tpu/run.sh [--dry-run] EXPERIMENT.py WORKDIR [more arguments of `jprm train`]
 #
@@ -16,7 +17,7 @@ if [ $# -lt 2 ]; then echo "usage: tpu/run.sh [--dry-run] EXPERIMENT.py WORKDIR 
 experiment=$1 workdir=$2
 shift 2
 
-command=(.venv/bin/jprm train "$experiment" --workdir "$workdir" "$@")
+command=(.venv/bin/jprm "${TASK:-train}" "$experiment" --workdir "$workdir" "$@")
 [ -x .venv/bin/jprm ] || command[0]=jprm
 where=${DISTRIBUTED-auto}
 [ -n "$where" ] && command+=(--distributed "$where")

@@ -9,7 +9,7 @@
 #   stop     saves and stops (SIGTERM)   delete   cancels the job
 #
 # Before the time limit, and when a node is preempted, the processes get SIGTERM, save and exit with status 143. The job is
-# then queued again and continues. A refusal (status 2) ends it.
+# then queued again and continues. A refusal (status 2) ends it. TASK=rl runs `jprm rl`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,7 +35,7 @@ script() {
 #SBATCH --open-mode=append
 #SBATCH --output=$logs/%x.log
 cd "$PWD" || exit 2
-srun --kill-on-bad-exit=1 --label .venv/bin/jprm train $EXPERIMENT --workdir $WORKDIR --distributed auto
+srun --kill-on-bad-exit=1 --label .venv/bin/jprm ${TASK:-train} $EXPERIMENT --workdir $WORKDIR --distributed auto
 status=\$?
 echo "\$(date -u +%FT%TZ) status \$status, restart \${SLURM_RESTART_COUNT:-0}"
 case \$status in
