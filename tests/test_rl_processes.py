@@ -142,3 +142,18 @@ def test_refreshes_by_rollouts_and_a_second_prm_go_on_bit_for_bit(tmp_path):
     assert first[0]["gold_P"] == first[1]["gold_P"]
     for name in ("proxy", "second", "auroc", "tokens"):
         assert first[0][name] == pytest.approx(first[1][name], rel=1e-5)  # float32 rounding
+
+
+def test_the_command_continues_a_run_and_process_0_prints_its_verdict(both, tmp_path):
+    folder, _ = both
+    file = tmp_path / "rl.py"
+    file.write_text(
+        "import pathlib\nimport test_rl_processes\n\n"
+        f"def experiment():\n    return test_rl_processes.small(pathlib.Path({str(folder / 'data')!r}))\n"
+    )
+    before = (folder / "whole/rl.json").read_bytes()
+    with Pod(tmp_path, 2, 1) as again:
+        again.start(["-m", "jprm", "rl", str(file), "--workdir", str(folder / "whole")])
+        assert again.wait() == [0, 0], again.log(0)[-3000:] + again.log(1)[-3000:]
+    assert "Correct answers went from" in again.log(0) and "Correct answers" not in again.log(1)
+    assert (folder / "whole/rl.json").read_bytes() == before
