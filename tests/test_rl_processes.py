@@ -1,16 +1,20 @@
 """Reinforcement learning by two processes: equal to one, and bit for bit to itself when it was stopped."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from pod import Pod
+from test_engine import TIED, Served
 from test_rl_loop import params_of
-from tiny_rl import experiment, make, stormy
+from tiny_rl import experiment, make, save_run, stormy
 from tiny_run import lines, one_device, untimed
 
 from jprm.experiment import OptimizerConfig
+from jprm.policy.engine import EngineConfig
 from jprm.rl import loop, trajectory
+from jprm.rl.credit import CreditConfig
 
 pytestmark = pytest.mark.slow  # a minute: process 1 finds none of its programs in jax's cache, which process 0 writes
 
@@ -42,6 +46,25 @@ except Stopped as stopped:
     print("stopped:", stopped)
 assert loop.train(config, folder / "stopped") == result
 """
+
+
+ENGINE = """
+import pathlib, sys
+from jprm import multihost
+multihost.start(sys.argv[-1])
+import test_rl_processes as tests
+from jprm.rl import loop
+folder = pathlib.Path(sys.argv[1])
+loop.train(tests.sampled_by(sys.argv[2], folder / "data", folder / "pushed"), folder / "two")
+"""
+
+
+def sampled_by(url, data, pushed):
+    return experiment(
+        data, prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), updates=2, max_tokens=12,
+        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
+        engine=EngineConfig(url, dtype="float32", tolerance=1e-3, folder=str(pushed)),
+    )  # fmt: skip
 
 
 def small(data):
@@ -157,3 +180,20 @@ def test_the_command_continues_a_run_and_process_0_prints_its_verdict(both, tmp_
         assert again.wait() == [0, 0], again.log(0)[-3000:] + again.log(1)[-3000:]
     assert "Correct answers went from" in again.log(0) and "Correct answers" not in again.log(1)
     assert (folder / "whole/rl.json").read_bytes() == before
+
+
+def test_a_server_samples_for_two_processes_what_it_samples_for_one(serve, tmp_path):
+    served, data = Served(serve), make(tmp_path / "data")
+    shutil.rmtree(data / "policy")
+    save_run(data / "policy", TIED, 0, 0.3)
+    with one_device(2):
+        alone = loop.train(sampled_by(served.url, data, tmp_path / "alone_pushed"), tmp_path / "one")
+    pushes = len(served.updates)
+    with Pod(tmp_path, 2, 1) as pod:
+        pod.start(["-c", ENGINE, str(tmp_path), served.url])
+        assert pod.wait() == [0, 0], pod.log(0)[-3000:] + pod.log(1)[-3000:]
+    assert len(served.updates) == 2 * pushes == 2 * 3  # by process 0 alone
+    together = json.loads((tmp_path / "two/rl.json").read_bytes())
+    assert [each["gold_P"] for each in together["evaluations"]] == [each["gold_P"] for each in alone["evaluations"]]
+    one, two = numbers_of(tmp_path / "one"), numbers_of(tmp_path / "two")
+    assert max(np.abs(one[name] - two[name]).max() for name in one) < 1e-5  # float32 rounding, as above
