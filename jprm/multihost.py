@@ -25,6 +25,9 @@ T = TypeVar("T")
 TOGETHER = 300
 """Seconds within which the processes of a run must have found each other."""
 
+waiting = threading.Event()
+"""Set while this process waits for what other processes share: the watchdog reports the ones that do not wait."""
+
 FORM = re.compile(r"(\d+)/(\d+)@(.+:\d+)")
 
 
@@ -88,9 +91,11 @@ def first(do: Callable[[], T]) -> T:
         except Exception as error:  # any error: the other processes must not wait for a value
             raised = error
             message = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+    waiting.set()
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
     buffer = np.frombuffer(message.ljust(length, b"\0"), np.uint8)
     said = json.loads(multihost_utils.broadcast_one_to_all(buffer).tobytes())
+    waiting.clear()
     if raised is not None:
         raise raised
     if "error" in said:
@@ -103,9 +108,11 @@ def shared(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     said = json.dumps(value).encode()
+    waiting.set()
     longest = int(np.max(multihost_utils.process_allgather(np.int32(len(said)))))
     length = 1 << (longest - 1).bit_length()  # few lengths: each is a program
     told = multihost_utils.process_allgather(np.frombuffer(said.ljust(length), np.uint8))
+    waiting.clear()
     return [json.loads(row.tobytes()) for row in told]
 
 

@@ -186,8 +186,8 @@ def test_goodput_counts_steps_over_all_the_time_since_the_first_start(monkeypatc
     assert again.fraction == 10 / 64
 
 
-def beat(step, doing="step", since=0.0, said=100.0, host="h"):
-    return {"step": step, "doing": doing, "since": since, "time": said, "host": host, "pid": 7}
+def beat(step, doing="step", since=0.0, said=100.0, host="h", waits=False):
+    return {"step": step, "doing": doing, "since": since, "time": said, "host": host, "pid": 7, "waits": waits}
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,9 @@ def beat(step, doing="step", since=0.0, said=100.0, host="h"):
         ([beat(5), beat(5, said=30, since=10, host="gone")],
          "no heartbeat from process 1 on gone, pid 7, at step 5 (step) for 90 s"),
         ([None, beat(5)], "no heartbeat from process 0"),
+        ([beat(5, "scoring", 20, waits=True), beat(5, "scoring", 20)],
+         "the others wait for process 1 on h, pid 7, at step 5 (scoring) for 80 s"),
+        ([beat(5, waits=True), beat(5, waits=True)], "all 2 processes are in the same place"),
         ([beat(5), beat(5)], "all 2 processes are in the same place (step): compilation, devices, network or disk"),
     ],
 )  # fmt: skip

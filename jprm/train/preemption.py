@@ -22,6 +22,7 @@ import jax
 from jax.experimental import multihost_utils
 
 import jprm
+from jprm import multihost
 from jprm.outputs import atomic_file
 from jprm.storage import Place
 
@@ -127,6 +128,7 @@ class Watchdog:
     def _beat(self) -> None:
         step, doing, since = self._place
         beat = {"step": step, "doing": doing, "since": since, "time": time.time()}
+        beat["waits"] = multihost.waiting.is_set()
         beat |= {"host": socket.gethostname(), "pid": os.getpid()}
         with atomic_file(self.folder / f"{jax.process_index()}.json") as file:
             file.write(json.dumps(beat).encode())
@@ -147,7 +149,8 @@ def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: flo
     """Returns a sentence that names the processes that the others wait for.
 
     These are the silent processes; or else those at the earliest step; or else, where all are at the same step, those
-    still waiting for data. Where no process differs, the sentence names the shared causes.
+    still waiting for data, or those that have not yet shared what the others wait for. Where no process differs, the
+    sentence names the shared causes.
     """
     silent = [i for i, beat in beats.items() if beat is None or now - beat["time"] > seconds]
     heard = {i: beat for i, beat in beats.items() if beat is not None and i not in silent}
@@ -155,6 +158,8 @@ def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: flo
     behind = [i for i, beat in heard.items() if beat["step"] < furthest]
     if not behind:
         behind = [i for i, beat in heard.items() if beat["doing"] == "data"]
+    if not behind:
+        behind = [i for i, beat in heard.items() if not beat.get("waits")]
     start = f"no step for {seconds:g} s at step {furthest}: "
     if silent:
         return start + "no heartbeat from " + ", ".join(_who(i, beats[i], now) for i in silent)
