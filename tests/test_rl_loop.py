@@ -4,12 +4,14 @@ import html
 import itertools
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
+from jprm.evaluate.wording import percent
 from jprm.report.page import report
 from jprm.rl import loop, trajectory
 from jprm.rl.config import GuardConfig, RefreshConfig
@@ -160,6 +162,26 @@ def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(wh
     assert page.count("<svg") == 7, "three plots, the first of them at the top too, and three curves of the training"
     with pytest.raises(ValueError, match="holds no rl.json"):
         report([folder, tmp_path], tmp_path / "page.html")
+
+
+def test_the_first_screen_of_two_runs_says_which_a_guard_ended_and_what_they_reached(whole, tmp_path):
+    folder, result, _ = whole
+    for name, ended in (("one", ""), ("two", "gaming: the PRM's score rose")):
+        (tmp_path / name).mkdir()
+        shutil.copy(folder / "metrics.jsonl", tmp_path / name)
+        verdict = [*result["verdict"], f"A guard ended the run at update 4, {ended}."][: None if ended else -1]
+        written = result | {"ended": ended, "best": 0, "verdict": verdict}
+        (tmp_path / name / "rl.json").write_text(json.dumps(written))
+    report([tmp_path / "one", tmp_path / "two"], tmp_path / "page.html")
+    page = html.unescape((tmp_path / "page.html").read_text())
+    first = page[page.index('<div class="first">') : page.index('<section id="verdict"')]
+    leads = re.findall(r'<p class="lead"><b>.*?</b> (.*?)</p>', first)
+    assert leads == [result["verdict"][0], "A guard ended the run at update 4, gaming: the PRM's score rose."]
+    evaluations = result["evaluations"]
+    start, end = (percent(evaluations[i]["gold"]) for i in (0, -1))
+    assert re.findall(r"<dd><b>(.*?)</b>", first)[:6] == [start, start, end, end, end, start]
+    assert "Right answers and the PRM's score, by run" in first
+    assert '<li class="bad"><b>no</b> A guard ended' in page
 
 
 @pytest.mark.parametrize(

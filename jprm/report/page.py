@@ -25,7 +25,7 @@ from jprm.evaluate.wording import decided, interval, percent, points
 from jprm.outputs import atomic_file, check_output
 from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
-from jprm.report.rl import collect_runs, is_run
+from jprm.report.rl import First, collect_runs, is_run
 from jprm.report.training import training
 from jprm.storage import Place, Remote, path_of
 from jprm.web.files import text_of_file
@@ -63,14 +63,15 @@ def report(
     """
     check_output(out, *(file for folder in folders for file in _files(path_of(folder))))
     if folders and is_run(folders[0]):
-        page, sections, verdicts = collect_runs(folders)
+        page, sections, verdicts, first = collect_runs(folders)
     else:
         page = collect(folders)
         sections = list(sections_of(page, more or {}))
         verdicts = [(model.name, list(verdict(model))) for model in page.models]
+        first = First([(name, lead(sentences)) for name, sentences in verdicts if sentences], tiles(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     with atomic_file(out) as file:
-        file.write(html(page, sections, drawn, verdicts).encode())
+        file.write(html(page, sections, drawn, verdicts, first).encode())
     if figures is not None:
         for name, text in drawn.items():
             with atomic_file(path_of(figures) / f"{name}.svg") as file:
@@ -84,7 +85,7 @@ def _files(folder: Place) -> Iterable[Place]:
 
 def html(
     page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str],
-    verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
+    verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (), first: First | None = None,
 ) -> str:  # fmt: skip
     """Returns the page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
     several = len(page.models) > 1
@@ -95,8 +96,8 @@ def html(
     return environment.get_template("page.html").render(
         title="jprm: " + ", ".join(model.name for model in page.models),
         models=page.models,
-        leads=[(name, lead(sentences)) for name, sentences in verdicts if sentences],
-        tiles=tiles(page.models),
+        leads=first.leads if first else [],
+        tiles=first.tiles if first else [],
         picture=picture,
         picture_svg=Markup(svg(picture)) if picture else "",
         verdicts=verdicts,

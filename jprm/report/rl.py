@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jprm
 from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
@@ -26,9 +27,12 @@ def is_run(folder: str | os.PathLike) -> bool:
     return (path_of(folder) / RESULT).is_file()
 
 
-def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list]:
-    """Returns the page, its sections and its verdicts. Raises ValueError for a folder that `jprm rl` did not write."""
-    models, sections, verdicts, runs = [], [], [], []
+def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list, First]:
+    """Returns the page, its sections, its verdicts and the first screen's words and figures.
+
+    Raises ValueError for a folder that `jprm rl` did not write.
+    """
+    models, sections, verdicts, runs, results = [], [], [], [], []
     chains: dict[str, Any] = {"models": ["PRM"], "files": [], "problems": [], "items": []}
     for index, folder in enumerate(folders):
         if not is_run(folder):
@@ -40,18 +44,73 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
         models.append(Model(name, {"model": about, "jprm": jprm.__version__}))
         sections.append((f"run-{index}", name, list(blocks(name, found))))
         runs.append((name, folder))
-        verdicts.append((name, [(kind(found), sentence) for sentence in found["verdict"][:1]]
-                         + [("open", sentence) for sentence in found["verdict"][1:]]))  # fmt: skip
+        results.append((path_of(folder).name, found))
+        verdicts.append((name, [(kind(sentence), sentence) for sentence in found["verdict"]]))
         _add_chains(chains, name, found)
+    if len(results) > 1:
+        sections.insert(0, ("runs", "Runs", [_together(results)]))
     if figures := list(training(runs)):
         sections.append(("training", "Training", figures))
-    return Page(models, [], chains, []), sections, verdicts
+    leads = [(name, next((said for mark, said in some if mark == "bad"), some[0][1])) for name, some in verdicts]
+    return Page(models, [], chains, []), sections, verdicts, First(leads, _tiles(results))
 
 
-def kind(found: dict[str, Any]) -> str:
-    """Returns how the first sentence of the verdict is marked: `good`, `bad` or `open`."""
-    end = found["verdict"][0].rpartition(", ")[2]
-    return {"better.": "good", "worse.": "bad"}.get(end, "open")
+class First(NamedTuple):
+    """What the first screen says: a sentence for each run, and figures, each with (run, value, interval)."""
+
+    leads: list[tuple[str, str]]
+    tiles: list[tuple[str, list[tuple[str, str, str]]]]
+
+
+def kind(sentence: str) -> str:
+    """Returns how a sentence of the verdict is marked: `good`, `bad`, `open`, or `fact` where nothing was to decide."""
+    if sentence.startswith("A guard ended the run"):
+        return "bad"
+    if not sentence.startswith("Correct answers"):
+        return "fact"
+    return {"better.": "good", "worse.": "bad"}.get(sentence.rpartition(", ")[2], "open")
+
+
+def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Returns correct answers at the start, of the kept policy and at the end, and the PRM's score at the end."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for name, of in results:
+        rows = of["evaluations"]
+        kept = rows[of["best"] if of["ended"] else -1]
+        for what, row in (("right at the start, %", rows[0]), ("right at the end, %", rows[-1]), ("kept, %", kept)):
+            right = {"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}
+            value, _, inside = interval(right).partition(" ")
+            found.setdefault(what, []).append((name, value, inside))
+        if "proxy" in rows[0]:
+            score = (name, f"{rows[-1]['proxy']:.2f}", f"from {rows[0]['proxy']:.2f}")
+            found.setdefault("PRM's lowest score", []).append(score)
+    return list(found.items())
+
+
+def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
+    """Returns a plot of all runs: right answers, and the PRM's lowest score dashed."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for (name, of), colour in zip(results, itertools.cycle(COLOURS)):
+            rows = of["evaluations"]
+            x, style = [row["update"] for row in rows], {"color": colour, "marker": "o", "markersize": 3}
+            axes.plot(x, [100 * row["gold"] for row in rows], label=f"{name}: right answers, %", **style)
+            if "proxy" in rows[0]:
+                score = [100 * row["proxy"] for row in rows]
+                axes.plot(x, score, linestyle="--", label=f"{name}: PRM's lowest score x 100", **style)
+        axes.set_xlabel("update")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
+
+    title = "Right answers and the PRM's score, by run"
+    return Figure(
+        name="runs-together", title=title, description=f"{title}, at every evaluation.", caption=title,
+        note="Where a run's dashed line rises and its solid one falls, the policy has learnt what the PRM overrates.",
+        draw=draw,
+    )  # fmt: skip
 
 
 def blocks(name: str, found: dict[str, Any]) -> Iterator[Block]:
