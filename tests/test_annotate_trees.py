@@ -117,7 +117,7 @@ def test_what_may_be_done_is_what_the_rules_say():
 
 
 def by_labels(tree):
-    """What an annotator rates and chooses whose labels are those of the tree."""
+    """What an annotator does who agrees with the tree's labels."""
     nodes = tree["nodes"]
     return lambda step: nodes[step]["label"], lambda fine: next(i for i in fine if nodes[i].get("chosen", False))
 

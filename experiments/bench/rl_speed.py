@@ -70,7 +70,8 @@ class Ours:
         mean = {
             key: statistics.mean(line[key] for line in lines) for key in ("packed_tokens", "separate_tokens", "reward")
         }
-        sampled = 256 * statistics.mean(line["chain_tokens"] for line in lines)
+        chains = self.loop.config.problems_an_update * self.loop.config.samples
+        sampled = chains * statistics.mean(line["chain_tokens"] for line in lines)
         return {"seconds": statistics.median(seconds), "sampled_tokens": sampled,
                 "cells": statistics.mean(self.cells[-updates:]), **mean}  # fmt: skip
 
@@ -105,13 +106,13 @@ def request(config: RLExperiment, loop: Loop, folder: pathlib.Path, batch: int, 
     """Returns what the peer is to do, its model written into `folder`."""
     export(config.policy, folder)
     policy = loop.policy
-    prompts = {record["problem"]: policy.prompt(Prefix(record["problem"])) for record in loop.records}
+    prompts = [policy.prompt(Prefix(record["problem"])) for record in loop.records]
     return {
         "model": str(folder), "problems": config.problems_an_update, "samples": config.samples, "batch": batch,
         "max_tokens": config.max_tokens, "learning_rate": config.optimizer.learning_rate, "updates": updates,
         "records": [
             {"prompt": policy.tokenizer.decode(ids), "ids": ids, "answer": record["answer"]}
-            for record, ids in zip(loop.records, prompts.values(), strict=True)
+            for record, ids in zip(loop.records, prompts, strict=True)
         ],
     }  # fmt: skip
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jprm
@@ -90,26 +91,19 @@ def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, lis
 def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
     """Returns a plot of all runs: right answers, and the PRM's lowest score dashed."""
 
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for (name, of), colour in zip(results, itertools.cycle(COLOURS)):
-            rows = of["evaluations"]
-            x, style = [row["update"] for row in rows], {"color": colour, "marker": "o", "markersize": 3}
-            axes.plot(x, [100 * row["gold"] for row in rows], label=f"{name}: right answers, %", **style)
-            if "proxy" in rows[0]:
-                score = [100 * row["proxy"] for row in rows]
-                axes.plot(x, score, linestyle="--", label=f"{name}: PRM's lowest score x 100", **style)
-        axes.set_xlabel("update")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylim(bottom=0)
-        axes.grid(axis="y")
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
-
+    lines = []
+    for (name, of), colour in zip(results, itertools.cycle(COLOURS)):
+        rows = of["evaluations"]
+        x = [row["update"] for row in rows]
+        lines.append(Line(f"{name}: right answers, %", x, [100 * row["gold"] for row in rows], colour))
+        if "proxy" in rows[0]:
+            score = [100 * row["proxy"] for row in rows]
+            lines.append(Line(f"{name}: PRM's lowest score x 100", x, score, colour, "--"))
     title = "Right answers and the PRM's score, by run"
     return Figure(
         name="runs-together", title=title, description=f"{title}, at every evaluation.", caption=title,
         note="Where a run's dashed line rises and its solid one falls, the policy has learnt what the PRM overrates.",
-        draw=draw,
+        draw=functools.partial(_draw, lines=lines, x_label="update"),
     )  # fmt: skip
 
 
@@ -137,40 +131,48 @@ def blocks(name: str, found: dict[str, Any]) -> Iterator[Block]:
         " chains below are those it rates highest among the wrong ones. A second PRM gives no credit: how far apart the"
         " two score a step shows the same."
     )
-    right = Line("right answers, %", [100 * row["gold"] for row in rows])
+    right = {"right answers, %": [100 * row["gold"] for row in rows]}
     if "proxy" in rows[0]:
-        yield _figure(name, "gold", "Right answers and the PRM's score", rows, [
-            right, Line("PRM's lowest score x 100", [100 * row["proxy"] for row in rows]),
-        ])  # fmt: skip
+        score = {"PRM's lowest score x 100": [100 * row["proxy"] for row in rows]}
+        yield _figure(name, "gold", "Right answers and the PRM's score", rows, right | score)
     if any(row["kl"] is not None for row in rows):
-        yield _figure(name, "kl", "Right answers over the distance from the start", rows, [right], by_kl=True)
-    yield _figure(name, "lengths", "Lengths", rows, [
-        Line("tokens a chain", [row["tokens"] for row in rows]), Line("steps a chain", [row["steps"] for row in rows]),
-    ])  # fmt: skip
+        yield _figure(name, "kl", "Right answers over the distance from the start", rows, right, by_kl=True)
+    lengths = {f"{what} a chain": [row[what] for row in rows] for what in ("tokens", "steps")}
+    yield _figure(name, "lengths", "Lengths", rows, lengths)
 
 
-class Line:
+class Line(NamedTuple):
     """A named curve over the evaluations."""
 
-    def __init__(self, label: str, values: Sequence[float]):
-        self.label, self.values = label, values
+    label: str
+    x: Sequence[float]
+    values: Sequence[float]
+    colour: str = COLOURS[0]
+    style: str = "-"
 
 
-def _figure(name: str, what: str, title: str, rows: Sequence[dict], lines: list[Line], by_kl: bool = False) -> Figure:
+def _draw(figure: Any, lines: Sequence[Line], x_label: str) -> None:
+    axes = figure.subplots()
+    for line in lines:
+        axes.plot(line.x, line.values, line.style, color=line.colour, marker="o", markersize=3, label=line.label)
+    axes.set_xlabel(x_label)
+    if x_label == "update":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
+
+
+def _figure(
+    name: str, what: str, title: str, rows: Sequence[dict], values: Mapping[str, Sequence[float]], by_kl: bool = False
+) -> Figure:
+    """Returns a plot of one run's figures, by name, over its updates or its distance from the start."""
     x = [row["kl"] or 0.0 for row in rows] if by_kl else [row["update"] for row in rows]
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for line, colour in zip(lines, COLOURS, strict=False):
-            axes.plot(x, line.values, color=colour, marker="o", markersize=3, label=line.label)
-        axes.set_xlabel("KL from the start, nats a token" if by_kl else "update")
-        axes.set_ylim(bottom=0)
-        axes.grid(axis="y")
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
-
+    lines = [Line(label, x, y, colour) for (label, y), colour in zip(values.items(), COLOURS, strict=False)]
     return Figure(
         name=f"{what}-{slug(name)}", title=title, description=f"{title} at the evaluations of {name}.", caption=title,
-        note="A point is an evaluation on the held-out problems, with the same random numbers each time.", draw=draw,
+        note="A point is an evaluation on the held-out problems, with the same random numbers each time.",
+        draw=functools.partial(_draw, lines=lines, x_label="KL from the start, nats a token" if by_kl else "update"),
     )  # fmt: skip
 
 
