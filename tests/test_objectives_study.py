@@ -6,10 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from tiny_run import MODEL, experiment, loop, make_data, one_device
+from tiny_run import MODEL, VALUE, experiment, loop, make_data, one_device
 
-from jprm.jsonl import write_records
+import jprm
+from jprm.jsonl import read_records, write_records
+from jprm.layout import native_layout
 from jprm.statistics import auroc
+from jprm.tokenizer import load_tokenizer
+from jprm.tree import tree_of
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
 
@@ -17,15 +21,18 @@ FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
 @pytest.fixture(scope="module")
 def study():
     """Its modules, which import each other by name as they do when `run.py` is the command."""
-    names = ("run", "data", "measure", "recipes", "table", "models", "task")
+    names = ("run", "data", "frozen", "measure", "recipes", "states", "table", "models", "task")
     sys.path.insert(0, str(FOLDER / "objectives"))
     import data
+    import frozen
     import measure
     import recipes
     import run
+    import states
     import table
 
-    yield type("study", (), {"run": run, "data": data, "measure": measure, "recipes": recipes, "table": table})
+    modules = {"run": run, "data": data, "measure": measure, "recipes": recipes, "table": table}
+    yield type("study", (), modules | {"frozen": frozen, "states": states})
     sys.path[:] = [path for path in sys.path if pathlib.Path(path).parent != FOLDER]
     for name in names:
         sys.modules.pop(name, None)
@@ -89,6 +96,53 @@ def test_cells_are_trained_measured_and_tabulated(study, tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
+def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkeypatch):
+    shared, out = world(study, tmp_path / "world"), tmp_path / "cells"
+    monkeypatch.setattr(study.recipes, "_quickstart", lambda train, target, seed, *_: experiment(
+        shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed))  # fmt: skip
+    monkeypatch.setattr(study.states, "GROUPS", MODEL.layer_groups)
+    for module, name, size in ((study.states, "TOKENS", 512), (study.states, "SLOTS", 64), (study.frozen, "SLOTS", 64)):
+        monkeypatch.setattr(module, name, size)
+    with one_device():
+        base = experiment(shared, tokenizer=str(shared / "tokenizer"), valid=(), steps=1, checkpoint_every=1)
+        loop.train(base, shared / "base")
+        monkeypatch.setattr(study.states, "smollm2", lambda: str(shared / "base"))
+        cell = study.frozen.cell("quickstart", "pqm", 0, shared, out, study.frozen.Fit(hidden=8, epochs=2), None)
+        prm = jprm.load(shared / "base")
+        trees = [tree_of(record) for record in prm.score_many(read_records(shared / "formal.jsonl"))]
+    state_ND = study.states.read(out / "states/quickstart_formal")[:, -1].astype(np.float32)
+    norm_D, kernel_DC = prm.params["decoder"]["final_norm"], prm.params["head"]["kernel"]
+    x_ND = state_ND / np.sqrt(np.mean(state_ND**2, -1, keepdims=True) + prm.config.norm_eps) * norm_D
+    logit_NC = x_ND @ kernel_DC + prm.params["head"]["bias"]
+    right_N = 1 / (1 + np.exp(logit_NC[:, 0] - logit_NC[:, 1]))
+    # States are kept as float16, of 11 bits.
+    np.testing.assert_allclose(right_N, [node.score for tree in trees for node in tree.nodes], atol=2e-3)
+    assert cell["tests"]["quickstart"]["n"] == 4
+    monkeypatch.setattr(study.states, "Frozen", None)  # a second cell computes no states
+    study.frozen.cell("quickstart", "cross_entropy", 0, shared, out, study.frozen.Fit(hidden=8, epochs=2), None)
+    with pytest.raises(ValueError, match="quickstart_formal: has the states of .* steps, .*delete the folder"):
+        study.frozen.known(shared / "pools.jsonl", out / "states/quickstart_formal", 1)
+
+
+def test_a_head_finds_what_its_states_say(study, tmp_path):
+    shared = world(study, tmp_path / "world")
+    settings = experiment(shared, target=VALUE, valid=(), tokenizer=str(shared / "tokenizer"))
+    trees = [tree_of(record) for record in read_records(shared / "formal.jsonl")]
+    label_N = np.array([node.label for tree in trees for node in tree.nodes])
+    x_NF = np.random.default_rng(0).normal(size=(len(label_N), 6)).astype(np.float32)
+    x_NF[:, 3] += 6 * label_N
+    layout = native_layout(load_tokenizer(settings.tokenizer))
+    rows = study.frozen.labelled(trees, x_NF, settings, layout)
+    some_RS = rows.rows.weight > 0
+    assert some_RS.sum() == len(label_N)  # every step is in one slot, with its own state
+    pairs = [np.stack([rows.rows.label[some_RS], rows.x_RSF[some_RS][:, 3]], 1), np.stack([label_N, x_NF[:, 3]], 1)]
+    assert len({tuple(map(tuple, pair[np.argsort(pair[:, 1])].astype(np.float32))) for pair in pairs}) == 1
+    head = study.frozen.trained(settings, rows, study.frozen.Fit(hidden=8, epochs=60, rows=1))
+    found = study.frozen.scored(head, settings, trees, x_NF)
+    score_N = np.array([node.score for tree in found for node in tree.nodes])
+    assert auroc(score_N, label_N > 0.5) > 0.99
+
+
 def test_seeds_are_averaged_problem_by_problem(study):
     def test(keys):
         one = {"n": 2, "problems": ["a", "b"], "chain_problem": [0, 0, 1, 1], "chain_correct": [1.0, 0.0, 1.0, 0.0]}
@@ -124,8 +178,6 @@ def test_problems_are_split_by_their_text(study):
 def test_equal_steps_become_one_node_whose_alternatives_compare(study):
     steps = [["a", "b"], ["a", "c"], ["d"], ["a", "b"]]
     record = {"problem": "p", "samples": [{"steps": s, "labels": [1.0] * len(s), "correct": True} for s in steps]}
-    from jprm.tree import tree_of
-
     tree = study.data.merged(tree_of(record))
     assert [(node.parent, node.text) for node in tree.nodes] == [(-1, "a"), (0, "b"), (0, "c"), (-1, "d")]
 
