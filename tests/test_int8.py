@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from test_gguf import write
 from test_real_models import TEXT
-from tiny import GEMMA, TINY, chain_rows, hidden, logits, params
+from test_tpu import mesh_of
+from tiny import GEMMA, TINY, chain_rows, hidden, logits, optimised, params
 
 import jprm
 from jprm.checkpoints import base
+from jprm.model import transformer
 from jprm.model.int8 import SUMMED, Int8, held, held_decoder, quantized
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import AXES
+from jprm.plan.compile import abstract_rows
 from jprm.tokenizer import load_tokenizer
 
 ROWS = chain_rows([list(range(1, 13)), [5, 4, 3, 2, 1]], 16)
@@ -108,3 +111,24 @@ def test_the_error_on_smollm2(smollm2_gguf):
     print(f"int8: hidden states off by {error_T.mean():.4f} (largest {error_T.max():.4f}), loss {loss}, bytes {size}")
     assert size["int8"] < 0.26 * size["float32"]
     assert error_T.mean() < 0.064 and abs(loss["int8"] - loss["float32"]) < 0.01
+
+
+def test_dequantised_weights_are_never_all_in_a_chips_memory():
+    """Scoring compiled for a TPU takes the same temporaries in int8 as in bfloat16: products read int8 themselves."""
+    mesh = mesh_of("v5e:2x2", fsdp=1, data=4)
+    config = dataclasses.replace(
+        TINY, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, layers=4, layer_groups=(4,),
+        attention="kernel", dtype="bfloat16", remat="nothing",
+    )  # fmt: skip
+    rows = abstract_rows(mesh, 4, tokens=256, slots=8)
+    used = {}
+    for dtype in ("bfloat16", "int8"):
+        with jax.set_mesh(mesh), optimised():
+            weights = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
+            weights["decoder"] = jax.eval_shape(lambda x, dtype=dtype: held_decoder(x, dtype), weights["decoder"])
+            weights = jax.tree.map(lambda x: x.update(sharding=jax.NamedSharding(mesh, x.sharding.spec)), weights)
+            program = jax.jit(lambda params, rows: transformer.step_logits(params, config, rows)).lower(weights, rows)
+            used[dtype] = program.compile().memory_analysis()
+    matrix = 2 * config.width * config.mlp_width  # one dequantised matrix in bfloat16
+    assert used["int8"].temp_size_in_bytes < used["bfloat16"].temp_size_in_bytes + matrix / 4
+    assert used["int8"].argument_size_in_bytes < 0.52 * used["bfloat16"].argument_size_in_bytes
