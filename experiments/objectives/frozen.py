@@ -33,6 +33,7 @@ import run
 import states
 
 from jprm import objectives
+from jprm.evaluate.drift import drift
 from jprm.experiment import Experiment, ObjectiveConfig
 from jprm.jsonl import parse, read_trees
 from jprm.layout import Layout, native_layout
@@ -183,12 +184,15 @@ def cell(
     trees, state_NGD = known(train, out / "states" / f"{source}_{train.stem}", problems)
     scale, layout = scaling(state_NGD), native_layout(load_tokenizer(experiment.tokenizer))
     params = trained(experiment, labelled(trees, scale(state_NGD), experiment, layout), fit)
-    rule, tests = DEFAULT_RULE[experiment.semantics], {}
+    rule, tests, before = DEFAULT_RULE[experiment.semantics], {}, None
     for name, path in {"valid": files.valid, **files.tests}.items():
         if name == "held_out_values":  # of heads with bounds
             continue
         test, state_NGD = known(path, out / "states" / (f"{source}_valid" if name == "valid" else name), None)
-        tests[name] = run.numbers(path, scored(params, experiment, test, scale(state_NGD)), PROBABILITY, rule)
+        test = scored(params, experiment, test, scale(state_NGD))
+        before = before or test
+        tests[name] = run.numbers(path, test, PROBABILITY, rule)
+        tests[name]["drift"] = drift(before, test, seed=0)["verdict"]  # from the validation problems
     found = {
         "source": source, "objective": objective, "seed": seed, "fit": dataclasses.asdict(fit), "rule": rule,
         "problems": len(trees), "seconds_of_last_call": round(time.perf_counter() - began, 1), "tests": tests,

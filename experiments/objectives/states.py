@@ -34,8 +34,8 @@ from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import ReasoningTree
 
-GROUPS = (9, 6, 6)
-"""Layers between the depths whose states are kept: after 9, 15 and 21 of 30."""
+GROUPS = (15,)
+"""Layers between the depths whose states are kept: after 15 of 30, by validation better than after 9 or 21, or all."""
 CHUNK = 32
 """Trees of a file."""
 TOKENS, SLOTS = 4096, 1024

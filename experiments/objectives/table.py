@@ -73,11 +73,12 @@ def _of_pools(title: str, some: dict[str, list[dict]], test: str) -> Table:
             seeds, valid = ([part[key] for part in parts] if key else parts for parts in (seeds, valid))
             figures = measure.figures(seeds, valid if "chain_key" in valid[0] else None)  # PRM800K's are no pools
             first = first or figures
-            rows.append([label, str(len(of)), *(_worded(figures.get(column)) for column in COLUMNS)])
+            drifts = ", ".join(dict.fromkeys(cell["tests"][test].get("drift", "-") for cell in of))
+            rows.append([label, str(len(of)), *(_worded(figures.get(column)) for column in COLUMNS), drifts])
     assert first is not None  # a title has cells
     n = next(iter(some.values()))[0]["tests"][test]["n"]
     about = f"{title}, n = {n}: one sample {_worded(first['one_sample'])}, majority {_worded(first['majority'])}"
-    return Table(about, ("%", "seeds", *COLUMNS.values()), rows)
+    return Table(about, ("%", "seeds", *COLUMNS.values(), "drift"), rows)
 
 
 def _of_steps(title: str, some: dict[str, list[dict]], test: str) -> Table:
