@@ -66,8 +66,8 @@ def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
     return Files({"rating": made["train"], "alternatives": made["train"]}, made["valid"], tests)
 
 
-def gsm8k(policy: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
-    """One policy's pool to train on; all policies' samples of other problems to test on.
+def gsm8k(*policies: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
+    """These policies' pools to train on; all policies' samples of other problems to test on.
 
     The problems are those of GSM8K's test split: models trained here are for this study of transfer alone.
     """
@@ -79,7 +79,7 @@ def gsm8k(policy: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
             for record in gsm8k_pools(shared, name):
                 if (part := part_of(record)) == "test":
                     parts[name].append(record)
-                elif name == policy:
+                elif name in policies:
                     parts[part].append(record)
         made = _written(out, parts)
         return Files({"outcome": made["train"]}, made["valid"], {name: made[name] for name in POLICIES})
@@ -89,6 +89,7 @@ def gsm8k(policy: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
 
 SOURCES: dict[str, Callable[[pathlib.Path, pathlib.Path], Files]] = {
     "quickstart": quickstart, "prm800k": prm800k, **{f"gsm8k_{policy}": gsm8k(policy) for policy in POLICIES},
+    **{f"gsm8k_but_{policy}": gsm8k(*(other for other in POLICIES if other != policy)) for policy in POLICIES},
 }  # fmt: skip
 
 

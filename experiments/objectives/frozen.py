@@ -56,7 +56,7 @@ class Fit:
     """How heads are trained; chosen on validation pools of ChatGPT with `outcome_steps`."""
 
     hidden: int = 128
-    epochs: int = 8
+    epochs: int = 4
     rows: int = 4
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
@@ -210,7 +210,7 @@ def main(
     """Run one cell.
 
     Args:
-        source: The data set: `prm800k`, or `gsm8k_` and a policy.
+        source: The data set: `prm800k`, or `gsm8k_` or `gsm8k_but_` and a policy.
         objective: A name of `recipes.OBJECTIVES` whose labels are of steps or chains.
         seed: Of the head's start and the order of the data.
         shared: The folder of the data.

@@ -6,7 +6,8 @@
 
 SIGTERM, which `timeout` sends, saves; the same command continues, in training as in scoring. A cell's result is
 OUT/DATA/OBJECTIVE/SEED/cell.json. Data sets: `quickstart` (in --shared a finished run of experiments/quickstart),
-`prm800k`, and `gsm8k_POLICY`, trained on the pool of that policy and tested on all of them.
+`prm800k`, `gsm8k_POLICY`, trained on the pool of that policy and tested on all of them, and
+`gsm8k_but_POLICY`, trained on the others'.
 """
 
 from __future__ import annotations
