@@ -16,7 +16,7 @@ from tiny_run import MODEL, chains, loop, make_data, trees
 import jprm
 from jprm.experiment import from_json, load, override, to_json
 from jprm.jsonl import write_records
-from jprm.model.mesh import MESH_AXES, check_mesh
+from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh
 from jprm.plan.compile import training
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
@@ -83,8 +83,9 @@ def in_the_small(whole, folder):
         rows=whole.data.rows // whole.data.micro_rows * micro,
     )  # fmt: skip
     return dataclasses.replace(
-        whole, model=model, data=data, base="", tokenizer=str(folder / "tokenizer.json"), steps=1, log_every=1
-    )
+        whole, model=model, data=data, mesh=MeshConfig(), base="", tokenizer=str(folder / "tokenizer.json"), steps=1,
+        log_every=1,
+    )  # fmt: skip
 
 
 def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
@@ -105,14 +106,14 @@ MESHES = {
     "two devices": (2, 1, 1, 1),
     "two devices a row": (1, 1, 1, 2),
     "adapters": (1, 1, 1, 1),
-    "a row a device": None,
+    "its own": None,
 }
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_its_step_type_checks_in_the_large(whole, name):
     """By shapes alone: nothing is allocated, nothing compiled, though the mesh be a pod's."""
-    rank, shape = 8 * (name == "adapters"), MESHES[name] or (1, whole.data.micro_rows, 1, 1)
+    rank, shape = 8 * (name == "adapters"), MESHES[name] or (1, whole.data.micro_rows, whole.mesh.tensor, 1)
     micro = max(whole.data.micro_rows, shape[0])
     rows = max(whole.data.rows, micro)
     whole = override(whole, [f"lora.rank={rank}", f"data.micro_rows={micro}", f"data.rows={rows}"])
