@@ -154,6 +154,8 @@ def test_seeds_are_averaged_problem_by_problem(study):
     assert found["chain_auroc"]["value"] == pytest.approx((1.0 + 0.75) / 2)
     assert found["chain_auroc"]["seeds"] == [0.75, 1.0]
     assert found["within_auroc"]["value"] == pytest.approx((1.0 + 0.5) / 2)  # of two problems, one upside down in `bad`
+    both = study.measure.mean_over_tests([[good, bad], [good]], "weighted_vote", "majority")
+    assert both["value"] == pytest.approx((0.5 + (0.0 + 0.3) / 2) / 2)  # of the first problem, and of the second
     easy = {**good, "chain_correct": [1.0, 1.0, 1.0, 0.0]}  # whose first problem says nothing of its chains
     assert study.measure.figures([easy], None)["within_auroc"]["value"] == 1.0
     assert found["vote_minus_majority"]["value"] == pytest.approx(0.25)

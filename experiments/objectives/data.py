@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -73,13 +74,12 @@ def gsm8k(*policies: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
     """
 
     def make(shared: pathlib.Path, out: pathlib.Path) -> Files:
-        parts: dict[str, list[dict]] = {"train": [], "valid": []}
-        for name in POLICIES:
-            parts[name] = []
-            for record in gsm8k_pools(shared, name):
-                if (part := part_of(record)) == "test":
+        parts: dict[str, list[dict]] = {part: [] for part in ("train", "valid", *POLICIES)}
+        for records in itertools.zip_longest(*(gsm8k_pools(shared, name) for name in POLICIES)):  # of one problem
+            for name, record in zip(POLICIES, records, strict=True):
+                if record and (part := part_of(record)) == "test":
                     parts[name].append(record)
-                elif name in policies:
+                elif record and name in policies:
                     parts[part].append(record)
         made = _written(out, parts)
         return Files({"outcome": made["train"]}, made["valid"], {name: made[name] for name in POLICIES})

@@ -28,8 +28,8 @@ from jaxtyping import Array, Float
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import data
+import measure
 import recipes
-import run
 import states
 
 from jprm import objectives
@@ -191,7 +191,7 @@ def cell(
         test, state_NGD = known(path, out / "states" / (f"{source}_valid" if name == "valid" else name), None)
         test = scored(params, experiment, test, scale(state_NGD))
         before = before or test
-        tests[name] = run.numbers(path, test, PROBABILITY, rule)
+        tests[name] = measure.numbers(path, test, PROBABILITY, rule)
         tests[name]["drift"] = drift(before, test, seed=0)["verdict"]  # from the validation problems
     found = {
         "source": source, "objective": objective, "seed": seed, "fit": dataclasses.asdict(fit), "rule": rule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +11,31 @@ from data import merged
 
 from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.evaluate.calibration import ece
+from jprm.evaluate.steps import steps_report
 from jprm.evaluate.votes import vote_accuracy
 from jprm.score.calibration_map import apply, fit
 from jprm.score.scale import Scale
 from jprm.statistics import auroc, difference, draws, interval, weighted_mean
 from jprm.tree import ReasoningTree, with_scores
 
+POWERS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Of the odds of being correct, as weights of votes. Validation pools choose one."""
 TRIALS = 32
 """Random orders of a pool in votes; at all of a pool's samples, as here, every order has the same votes."""
+
+
+def numbers(
+    path: pathlib.Path, trees: Sequence[ReasoningTree], scale: Scale, rule: str, bounds: bool = False
+) -> dict[str, Any]:
+    """Returns the numbers of a scored file; `bounds`: its scores have `low` and `high`."""
+    if all(tree.kind == "pool" for tree in trees):
+        found = measured(trees, scale, rule)
+        if bounds:  # best of n and votes by the lower bound
+            found["by_low"] = measured(list(map(by_low, trees)), scale, rule)
+        return found
+    if path.stem == "held_out_values":
+        return coverage(trees)
+    return {"steps": steps_report(trees, "positive", 0, scale.threshold)}
 
 
 def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[str, Any]:
@@ -26,7 +44,9 @@ def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[st
     n = int(pools.size_P.min())
     some_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
     one_PN = np.ones(pools.correct_PN.shape)
-    votes = _votes(pools, np.stack([one_PN, pools.weight[rule]], -1), n)
+    right_PN = np.clip(pools.weight[rule], 1e-6, 1 - 1e-6)
+    odds = [(right_PN / (1 - right_PN)) ** power for power in POWERS]
+    votes = _votes(pools, np.stack([one_PN, pools.weight[rule], *odds], -1), n)
     chance = [float(row[:size].mean()) for row, size in zip(pools.correct_PN, pools.size_P, strict=True)]
     return {
         "n": n,
@@ -35,6 +55,7 @@ def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[st
         "one_sample": chance,
         "majority": votes[:, 0].tolist(),
         "weighted_vote": votes[:, 1].tolist(),
+        "votes_by_odds": votes[:, 2:].tolist(),  # a column for each of POWERS
         "chain_problem": np.nonzero(some_PN)[0].tolist(),
         "chain_key": _finite(pools.key[rule][some_PN]),
         "chain_score": np.clip(pools.weight[rule][some_PN], 0, 1).tolist(),
@@ -96,7 +117,10 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
     chain_N, right_N = np.array(first["chain_problem"]), np.array(first["chain_correct"]) > 0.5
 
     def mean(name: str, less: str = "") -> dict[str, Any]:
-        value_SP = np.array([np.array(s[name]) - (np.array(s[less]) if less else 0.0) for s in seeds])
+        return of_values([np.array(s[name]) - (np.array(s[less]) if less else 0.0) for s in seeds], less)
+
+    def of_values(values: Sequence[np.ndarray], less: str = "") -> dict[str, Any]:
+        value_SP = np.array(values)
         drawn = draws(lambda w_RP: weighted_mean(value_SP.mean(0), w_RP), first["problems"], seed=0)
         found = difference(drawn).json() if less else interval(drawn).json()
         return found | {"seeds": _range(value_SP.mean(1))}
@@ -124,6 +148,11 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         "weighted_vote": mean("weighted_vote"),
         "vote_minus_majority": mean("weighted_vote", "majority"),
     }
+    if valid is not None and all("votes_by_odds" in s for s in (*seeds, *valid)):
+        best = [int(np.mean(s["votes_by_odds"], 0).argmax()) for s in valid]
+        by_odds = [np.array(s["votes_by_odds"])[:, k] for s, k in zip(seeds, best, strict=True)]
+        less = [values - np.array(s["majority"]) for s, values in zip(seeds, by_odds, strict=True)]
+        found["odds_vote_minus_majority"] = of_values(less, "majority")
     if "step_right" in first:
         found["step_auroc"] = area("step_score", np.array(first["step_right"]) > 0.5, np.array(first["step_problem"]))
     scores = {"ece": [np.array(s["chain_score"]) for s in seeds]}
@@ -133,6 +162,17 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         error_S = np.array([ece(score_N, right_N) for score_N in score_SN])
         found[name] = {"value": float(error_S.mean()), "seeds": _range(error_S)}
     return found
+
+
+def mean_over_tests(tests: Sequence[Sequence[Mapping[str, Any]]], name: str, less: str) -> dict[str, Any]:
+    """Returns a difference, its mean over seeds and then over tests problem by problem, with its 95 % interval."""
+    problems: dict[str, list[float]] = {}
+    for seeds in tests:
+        value_P = np.mean([np.array(s[name]) - np.array(s[less]) for s in seeds], axis=0)
+        for problem, value in zip(seeds[0]["problems"], value_P, strict=True):
+            problems.setdefault(problem, []).append(float(value))
+    value_P = np.array(list(map(np.mean, problems.values())))
+    return difference(draws(lambda w_RP: weighted_mean(value_P, w_RP), list(problems), seed=0)).json()
 
 
 def _within(key_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray) -> np.ndarray:

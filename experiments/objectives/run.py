@@ -15,7 +15,6 @@ from __future__ import annotations
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -27,15 +26,12 @@ import measure
 import recipes
 
 import jprm
-from jprm.evaluate.steps import steps_report
 from jprm.jsonl import parse, read_trees
 from jprm.outputs import write_json
 from jprm.score.files import score_file
-from jprm.score.scale import Scale
 from jprm.score.scorer import PRM
 from jprm.train.loop import train
 from jprm.train.preemption import Stopped
-from jprm.tree import ReasoningTree
 
 Positional = tyro.conf.Positional
 
@@ -88,21 +84,7 @@ def scored(prm: PRM, path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]
     output = folder / "scores" / path.name
     output.parent.mkdir(exist_ok=True)
     score_file(prm, path, output)
-    return numbers(path, list(read_trees(output)), prm.scale, prm.rule, bounds)
-
-
-def numbers(
-    path: pathlib.Path, trees: Sequence[ReasoningTree], scale: Scale, rule: str, bounds: bool = False
-) -> dict[str, Any]:
-    """Returns the numbers of a scored file; `bounds`: its scores have `low` and `high`."""
-    if all(tree.kind == "pool" for tree in trees):
-        found = measure.measured(trees, scale, rule)
-        if bounds:  # best of n and votes by the lower bound
-            found["by_low"] = measure.measured(list(map(measure.by_low, trees)), scale, rule)
-        return found
-    if path.stem == "held_out_values":
-        return measure.coverage(trees)
-    return {"steps": steps_report(trees, "positive", 0, scale.threshold)}
+    return measure.numbers(path, list(read_trees(output)), prm.scale, prm.rule, bounds)
 
 
 if __name__ == "__main__":

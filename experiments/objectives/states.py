@@ -11,7 +11,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,8 @@ def states_of_rows(params: dict[str, Any], config: ModelConfig, rows: Rows) -> F
     rotations = (rotary(rows.position, config), rotary(rows.position, config, local=True))
     plan, found = attention.plan(rows.until, rows.position, config), []
     for i, layers in enumerate(config.layer_groups):
-        x_BTD = Layers(config, layers).apply({"params": params[f"layers_{i}"]}, x_BTD, None, rotations, plan)
+        group = {"params": params[f"layers_{i}"]}
+        x_BTD = cast(Array, Layers(config, layers).apply(group, x_BTD, None, rotations, plan))
         found.append(at_tokens(x_BTD, rows.step_end))
     return jnp.stack(found, axis=2)
 

@@ -20,6 +20,7 @@ from rich.console import Console
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import measure
 import recipes
+from data import POLICIES
 
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.terminal import show
@@ -27,7 +28,8 @@ from jprm.evaluate.wording import percent
 
 COLUMNS = {
     "step_auroc": "step AUROC", "chain_auroc": "chain AUROC", "within_auroc": "in problem", "best_of_n": "best of n",
-    "weighted_vote": "vote", "vote_minus_majority": "less majority", "ece": "ECE", "ece_recalibrated": "by Platt",
+    "weighted_vote": "vote", "vote_minus_majority": "less majority", "odds_vote_minus_majority": "by odds",
+    "ece": "ECE", "ece_recalibrated": "by Platt",
 }  # fmt: skip
 
 
@@ -60,6 +62,29 @@ def tables(out: pathlib.Path) -> Iterator[Table]:
             yield _of_bounds(title, some, test)
         else:
             yield _of_steps(title, some, test)
+
+
+def over_policies(out: pathlib.Path) -> Table | None:
+    """Returns gains of votes and of best of n, a problem's mean over the policies, by what was trained on.
+
+    None where there are no cells of GSM8K.
+    """
+    found = cells(out)
+    trained = {
+        "the policy itself": [(f"gsm8k_{one}", one) for one in POLICIES],
+        "one other policy": [(f"gsm8k_{one}", test) for one in POLICIES for test in POLICIES if one != test],
+        "the two other policies": [(f"gsm8k_but_{one}", one) for one in POLICIES],
+    }
+    rows = []
+    for name in recipes.OBJECTIVES:
+        for on, pairs in trained.items():
+            if any((source, name) not in found for source, _ in pairs):
+                continue
+            tests = [[cell["tests"][test] for cell in found[source, name]] for source, test in pairs]
+            gains = (("weighted_vote", "majority"), ("best_of_n", "one_sample"))
+            rows.append([name, on, *(_worded(measure.mean_over_tests(tests, *gain)) for gain in gains)])
+    columns = ("points", "trained on", "vote less majority", "best of n less one sample")
+    return Table("on all policies' chains, the mean of a problem over them", columns, rows) if rows else None
 
 
 def _of_pools(title: str, some: dict[str, list[dict]], test: str) -> Table:
@@ -117,7 +142,7 @@ def main(out: Annotated[pathlib.Path, tyro.conf.Positional] = pathlib.Path("runs
     Args:
         out: The folder of all cells.
     """
-    show(list(tables(out)), Console(width=200))
+    show([*tables(out), *filter(None, [over_policies(out)])], Console(width=200))
 
 
 if __name__ == "__main__":
