@@ -120,6 +120,8 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkey
     assert cell["tests"]["quickstart"]["n"] == 4
     monkeypatch.setattr(study.states, "Frozen", None)  # a second cell computes no states
     study.frozen.cell("quickstart", "cross_entropy", 0, shared, out, study.frozen.Fit(hidden=8, epochs=2), None)
+    with pytest.raises(ValueError, match="outcome_tokens needs the states of every token: use run.py"):
+        study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out, study.frozen.Fit(), None)
     with pytest.raises(ValueError, match="quickstart_formal: has the states of .* steps, .*delete the folder"):
         study.frozen.known(shared / "pools.jsonl", out / "states/quickstart_formal", 1)
 

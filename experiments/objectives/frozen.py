@@ -179,6 +179,8 @@ def cell(
         return parse((folder / "cell.json").read_bytes(), str(folder / "cell.json"))
     files = data.SOURCES[source](shared, out / source / "data")
     experiment = recipes.experiment(source, objective, seed, files, shared)
+    if experiment.model.head == "language" or experiment.data.supervise == "outcome_tokens":
+        raise ValueError(f"{objective} needs the states of every token: use run.py")
     began = time.perf_counter()
     train = pathlib.Path(experiment.data.train[0])
     trees, state_NGD = known(train, out / "states" / f"{source}_{train.stem}", problems)
@@ -199,6 +201,7 @@ def cell(
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "cell.json", found)
+    print(f"{folder / 'cell.json'}: written")
     return found
 
 
