@@ -112,6 +112,7 @@ def model_gradient(config, rows, weights):
     return jax.grad(total, has_aux=True)(weights)
 
 
+@pytest.mark.slow
 def test_a_gemma_model_in_parts():
     """Windows, soft caps, thetas of their own, and states at step ends of every part, with their gradients."""
     config = dataclasses.replace(GEMMA, attention="blocked", attention_block=8)

@@ -113,6 +113,7 @@ def test_the_error_on_smollm2(smollm2_gguf):
     assert error_T.mean() < 0.064 and abs(loss["int8"] - loss["float32"]) < 0.01
 
 
+@pytest.mark.slow
 def test_dequantised_weights_are_never_all_in_a_chips_memory():
     """Scoring compiled for a TPU takes the same temporaries in int8 as in bfloat16: products read int8 themselves."""
     mesh = mesh_of("v5e:2x2", fsdp=1, data=4)

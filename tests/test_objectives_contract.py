@@ -227,7 +227,7 @@ def run_of(case, folder, **changes):
 
 
 @pytest.mark.parametrize(
-    "name", ["bradley_terry", "dpo", *(pytest.param(own, marks=pytest.mark.slow) for own in ("pairwise", "pull"))]
+    "name", ["bradley_terry", *(pytest.param(own, marks=pytest.mark.slow) for own in ("dpo", "pairwise", "pull"))]
 )
 def test_resumed_is_undisturbed(name, tmp_path):
     """In the loop, with its log and its validation; a file's objective from the copy in the run's folder."""
