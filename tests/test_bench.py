@@ -13,6 +13,7 @@ from jprm.plan import roofline
 BENCH = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "bench"
 sys.path.insert(0, str(BENCH))
 
+import attention  # noqa: E402
 import results  # noqa: E402
 import yardsticks  # noqa: E402
 
@@ -30,6 +31,19 @@ def test_flops_of_a_chain_are_those_of_the_plan(training):
     trained = ["decoder/embed", *(f"decoder/layers_0/{name}" for name in roofline.matrices(TINY))] if training else []
     expected = roofline.model_flops(TINY, trained, rows=1, tokens=T, slots=0)
     assert yardsticks.model_flops(TINY, T, T * (T + 1) // 2, training) == expected
+
+
+@pytest.mark.parametrize("way", ["paths", "jax.nn"])
+def test_attention_is_measured_on_a_chain(way, tmp_path):
+    found = attention.measure(way, "chain", 256, tmp_path)
+    assert found["seconds"] > 0 and found["bytes"] > 0
+    # Of 256 x 256 pairs T (T + 1) / 2 are needed.
+    assert found["needed"] == pytest.approx((256 * 257 / 2) / {"paths": attention_pairs(256), "jax.nn": 256**2}[way])
+
+
+def attention_pairs(T: int) -> int:
+    """Returns the pairs that blocks of 128 queries compute: each its own and whole chunks of 256 keys before it."""
+    return sum(128 * (128 + 256 * -(-start // 256)) for start in range(0, T, 128))
 
 
 def test_a_figure_has_three_digits_or_is_whole():

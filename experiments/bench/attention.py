@@ -48,7 +48,7 @@ TREES = 16  # of PRM800K, enough to fill the longest row
 
 def config(way: str) -> ModelConfig:
     return ModelConfig(
-        vocab_size=1, layers=1, width=576, heads=9, kv_heads=3, head_dim=64, mlp_width=1, rope_theta=1.0, norm_eps=1.0,
+        vocab_size=1, layers=1, width=576, heads=9, kv_heads=3, head_dim=64, mlp_width=1, rope_theta=1e4, norm_eps=1e-5,
         attention="reference" if way == "jax.nn" else way, attention_block=BLOCK.get(way, 1),
     )  # fmt: skip
 

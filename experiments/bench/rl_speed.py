@@ -82,6 +82,7 @@ def main() -> None:
     args.add_argument("--updates", type=int, default=4, help="timed in a round, of each (default 4)")
     args.add_argument("--batch", type=int, default=256, help="of TRL: samples of a forward pass (default 256)")
     args = args.parse_args()
+    yardsticks.needed(args.quickstart / "policy", "Run `make quickstart` first, or name its folder with --quickstart")
     config = dataclasses.replace(rl.experiment("verifier", args.quickstart), prm="", reference=False)
     if args.peer:
         yardsticks.peer_python("grpo")
