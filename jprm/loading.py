@@ -23,7 +23,7 @@ from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.implicit import BETA, LogRatio
 from jprm.score.row_lengths import LONGEST
-from jprm.score.scale import Scale
+from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import PRM
 from jprm.storage import path_of
 from jprm.tokenizer import load_tokenizer
@@ -95,4 +95,4 @@ def _implicit(
         if not model.tied_embeddings:
             params["head"] = base.load_language_head(experiment.reference, model)
     ratio = LogRatio(params, model, experiment.objective_options.get("beta", BETA))
-    return {"ratio": ratio, "scale": Scale(threshold=0.0, weight="sigmoid")}
+    return {"ratio": ratio, "scale": LOG_ODDS}

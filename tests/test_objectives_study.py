@@ -1,16 +1,21 @@
 """The study of objectives in a world of a minute: a cell that is stopped and continued, its figures and tables."""
 
+import dataclasses
+import importlib
 import json
 import pathlib
 import sys
 
+import jax
 import numpy as np
 import pytest
 from tiny_run import MODEL, VALUE, experiment, loop, make_data, one_device
 
 import jprm
 from jprm.jsonl import read_records, write_records
+from jprm.label.reference import load_reference
 from jprm.layout import native_layout
+from jprm.score.implicit import LogRatio
 from jprm.statistics import auroc
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import tree_of
@@ -21,20 +26,11 @@ FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
 @pytest.fixture(scope="module")
 def study():
     """Its modules, which import each other by name as they do when `run.py` is the command."""
-    names = ("run", "data", "frozen", "measure", "recipes", "states", "table", "models", "task")
     sys.path.insert(0, str(FOLDER / "objectives"))
-    import data
-    import frozen
-    import measure
-    import recipes
-    import run
-    import states
-    import table
-
-    modules = {"run": run, "data": data, "measure": measure, "recipes": recipes, "table": table}
-    yield type("study", (), modules | {"frozen": frozen, "states": states})
+    names = ("run", "data", "frozen", "heads", "language", "measure", "recipes", "states", "table")
+    yield type("study", (), {name: importlib.import_module(name) for name in names})
     sys.path[:] = [path for path in sys.path if pathlib.Path(path).parent != FOLDER]
-    for name in names:
+    for name in (*names, "models", "task"):
         sys.modules.pop(name, None)
 
 
@@ -96,34 +92,80 @@ def test_cells_are_trained_measured_and_tabulated(study, tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkeypatch):
-    shared, out = world(study, tmp_path / "world"), tmp_path / "cells"
-    monkeypatch.setattr(study.recipes, "_quickstart", lambda train, target, seed, *_: experiment(
-        shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed))  # fmt: skip
-    monkeypatch.setattr(study.states, "GROUPS", MODEL.layer_groups)
-    for module, name, size in ((study.states, "TOKENS", 512), (study.states, "SLOTS", 64), (study.frozen, "SLOTS", 64)):
+def frozen_world(study, folder, monkeypatch, groups):
+    """The world, and in place of SmolLM2 a tiny model with these groups of layers."""
+    shared = world(study, folder)
+    monkeypatch.setattr(study.recipes, "_quickstart", lambda train, target, seed, _, wanted: experiment(
+        shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed,
+        reference=str(shared / "base") if wanted.changes.get("head") == "language" else ""))  # fmt: skip
+    base = experiment(shared, tokenizer=str(shared / "tokenizer"), valid=(), steps=1, checkpoint_every=1)
+    model = dataclasses.replace(MODEL, layer_groups=groups)
+    loop.train(dataclasses.replace(base, model=model), shared / "base")
+    monkeypatch.setattr(study.states, "smollm2", lambda: str(shared / "base"))
+    for module, name, size in (
+        (study.states, "TOKENS", 512), (study.states, "SLOTS", 64), (study.states, "CHUNK", 4),
+        (study.heads, "SLOTS", 64), (study.heads, "DEPTH", groups[0]), (study.language, "GROUPS", groups),
+    ):  # fmt: skip
         monkeypatch.setattr(module, name, size)
+    study.language.frozen.cache_clear()
+    return shared
+
+
+def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkeypatch):
+    out = tmp_path / "cells"
     with one_device():
-        base = experiment(shared, tokenizer=str(shared / "tokenizer"), valid=(), steps=1, checkpoint_every=1)
-        loop.train(base, shared / "base")
-        monkeypatch.setattr(study.states, "smollm2", lambda: str(shared / "base"))
-        cell = study.frozen.cell("quickstart", "pqm", 0, shared, out, study.frozen.Fit(hidden=8, epochs=2), None)
+        shared = frozen_world(study, tmp_path / "world", monkeypatch, (2,))
+        cell = study.frozen.cell("quickstart", "pqm", 0, shared, out, hidden=8, epochs=2)
         prm = jprm.load(shared / "base")
         trees = [tree_of(record) for record in prm.score_many(read_records(shared / "formal.jsonl"))]
-    state_ND = study.states.read(out / "states/quickstart_formal")[:, -1].astype(np.float32)
-    norm_D, kernel_DC = prm.params["decoder"]["final_norm"], prm.params["head"]["kernel"]
+    monkeypatch.setattr(study.states.Frozen, "load", None)  # a second cell computes no states
+    state_ND = study.heads.known(shared / "formal.jsonl", out / "states/quickstart_formal", None).state_ND
+    state_ND, norm_D = state_ND.astype(np.float32), prm.params["decoder"]["final_norm"]
     x_ND = state_ND / np.sqrt(np.mean(state_ND**2, -1, keepdims=True) + prm.config.norm_eps) * norm_D
-    logit_NC = x_ND @ kernel_DC + prm.params["head"]["bias"]
+    logit_NC = x_ND @ prm.params["head"]["kernel"] + prm.params["head"]["bias"]
     right_N = 1 / (1 + np.exp(logit_NC[:, 0] - logit_NC[:, 1]))
     # States are kept as float16, of 11 bits.
     np.testing.assert_allclose(right_N, [node.score for tree in trees for node in tree.nodes], atol=2e-3)
     assert cell["tests"]["quickstart"]["n"] == 4
-    monkeypatch.setattr(study.states, "Frozen", None)  # a second cell computes no states
-    study.frozen.cell("quickstart", "cross_entropy", 0, shared, out, study.frozen.Fit(hidden=8, epochs=2), None)
-    with pytest.raises(ValueError, match="outcome_tokens needs the states of every token: use run.py"):
-        study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out, study.frozen.Fit(), None)
+    study.frozen.cell("quickstart", "cross_entropy", 0, shared, out, hidden=8, epochs=2)
+    with pytest.raises(ValueError, match="outcome_tokens needs a head at every token: use run.py"):
+        study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out)
     with pytest.raises(ValueError, match="quickstart_formal: has the states of .* steps, .*delete the folder"):
-        study.frozen.known(shared / "pools.jsonl", out / "states/quickstart_formal", 1)
+        study.heads.known(shared / "monte_carlo.jsonl", out / "states/quickstart_formal", 4)
+    with pytest.raises(ValueError, match="3 problems: .*give a multiple"):
+        study.heads.known(shared / "pools.jsonl", out / "states/quickstart_formal", 3)
+    with pytest.raises(ValueError, match="gsm8k: no such data set; there are quickstart, prm800k"):
+        study.frozen.cell("gsm8k", "pqm", 0, shared, out)
+    with pytest.raises(ValueError, match="rank: no such objective; there are cross_entropy"):
+        study.frozen.cell("quickstart", "rank", 0, shared, out)
+
+
+def test_the_last_layers_alone_become_an_implicit_prm(study, tmp_path, monkeypatch):
+    out, language = tmp_path / "cells", study.language
+    with one_device():
+        shared = frozen_world(study, tmp_path / "world", monkeypatch, (1, 1))
+        assert sum(MODEL.layer_groups) == 2
+        cells = [
+            study.frozen.cell("quickstart", name, 0, shared, out, learning_rate=1e-2) for name in ("implicit", "dpo")
+        ]
+        known = language.known(shared / "pools.jsonl", out / "states/quickstart_pools", None)
+        model = language.frozen()
+        untrained = language.scored(model.params, 0.05, known)
+        files = study.data.files("quickstart", shared, out / "quickstart/data")
+        settings = study.recipes.experiment("quickstart", "implicit", 0, files, shared)
+        trained = language.fitted(settings, known, language.Fit(learning_rate=1e-2)).args[0]
+        reference = load_reference(str(shared / "base"))
+        ratio = LogRatio(reference.params, reference.config, 0.05)
+        placed = jax.tree.map(lambda x, like: jax.device_put(np.asarray(x), like.sharding), trained, reference.params)
+        prm = dataclasses.replace(reference, params=placed, ratio=ratio)
+        wanted = prm.score_trees(known.trees)
+        found = language.scored(trained, 0.05, known)
+    assert {node.score for tree in untrained for node in tree.nodes} == {0.0}
+    score_N = np.array([node.score for tree in found for node in tree.nodes])
+    # States are kept as float16, of 11 bits; scores are up to a hundred times larger than this.
+    np.testing.assert_allclose(score_N, np.concatenate(wanted), atol=2e-3)
+    assert np.abs(score_N).max() > 0.05
+    assert cells[0]["rule"] == "last" and cells[0]["tests"]["quickstart"] != cells[1]["tests"]["quickstart"]
 
 
 def test_a_head_finds_what_its_states_say(study, tmp_path):
@@ -131,16 +173,16 @@ def test_a_head_finds_what_its_states_say(study, tmp_path):
     settings = experiment(shared, target=VALUE, valid=(), tokenizer=str(shared / "tokenizer"))
     trees = [tree_of(record) for record in read_records(shared / "formal.jsonl")]
     label_N = np.array([node.label for tree in trees for node in tree.nodes])
-    x_NF = np.random.default_rng(0).normal(size=(len(label_N), 6)).astype(np.float32)
-    x_NF[:, 3] += 6 * label_N
+    x_ND = np.random.default_rng(0).normal(size=(len(label_N), 6)).astype(np.float32)
+    x_ND[:, 3] += 6 * label_N
     layout = native_layout(load_tokenizer(settings.tokenizer))
-    rows = study.frozen.labelled(trees, x_NF, settings, layout)
+    rows = study.heads.labelled(trees, x_ND, settings, layout)
     some_RS = rows.rows.weight > 0
     assert some_RS.sum() == len(label_N)  # every step is in one slot, with its own state
-    pairs = [np.stack([rows.rows.label[some_RS], rows.x_RSF[some_RS][:, 3]], 1), np.stack([label_N, x_NF[:, 3]], 1)]
+    pairs = [np.stack([rows.rows.label[some_RS], rows.x_RSD[some_RS][:, 3]], 1), np.stack([label_N, x_ND[:, 3]], 1)]
     assert len({tuple(map(tuple, pair[np.argsort(pair[:, 1])].astype(np.float32))) for pair in pairs}) == 1
-    head = study.frozen.trained(settings, rows, study.frozen.Fit(hidden=8, epochs=60, rows=1))
-    found = study.frozen.scored(head, settings, trees, x_NF)
+    head = study.heads.trained(settings, rows, study.heads.Fit(hidden=8, epochs=60, rows=1))
+    found = study.heads.scored(head, settings, trees, x_ND)
     score_N = np.array([node.score for tree in found for node in tree.nodes])
     assert auroc(score_N, label_N > 0.5) > 0.99
 

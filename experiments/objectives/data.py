@@ -61,9 +61,9 @@ def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
     for record in records:
         parts[normalise(record["problem"]) in held_out].append(record)
     pool = (record for record in gsm8k_pools(shared, "chatgpt") if part_of(record) == "test")
-    parts_ = {"train": parts[False], "valid": parts[True], "phase1_test": trees("phase1_test"), "gsm8k": pool}
+    parts_ = {"train": parts[False], "valid": parts[True], "phase1_test": trees("phase1_test"), "chatgpt": pool}
     made = _written(out, parts_)
-    tests = {name: made[name] for name in ("phase1_test", "gsm8k")}
+    tests = {name: made[name] for name in ("phase1_test", "chatgpt")}
     return Files({"rating": made["train"], "alternatives": made["train"]}, made["valid"], tests)
 
 
@@ -75,7 +75,8 @@ def gsm8k(*policies: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
 
     def make(shared: pathlib.Path, out: pathlib.Path) -> Files:
         parts: dict[str, list[dict]] = {part: [] for part in ("train", "valid", *POLICIES)}
-        for records in itertools.zip_longest(*(gsm8k_pools(shared, name) for name in POLICIES)):  # of one problem
+        # All pools list the problems in one order: problem by problem, the first ones are of all policies.
+        for records in itertools.zip_longest(*(gsm8k_pools(shared, name) for name in POLICIES)):
             for name, record in zip(POLICIES, records, strict=True):
                 if record and (part := part_of(record)) == "test":
                     parts[name].append(record)
@@ -91,6 +92,13 @@ SOURCES: dict[str, Callable[[pathlib.Path, pathlib.Path], Files]] = {
     "quickstart": quickstart, "prm800k": prm800k, **{f"gsm8k_{policy}": gsm8k(policy) for policy in POLICIES},
     **{f"gsm8k_but_{policy}": gsm8k(*(other for other in POLICIES if other != policy)) for policy in POLICIES},
 }  # fmt: skip
+
+
+def files(source: str, shared: pathlib.Path, out: pathlib.Path) -> Files:
+    """Returns the files of a data set, which it writes to `out`. Raises ValueError where there is no such set."""
+    if source not in SOURCES:
+        raise ValueError(f"{source}: no such data set; there are {', '.join(SOURCES)}")
+    return SOURCES[source](shared, out)
 
 
 def gsm8k_pools(shared: pathlib.Path, policy: str) -> Iterator[dict]:

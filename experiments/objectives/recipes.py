@@ -57,10 +57,12 @@ OBJECTIVES = {
 
 
 def experiment(data: str, name: str, seed: int, files: Files, shared: pathlib.Path, **sizes: Any) -> Experiment:
-    """Returns the experiment of a cell. Raises ValueError where the data have no such labels.
+    """Returns the experiment of a cell. Raises ValueError for an unknown objective, or data without its labels.
 
     `sizes` change the recipe, for tests.
     """
+    if name not in OBJECTIVES:
+        raise ValueError(f"{name}: no such objective; there are {', '.join(OBJECTIVES)}")
     wanted = OBJECTIVES[name]
     # PRM800K's step labels are ratings; the quickstart's merged pools are labelled by its checker.
     labels = {"formal": "rating"}.get(wanted.labels, wanted.labels) if data == "prm800k" else wanted.labels

