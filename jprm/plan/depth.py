@@ -30,8 +30,8 @@ def total_at(totals: Mapping[int, float], layers: int) -> float:
 def program_at(programs: Mapping[int, Program], layers: int) -> Program:
     """Returns the counts of the program with `layers` layers, as `total_at` does.
 
-    Its collectives are those of both compiled programs, their `times` multiplied by the program's weight, which is
-    negative for the program with fewer layers.
+    Its collectives are those of both programs, each run as often as the weight of its program says. That of the program
+    with fewer layers is negative.
     """
     weights = _weights(programs, layers)
     return Program(

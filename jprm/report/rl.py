@@ -52,8 +52,13 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
         sections.insert(0, ("runs", "Runs", [_together(results)]))
     if figures := list(training(runs)):
         sections.append(("training", "Training", figures))
-    leads = [(name, next((said for mark, said in some if mark == "bad"), some[0][1])) for name, some in verdicts]
+    leads = [(name, _lead(sentences)) for name, sentences in verdicts]
     return Page(models, [], chains, []), sections, verdicts, First(leads, _tiles(results))
+
+
+def _lead(sentences: list[tuple[str, str]]) -> str:
+    """Returns the first bad verdict, else the first of all."""
+    return next((sentence for mark, sentence in sentences if mark == "bad"), sentences[0][1])
 
 
 class First(NamedTuple):
