@@ -228,6 +228,13 @@ def test_equal_steps_become_one_node_whose_alternatives_compare(study):
     assert [(node.parent, node.text) for node in tree.nodes] == [(-1, "a"), (0, "b"), (0, "c"), (-1, "d")]
 
 
+def test_a_step_beyond_a_row_scores_as_the_step_before_it(study):
+    parents = [-1, 0, 1, -1, 3]
+    tree = tree_of({"problem": "p", "nodes": [{"parent": i, "text": f"s{n}"} for n, i in enumerate(parents)]})
+    found = study.language.filled(tree, np.array([0.5, np.nan, np.nan, np.nan, -2.0]))
+    assert found == [0.5, 0.5, 0.5, 0.0, -2.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["implicit", "dpo", "outcome_ranking", "progress"])
 def test_objectives_of_two_models_and_of_pairs(study, tmp_path, monkeypatch, name):

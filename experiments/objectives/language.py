@@ -136,7 +136,7 @@ def _batch(of: Known, some: Sequence[tuple[int, int]]) -> tuple[Rows, np.ndarray
 
 
 def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree]:
-    """Returns the trees with the summed log ratios as scores; NaN at steps beyond a row."""
+    """Returns the trees with the summed log ratios as scores. A step beyond a row has that of the step before it."""
     found = []
     with Bar("scoring", len(of.packed)) as bar:
         for k, packed in enumerate(bar.follow(of.packed)):
@@ -148,5 +148,14 @@ def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree
                 score_S = np.asarray(path_sum(beta * ratio_BT, rows, rows.problem))[0]
                 for s in np.nonzero(tree_S >= 0)[0]:
                     scores[tree_S[s]][node_S[s]] = score_S[s]
-            found += [with_scores(tree, score_N.tolist()) for tree, score_N in zip(trees, scores, strict=True)]
+            found += [with_scores(tree, filled(tree, score_N)) for tree, score_N in zip(trees, scores, strict=True)]
+    return found
+
+
+def filled(tree: ReasoningTree, score_N: np.ndarray) -> list[float]:
+    """Returns the scores, a missing one (NaN) being that of the step before it; 0 before the first."""
+    found: list[float] = []
+    for node, score in zip(tree.nodes, score_N.tolist(), strict=True):
+        before = found[node.parent] if node.parent >= 0 else 0.0
+        found.append(before if np.isnan(score) else score)
     return found
