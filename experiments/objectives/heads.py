@@ -58,7 +58,7 @@ class Labelled(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """Standardises states by those of the training steps, and clips what is far out."""
+    """Standardises states by the mean and deviation of the training steps, and clips outliers."""
 
     mean_D: Float[np.ndarray, " D"]
     std_D: Float[np.ndarray, " D"]

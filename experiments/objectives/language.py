@@ -136,7 +136,7 @@ def _batch(of: Known, some: Sequence[tuple[int, int]]) -> tuple[Rows, np.ndarray
 
 
 def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree]:
-    """Returns the trees with the summed log ratios as scores. A step beyond a row has that of the step before it."""
+    """Returns the trees with the summed log ratios as scores; `filled` says what a step beyond a row gets."""
     found = []
     with Bar("scoring", len(of.packed)) as bar:
         for k, packed in enumerate(bar.follow(of.packed)):
@@ -153,7 +153,7 @@ def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree
 
 
 def filled(tree: ReasoningTree, score_N: np.ndarray) -> list[float]:
-    """Returns the scores, a missing one (NaN) being that of the step before it; 0 before the first."""
+    """Returns the scores. A missing one (NaN) becomes the score of the step before it, or 0 if there is none."""
     found: list[float] = []
     for node, score in zip(tree.nodes, score_N.tolist(), strict=True):
         before = found[node.parent] if node.parent >= 0 else 0.0

@@ -1,6 +1,6 @@
 """States of a frozen SmolLM2-135M, computed once for all objectives and seeds.
 
-A file holds those of CHUNK trees, so that a kill loses the chunk at work alone.
+Each file holds those of CHUNK trees, so a kill loses only the chunk that is being computed.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def total_at(totals: Mapping[int, float], layers: int) -> float:
 def program_at(programs: Mapping[int, Program], layers: int) -> Program:
     """Returns the counts of the program with `layers` layers, as `total_at` does.
 
-    Its collectives are those of both programs, each run as often as the weight of its program says. That of the program
-    with fewer layers is negative.
+    Its collectives are those of both programs, each counted with its program's weight. The smaller program has a
+    negative weight.
     """
     weights = _weights(programs, layers)
     return Program(
