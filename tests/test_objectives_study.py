@@ -14,10 +14,9 @@ from tiny_run import MODEL, VALUE, experiment, loop, make_data, one_device
 import jprm
 from jprm.jsonl import read_records, write_records
 from jprm.label.reference import load_reference
-from jprm.layout import native_layout
 from jprm.score.implicit import LogRatio
 from jprm.statistics import auroc
-from jprm.tokenizer import load_tokenizer
+from jprm.token_tree import token_tree
 from jprm.tree import tree_of
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
@@ -104,10 +103,12 @@ def frozen_world(study, folder, monkeypatch, groups):
     monkeypatch.setattr(study.states, "smollm2", lambda: str(shared / "base"))
     for module, name, size in (
         (study.states, "TOKENS", 512), (study.states, "SLOTS", 64), (study.states, "CHUNK", 4),
-        (study.heads, "SLOTS", 64), (study.heads, "DEPTH", groups[0]), (study.language, "GROUPS", groups),
+        (study.heads, "SLOTS", 64), (study.heads, "TOKEN_SLOTS", 512), (study.heads, "DEPTH", groups[0]),
+        (study.language, "GROUPS", groups),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, size)
     study.language.frozen.cache_clear()
+    study.states.layout.cache_clear()
     return shared
 
 
@@ -128,9 +129,7 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkey
     np.testing.assert_allclose(right_N, [node.score for tree in trees for node in tree.nodes], atol=2e-3)
     assert cell["tests"]["quickstart"]["n"] == 4
     study.frozen.cell("quickstart", "cross_entropy", 0, shared, out, hidden=8, epochs=2)
-    with pytest.raises(ValueError, match="outcome_tokens needs a head at every token: use run.py"):
-        study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out)
-    with pytest.raises(ValueError, match="quickstart_formal: has the states of .* steps, .*delete the folder"):
+    with pytest.raises(ValueError, match="after_2: has .* states, .*delete the folder"):
         study.heads.known(shared / "monte_carlo.jsonl", out / "states/quickstart_formal", 4)
     with pytest.raises(ValueError, match="3 problems: .*give a multiple"):
         study.heads.known(shared / "pools.jsonl", out / "states/quickstart_formal", 3)
@@ -138,6 +137,32 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkey
         study.frozen.cell("gsm8k", "pqm", 0, shared, out)
     with pytest.raises(ValueError, match="rank: no such objective; there are cross_entropy"):
         study.frozen.cell("quickstart", "rank", 0, shared, out)
+
+
+def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(study, tmp_path, monkeypatch):
+    out, heads = tmp_path / "cells", study.heads
+    with one_device():
+        shared = frozen_world(study, tmp_path / "world", monkeypatch, (2,))
+        cell = study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out, hidden=8, epochs=2)
+        pools, folder = shared / "pools.jsonl", out / "states/quickstart_pools"
+        steps = heads.known(pools, folder, None)
+    tokens = heads.known(pools, folder, None, "outcome_tokens")
+    first_K = np.cumsum(tokens.size_K) - tokens.size_K
+    trees = [token_tree(tree, study.states.layout()) for tree in tokens.trees]
+    assert [len(tree.tokens_N) for tree in trees] == tokens.size_K.tolist()
+    ends = [(tree.start_R + tree.length_R - 1)[tree.run_M[np.argsort(tree.node_M)]] for tree in trees]
+    end_N = np.concatenate([first + end for first, end in zip(first_K, ends, strict=True)])
+    # The same tokens, in rows packed otherwise: sums in another order, kept as float16.
+    np.testing.assert_allclose(tokens.state_ND[end_N], steps.state_ND, atol=2e-2, rtol=2e-3)
+    of_problem = np.isnan(tokens.state_ND[:, 0])
+    assert of_problem.sum() == sum(tree.problem for tree in trees)
+    settings = study.recipes.experiment(
+        "quickstart", "outcome_tokens", 0, study.data.files("quickstart", shared, out / "quickstart/data"), shared
+    )
+    rows = heads.labelled(tokens, lambda x: x, settings)
+    assert (rows.rows.weight > 0).sum() == (~of_problem).sum()  # a slot for every token of a step
+    assert {tuple(x) for x in rows.x_RSD[rows.rows.weight > 0]} == {tuple(x) for x in tokens.state_ND[~of_problem]}
+    assert cell["tests"]["quickstart"]["n"] == 4
 
 
 def test_the_last_layers_alone_become_an_implicit_prm(study, tmp_path, monkeypatch):
@@ -175,8 +200,8 @@ def test_a_head_finds_what_its_states_say(study, tmp_path):
     label_N = np.array([node.label for tree in trees for node in tree.nodes])
     x_ND = np.random.default_rng(0).normal(size=(len(label_N), 6)).astype(np.float32)
     x_ND[:, 3] += 6 * label_N
-    layout = native_layout(load_tokenizer(settings.tokenizer))
-    rows = study.heads.labelled(trees, x_ND, settings, layout)
+    known = study.heads.Known(trees, np.array([len(tree.nodes) for tree in trees]), x_ND)
+    rows = study.heads.labelled(known, lambda x: x, settings)
     some_RS = rows.rows.weight > 0
     assert some_RS.sum() == len(label_N)  # every step is in one slot, with its own state
     pairs = [np.stack([rows.rows.label[some_RS], rows.x_RSD[some_RS][:, 3]], 1), np.stack([label_N, x_ND[:, 3]], 1)]

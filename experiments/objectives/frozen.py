@@ -48,12 +48,10 @@ def cell(
         return parse((folder / "cell.json").read_bytes(), str(folder / "cell.json"))
     files = data.files(source, shared, out / source / "data")
     experiment = recipes.experiment(source, objective, seed, files, shared)
-    if experiment.data.supervise == "outcome_tokens":
-        raise ValueError(f"{objective} needs a head at every token: use run.py")
     kind, scale = (language, LOG_ODDS) if experiment.model.head == "language" else (heads, PROBABILITY)
     fitted, began = kind.Fit(**fit), time.perf_counter()
     train, states = pathlib.Path(experiment.data.train[0]), out / "states"
-    known = kind.known(train, states / f"{source}_{train.stem}", problems)
+    known = kind.known(train, states / f"{source}_{train.stem}", problems, experiment.data.supervise)
     score = kind.fitted(experiment, known, fitted)
     rule, found, before = DEFAULT_RULE[experiment.semantics], {}, None
     for name, path in {"valid": files.valid, **files.tests}.items():

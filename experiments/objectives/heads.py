@@ -1,4 +1,4 @@
-"""Heads on a frozen decoder's states at the ends of steps, for objectives of steps and chains."""
+"""Heads on a frozen decoder's states: at the ends of steps, and for `outcome_tokens` trained at every token."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import states
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jprm import objectives
 from jprm.experiment import Experiment, ObjectiveConfig
-from jprm.layout import Layout, native_layout
+from jprm.layout import native_layout
 from jprm.model.heads import find
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows
+from jprm.token_tree import Supervise
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import ReasoningTree, with_scores
 
 DEPTH = 15
 """Layers below the states: on validation problems better than 9 or 21 of the 30, or all three."""
-TOKENS, SLOTS = 2**17, 512
-"""A row of steps. Nothing attends here: only the slots cost anything."""
+TOKENS, SLOTS, TOKEN_SLOTS = 2**17, 512, 2**13
+"""A row of steps, or of as many problems' tokens. Nothing attends here: only the slots cost anything."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,13 @@ class Fit:
 
 
 class Known(NamedTuple):
-    """Trees, and the states of all their nodes in order; NaN at steps beyond a row."""
+    """Trees, the number of states that each has, and all states in order: of its nodes, or of its tokens.
+
+    Steps and tokens beyond a row have NaN, and so have a problem's tokens.
+    """
 
     trees: list[ReasoningTree]
+    size_K: Int[np.ndarray, " K"]
     state_ND: Float[np.ndarray, "N D"]
 
 
@@ -73,21 +78,32 @@ class Scaling(NamedTuple):
         return np.clip(np.nan_to_num(x_ND), -8, 8)
 
 
-def known(path: pathlib.Path, folder: pathlib.Path, problems: int | None) -> Known:
-    """Returns a file's trees and their states, which it computes where `folder` lacks them."""
-    trees, chunks = states.known(path, folder / f"after_{DEPTH}", problems, _load)
-    state_ND = np.concatenate([chunk["state_ND"] for chunk in chunks])
-    if len(state_ND) != (count := sum(len(tree.nodes) for tree in trees)):
-        raise ValueError(f"{folder}: has the states of {len(state_ND)} steps, {path} has {count}: delete the folder")
-    return Known(trees, state_ND)
+def known(path: pathlib.Path, folder: pathlib.Path, problems: int | None, supervise: Supervise = "step") -> Known:
+    """Returns a file's trees and their states, which it computes where `folder` lacks them.
+
+    They are the states of all tokens if `supervise` is `outcome_tokens`, otherwise those at the ends of steps.
+    """
+    of_tokens = supervise == "outcome_tokens"
+    folder /= f"{'tokens_' if of_tokens else ''}after_{DEPTH}"
+    trees, chunks = states.known(path, folder, problems, functools.partial(_load, of_tokens))
+    size_K, state_ND = sizes(trees, of_tokens), np.concatenate([chunk["state_ND"] for chunk in chunks])
+    if len(state_ND) != (count := size_K.sum()):
+        raise ValueError(f"{folder}: has {len(state_ND)} states, {path} needs {count}: delete the folder")
+    return Known(trees, size_K, state_ND)
 
 
-def _load() -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
+def sizes(trees: Sequence[ReasoningTree], of_tokens: bool) -> Int[np.ndarray, " K"]:
+    """Returns every tree's number of tokens, or of nodes."""
+    layout = states.layout()
+    return np.array([len(token_tree(tree, layout).tokens_N if of_tokens else tree.nodes) for tree in trees], np.int64)
+
+
+def _load(of_tokens: bool) -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
     frozen = states.Frozen.load((DEPTH,))
 
     def of_trees(trees: Sequence[ReasoningTree]) -> states.Chunk:
-        packed = frozen.packed(trees)
-        first_N = np.cumsum([0, *(len(tree.nodes) for tree in trees)])
+        packed = states.packed(trees, "outcome_tokens" if of_tokens else "step")
+        first_N = np.cumsum([0, *sizes(trees, of_tokens)])
         found_ND = np.full((first_N[-1], frozen.config.width), np.nan, np.float16)
         for i, (tree_S, node_S) in enumerate(zip(packed.tree_BS, packed.node_BS, strict=True)):
             rows = jax.tree.map(lambda x, i=i: x[i : i + 1], packed.rows)
@@ -100,20 +116,20 @@ def _load() -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
 
 def fitted(experiment: Experiment, train: Known, fit: Fit) -> Callable[[Known], list[ReasoningTree]]:
     """Returns a function that scores trees by a head trained on others."""
-    scaling, layout = Scaling.of(train.state_ND), native_layout(load_tokenizer(experiment.tokenizer))
-    params = trained(experiment, labelled(train.trees, scaling(train.state_ND), experiment, layout), fit)
+    scaling = Scaling.of(train.state_ND)
+    params = trained(experiment, labelled(train, scaling, experiment), fit)
     return lambda test: scored(params, experiment, test.trees, scaling(test.state_ND))
 
 
-def labelled(trees: Sequence[ReasoningTree], x_ND: np.ndarray, experiment: Experiment, layout: Layout) -> Labelled:
-    """Packs whole trees as the objective wants them, and puts `x_ND`, all nodes' states in order, into their slots."""
-    given = experiment.data
-    of = [token_tree(tree, layout, given.supervise, given.extras, given.weight) for tree in trees]
-    packed = pack(of, TOKENS, SLOTS, too_long="truncate", siblings=given.siblings)
-    first_N = np.cumsum([0, *(len(tree.nodes) for tree in trees)])
-    some_RS = packed.tree_BS >= 0
-    x_RSD = np.zeros((*some_RS.shape, x_ND.shape[-1]), np.float32)
-    x_RSD[some_RS] = x_ND[first_N[packed.tree_BS[some_RS]] + packed.node_BS[some_RS]]
+def labelled(train: Known, scaling: Scaling, experiment: Experiment) -> Labelled:
+    """Packs whole trees as the objective wants them, and puts their scaled states into their slots."""
+    given, layout = experiment.data, native_layout(load_tokenizer(experiment.tokenizer))
+    of = [token_tree(tree, layout, given.supervise, given.extras, given.weight) for tree in train.trees]
+    slots = TOKEN_SLOTS if given.supervise == "outcome_tokens" else SLOTS
+    packed = pack(of, TOKENS, slots, too_long="truncate", siblings=given.siblings)
+    first_K, some_RS = np.cumsum(train.size_K) - train.size_K, packed.tree_BS >= 0
+    x_RSD = np.zeros((*some_RS.shape, train.state_ND.shape[-1]), np.float32)
+    x_RSD[some_RS] = scaling(train.state_ND[first_K[packed.tree_BS[some_RS]] + packed.node_BS[some_RS]])
     return Labelled(packed.rows, x_RSD)
 
 

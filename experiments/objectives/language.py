@@ -28,7 +28,8 @@ from jprm.objectives.implicit import scored_tokens
 from jprm.pack import Packed
 from jprm.progress import Bar
 from jprm.rows import Rows
-from jprm.score.implicit import log_probs_of, path_sum
+from jprm.score.implicit import log_probs_of, on_paths, path_sum
+from jprm.token_tree import Supervise
 from jprm.tree import ReasoningTree, with_scores
 
 GROUPS = (26, 4)
@@ -59,30 +60,26 @@ def frozen() -> states.Frozen:
     return states.Frozen.load(GROUPS, "language")
 
 
-def known(path: pathlib.Path, folder: pathlib.Path, problems: int | None) -> Known:
+def known(path: pathlib.Path, folder: pathlib.Path, problems: int | None, supervise: Supervise = "outcome") -> Known:
     """Returns a file's trees and the states of their tokens, which it computes where `folder` lacks them."""
     folder = folder / f"tokens_after_{GROUPS[0]}"
     trees, chunks = states.known(path, folder, problems, lambda: _chunk)
-    packed = [_packed(trees[i : i + states.CHUNK]) for i in range(0, len(trees), states.CHUNK)]
+    packed = [states.packed(trees[i : i + states.CHUNK], supervise) for i in range(0, len(trees), states.CHUNK)]
     for rows, chunk in zip(packed, chunks, strict=True):
         if not np.array_equal(rows.rows.tokens, chunk["token_RT"]):
             raise ValueError(f"{folder}: has the states of other trees than {path}: delete the folder")
     return Known(trees, packed, [chunk["x_RTD"] for chunk in chunks], [chunk["reference_RT"] for chunk in chunks])
 
 
-def _packed(trees: Sequence[ReasoningTree]) -> Packed:
-    return frozen().packed(trees, supervise="outcome")
-
-
 def _chunk(trees: Sequence[ReasoningTree]) -> states.Chunk:
-    model, rows = frozen(), _packed(trees).rows
+    model, rows = frozen(), states.packed(trees, "outcome").rows
     x_RTD = np.zeros((*rows.tokens.shape, model.config.width), np.float16)
     reference_RT = np.zeros(rows.tokens.shape, np.float32)
     for i in range(len(rows.tokens)):
         row = jax.tree.map(lambda x, i=i: x[i : i + 1], rows)
         x_RTD[i] = np.asarray(states.below(model.params, model.config, row))[0]
         # From the states as they are kept, so that an untrained model's log ratio is exactly 0.
-        reference_RT[i] = np.asarray(log_probs(model.params, model.config, row, x_RTD[i : i + 1]))[0]
+        reference_RT[i] = np.asarray(log_probs(model.params, model.config, row, x_RTD[i : i + 1], of_steps(row)))[0]
     return {"token_RT": rows.tokens, "x_RTD": x_RTD, "reference_RT": reference_RT}
 
 
@@ -144,12 +141,18 @@ def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree
             scores = [np.full(len(tree.nodes), np.nan) for tree in trees]
             for i, (tree_S, node_S) in enumerate(zip(packed.tree_BS, packed.node_BS, strict=True)):
                 rows, x_BTD, reference_BT = _batch(of, [(k, i)])
-                ratio_BT = log_probs(params, frozen().config, rows, x_BTD) - reference_BT
+                ratio_BT = log_probs(params, frozen().config, rows, x_BTD, of_steps(rows)) - reference_BT
                 score_S = np.asarray(path_sum(beta * ratio_BT, rows, rows.problem))[0]
                 for s in np.nonzero(tree_S >= 0)[0]:
                     scores[tree_S[s]][node_S[s]] = score_S[s]
             found += [with_scores(tree, filled(tree, score_N)) for tree, score_N in zip(trees, scores, strict=True)]
     return found
+
+
+@jax.jit
+def of_steps(rows: Rows) -> Bool[Array, "B T"]:
+    """Marks the tokens of steps: no score takes the log-probabilities of a problem."""
+    return jnp.any(on_paths(rows, rows.problem), axis=1)
 
 
 def filled(tree: ReasoningTree, score_N: np.ndarray) -> list[float]:

