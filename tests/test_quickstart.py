@@ -1,14 +1,18 @@
 """The quickstart's judgement on synthetic samples and labels; with `-m slow`, all of it at reduced size."""
 
+import itertools
 import json
 import pathlib
 import sys
 
 import numpy as np
 import pytest
+from tiny import Letters
 
 from jprm.jsonl import write_records
+from jprm.judge.judge import Judge
 from jprm.judge.prompts import JudgePrompt, verdicts
+from jprm.tree import tree_of
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments/quickstart"
 
@@ -94,6 +98,27 @@ def test_an_author_without_habits_criticises_as_the_checker_does(quickstart):
             assert verdict.correct == right
     assert critique.redone(problem, ["Monday: what?", steps[0]], rng, None) is None
     del sys.modules["critique"]
+
+
+def test_the_cost_of_critiques_is_the_mean_over_all_choices_of_samples(quickstart):
+    import equal_cost
+
+    judge = Judge(policy=None, prompt=JudgePrompt(**equal_cost.critique.PROMPT), samples=2)  # pyright: ignore
+    layout, chains, generated = Letters(), [SOUND, LUCKY, WRONG, SOUND], 77
+    tree = tree_of({"problem": PROBLEM, "samples": [sample(steps) for steps in chains]})
+    prefixes = [{tuple(steps[:end]) for end in range(1, len(steps) + 1)} for steps in chains]
+    asked = len(set.union(*prefixes))  # equal steps after equal steps are asked about once
+    assert asked == 8
+
+    def cost(some):
+        questions = [judge.prompt.filled(PROBLEM, list(steps)) for steps in set.union(*(prefixes[i] for i in some))]
+        return sum(2 * len(layout.problem(question)) + generated / asked for question in questions)
+
+    wanted_n = [np.mean([cost(some) for some in itertools.combinations(range(4), n)]) for n in (1, 2, 3, 4)]
+    found_n = equal_cost.critique_tokens([tree], judge, layout, generated, 4)
+    np.testing.assert_allclose(found_n, wanted_n, rtol=1e-12)
+    for name in ("equal_cost", "critique"):
+        del sys.modules[name]
 
 
 def test_a_policys_samples_become_pools(quickstart):

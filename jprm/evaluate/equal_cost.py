@@ -82,9 +82,9 @@ def equal_cost_report(
             raise ValueError(f"policy_{what} is {count}: it must be a finite number above 0")
     pools = {name: pools_of(trees, models[name].scale) for name, trees in scored.items()}
     first = next(iter(pools.values()))
-    accuracies = _accuracies(pools, models, seed)
+    accuracies = accuracies_of(pools, models, seed)
     n_max = int(first.size_P.min())
-    tokens = {name: _tokens(trees, models[name], n_max) for name, trees in scored.items()}
+    tokens = {name: token_costs(trees, models[name], n_max) for name, trees in scored.items()}
     written = float(np.mean([policy for policy, _ in tokens.values()]))
 
     def at(policy_cost: float, scorer_cost_n: Mapping[str, Float[np.ndarray, " n"]]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def equal_cost_report(
     return report
 
 
-def _accuracies(
+def accuracies_of(
     pools: Mapping[str, Pools], models: Mapping[str, PRM], seed: int
 ) -> list[tuple[str, str | None, Float[np.ndarray, "P n"]]]:
     """(name, the model that scores, accuracy) of every chooser; the majority vote is first."""
@@ -168,7 +168,7 @@ def expected_tokens(tree: TokenTree, leaves: Sequence[int], size: int, n_max: in
     return np.bincount(through_R, tree.length_R, minlength=size + 1) @ drawn_probability(size, n_max)
 
 
-def _tokens(trees: Sequence[ReasoningTree], prm: PRM, n_max: int) -> tuple[float, Float[np.ndarray, " n"]]:
+def token_costs(trees: Sequence[ReasoningTree], prm: PRM, n_max: int) -> tuple[float, Float[np.ndarray, " n"]]:
     """Returns the mean tokens of a sample that the policy writes, and those that the scorer computes for n samples."""
     written, computed_n = 0.0, np.zeros(n_max)
     for tree in trees:

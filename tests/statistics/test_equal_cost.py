@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import Letters
 
-from jprm.evaluate.equal_cost import Chooser, _tokens, at_equal_cost
+from jprm.evaluate.equal_cost import Chooser, at_equal_cost, token_costs
 from jprm.token_tree import token_tree
 from jprm.tree import tree_of
 
@@ -37,7 +37,7 @@ def tokens_of(problem, chains):
 def test_expected_tokens_are_the_mean_over_all_subsets(seed):
     made = pools(seed)
     n_max = min(len(chains) for _, chains in made)
-    found_n = _tokens([tree_of(record(*pool)) for pool in made], SimpleNamespace(layout=Letters()), n_max)[1]
+    found_n = token_costs([tree_of(record(*pool)) for pool in made], SimpleNamespace(layout=Letters()), n_max)[1]
     for n in range(1, n_max + 1):
         subsets = [[tokens_of(problem, x) for x in itertools.combinations(chains, n)] for problem, chains in made]
         assert found_n[n - 1] == pytest.approx(np.mean([np.mean(of) for of in subsets]), rel=1e-12)
@@ -47,7 +47,7 @@ def test_one_sample_is_not_charged_at_the_rate_of_many():
     """Nineteen samples that share all but their last token: one costs its whole row, not a nineteenth of the tree."""
     chains = [["a" * 20 + letter] for letter in "bcdefghijklmnopqrst"]
     tree = tree_of(record("p" * 9, chains))
-    (written, found_n) = _tokens([tree], SimpleNamespace(layout=Letters()), 19)
+    (written, found_n) = token_costs([tree], SimpleNamespace(layout=Letters()), 19)
     assert found_n[0] == tokens_of("p" * 9, chains[:1]) > 3.5 * found_n[-1] / 19
     scored = Chooser("scored", np.zeros((1, 19)), written * np.arange(1, 20) + found_n)
     plain = Chooser("plain", np.zeros((1, 19)), written * np.arange(1, 20))
