@@ -170,9 +170,7 @@ def test_the_last_layers_alone_become_an_implicit_prm(study, tmp_path, monkeypat
     with one_device():
         shared = frozen_world(study, tmp_path / "world", monkeypatch, (1, 1))
         assert sum(MODEL.layer_groups) == 2
-        cells = [
-            study.frozen.cell("quickstart", name, 0, shared, out, learning_rate=1e-2) for name in ("implicit", "dpo")
-        ]
+        cell = study.frozen.cell("quickstart", "dpo", 0, shared, out, learning_rate=1e-2)
         known = language.known(shared / "pools.jsonl", out / "states/quickstart_pools", None)
         model = language.frozen()
         untrained = language.scored(model.params, 0.05, known)
@@ -190,7 +188,7 @@ def test_the_last_layers_alone_become_an_implicit_prm(study, tmp_path, monkeypat
     # States are kept as float16, of 11 bits; scores are up to a hundred times larger than this.
     np.testing.assert_allclose(score_N, np.concatenate(wanted), atol=2e-3)
     assert np.abs(score_N).max() > 0.05
-    assert cells[0]["rule"] == "last" and cells[0]["tests"]["quickstart"] != cells[1]["tests"]["quickstart"]
+    assert cell["rule"] == "last" and len(set(cell["tests"]["quickstart"]["chain_score"])) > 2
 
 
 def test_a_head_finds_what_its_states_say(study, tmp_path):

@@ -11,6 +11,7 @@ and writes a critique. What one run gave is in docs/search_and_labels.md, "Train
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -62,7 +63,8 @@ def report(trees: Sequence[ReasoningTree], prm: PRM, judges: dict[str, Judge], s
         Chooser(name, accuracy_Pn, policy_n + (cost_n[model] if model else 0.0))
         for name, model, accuracy_Pn in accuracies_of(pools, models, seed)
     ]
-    budgets = [written * 2**k for k in range(12) if written * 2**k <= max(chooser.cost_n[-1] for chooser in choosers)]
+    doublings = math.ceil(math.log2(max(chooser.cost_n[-1] for chooser in choosers) / written))
+    budgets = [written * 2**k for k in range(doublings + 1)]  # the last pays for all samples of every chooser
     found = at_equal_cost(choosers, budgets, [tree.problem for tree in trees], seed)
     return found | {"sample_tokens": written, "unread": unread, "n_max": n_max}
 
@@ -92,6 +94,10 @@ def critique_tokens(
     return cost_n / len(trees)
 
 
+def _worded(right: float, n: int, cost: float, budget: float) -> str:
+    return f"{percent(right)} ({n})" if cost <= budget else "-"  # not even one sample with its score
+
+
 def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> None:
     """Compare the PRM on formal labels with the verifier that learnt from kept critiques.
 
@@ -109,8 +115,7 @@ def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int =
     write_json(out / "equal_cost.json", found)
     columns = ("right, % (n)", *(f"{budget:.0f} tokens" for budget in found["budgets"]))
     rows = [
-        (row["name"], *(f"{percent(x)} ({n})" for x, n in zip(row["value"], row["n"], strict=True)))
-        for row in found["choosers"]
+        (row["name"], *map(_worded, row["value"], row["n"], row["cost"], found["budgets"])) for row in found["choosers"]
     ]
     show([Table("at equal tokens a problem", columns, rows), json.dumps(found["unread"])], Console(width=160))
 
