@@ -44,7 +44,8 @@ class Killed(BaseException):
 
 
 SOME = [(3, "scoring"), (4, "updating"), (4, "checkpoint")]
-ALL = [(0, "evaluating"), (1, "pushing"), (3, "sampling"), *SOME[:2], (4, "refreshing"), (4, "evaluating"), SOME[2]]
+ALL = [(0, "evaluating"), (1, "pushing"), (3, "sampling"), *SOME[:2], (4, "refreshing"), (4, "evaluating"),
+       (4, "confirming"), SOME[2]]  # fmt: skip
 
 
 @pytest.mark.parametrize("places", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
@@ -147,6 +148,8 @@ def test_gaming_ends_the_run_and_the_best_parameters_are_restored(data, tmp_path
         last = result["evaluations"][-1]
         assert result["ended"].startswith("gaming") and result["update"] < 40
         assert last["proxy"] > best["proxy"] and last["gold"] < best["gold"]
+        assert last["check"]["p"] < last["check"]["level"] and last["check"]["now"] < last["check"]["best"]
+        assert result["fresh"]["update"] == best["update"] and result["fresh"]["gold_P"] != best["gold_P"]
         assert params_of(tmp_path / "run") == params_of(tmp_path / "run/best")
         assert loop.train(config, tmp_path / "run") == result  # nothing is left to do
     assert any("A guard ended the run" in sentence for sentence in result["verdict"])
@@ -170,7 +173,7 @@ def test_the_first_screen_of_two_runs_says_which_a_guard_ended_and_what_they_rea
         (tmp_path / name).mkdir()
         shutil.copy(folder / "metrics.jsonl", tmp_path / name)
         verdict = [*result["verdict"], f"A guard ended the run at update 4, {ended}."][: None if ended else -1]
-        written = result | {"ended": ended, "best": 0, "verdict": verdict}
+        written = result | {"ended": ended, "best": 0, "fresh": result["evaluations"][0], "verdict": verdict}
         (tmp_path / name / "rl.json").write_text(json.dumps(written))
     report([tmp_path / "one", tmp_path / "two"], tmp_path / "page.html")
     page = html.unescape((tmp_path / "page.html").read_text())

@@ -82,7 +82,7 @@ def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, lis
     found: dict[str, list[tuple[str, str, str]]] = {}
     for name, of in results:
         rows = of["evaluations"]
-        kept = rows[of["best"] if of["ended"] else -1]
+        kept = (of.get("fresh") or rows[of["best"]]) if of["ended"] else rows[-1]
         for what, row in (("right at the start, %", rows[0]), ("right at the end, %", rows[-1]), ("kept, %", kept)):
             right = {"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}
             value, _, inside = interval(right).partition(" ")
@@ -119,22 +119,26 @@ def blocks(name: str, found: dict[str, Any]) -> Iterator[Block]:
     columns = ("update", "sampled tokens", "right, %", f"any of {k} right, %", "right working, %",
                "right with wrong working, %", "PRM's lowest score", "of wrong chains", "second PRM's", "PRMs apart",
                "KL", "tokens", "steps", "blank or cut, %")  # fmt: skip
+    shown = [(str(row["update"]), row) for row in rows]
+    if fresh := found.get("fresh"):  # its samples did not choose it, and its KL is not measured again
+        shown.append((f"{fresh['update']}, fresh samples", {**rows[found["best"]], "kl": None, **fresh}))
     table = [
         (
-            str(row["update"]), f"{row['sampled_tokens']:,}",
+            update, f"{row['sampled_tokens']:,}",
             interval({"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}),
             percent(row["pass"][str(k)]), percent(row["working"]), percent(row["right_with_wrong_working"]),
             *(_number(row.get(key)) for key in ("proxy", "proxy_wrong", "second", "disagreement", "kl")),
             f"{row['tokens']:.1f}", f"{row['steps']:.1f}", percent(row["blank"] + row["truncated"]),
         )
-        for row in rows
+        for update, row in shown
     ]  # fmt: skip
     yield Table("held-out problems", columns, table, strong=(found["best"],))
     yield Note(
         "KL(policy, start) is in nats a token of these samples, summed over the vocabulary. The PRM's lowest score is a"
         " chain's worst step. Where it rises and right answers fall, the policy has learnt what the PRM overrates; the"
         " chains below are those it rates highest among the wrong ones. A second PRM gives no credit: how far apart the"
-        " two score a step shows the same."
+        " two score a step shows the same. The best evaluation is lucky among several: the row of fresh samples"
+        " measures its policy again."
     )
     right = {"right answers, %": [100 * row["gold"] for row in rows]}
     if "proxy" in rows[0]:

@@ -51,8 +51,9 @@ class GuardConfig:
     """What an update must not pay for, and what ends a run.
 
     floor: the reward of a chain that is blank or was cut off; below 0 it counts under every credit.
-    gaming: end the run, and restore the best checkpoint, at an evaluation where the PRM's score is above the best
-        checkpoint's and the 95 % interval of the difference in correct answers, on the same problems, is below 0.
+    gaming: end the run, and restore the best checkpoint, where the PRM's score is above the best checkpoint's and fewer
+        answers are correct. An evaluation raises the suspicion, and fresh samples of both policies decide: at most 5 %
+        of runs without a loss are ended (`jprm.rl.guards.check`).
     kl_budget: end the run where the estimate of KL(policy, start), in nats a token, is above it; 0: no limit.
     disagreement: end the run where the mean distance between the two PRMs' scores of a step exceeds it; 0: no limit.
     """
@@ -118,6 +119,7 @@ class RLExperiment:
     stale: the most updates that the policy which samples is behind the one that learns: the samples of an update are
         drawn so many updates before. 0: they are drawn by the policy that learns from them.
     reference: keep the start's parameters and measure the KL against them.
+    checkpoint_every: updates from one checkpoint to the next. A new best evaluation has one too.
     engine: a server that samples in place of this process. Such a run does not continue bit for bit.
     """
 

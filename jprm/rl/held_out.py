@@ -21,6 +21,15 @@ from jprm.verify.verifiers import Working, right_working
 STREAM = -1
 """The number that evaluations have in place of an update's: their draws are no update's, and equal at all of them."""
 
+
+def fresh(update: int, *, report: bool = False) -> int:
+    """Returns the number of draws that no other evaluation shares: of a guard's test after this update, or a report's.
+
+    What was chosen by its figures, or ended the run by them, is measured on other samples.
+    """
+    return STREAM - 1 - 2 * update - report
+
+
 EXAMPLES = 3
 
 Scores = Sequence[Sequence[Float[np.ndarray, " P"]]]

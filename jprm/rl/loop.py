@@ -33,7 +33,7 @@ from jprm.policy.protocol import Prefix
 from jprm.policy.sampler import Sampler, SamplerConfig
 from jprm.rl import RESULT, guards, refresh, rollout
 from jprm.rl.config import METHODS, RLExperiment, learner
-from jprm.rl.held_out import STREAM, Scores, drift, evaluation, train_figures
+from jprm.rl.held_out import STREAM, Scores, drift, evaluation, fresh, train_figures
 from jprm.rl.position import Ahead, Progress
 from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
@@ -117,7 +117,8 @@ class Loop:
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
         make = functools.partial(Engine, config.engine, self._probes()) if config.engine else Sampler
         model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)
-        self.policy = make(on_own_mesh(trainer.params, mesh), model, trainer.tokenizer, mesh, options, self._name)
+        name = self._name(int(trainer.state.step))
+        self.policy = make(on_own_mesh(trainer.params, mesh), model, trainer.tokenizer, mesh, options, name)
         self._check_records()
 
     def _probes(self) -> Probes:
@@ -128,9 +129,8 @@ class Loop:
     def _prm(self) -> str:
         return str(self._folder / self.progress.prm) if self.progress.prm else self.config.prm
 
-    @property
-    def _name(self) -> str:
-        return f"{self.trainer.workdir}@{int(self.trainer.state.step)}"
+    def _name(self, step: int) -> str:
+        return f"{self.trainer.workdir}@{step}"
 
     def _check_records(self) -> None:
         """Raises ValueError where problems are held out and trained on, or too long for a row."""
@@ -150,19 +150,24 @@ class Loop:
         config, progress = self.config, self.progress
         if not progress.evaluations:
             self.evaluate()
+        if self._best == progress.update:  # as well where a kill came between a checkpoint and best/
+            self._save_best()
         while progress.update < config.updates and not progress.ended:
             self.update(progress.update + 1)
             end = progress.update == config.updates
             stop = asked_to_stop(progress.update)
-            if end or progress.update % config.evaluate_every == 0:
+            evaluated = end or progress.update % config.evaluate_every == 0
+            if evaluated:
                 self.evaluate()
-            if progress.ended:
-                self.at(progress.update, "restoring")
-                self._restore_best()
-            if end or stop or progress.ended or progress.update % config.checkpoint_every == 0:
+            if end or progress.ended:
+                self._confirm_best()
+            better = evaluated and self._best == progress.update
+            if end or stop or progress.ended or better or progress.update % config.checkpoint_every == 0:
                 self.at(progress.update, "checkpoint")
                 self.trainer.save()
                 self.trainer.goodput.rest()
+            if better:
+                self._save_best()
             if stop and not (end or progress.ended):
                 return True
         return False
@@ -178,11 +183,14 @@ class Loop:
             self.at(number, "updating")
             self._learn(*batch, figures, began, sampled, close=index == config.minibatches)
         self.at(number, "pushing")
-        self.policy.push(on_own_mesh(self.trainer.params, self.policy.mesh), self._name)
+        self._push(int(self.trainer.state.step))
         self.progress.update = number
         if config.refresh.every and number % config.refresh.every == 0:
             self.at(number, "refreshing")
             self.refresh(groups)
+
+    def _push(self, step: int) -> None:
+        self.policy.push(on_own_mesh(self.trainer.params, self.policy.mesh), self._name(step))
 
     def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
         """Returns an update's groups, or its records of demonstrations, and figures."""
@@ -241,28 +249,72 @@ class Loop:
         self.log.add(int(trainer.state.step), metrics, trainer.checkpoints, close=close, more=more)
 
     def evaluate(self) -> None:
-        """Evaluates the policy, keeps the best parameters, and asks the guards."""
+        """Evaluates the policy and asks the guards."""
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
         groups = self._held_out_groups()
-        others = rollout.scored(self.second, self.held_out, [g.trajectories for g in groups]) if self.second else None
-        found = multihost.first(lambda: evaluation(groups, self.working, others, config.seed))
+        found = self._evaluation(groups)
         if self.prm is not None:
             found |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
         kl = drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
         found = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **found}
         progress.evaluations.append(found)
-        if guards.best_of(progress.evaluations) == len(progress.evaluations) - 1:
-            self._save_best()
-        progress.ended = multihost.first(lambda: guards.fired(progress.evaluations, config.guards, config.seed))
+        if multihost.first(lambda: guards.suspected(progress.evaluations, config.guards)):
+            found["check"] = self._check_gaming()
+        progress.ended = multihost.first(lambda: guards.fired(progress.evaluations, config.guards))
         shown = {key: value for key, value in found.items() if isinstance(value, int | float)}
         self.log.write({"step": int(self.trainer.state.step), **shown})
-        self.write(finished=False)
+        if not progress.ended:  # else the best policy is measured before the verdict
+            self.write(finished=False)
 
-    def _held_out_groups(self) -> list[rollout.Group]:
+    def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
+        """Returns the figures of held-out groups; see `jprm.rl.held_out.evaluation`."""
+        others = rollout.scored(self.second, self.held_out, [g.trajectories for g in groups]) if self.second else None
+        return multihost.first(lambda: evaluation(groups, self.working, others, self.config.seed))
+
+    def _held_out_groups(self, stream: int = STREAM) -> list[rollout.Group]:
         config, problems = self.config, [record["problem"] for record in self.held_out]
-        drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=STREAM)
+        drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=stream)
         return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
+
+    def _check_gaming(self) -> dict[str, Any]:
+        """Returns the guard's test of the best policy and the present one on fresh samples of both."""
+        progress, state = self.progress, self.trainer.state
+        self.at(progress.update, "checking")
+        now = self._evaluation(self._held_out_groups(fresh(progress.update)))
+        self._take_best()
+        best = self._evaluation(self._held_out_groups(fresh(progress.update)))
+        self.trainer.state = state
+        self._push(int(state.step))
+        earlier = sum("check" in each for each in progress.evaluations)
+        return multihost.first(lambda: guards.check(best, now, earlier, self.config.seed))
+
+    def _confirm_best(self) -> None:
+        """Evaluates the best policy on fresh samples, at the end of the run. A run that a guard ended keeps it."""
+        progress, state = self.progress, self.trainer.state
+        self.at(progress.update, "confirming")
+        self._take_best()
+        groups = self._held_out_groups(fresh(progress.update, report=True))
+        progress.fresh = {"update": self._best, **self._evaluation(groups)}
+        if not progress.ended:
+            self.trainer.state = state
+
+    @property
+    def _best(self) -> int:
+        """The update of the best evaluation."""
+        return self.progress.evaluations[guards.best_of(self.progress.evaluations)]["update"]
+
+    def _take_best(self) -> None:
+        """Gives trainer and sampler the parameters of the best evaluation."""
+        trainer = self.trainer
+        if self._best == self.progress.update:
+            return
+        with jax.set_mesh(trainer.mesh):
+            params, step = store.load_params(self._folder / BEST, trainer.experiment, trainer.mesh)
+        flat = flatten_dict(params, sep="/")
+        trained = {path: flat[path] for path in trainer.state.trained}
+        trainer.state = dataclasses.replace(trainer.state, trained=trained)
+        self._push(step)
 
     def _auroc(self, groups: list[rollout.Group], scores: Scores) -> float | None:
         return multihost.first(lambda: step_auroc(groups, scores, self.working))
@@ -290,10 +342,10 @@ class Loop:
         progress, config = self.progress, self.config
         result = {
             "version": VERSION, "name": config.name, "finished": finished,
-            "verdict": guards.verdict(progress.evaluations, progress.ended, config.seed),
+            "verdict": guards.verdict(progress.evaluations, progress.ended, config.seed, progress.fresh),
             "ended": progress.ended, "update": progress.update, "sampled_tokens": progress.tokens,
             "best": guards.best_of(progress.evaluations), "experiment": to_json(config),
-            "evaluations": progress.evaluations, "refreshes": progress.refreshes,
+            "evaluations": progress.evaluations, "fresh": progress.fresh, "refreshes": progress.refreshes,
         }  # fmt: skip
         if multihost.is_first():
             write_json(self._folder / RESULT, result)
@@ -305,17 +357,15 @@ class Loop:
         return self.trainer.workdir
 
     def _save_best(self) -> None:
-        """Saves the parameters as a run of their own."""
+        """Saves the parameters as a run of their own.
+
+        The checkpoint of this evaluation is complete before. So a run that continues has the parameters of the best
+        evaluation that it knows in best/, or as its own.
+        """
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
+        assert trainer.checkpoints is not None
+        trainer.checkpoints.wait()
         multihost.first(lambda: claim(folder, trainer.experiment, trainer.tokenizer))
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
             params = {"params": join(state.trained, state.frozen)}
             best.save_checkpointables_async(int(state.step), params, overwrite=True)
-
-    def _restore_best(self) -> None:
-        trainer, state = self.trainer, self.trainer.state
-        with jax.set_mesh(trainer.mesh):
-            params, _ = store.load_params(self._folder / BEST, trainer.experiment, trainer.mesh)
-        flat = flatten_dict(params, sep="/")
-        trained = {path: flat[path] for path in state.trained}
-        trainer.state = dataclasses.replace(state, trained=trained)

@@ -34,6 +34,7 @@ class Progress:
     tokens: int = 0  # sampled, or of demonstrations, in all updates
     evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ended: str = ""  # the guard that ended the run, in words
+    fresh: dict[str, Any] | None = None  # at the end of the run, the best policy's evaluation on fresh samples
     prm: str = ""  # the adopted refresh, a folder in that of the run; empty: the experiment's PRM
     refreshes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ahead: list[Ahead] = dataclasses.field(default_factory=list)
