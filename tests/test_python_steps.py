@@ -109,6 +109,22 @@ def test_no_program_forges_its_tests(program):
     assert labels([program], tests)[0] != [1]
 
 
+@pytest.mark.parametrize(("program", "test"), hostile.OVERWRITING.values(), ids=hostile.OVERWRITING)
+def test_no_program_overwrites_what_a_test_stores(program, test):
+    assert labels([program], [test])[0] != [1]
+
+
+@pytest.mark.parametrize("case", hostile.HIDING.values(), ids=hostile.HIDING)
+def test_a_program_may_define_what_python_has(case):
+    program, *tests = case
+    assert labels(["import math", program], tests) == ([None, 1], [None, None])
+
+
+def test_a_wrong_function_of_a_builtins_name_is_incorrect():
+    assert labels(["import math", "def sum(a, b): return a"], ["assert sum(10, 15) == 6"])[0] == [None, 0]
+    assert labels(["import math", "x = 1"], ["assert sum(10, 15) == 6"])[0] == [None, 0]  # never defined
+
+
 @pytest.mark.parametrize(("program", "test"), hostile.HONEST.values(), ids=hostile.HONEST)
 def test_an_honest_program_passes_from_another_process(program, test):
     assert labels([program], [test]) == ([1], [None])

@@ -9,8 +9,10 @@ the first step. After a step, the program so far runs in the sandbox, then every
   test that needs an undefined name is skipped, but fails after the last step.
 
 The tests run in another process and sandbox than the program (`remote.py`), which sees the calls of its functions but
-neither the tests nor their report. A test that compares a program's object with a plain value, or uses a name that
-hides a builtin, is undecided; then the step is incorrect if another test fails, and unlabelled otherwise.
+neither the tests nor their report. A test that compares a program's object with a plain value is undecided; then the
+step is incorrect if another test fails, and unlabelled otherwise. A test that needs a name of the program has Python's
+own builtins, whatever the program defines: where it hides one of them, the test passes or is undecided. Tests that need
+builtins alone, such as `assert sum(10, 15) == 6`, test the program's function of that name, which all of them call.
 
 Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
 the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.

@@ -39,6 +39,12 @@ FORGED = {  # `assert area(2) == 4` and `assert abs(area(3) - 9) < 1`
     "def area(s): return 0",
     "later": "def area(s): raise NameError('x', name='zzz')",
     "builtin": "def abs(x): return 0\ndef area(s): return 4 if s == 2 else 0",
+    "builtins beside the watched names": "import gc\nfake = lambda x: 0\ndef area(s): return 4 if s == 2 else 0\n"
+    "def forged(message, pipe, send):\n    pipe.objects[id(fake)] = fake\n"
+    "    message['watched'] = {'__builtins__': ['dict', 'abs', ['object', id(fake)]], 'abs': ['object', id(fake)]}\n"
+    "    send(message)\n"
+    "for o in gc.get_objects():\n    if type(o).__name__ == 'Program':\n"
+    "        o.send = lambda message, pipe=o, send=o.send: forged(message, pipe, send)",
 } | {
     f"descriptors at once: {message}": "import os\nfor fd in range(3, 40):\n"
     f"    try: os.write(fd, b'{message}\\n' * 9)\n    except OSError: pass\ndef area(s): return 0"
@@ -48,6 +54,28 @@ FORGED = {  # `assert area(2) == 4` and `assert abs(area(3) - 9) < 1`
     f"        try: os.write(fd, b'{message}\\n' * 9)\n        except OSError: pass\n    return 0"
     for message in ('{"tests": ["passes", "passes"]}', '{"value": true, "values": [], "watched": {}}', "7", "[]", "{}")
 }  # fmt: skip
+
+OVERWRITING = {  # programs that write what a test stores, and the test
+    "a loop's variable": ("want = None\ndef f(n):\n    global want\n    want = -1\n    return -1",
+                          "for x, want in [(2, 4), (3, 9)]: assert f(x) == want"),
+    "a variable": ("want = 0\ndef f(n):\n    global want\n    want = n\n    return n", "want = 4\nassert f(2) == want"),
+    "a function": ("def f(n): return 0\ncheck = 0", "def check(g): assert g(2) == 4\ncheck(f)"),
+    "a function's global": ("want = 0\ndef f(n):\n    global want\n    want = 0\n    return 0",
+                            "def check():\n    global want\n    want = 4\n    assert f(2) == want\ncheck()"),
+    "the end": ("import os\ndef f(n): os._exit(0)", "try:\n    f(2)\nexcept Exception: pass"),
+    "a helper around the function": ("def abs(x): return 0\ndef max(x): return 0", "assert abs(max([1]) - 9) < 1"),
+    "a converter": ("def list(x): return 4", "assert list(max([1])) == 4"),
+}  # fmt: skip
+
+HIDING = {  # programs that define what Python has, and tests that they pass
+    "sum": ("def sum(a, b): return a + b - 19", "assert sum(10, 15) == 6", "assert sum(100, 150) == 231"),
+    "max": ("def max(x): return x[-1]", "assert max(list(range(9))) == 8", "assert max([3, 1]) == 1"),
+    "len": ("def len(x): return 7", "assert len([]) == 7"),
+    "pow": ("import math\ndef pow(a, b): return math.pow(b, a)", "x = 2\nassert pow(x, 3) == 9"),
+    "a helper": ("def max(a, b): return a if a > b else b\ndef f(x): return max(x, 2)", "assert max(f(1), f(3)) == 3"),
+    "both": ("def len(x): return 2\ndef f(x): return [1] * len(x)", "assert len(f('ab')) == 2"),
+    "each": ("def len(x): return 7\ndef sum(x): return 8", "assert len([]) == 7", "assert sum([]) == 8"),
+}
 
 HONEST = {  # programs and tests that hold
     "in place": ("def f(x): x.sort()", "x = [2, 1]\nf(x)\nassert x == [1, 2]"),
