@@ -1,6 +1,7 @@
 """Programs with tests, many in one sandbox: reports equal brute force, and no program changes another's."""
 
 import math
+import os
 import time
 
 import pytest
@@ -104,6 +105,28 @@ def test_a_hostile_program_has_its_own_report_alone(starts, program):
     assert not hostile.passed and hostile.started
     assert time.monotonic() - began < 60  # 1 second for those that hang, on a busy machine
     assert starts[0] == 3
+
+
+TRACES = {  # with the programs that every pair of sandboxes is started for
+    "time": ("import os\nos.utime('/tmp', (1, 1))", [2]),
+    "attribute": ("import os\nos.setxattr('/tmp', 'user.x', b'1')", [2]),
+    "priority of the group": ("import os\nos.setpriority(os.PRIO_PGRP, 0, 7)", [2]),
+    "priority of the user": ("import os\nos.setpriority(os.PRIO_USER, 0, 7)", [2]),
+    "a file that is gone": ("import os\nopen('/tmp/x', 'w').close()\nos.unlink('/tmp/x')", [2, 1]),
+}
+LOOKING = """
+import os, time
+age = time.time() - os.stat("/tmp").st_mtime
+marks, nice = os.listxattr("/tmp"), os.getpriority(os.PRIO_PROCESS, 0)
+"""
+
+
+@pytest.mark.parametrize(("program", "expected"), TRACES.values(), ids=TRACES)
+def test_no_program_leaves_a_trace_for_the_next(starts, program, expected):
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    looking = Program(LOOKING, (f"assert marks == [] and nice == {nice} and age < 600",))
+    _, report = run_programs([Program(program, ("assert True",)), looking])
+    assert report.passed and starts == expected
 
 
 def test_a_batch_of_harmless_programs_is_one_start(starts):

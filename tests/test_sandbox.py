@@ -126,6 +126,48 @@ def test_calls_that_no_step_needs_do_not_exist(name):
     assert number > 0 and run([python(), "-I", "-c", code], "", Limits()).output == f"-1 {errno.ENOSYS}\n"
 
 
+CHANGES = """
+import fcntl, os, struct
+def tried(name, attack):
+    try:
+        print(name, attack())
+    except OSError as error:
+        print(name, "refused")
+folder, file = os.open("/tmp", os.O_RDONLY), os.open("/usr/bin/env", os.O_RDONLY)
+for path in ("/dev/full", "/dev/null", "/tmp"):
+    seen = os.stat(path)
+    tried("mode", lambda: os.chmod(path, seen.st_mode & 0o7777))
+    tried("mode by descriptor", lambda: os.fchmod(os.open(path, os.O_RDONLY), seen.st_mode & 0o7777))
+    tried("owner", lambda: os.chown(path, -1, -1))
+    tried("times", lambda: os.utime(path))
+    tried("times given", lambda: os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns)))
+    tried("attribute", lambda: os.setxattr(path, "user.x", b"1"))
+    tried("no attribute", lambda: os.removexattr(path, "user.x"))
+tried("flags", lambda: fcntl.ioctl(folder, 0x40086602, struct.pack("q", 0x40)))
+tried("lease", lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK))
+tried("group", lambda: os.setpriority(os.PRIO_PGRP, 0, 1))
+tried("user", lambda: os.setpriority(os.PRIO_USER, 0, 1))
+tried("parent", lambda: os.setpriority(os.PRIO_PROCESS, 1, 1))
+os.setpriority(os.PRIO_PROCESS, 0, 18)
+with open("/tmp/x", "w") as mine:
+    fcntl.lockf(mine, fcntl.LOCK_EX)
+    print("itself", os.nice(1), os.isatty(0), os.listxattr("/tmp"))
+"""
+
+
+def test_no_file_changes_but_in_its_content_and_no_process_but_its_own():
+    """For root the user in the sandbox owns the machine's devices."""
+
+    def kept(path):
+        seen = os.stat(path)
+        return seen.st_mode, seen.st_uid, seen.st_gid, seen.st_mtime_ns, seen.st_ctime_ns
+
+    before = kept("/dev/full")
+    *attacks, itself = run_python(CHANGES).output.splitlines()
+    assert len(attacks) == 26 and all(line.endswith(" refused") for line in attacks)
+    assert itself == "itself 19 False []" and kept("/dev/full") == before
+
+
 def test_a_fork_bomb_and_endless_output_are_contained():
     bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     before = own_children()

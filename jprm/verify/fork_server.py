@@ -3,8 +3,9 @@
 The leader has the questions, the follower runs the programs. For every question the leader sends the follower one end
 of a new socket pair; each then forks a child, and the two children talk over that pair alone. A child gives up the
 right to fork before anything untrusted runs, and is killed when its question is decided. So a program cannot change
-what happens to the next one: it shares with it no memory, no descriptor and no file, since a follower whose folder is
-not empty after a program ends, and the caller starts another for the remaining questions.
+what happens to the next one: it shares with it no memory, no descriptor and no file. A follower whose folder has
+changed after a program ends, even if the program removed its files, and the caller starts another for the remaining
+questions.
 """
 
 import base64
@@ -45,11 +46,11 @@ def _fork(rules, run):
 
 def follow(control, rules, serve):
     """Forks a child that runs `serve` for every socket that arrives."""
-    child, empty = None, _folder()
+    child, untouched = None, _folder()
     while True:
         message, sockets, *_ = socket.recv_fds(control, 1, 1)
         _end(child)
-        if not message or _folder() != empty:
+        if not message or _folder() != untouched:
             return
         child = _fork(rules, functools.partial(_serve, control, serve, sockets[0]))
         os.close(sockets[0])
@@ -62,7 +63,9 @@ def _serve(control, serve, descriptor):
 
 
 def _folder():
-    return os.listdir("."), os.stat(".").st_mode
+    """Returns what any change of the folder or of what is in it changes."""
+    here = os.stat(".")
+    return os.listdir("."), here.st_mode, here.st_mtime_ns, here.st_ctime_ns
 
 
 def lead(control, rules, answer, questions, seconds, report):

@@ -2,7 +2,7 @@
 
 A program sees /usr and an empty /tmp of a few megabytes: no home, environment, network or process of the machine. It
 may start threads but no process, and ends when it exceeds its time, memory or file size. The filter forbids processes,
-since RLIMIT_NPROC does not bind root.
+since RLIMIT_NPROC does not bind root, and changes of modes, owners, times and attributes of files.
 """
 
 from __future__ import annotations
@@ -233,31 +233,44 @@ def _scope() -> tuple[str, ...]:
 # What a process may do with its own memory, files, threads, clocks and sockets. Other calls fail with ENOSYS. So the
 # C library starts threads with `clone`, whose flags a filter can read, and not with `clone3`.
 _ALLOWED = """
-access alarm arch_prctl brk capget chdir chmod chown clock_getres clock_gettime clock_nanosleep close close_range
-copy_file_range creat dup dup2 dup3 execve execveat exit exit_group faccessat faccessat2 fadvise64 fallocate fchdir
-fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat
-fstatfs fsync ftruncate futex futex_waitv futimesat get_robust_list getcpu getcwd getdents getdents64 getegid geteuid
-getgid getgroups getitimer getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage
-getsid gettid gettimeofday getuid getxattr ioctl kill lchown lgetxattr link linkat listxattr llistxattr lremovexattr
-lseek lsetxattr lstat madvise membarrier mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mremap
-msync munlock munlockall munmap nanosleep newfstatat open openat openat2 pause pkey_alloc pkey_free pkey_mprotect prctl
-pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv removexattr rename
+access alarm arch_prctl brk capget chdir clock_getres clock_gettime clock_nanosleep close close_range copy_file_range
+creat dup dup2 dup3 execve execveat exit exit_group faccessat faccessat2 fadvise64 fallocate fchdir fdatasync
+fgetxattr flistxattr flock fstat fstatfs fsync ftruncate futex futex_waitv get_robust_list getcpu getcwd getdents
+getdents64 getegid geteuid getgid getgroups getitimer getpgid getpgrp getpid getppid getpriority getrandom getresgid
+getresuid getrlimit getrusage getsid gettid gettimeofday getuid getxattr kill lgetxattr link linkat listxattr
+llistxattr lseek lstat madvise membarrier mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect
+mremap msync munlock munlockall munmap nanosleep newfstatat open openat openat2 pause pkey_alloc pkey_free
+pkey_mprotect prctl pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv rename
 renameat renameat2 restart_syscall riscv_flush_icache rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask
 rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
 sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
-sched_yield sendfile set_robust_list set_tid_address
-setitimer setpgid setrlimit setsid setxattr sigaltstack signalfd signalfd4 splice stat statfs statx symlink
-symlinkat sync sync_file_range syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
-timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat utime
-utimensat utimes vmsplice wait4 waitid write writev
+sched_yield sendfile set_robust_list set_tid_address setitimer setpgid setrlimit setsid sigaltstack signalfd signalfd4
+splice stat statfs statx symlink symlinkat sync sync_file_range syncfs sysinfo tee tgkill time timer_create
+timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill
+truncate umask uname unlink unlinkat vmsplice wait4 waitid write writev
 accept accept4 bind connect epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2
-getpeername getsockname getsockopt inotify_add_watch inotify_init inotify_init1 inotify_rm_watch listen pipe pipe2 poll
-ppoll pselect6 recvfrom recvmmsg recvmsg select sendmmsg sendmsg sendto setsockopt shutdown socket socketpair
+getpeername getsockname getsockopt inotify_add_watch inotify_init inotify_init1 inotify_rm_watch listen pipe pipe2
+poll ppoll pselect6 recvfrom recvmmsg recvmsg select sendmmsg sendmsg sendto setsockopt shutdown socket socketpair
 """
-_OF_ITSELF = {"prlimit64": 0, "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0,
-              "setpriority": 1}  # fmt: skip
-"""Calls about a process that must be the caller's own, with the argument that names it: 0. A program may not slow or
-starve the process that forks the next one."""
+_REFUSED = """
+fork vfork
+chmod chown fchmod fchmodat fchmodat2 fchown fchownat fremovexattr fsetxattr futimesat lchown lremovexattr lsetxattr
+removexattr setxattr utime utimensat utimes
+"""
+"""Calls that fail with EPERM: processes, and what a file keeps beside its content. For root the sandbox's user owns the
+machine's devices, which /dev shows; and what /tmp keeps after its files are gone would reach the next program."""
+_WITH: dict[str, tuple[dict[int, int], ...]] = {
+    **{name: ({0: 0},) for name in
+       ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")},
+    "setpriority": ({0: 0, 1: 0},),
+    "fcntl": tuple({1: command} for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)),
+    "ioctl": tuple({1: command} for command in (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
+}  # fmt: skip
+"""Calls that are allowed with these values of arguments, by their place. Limits, scheduling and priority may be changed
+of the caller alone (0; not of its group or user): a program may not slow or starve the process that forks the next one.
+`fcntl` duplicates descriptors, sets their flags, locks, and sizes pipes, but takes no lease on the machine's files.
+`ioctl` asks for a terminal (TCGETS, TCGETS2, TIOCGWINSZ) and for waiting bytes, and sets descriptors' flags, but not
+those of files (FS_IOC_SETFLAGS)."""
 
 _CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020000
 
@@ -272,10 +285,12 @@ def rules(forks: bool = False) -> bytes:
     for name in _ALLOWED.split():
         with contextlib.suppress(OSError):  # a call that this machine or libseccomp does not have
             filter_.add_rule(seccomp.ALLOW, name)
-    for name, argument in _OF_ITSELF.items():
-        with contextlib.suppress(OSError):
-            filter_.add_rule(seccomp.ALLOW, name, seccomp.Arg(argument, seccomp.EQ, 0))
-    for name in ("fork", "vfork"):
+    for name, cases in _WITH.items():
+        for case in cases:
+            arguments = [seccomp.Arg(place, seccomp.MASKED_EQ, 0xFFFFFFFF, value) for place, value in case.items()]
+            with contextlib.suppress(OSError):
+                filter_.add_rule(seccomp.ALLOW, name, *arguments)
+    for name in _REFUSED.split():
         with contextlib.suppress(OSError):
             filter_.add_rule(seccomp.ERRNO(errno.EPERM), name)
     if forks:
