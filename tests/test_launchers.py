@@ -1,8 +1,10 @@
 """The launchers in tpu/: what a dry run prints, the JobSet against Kubernetes' models, how run.sh restarts."""
 
+import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,16 +17,16 @@ import yaml
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 EXPECTED = pathlib.Path(__file__).resolve().parent / "launchers"
 RUN = dict(NAME="my-run", EXPERIMENT="experiments/x.py", WORKDIR="gs://bucket/runs/x", PROJECT="p", ZONE="us-west4-a")
-QUEUED = dict(TYPE="v5litepod-16", RUNTIME="v2-alpha-tpuv5-lite", SPOT="1", TMPDIR="/tmp")
+QUEUED = dict(TYPE="v5litepod-16", RUNTIME="v2-alpha-tpuv5-lite", SPOT="1", HOURS="48", TMPDIR="/tmp")
 GKE = dict(
     IMAGE="us-docker.pkg.dev/p/r/jprm:1", ACCELERATOR="tpu-v5-lite-podslice", TOPOLOGY="4x4", HOSTS="4", CHIPS="4",
-    ACCOUNT="trainer", CLUSTER="c", TYPE="v5litepod-16",
+    ACCOUNT="trainer",
 )  # fmt: skip
 SLURM = dict(NODES="4", GPUS="8", TIME="24:00:00")
 SCRIPTS = {"queued": QUEUED, "gke": GKE, "slurm": SLURM, "run": {}, "setup": {}}
 COMMANDS = {
     "queued": ["create", "deploy", "launch", "status", "watch", "logs", "stop", "delete"],
-    "gke": ["build", "launch", "status", "logs", "stop", "delete", "xpk"],
+    "gke": ["build", "launch", "status", "logs", "stop", "delete"],
     "slurm": ["launch --partition=gpu", "status", "logs", "stop", "delete"],
     "run": ["experiments/x.py gs://bucket/runs/x --set steps=5"],
     "setup": ["--nfs 10.0.0.2:/share"],
@@ -68,24 +70,91 @@ def test_a_launcher_without_a_command_says_how_it_is_used(script):
 def test_several_slices_are_asked_for_together():
     create = call("queued", "--dry-run", "create", **RUN, **QUEUED, SLICES="2").stdout
     assert "--node-count=2 --node-prefix=my-run" in create and "--node-id" not in create
-    assert "--num-slices 2" in call("gke", "--dry-run", "xpk", **RUN, **GKE, SLICES="2").stdout
 
 
 def test_launchers_run_reinforcement_learning_too():
     rl = RUN | {"TASK": "rl"}
     assert "jprm rl x.py" in call("run", "--dry-run", "x.py", "/shared/runs/x", TASK="rl").stdout
     assert " TASK=rl setsid nohup tpu/run.sh" in call("queued", "--dry-run", "launch", **rl, **QUEUED).stdout
-    assert "command: [jprm, rl, experiments/x.py," in call("gke", "manifest", **rl, **GKE).stdout
-    assert "jprm rl experiments/x.py" in call("gke", "--dry-run", "xpk", **rl, **GKE).stdout
+    assert "'jprm', 'rl', 'experiments/x.py'" in call("gke", "manifest", **rl, **GKE).stdout
     assert "jprm rl experiments/x.py" in call("slurm", "script", **rl, **SLURM).stdout
-    for workdir in ("gs://bucket/runs/x", "/shared/runs/x"):  # a run writes rl.json at every evaluation
-        watch = call("queued", "--dry-run", "watch", **rl | {"WORKDIR": workdir}, **QUEUED).stdout
-        assert "finished" in watch and f"{workdir}/rl.json" in watch and "result.json" not in watch
+
+
+FORWARDED = {"JPRM_BASE": "gs://bucket/models/it's a 7B", "JPRM_PREPARED": "gs://bucket/data", "NCCL_DEBUG": "WARN"}
+
+
+def container(**environment):
+    jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **environment).stdout)
+    (pod,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    return pod
+
+
+def test_every_launcher_forwards_the_variables_and_arguments_of_a_recipe():
+    """Read as the host's shell and as Kubernetes read them; a server's key and other variables stay at home."""
+    more = FORWARDED | {"JPRM_API_KEY": "secret", "OTHER": "1", "FORWARD": "NCCL_DEBUG"}
+    more["ARGUMENTS"] = "--set steps=5 'name=a b'"
+    words = ["--set", "steps=5", "name=a b"]
+
+    pod = container(**more)
+    assert FORWARDED.items() <= {each["name"]: each["value"] for each in pod["env"]}.items()
+    assert pod["command"][-3:] == words and "secret" not in str(pod) and "OTHER" not in str(pod)
+
+    batch = call("slurm", "script", **RUN, **SLURM, **more).stdout
+    launched = call("queued", "--dry-run", "launch", **RUN, **QUEUED, **more).stdout
+    (printed,) = [line for line in launched.splitlines() if line.startswith("+ timeout")]
+    remote = next(word for word in shlex.split(printed) if word.startswith("--command=")).removeprefix("--command=")
+    dump = f"{sys.executable} -c 'import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))'"
+    scripts = [
+        re.sub(r"srun .*?--label \S+jprm", lambda _: dump, batch),
+        re.sub(r"cd jprm && { (.*) setsid nohup (.*) >> run.log.*", lambda its: f"{its[1]} {dump} {its[2]}", remote),
+    ]
+    for script in scripts:
+        run = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+        environment, arguments = json.loads(run.stdout.splitlines()[0])
+        assert FORWARDED.items() <= environment.items() and arguments[-3:] == words, run.stderr
+        assert "secret" not in script and "OTHER" not in environment
+
+
+def test_a_launcher_says_what_a_recipe_reads_and_nobody_set():
+    recipe = RUN | {"EXPERIMENT": "experiments/qwen2p5_math_7b_prm800k.py"}
+    for script, command in (("queued", "launch"), ("gke", "launch"), ("slurm", "launch")):
+        run = call(script, "--dry-run", command, **recipe, **SCRIPTS[script], JPRM_BASE="b")
+        assert "reads JPRM_PREPARED," in run.stderr and "reads JPRM_BASE," not in run.stderr
+        wrong = call(script, "--dry-run", command, **RUN, **SCRIPTS[script], FORWARD="HF_HOME")
+        assert wrong.returncode == 2 and "HF_HOME, which is not set" in wrong.stderr
+        wrong = call(script, "--dry-run", command, **RUN, **SCRIPTS[script], ARGUMENTS="--set 'name=a")
+        assert wrong.returncode == 2 and "ARGUMENTS" in wrong.stderr
+
+
+def test_slurm_gives_a_process_the_node_that_plans_are_for():
+    batch = call("slurm", "script", **RUN, **SLURM, CPUS="12").stdout
+    assert (
+        "#SBATCH --exclusive" in batch and "#SBATCH --cpus-per-task=12" in batch and "srun --cpus-per-task=12" in batch
+    )
+    assert "XLA_CLIENT_MEM_FRACTION=0.92" in batch
+    other = call("slurm", "script", **RUN, **SLURM, XLA_PYTHON_CLIENT_MEM_FRACTION="0.8").stdout
+    assert "XLA_CLIENT_MEM_FRACTION=0.8" in other
+
+
+def test_a_queued_jobset_is_started_and_stopped_by_kueue():
+    manifest = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, QUEUE="team").stdout)
+    assert manifest["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
+    assert "suspend" not in manifest["spec"]  # Kueue sets it; launched again, the file must not start the run
+    assert "kubectl delete jobset my-run" in call("gke", "--dry-run", "stop", **RUN, **GKE, QUEUE="team").stdout
+
+
+def test_pods_share_compiled_programs_in_the_bucket():
+    def cache(**environment):
+        return {each["name"]: each["value"] for each in container(**environment)["env"]}["JAX_COMPILATION_CACHE_DIR"]
+
+    assert cache() == "gs://bucket/runs/x/compiled"
+    assert cache(JAX_COMPILATION_CACHE_DIR="gs://bucket/compiled") == "gs://bucket/compiled"
+    assert container(CLAIM="share", MOUNT="/data")["volumeMounts"] == [{"name": "shared", "mountPath": "/data"}]
 
 
 def test_a_folder_that_hosts_share_serves_in_place_of_a_bucket():
     share = RUN | {"WORKDIR": "/shared/runs/x"}
-    assert "setup.sh --nfs h:/s'" in call("queued", "--dry-run", "deploy", **share, **QUEUED, NFS="h:/s").stdout
+    assert "setup.sh --nfs h:/s " in call("queued", "--dry-run", "deploy", **share, **QUEUED, NFS="h:/s").stdout
     status = call("queued", "--dry-run", "status", **share, **QUEUED).stdout
     assert "tail -n 1 /shared/runs/x/metrics.jsonl; ls /shared/runs/x/checkpoints" in status
     assert "--output=/shared/runs/x/logs/%x.log" in call("slurm", "script", **share, **SLURM).stdout
@@ -102,12 +171,12 @@ def test_without_a_command_the_script_explains_itself(script):
 def test_the_jobset_is_what_kubernetes_takes():
     """Read into the client's models and back, nothing is lost: no field is misspelt or in a wrong place."""
     client = pytest.importorskip("kubernetes", reason="needs kubernetes: the extra `test`").client
-    for more in ({}, {"SPOT": "1", "SLICES": "2"}, {"CLAIM": "share"}):
+    for more in ({}, {"SPOT": "1", "SLICES": "2"}, {"CLAIM": "share"}, {"QUEUE": "team"} | FORWARDED):
         jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **more).stdout)
         assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
         assert set(jobset) == {"apiVersion", "kind", "metadata", "spec"}
         # JobSet is a resource of its own; these are its fields, and inside is a Job of Kubernetes.
-        assert set(jobset["spec"]) == {"suspend", "failurePolicy", "replicatedJobs"}
+        assert set(jobset["spec"]) - {"suspend"} == {"failurePolicy", "replicatedJobs"}
         (job,) = jobset["spec"]["replicatedJobs"]
         assert set(job) == {"name", "replicas", "template"} and job["replicas"] == int(more.get("SLICES", 1))
         written = job["template"]["spec"]
@@ -193,8 +262,11 @@ def test_a_host_starts_again_until_that_does_not_help(host, plan, status, starts
 
 def test_a_host_sees_the_checkpoints_of_a_bucket(host):
     folder, start = host
+    (folder / "work" / "status").mkdir(parents=True)  # in a bucket, an object needs no folder
     out, _ = start("1 4", "1 12", "2", scheme="file://").communicate(timeout=60)
     assert [line.rpartition("newest checkpoint ")[2] for line in out.splitlines()] == ["4", "12", "12"]
+    (record,) = (folder / "work" / "status").iterdir()
+    assert "status 2, refused" in record.read_text().splitlines()[0] and out.splitlines()[-1] in record.read_text()
     assert os.listdir(folder / "logs") and not (folder / "work" / "logs").exists()
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs on GKE: as a JobSet through kubectl, or through xpk. Prints every command before running it; --dry-run only
-# prints.
+# Runs on GKE: as a JobSet through kubectl, in a queue of Kueue where one is named. Prints every command before running
+# it; --dry-run only prints.
 #
 #   NAME=my-run IMAGE=REGION-docker.pkg.dev/P/R/jprm:TAG ACCELERATOR=tpu-v5-lite-podslice TOPOLOGY=4x4 HOSTS=4 CHIPS=4 \
 #     ACCOUNT=jprm EXPERIMENT=experiments/x.py WORKDIR=gs://BUCKET/runs/x tpu/gke.sh [--dry-run] COMMAND
@@ -8,11 +8,16 @@
 #   build    builds and pushes this commit's image      launch   applies the JobSet
 #   status   shows the JobSet and its pods              logs     follows process 0
 #   stop     saves and stops (SIGTERM to the pods)      delete   deletes the JobSet, not the cluster's nodes
-#   manifest prints the JobSet                          xpk      runs through xpk: CLUSTER, TYPE, PROJECT, ZONE
+#   manifest prints the JobSet
 #
 # HOSTS x CHIPS is the number of chips in TOPOLOGY. SLICES (default 1) such slices; SPOT=1 uses spot nodes. ACCOUNT is a
-# Kubernetes service account that may read and write the bucket. CLAIM is a volume claim, mounted at /shared, for a WORKDIR
-# there in place of a bucket's. TASK=rl runs `jprm rl`.
+# Kubernetes service account that may read and write the bucket. CLAIM is a volume claim, mounted at MOUNT (default
+# /shared), for a WORKDIR there in place of a bucket's. QUEUE is a LocalQueue of Kueue, which starts the run when its quota
+# allows. TASK=rl runs `jprm rl`.
+#
+# The run gets every exported JPRM_*, the variables that FORWARD names ("LIBTPU_INIT_ARGS"), and ARGUMENTS ("--set
+# steps=20"). Compiled programs are kept in JAX_COMPILATION_CACHE_DIR (default WORKDIR/compiled), since a pod loses its
+# disk whenever it restarts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +30,22 @@ source tpu/say.sh
 
 manifest() {
   : "${IMAGE:?}" "${ACCELERATOR:?}" "${TOPOLOGY:?}" "${HOSTS:?}" "${CHIPS:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
-  local spot="" account="" mounts="" volumes=""
+  local spot="" account="" mounts="" volumes="" queue="" suspend="
+  suspend: false" variables="" words="" each
+  forward
+  [ -n "${JAX_COMPILATION_CACHE_DIR:-}" ] || environment+=("JAX_COMPILATION_CACHE_DIR=$WORKDIR/compiled")
+  for each in "${environment[@]}"; do
+    variables+="
+                    - name: ${each%%=*}
+                      value: $(scalar "${each#*=}")"
+  done
+  for each in jprm "${TASK:-train}" "$EXPERIMENT" --workdir "$WORKDIR" --distributed auto "${arguments[@]}"; do
+    words+="${words:+, }$(scalar "$each")"
+  done
+  # Kueue suspends and resumes the JobSet itself.
+  [ -n "${QUEUE:-}" ] && suspend="" && queue="
+  labels:
+    kueue.x-k8s.io/queue-name: $(scalar "$QUEUE")"
   [ "${SPOT:-0}" = 1 ] && spot='
                 cloud.google.com/gke-spot: "true"'
   [ -n "${ACCOUNT:-}" ] && account="
@@ -33,7 +53,7 @@ manifest() {
   [ -n "${CLAIM:-}" ] && mounts='
                   volumeMounts:
                     - name: shared
-                      mountPath: /shared' && volumes="
+                      mountPath: '"${MOUNT:-/shared}" && volumes="
               volumes:
                 - name: shared
                   persistentVolumeClaim:
@@ -42,11 +62,10 @@ manifest() {
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
-  name: $NAME
+  name: $NAME$queue
   annotations:
     alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
-spec:
-  suspend: false
+spec:$suspend
   # A failed pod restarts the JobSet, which continues from the checkpoint; a refusal (status 2) ends it.
   failurePolicy:
     maxRestarts: ${RETRIES:-1000}
@@ -80,7 +99,8 @@ spec:
               containers:
                 - name: jprm
                   image: $IMAGE
-                  command: [jprm, ${TASK:-train}, $EXPERIMENT, --workdir, $WORKDIR, --distributed, auto]
+                  command: [$words]
+                  env:$variables
                   ports:
                     - containerPort: 8471
                   resources:
@@ -90,6 +110,8 @@ spec:
                       google.com/tpu: "$CHIPS"$mounts$volumes
 YAML
 }
+
+scalar() { local quote="'"; echo "'${1//$quote/$quote$quote}'"; } # a YAML string
 
 build() {
   : "${IMAGE:?}"
@@ -116,20 +138,17 @@ logs() {
   run kubectl logs --follow --tail 50 --selector "$zero" --container jprm
 }
 
-# A suspended JobSet deletes its pods, which have GRACE seconds to save; launch resumes it.
-stop() { run kubectl patch jobset "$NAME" --type merge --patch '{"spec":{"suspend":true}}'; }
+# A suspended JobSet deletes its pods, which have GRACE seconds to save; launch resumes it. Kueue would resume it itself, so
+# a queued JobSet is deleted; launch queues it again.
+stop() {
+  if [ -n "${QUEUE:-}" ]; then delete; else
+    run kubectl patch jobset "$NAME" --type merge --patch '{"spec":{"suspend":true}}'
+  fi
+}
 
 delete() { run kubectl delete jobset "$NAME"; }
 
-xpk() {
-  : "${CLUSTER:?}" "${TYPE:?accelerator type, such as v5litepod-16}" "${PROJECT:?}" "${ZONE:?}" "${IMAGE:?}"
-  run xpk workload create --workload "$NAME" --cluster "$CLUSTER" --project "$PROJECT" --zone "$ZONE" \
-    --tpu-type "$TYPE" --num-slices "${SLICES:-1}" --docker-image "$IMAGE" --max-restarts "${RETRIES:-1000}" \
-    --command "jprm ${TASK:-train} ${EXPERIMENT:?} --workdir ${WORKDIR:?} --distributed auto"
-}
-
 case "${1:-}" in
   build | launch | status | logs | stop | delete | manifest) "$1" ;;
-  xpk) xpk ;;
   *) usage ;;
 esac

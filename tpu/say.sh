@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: `run COMMAND ...` prints a command and runs it unless dry=1; `usage` prints the script's
-# first comment and exits.
+# Sourced by the launchers: `run COMMAND ...` prints a command and runs it unless dry=1; `usage` prints the script's first
+# comment and exits; `forward` collects what every process of the run gets.
 run() {
   local word line="+"
   for word in "$@"; do
@@ -13,4 +13,40 @@ run() {
 usage() {
   sed -n '2,/^set/p' "tpu/$(basename "$0")" | grep '^#' >&2
   exit 2
+}
+
+# Fills `environment` with NAME=VALUE for every exported JPRM_* but the key of a server, for JAX_COMPILATION_CACHE_DIR, and
+# for the names in FORWARD; and `arguments` with the words of ARGUMENTS, which may be quoted.
+forward() {
+  local name names words
+  # shellcheck disable=SC2034 # the launchers use them
+  environment=() arguments=()
+  names=$(compgen -e | grep -xE 'JPRM_.*|JAX_COMPILATION_CACHE_DIR' | grep -vxE 'JPRM_API_KEY|JPRM_COMMIT' || true)
+  for name in $names ${FORWARD:-}; do
+    [ -n "${!name+set}" ] || { echo "error: FORWARD names $name, which is not set" >&2; exit 2; }
+    environment+=("$name=${!name}")
+  done
+  if [ -n "${ARGUMENTS:-}" ]; then
+    words=$(xargs printf '%s\n' <<< "$ARGUMENTS") || { echo "error: ARGUMENTS: a quote is not closed" >&2; exit 2; }
+    # shellcheck disable=SC2034
+    mapfile -t arguments <<< "$words"
+  fi
+  names=$(grep -soE '\bJPRM_[A-Z_]+' "${EXPERIMENT:?}" | sort -u || true)
+  for name in $names; do
+    [ -n "${!name+set}" ] || echo "note: $EXPERIMENT reads $name, which is not set here" >&2
+  done
+}
+
+# The words, each quoted for a shell.
+quoted() {
+  local word text=""
+  for word in "$@"; do text+="${text:+ }$(printf %q "$word")"; done
+  echo "$text"
+}
+
+# NAME=VALUE words, each value quoted for a shell.
+assigned() {
+  local word text=""
+  for word in "$@"; do text+="${text:+ }${word%%=*}=$(printf %q "${word#*=}")"; done
+  echo "$text"
 }

@@ -10,6 +10,9 @@
 #
 # Before the time limit, and when a node is preempted, the processes get SIGTERM, save and exit with status 143. The job is
 # then queued again and continues. A refusal (status 2) ends it. TASK=rl runs `jprm rl`.
+#
+# Every node is the job's alone, and each process gets CPUS cores (default 8). The run gets every exported JPRM_*,
+# JAX_COMPILATION_CACHE_DIR and the variables that FORWARD names ("HF_HOME NCCL_DEBUG"), and ARGUMENTS ("--set steps=20").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,19 +26,29 @@ case $WORKDIR in *://*) logs=$PWD/logs ;; *) logs=$WORKDIR/logs ;; esac
 
 script() {
   : "${NODES:?}" "${GPUS:?a node}" "${TIME:?}" "${EXPERIMENT:?}"
+  forward
+  # jax takes 75 % of a GPU's memory by default; plans are for 92 %.
+  environment+=("XLA_CLIENT_MEM_FRACTION=${XLA_CLIENT_MEM_FRACTION:-${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}}")
+  local command
+  command=$(quoted .venv/bin/jprm "${TASK:-train}" "$EXPERIMENT" --workdir "$WORKDIR" --distributed auto "${arguments[@]}")
   cat << BATCH
 #!/usr/bin/env bash
 #SBATCH --job-name=$NAME
 #SBATCH --nodes=$NODES
 #SBATCH --ntasks-per-node=$GPUS
 #SBATCH --gpus-per-node=$GPUS
+#SBATCH --cpus-per-task=${CPUS:-8}
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=$TIME
 #SBATCH --signal=TERM@${GRACE:-300}
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=$logs/%x.log
 cd "$PWD" || exit 2
-srun --kill-on-bad-exit=1 --label .venv/bin/jprm ${TASK:-train} $EXPERIMENT --workdir $WORKDIR --distributed auto
+unset XLA_PYTHON_CLIENT_MEM_FRACTION # the older name: jax refuses both
+export $(assigned "${environment[@]}")
+srun --cpus-per-task=${CPUS:-8} --kill-on-bad-exit=1 --label $command
 status=\$?
 echo "\$(date -u +%FT%TZ) status \$status, restart \${SLURM_RESTART_COUNT:-0}"
 case \$status in

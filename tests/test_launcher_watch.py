@@ -1,0 +1,207 @@
+"""`tpu/queued.sh watch` on a stub of gcloud with two hosts: it always ends, and the slice is then deleted."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+# A queued resource is the file `slice` with its state; its hosts are folders, which are empty after every `create`.
+GCLOUD = r"""#!/usr/bin/env bash
+cd "$STUB" || exit 1
+verb=$4 command="" all=0
+for word in "$@"; do
+  case $word in --command=*) command=${word#--command=} ;; --worker=all) all=1 ;; esac
+done
+echo "$verb" >> calls
+if [ -s "fail-$verb" ]; then # the next lines of failures; an empty line is a success
+  line=$(head -n 1 "fail-$verb"); sed -i 1d "fail-$verb"
+  [ -z "$line" ] || { echo "ERROR: (gcloud.compute.tpus.queued-resources.$verb) $line" >&2; exit 1; }
+fi
+missing() { echo "ERROR: (gcloud.compute.tpus.queued-resources.$verb) NOT_FOUND: Resource 'my-run'" >&2; exit 1; }
+case $verb in
+  create)
+    echo ACTIVE > slice
+    mkdir -p hosts/h0 hosts/h1
+    if [ "$(grep -c create calls)" = 2 ]; then git -C checkout commit -q --allow-empty -m later; fi ;;
+  describe) [ -e slice ] || missing; cat slice ;;
+  delete) [ -e slice ] || missing; rm -rf slice hosts ;;
+  scp) for host in hosts/*; do cp "$5" "$host/jprm.tar.gz"; done ;;
+  ssh)
+    status=0
+    for host in hosts/*; do
+      [ "$all" = 1 ] || [ "$host" = hosts/h0 ] || continue
+      ( cd "$host" && export HOST_NAME=${host#hosts/} TMPDIR=$PWD &&
+        bash -c "${command//\/tmp\/jprm-run/$PWD\/jprm-run}" ) || status=$?
+    done
+    exit "$status" ;;
+esac
+"""
+
+# What a start does is the next line of `plan`: a status; or `wait` for SIGTERM; or `reboot` and `preempt`, which end
+# this host's tpu/run.sh without a trace.
+JPRM = r"""#!/usr/bin/env bash
+echo "$HOST_NAME ${JPRM_COMMIT:-} ${JPRM_BASE:-} $*" >> "$STUB/starts"
+does=$(sed -n "$(grep -c "^$HOST_NAME " "$STUB/starts")p" "$STUB/plan")
+trap 'echo saved; exit 143' TERM
+case $does in
+  wait) for ((i = 0; i < 300; i++)); do sleep 0.1; done ;;
+  slow) sleep 1; exit 0 ;;
+  reboot | preempt)
+    [ "$does" = reboot ] || echo SUSPENDED > "$STUB/slice"
+    kill -KILL "$(cat "$TMPDIR/jprm-run.pid")" ;;
+  *) exit "$does" ;;
+esac
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    """A checkout with the launchers, and a stub of gcloud: returns a function that starts tpu/queued.sh."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(REPOSITORY / "tpu", checkout / "tpu")
+    setup = 'mkdir -p .venv/bin\ncp "$STUB/jprm" .venv/bin/jprm\n[ ! -e "$STUB/no-setup" ]\n'
+    files = {
+        "checkout/tpu/setup.sh": f'#!/bin/sh\ncd "$(dirname "$0")/.."\n{setup}',
+        "bin/gcloud": GCLOUD,
+        "bin/hostname": "#!/bin/sh\necho $HOST_NAME\n",
+        "jprm": JPRM,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    person = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "STUB": str(tmp_path),
+        "EVERY": "0.1", "TMPDIR": str(tmp_path), "NAME": "my-run", "PROJECT": "p", "ZONE": "z", "TYPE": "v5litepod-16",
+        "RUNTIME": "r", "EXPERIMENT": "x.py", "WORKDIR": str(tmp_path / "work"), "HOURS": "1", "PAUSE": "0",
+        "RETRIES": "2", "FORWARD": "PAUSE RETRIES", "JPRM_BASE": "/models/base", **person,
+    }  # fmt: skip
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=checkout, env=env, check=True)
+
+    def start(command, *plan, **more):
+        if plan:
+            (tmp_path / "plan").write_text("".join(f"{line}\n" for line in plan))
+        script = ["bash", str(checkout / "tpu" / "queued.sh"), command]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(script, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env | more)
+
+    def watch(*plan, **more):
+        child = start("watch", *plan, **more)
+        try:
+            out, _ = child.communicate(timeout=30)
+        finally:
+            child.kill()
+        return child.returncode, out
+
+    watch.start, watch.folder = start, tmp_path
+    return watch
+
+
+def lines(cloud, name):
+    file = cloud.folder / name
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_a_finished_run_ends_the_watch(cloud):
+    status, out = cloud("slow")
+    assert status == 0, out
+    assert lines(cloud, "calls").count("scp") == 1 and not (cloud.folder / "slice").exists()
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=cloud.folder / "checkout", capture_output=True, text=True, check=True
+    )
+    command = f"{head.stdout.strip()} /models/base train x.py --workdir {cloud.folder}/work --distributed auto"
+    assert sorted(lines(cloud, "starts")) == [f"h0 {command}", f"h1 {command}"]
+    for host in ("h0", "h1"):
+        assert "status 0, the run is finished" in lines(cloud, f"work/status/{host}")[0]
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "starts"),
+    [(["2"], 2, 2), (["1", "7"], 7, 4)],  # refused; starts that bring nothing
+)
+def test_a_run_that_has_failed_for_good_ends_the_watch(cloud, plan, status, starts):
+    ended, out = cloud(*plan)
+    assert ended == status and not (cloud.folder / "slice").exists(), out
+    assert len(lines(cloud, "starts")) <= starts
+    records = [lines(cloud, f"work/status/{host}") for host in ("h0", "h1")]
+    assert any(f"status {status}, " in record[0] for record in records if record)
+
+
+def test_a_reboot_is_followed_by_a_launch(cloud):
+    status, out = cloud("reboot", "0")
+    assert status == 0, out
+    assert lines(cloud, "calls").count("create") == 1 and len(lines(cloud, "starts")) == 4
+
+
+def test_a_preempted_slice_gets_the_commit_of_the_first(cloud):
+    """The checkout has a newer commit by then."""
+    status, out = cloud("preempt", "0")
+    assert status == 0, out
+    assert lines(cloud, "calls").count("create") == 2
+    assert len({line.split()[1] for line in lines(cloud, "starts")}) == 1
+
+
+def test_a_failed_describe_changes_nothing(cloud):
+    (cloud.folder / "fail-describe").write_text("\n\n" + "UNAVAILABLE: the service is currently unavailable\n" * 2)
+    status, out = cloud("slow")
+    assert status == 0 and "UNKNOWN" in out, out
+    calls = lines(cloud, "calls")
+    assert calls.count("create") == calls.count("scp") == 1 and len(lines(cloud, "starts")) == 2
+
+
+def test_a_watch_that_starts_again_leaves_a_live_run_alone(cloud):
+    child = cloud.start("watch", "wait")
+    until(lambda: len(lines(cloud, "starts")) == 2)
+    child.terminate()
+    child.communicate(timeout=30)
+    second = cloud.start("watch")
+    until(lambda: lines(cloud, "calls").count("describe") > 8)
+    assert lines(cloud, "calls").count("scp") == 1 and len(lines(cloud, "starts")) == 2
+    assert cloud.start("stop").wait(30) == 0
+    second.communicate(timeout=30)
+    assert second.returncode == 143 and not (cloud.folder / "slice").exists()
+
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_after_the_hours_the_run_is_saved_and_the_slice_deleted(cloud):
+    status, out = cloud("wait", HOURS="0.0006")
+    assert status == 124 and not (cloud.folder / "slice").exists(), out
+    for host in ("h0", "h1"):
+        record = "\n".join(lines(cloud, f"work/status/{host}"))
+        assert "status 143, SIGTERM" in record and "saved" in record
+    assert cloud("wait", HOURS="two")[0] == 2 and cloud("wait", HOURS="")[0] != 0
+
+
+def test_a_deletion_that_fails_is_tried_again(cloud):
+    (cloud.folder / "fail-delete").write_text("UNAVAILABLE: try again\n" * 2)
+    status, out = cloud("0")
+    assert status == 0 and lines(cloud, "calls").count("delete") == 3 and not (cloud.folder / "slice").exists(), out
+
+
+def test_a_slice_that_cannot_be_set_up_is_given_up(cloud):
+    (cloud.folder / "no-setup").touch()
+    status, out = cloud("0", LAUNCHES="2")
+    assert status == 1 and lines(cloud, "calls").count("scp") == 2 and not (cloud.folder / "slice").exists(), out
+
+
+def test_a_slice_deleted_from_elsewhere_is_not_created_again(cloud):
+    child = cloud.start("watch", "wait")
+    until(lambda: len(lines(cloud, "starts")) == 2)
+    cloud.start("stop").wait(30)
+    (cloud.folder / "fail-ssh").write_text("UNAVAILABLE\n" * 100)  # nobody sees how the run ended
+    (cloud.folder / "slice").unlink()
+    child.communicate(timeout=30)
+    assert child.returncode == 1 and lines(cloud, "calls").count("create") == 1
