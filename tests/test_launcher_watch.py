@@ -42,11 +42,12 @@ case $verb in
 esac
 """
 
-# What a start does is the next line of `plan`: a status; or `wait` for SIGTERM; or `reboot` and `preempt`, which end
-# this host's tpu/run.sh without a trace.
+# What a start does is the next line of `plan`, or the last: a status; `wait` for SIGTERM; `reboot` or `preempt`, which
+# end this host's tpu/run.sh without a trace.
 JPRM = r"""#!/usr/bin/env bash
 echo "$HOST_NAME ${JPRM_COMMIT:-} ${JPRM_BASE:-} $*" >> "$STUB/starts"
 does=$(sed -n "$(grep -c "^$HOST_NAME " "$STUB/starts")p" "$STUB/plan")
+does=${does:-$(tail -n 1 "$STUB/plan")}
 trap 'echo saved; exit 143' TERM
 case $does in
   wait) for ((i = 0; i < 300; i++)); do sleep 0.1; done ;;

@@ -106,7 +106,9 @@ def test_every_launcher_forwards_the_variables_and_arguments_of_a_recipe():
     dump = f"{sys.executable} -c 'import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))'"
     scripts = [
         re.sub(r"srun .*?--label \S+jprm", lambda _: dump, batch),
-        re.sub(r"cd jprm && { (.*) setsid nohup (.*) >> run.log.*", lambda its: f"{its[1]} {dump} {its[2]}", remote),
+        re.sub(
+            r"cd jprm && { (.*) setsid nohup (.*) >> run.log(?s:.*)", lambda its: f"{its[1]} {dump} {its[2]}", remote
+        ),
     ]
     for script in scripts:
         run = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})

@@ -109,9 +109,10 @@ launch() {
   commit=$(recorded)
   forward
   environment=(JPRM_COMMIT="$commit" ${TASK:+"TASK=$TASK"} "${environment[@]}")
-  # In braces, so that no shell stays behind that would keep ssh's output open.
+  # In braces, so that no shell stays behind that would keep ssh's output open. Returns when tpu/run.sh has started.
   everywhere "cd jprm && { $(assigned "${environment[@]}") setsid nohup \
-$(quoted tpu/run.sh "$EXPERIMENT" "$WORKDIR" "${arguments[@]}") >> run.log 2>&1 < /dev/null & }"
+$(quoted tpu/run.sh "$EXPERIMENT" "$WORKDIR" "${arguments[@]}") >> run.log 2>&1 < /dev/null & } && \
+for _ in {1..50}; do tpu/run.sh --state | grep -q 'idle\$' || break; sleep 0.1; done"
 }
 
 status() {

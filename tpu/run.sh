@@ -16,7 +16,8 @@ cd "$(dirname "$0")/.." || exit 2
 lock=${TMPDIR:-/tmp}/jprm-run.lock
 if [ "${1:-}" = --state ]; then
   # A reboot leaves neither a process nor a record of its end: the host is idle, and the run may be launched again.
-  if [ -e "$lock" ] && ! flock --shared --nonblock "$lock" true; then state=running
+  # The kernel's list, since trying the lock could keep a start from getting it.
+  if [ -e "$lock" ] && grep -q "FLOCK.*:$(stat --format %i "$lock") " /proc/locks; then state=running
   elif [ -s run.ended ]; then state="ended $(cat run.ended)"
   else state=idle; fi
   echo "jprm-host $(hostname) $state"
@@ -43,7 +44,7 @@ fi
 
 # Two runs on one host would compete for its accelerators.
 exec 9> "$lock"
-flock --wait 1 9 || { echo "error: tpu/run.sh runs on this host already" >&2; exit 2; }
+flock --nonblock 9 || { echo "error: tpu/run.sh runs on this host already" >&2; exit 2; }
 echo $$ > "${TMPDIR:-/tmp}/jprm-run.pid" # read by `stop`
 mkdir -p "$logs"
 exec 8> >(tee -a "$log")
