@@ -18,6 +18,7 @@ from typing import Any, Literal
 import jax
 from flax.core import FrozenDict
 
+from jprm import registry
 from jprm.jsonl import parse
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
@@ -223,7 +224,8 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
 def read(path: str | os.PathLike) -> Experiment:
     """Returns the experiment that a run wrote into its folder. The run's objective is not imported.
 
-    Raises ValueError, naming the file, where it is damaged or of a newer version.
+    Raises ValueError, naming the file, where it is damaged or of a newer version, or names a module that is in the
+    folder or in the current one (`registry.check_foreign`).
     """
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
@@ -231,11 +233,25 @@ def read(path: str | os.PathLike) -> Experiment:
         check_version(version, VERSION, path)
         if version == 1 and "loss" in values:
             values["objective"] = values.pop("loss")
+        _check_names(values, path)
         return from_json(Experiment, values)
+    except registry.ForeignCode:
+        raise
     except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors too
         raise ValueError(
             f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
         ) from error
+
+
+def _check_names(values: Any, path: str | os.PathLike) -> None:
+    """Raises ForeignCode for a name of a part that is code of the folder. `FILE.py:NAME` is an objective's alone."""
+    values = values if isinstance(values, dict) else {}
+    model, objective = values.get("model"), str(values.get("objective"))
+    names = dict(model if isinstance(model, dict) else {})
+    names |= {} if objective.rpartition(":")[0].endswith(".py") else {"objective": objective}
+    for field, name in names.items():
+        if isinstance(name, str):
+            registry.check_foreign(name, path_of(path).parent, f"{path}: {field}")
 
 
 def written(experiment: Experiment) -> str:

@@ -6,10 +6,16 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
+import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+
+class ForeignCode(ValueError):
+    """Raised for a name that came with a folder and stands for code of it."""
 
 
 def find(name: str, registry: Mapping[str, Any], what: str, kind: Any = object, *, files: bool = False) -> Any:
@@ -38,6 +44,54 @@ def find(name: str, registry: Mapping[str, Any], what: str, kind: Any = object, 
     if not isinstance(found, kind):
         raise ValueError(f"{what}={name!r} is a {type(found).__name__}, not a {kind.__module__}.{kind.__name__}")
     return found
+
+
+def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
+    """Raises ForeignCode where a `module:NAME` that came with a folder would run code of it or of the current folder.
+
+    A stranger's folder must not have its own files imported. Python looks in the current folder without being told to,
+    in notebooks and by `python -m`, and the folder may be below it. A module that is imported already runs nothing.
+    """
+    place, colon, _ = name.rpartition(":")
+    if not colon or place in sys.modules:
+        return
+    for i, spec in enumerate(_specs(place)):
+        files = [
+            *(spec.submodule_search_locations or ()),
+            *([spec.origin] if spec.has_location and spec.origin else ()),
+        ]
+        if any(_within(file, folder) for file in files):
+            raise ForeignCode(f"{what}={name!r}: its module is in the folder {folder}, whose code is never run")
+        if i == 0 and files and os.path.realpath(os.path.dirname(files[0])) == _unasked():
+            raise ForeignCode(
+                f"{what}={name!r}: its module is in the current folder, where names that come with a model are not"
+                " looked for. If the module is yours, name its folder in PYTHONPATH"
+            )
+
+
+def _specs(place: str) -> Iterator[importlib.machinery.ModuleSpec]:
+    """Yields where a module and its parents would be imported from, outermost first, and imports none of them."""
+    path = None
+    for name in itertools.accumulate(place.split("."), "{}.{}".format):
+        spec = next((spec for finder in sys.meta_path if (spec := finder.find_spec(name, path))), None)
+        if spec is None:
+            return
+        yield spec
+        path = spec.submodule_search_locations
+        if path is None:
+            return
+
+
+def _within(file: str, folder: str | os.PathLike) -> bool:
+    inside = [(resolve(file), resolve(folder)) for resolve in (os.path.abspath, os.path.realpath)]
+    return any(os.path.commonpath(pair) == pair[1] for pair in inside)
+
+
+def _unasked() -> str | None:
+    """Returns the current folder if Python put it into the search path, and neither PYTHONPATH nor the user did."""
+    here, named = os.getcwd(), [*sys.path[1:], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    silent = "" in sys.path or os.path.realpath(sys.path[0]) == here
+    return here if silent and here not in map(os.path.realpath, filter(None, named)) else None
 
 
 def _of_file(path: pathlib.Path, attribute: str, where: str) -> Any:

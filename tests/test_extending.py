@@ -46,6 +46,7 @@ def run(block, folder, monkeypatch):
     for line in block.replace("\\\n", " ").splitlines():
         if line == "export PYTHONPATH=$PWD":
             monkeypatch.syspath_prepend(folder)
+            monkeypatch.setenv("PYTHONPATH", str(folder))
         else:
             program, *args = shlex.split(line)
             assert (program, cli.main(args)) == ("jprm", 0), line

@@ -2,6 +2,11 @@
 
 import dataclasses
 import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hostile import models as hostile
@@ -134,3 +139,91 @@ def test_brackets_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(hostile.BRACKETS)
     with pytest.raises(ValueError, match="not a tokenizer.json"):
         load_tokenizer(tmp_path)
+
+
+EVIL = "open({marker!r}, 'w').close()\nfrom jprm.model.heads import HEADS\nHEAD = HEADS['binary']\n"
+
+
+@pytest.fixture
+def stranger(tiny_run, tmp_path, monkeypatch):
+    """A stranger's run below the current folder, with a module in it and one beside it, and what they would write."""
+    marker, folder = tmp_path / "code has run", tmp_path / "work/acme-prm-7b"
+    folder.mkdir(parents=True)
+    shutil.copytree(tiny_run.folder, folder, dirs_exist_ok=True)
+    for place in (folder / "evilmod.py", folder / "package/__init__.py", folder.parent / "beside.py"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(EVIL.format(marker=str(marker)))
+    monkeypatch.chdir(folder.parent)
+
+    def named(**names):
+        values = json.loads((tiny_run.folder / "experiment.json").read_bytes())
+        values |= {"objective": names.pop("objective", values["objective"])}
+        (folder / "experiment.json").write_text(json.dumps(values | {"model": values["model"] | names}))
+        return folder
+
+    yield named, marker
+    for name in [name for name in sys.modules if name.startswith(("acme-prm-7b", "beside", "evilmod", "package"))]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("names", [
+    {"head": "acme-prm-7b.evilmod:HEAD"}, {"attention": "acme-prm-7b.evilmod:HEAD"}, {"head": "beside:HEAD"},
+    {"objective": "acme-prm-7b.package:HEAD"},
+])  # fmt: skip
+@pytest.mark.parametrize("start", ["notebook", "notebook that adds a folder", "python -m"])
+def test_no_module_of_a_models_folder_or_the_current_one_is_run(stranger, monkeypatch, names, start):
+    named, marker = stranger
+    folder = named(**names)
+    before = {"notebook": [""], "notebook that adds a folder": ["/usr/lib", ""], "python -m": [str(folder.parent)]}[
+        start
+    ]
+    monkeypatch.setattr(sys, "path", [*before, *sys.path])
+    for load in (jprm.load, lambda folder: read(folder / "experiment.json")):
+        with pytest.raises(ValueError, match=r"experiment.json: .*=.*: its module is in the (current )?folder"):
+            load(folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("head", ["acme-prm-7b.evilmod:HEAD", "evilmod:HEAD", "package.more:HEAD"])
+def test_not_even_where_the_search_path_has_it(stranger, monkeypatch, head):
+    named, marker = stranger
+    folder = named(head=head)
+    for place in (folder, folder.parent):
+        monkeypatch.syspath_prepend(place)
+        monkeypatch.setenv("PYTHONPATH", str(place))
+    (folder.parent / "link").symlink_to(folder)
+    for place in (folder, folder.parent / "link"):
+        with pytest.raises(ValueError, match="its module is in the folder .*, whose code is never run"):
+            jprm.load(place)
+    assert not marker.exists()
+
+
+def test_the_command_runs_no_code_of_a_strangers_run(stranger):
+    named, marker = stranger
+    folder = named(head="acme-prm-7b.evilmod:HEAD")
+    environment = os.environ | {"PYTHONPATH": str(Path(jprm.__file__).parent.parent)}
+    command = [
+        sys.executable,
+        "-m",
+        "jprm",
+        "score",
+        "--model",
+        folder.name,
+        "--input",
+        "x.jsonl",
+        "--output",
+        "y.jsonl",
+    ]
+    (folder.parent / "x.jsonl").write_text('{"problem": "p", "steps": ["s"]}\n')
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "whose code is never run" in done.stderr and not marker.exists()
+
+
+def test_a_module_on_pythonpath_or_imported_by_the_user_is_taken(stranger, monkeypatch):
+    named, marker = stranger
+    folder = named(head="beside:HEAD")
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    assert read(folder / "experiment.json").model.head == "beside:HEAD" and marker.exists()
+    monkeypatch.delenv("PYTHONPATH")
+    assert read(folder / "experiment.json").model.head == "beside:HEAD"  # it is imported already
