@@ -63,7 +63,8 @@ def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, hea
 
 
 def post(path, body, **more):
-    return ("POST", path, {"content": body if isinstance(body, bytes) else json.dumps(body).encode(), **more})
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return ("POST", path, {"content": content, "headers": {"content-type": "application/json"}, **more})
 
 
 def test_a_record_comes_back_with_the_librarys_scores(engine, prm):

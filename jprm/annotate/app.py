@@ -93,7 +93,7 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
 
 async def _next(request: Request) -> Response:
     """Opens tasks until the annotator has enough, and returns them, with the last finished one to undo."""
-    await _body(request)
+    await json_of(request)
     annotator, state = _annotator(request), request.app.state
     tasks: Tasks = state.tasks
     async with state.one_at_a_time:
@@ -117,7 +117,7 @@ async def _next(request: Request) -> Response:
 async def _event(request: Request) -> Response:
     """Stores one event. One that is there already is acknowledged again."""
     state = request.app.state
-    event = read_event(await _body(request), _annotator(request), state.clock())
+    event = read_event(await json_of(request), _annotator(request), state.clock())
     async with state.one_at_a_time:
         if not state.tasks.known(event):
             try:
@@ -135,13 +135,6 @@ async def _store(state: Any, event: Mapping[str, Any]) -> None:
         reason = error.strerror or error
         raise Refusal(507, f"the server could not store this: {reason}. Nothing that it confirmed is lost") from None
     state.tasks.apply(event)
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """Returns the JSON body. Another type of content, which a page of another site may send unasked, is refused."""
-    if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-        raise Refusal(415, "send application/json")
-    return await json_of(request)
 
 
 def _annotator(request: Request) -> str:

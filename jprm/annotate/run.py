@@ -12,6 +12,7 @@ import uvicorn
 from jprm.annotate import log, study
 from jprm.annotate.app import key_of_annotator, make_app
 from jprm.web.config import Listen
+from jprm.web.connection import timed
 from jprm.web.guards import key_of
 
 
@@ -38,6 +39,7 @@ def serve(
         counts = ", ".join(f"{len(trees):,} of {pool}" for pool, trees in found.trees.items() if trees)
         say(f"{pathlib.Path(folder)}: {counts}; {len(events.events):,} events so far")
         server = uvicorn.Server(uvicorn.Config(
-            app, access_log=False, log_level="warning", server_header=False, timeout_graceful_shutdown=20
+            app, access_log=False, log_level="warning", server_header=False, timeout_graceful_shutdown=20,
+            http=timed(config.body_seconds),
         ))  # fmt: skip
         server.run(sockets=[listening])

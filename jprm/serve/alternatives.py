@@ -60,7 +60,7 @@ async def alternatives(request: Request) -> Response:
     if all(sample.error is not None for sample in samples):
         raise Refusal(502, f"the policy gave nothing: {samples[0].error}")
     tree, paths = _tree(prefix, samples)
-    tokens = await asyncio.to_thread(tokens_of, engine, [tree])
+    tokens = await asyncio.to_thread(tokens_of, request, engine, [tree])
     outputs, cached = {"score": np.zeros(0)}, None
     if tree.nodes:
         outputs, cached = await outputs_of(request, engine, tree, tokens, caller)

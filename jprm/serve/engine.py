@@ -16,7 +16,7 @@ import numpy as np
 from jprm.score.prefix_cache import PrefixCache
 from jprm.score.scorer import PRM
 from jprm.token_tree import chain_lengths, geometry, token_tree
-from jprm.tree import ReasoningTree
+from jprm.tree import Node, ReasoningTree
 
 BATCH_TOKENS = 8192
 """Tokens of a full batch, equal problems once: several rows, and still an answer in reasonable time."""
@@ -104,17 +104,22 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def tokens_of(self, trees: Sequence[ReasoningTree]) -> int:
-        """Returns the tokens of the trees. Raises ValueError for a chain longer than the server or model takes."""
+    def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
+        """Returns the tokens of the trees, and at least two for each step, since rows have a slot for two tokens.
+
+        Equal steps after equal steps count once, unless the trees are scored `alone`.
+
+        Raises ValueError for a chain longer than the server or model takes.
+        """
         total = 0
         for tree in trees:
-            made = token_tree(tree, self.prm.layout)
+            made = token_tree(tree if alone else _merged([tree])[0], self.prm.layout)
             longest = int(geometry(made.length_R, made.parent_R).depth_R.max(initial=0))
             self.prm.check_length(longest, "the request")
             if max(longest, 2 * int(chain_lengths(made).max(initial=0))) > self.longest:
                 limit = f"{self.longest:,} tokens and {self.longest // 2:,} steps"
                 raise ValueError(f"a chain has {longest:,} tokens, and this server takes at most {limit}")
-            total += len(made.tokens_N)
+            total += max(len(made.tokens_N), 2 * len(made.node_M))
         return total
 
     def score(
@@ -139,13 +144,15 @@ class Engine:
         Without a cache, or for a tree larger than it, everything is computed.
         """
         cache = self.cache
-        if cache is None or tokens > cache.slots:
-            return self.run(lambda: (self.prm.outputs_of([tree])[0], 0), tokens)
+        merged, node_N = _merged([tree])
 
         def run() -> tuple[Outputs, int]:
-            outputs, cached = cache.outputs_of(tree, caller)
+            if cache is None or tokens > cache.slots:
+                outputs, cached = self.prm.outputs_of([merged])[0], 0
+            else:
+                outputs, cached = cache.outputs_of(merged, caller)
             self.cached_tokens += cached
-            return outputs, cached
+            return _taken(outputs, node_N), cached
 
         return self.run(run, tokens)
 
@@ -233,8 +240,10 @@ class Engine:
         members: dict[str, list[int]] = {}
         for index, tree in enumerate(trees):
             members.setdefault(tree.problem, []).append(index)
-        prepared = self.prm.prepare([_merged([trees[i] for i in some]) for some in members.values()])
-        return lambda: _apart(trees, list(members.values()), self.prm.outputs_of(prepared))
+        merged = [_merged([trees[i] for i in some]) for some in members.values()]
+        prepared = self.prm.prepare([tree for tree, _ in merged])
+        places = [node_N for _, node_N in merged]
+        return lambda: _apart(trees, list(members.values()), places, self.prm.outputs_of(prepared))
 
     def _work(self) -> None:
         while taken := self._next():
@@ -284,26 +293,37 @@ def _raise(error: Exception) -> None:
 
 
 def _apart(
-    trees: Sequence[ReasoningTree], members: Sequence[Sequence[int]], merged: Sequence[Outputs]
+    trees: Sequence[ReasoningTree],
+    members: Sequence[Sequence[int]],
+    places: Sequence[np.ndarray],
+    merged: Sequence[Outputs],
 ) -> list[Outputs]:
-    """Returns the outputs of each tree, (N,) float32, from those of the trees that hold them one after another."""
+    """Returns the outputs of each tree, (N,) float32, from those of the merged trees."""
     found: list[Outputs] = [{} for _ in trees]
-    for some, outputs in zip(members, merged, strict=True):
+    for some, node_N, outputs in zip(members, places, merged, strict=True):
         at = 0
         for index in some:
             size = len(trees[index].nodes)
-            found[index] = {name: value_N[at : at + size] for name, value_N in outputs.items()}
+            found[index] = _taken(outputs, node_N[at : at + size])
             at += size
     return found
 
 
-def _merged(trees: Sequence[ReasoningTree]) -> ReasoningTree:
-    if len(trees) == 1:
-        return trees[0]
-    nodes, start = [], 0
+def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
+    return {name: value_M[node_N] for name, value_M in outputs.items()}
+
+
+def _merged(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
+    """Returns one tree for trees of one problem, equal steps after equal steps once, and the node of each of theirs."""
+    nodes: list[Node] = []
+    at: dict[tuple[int, str], int] = {}
+    places: list[int] = []
     for tree in trees:
-        nodes += [
-            dataclasses.replace(node, parent=node.parent + start if node.parent >= 0 else -1) for node in tree.nodes
-        ]
-        start += len(tree.nodes)
-    return ReasoningTree(trees[0].problem, tuple(nodes))
+        start = len(places)
+        for node in tree.nodes:
+            parent = places[start + node.parent] if node.parent >= 0 else -1
+            if (parent, node.text) not in at:
+                at[parent, node.text] = len(nodes)
+                nodes.append(dataclasses.replace(node, parent=parent))
+            places.append(at[parent, node.text])
+    return ReasoningTree(trees[0].problem, tuple(nodes)), np.array(places, np.int64)

@@ -33,6 +33,8 @@ class Server:
         """Returns the engine of a model's name, that of the first model for None."""
         if name is None:
             return next(iter(self.engines.values()))
+        if not isinstance(name, str):
+            raise Refusal(400, f"model is of type {type(name).__name__}, not str", "model")
         if name not in self.engines:
             raise Refusal(404, f"there is no model {name!r}: use {', '.join(self.engines)}", "model")
         return self.engines[name]
@@ -50,12 +52,27 @@ def admit(request: Request, engine: Engine) -> None:
         raise Refusal(503, f"{wait:.0f} seconds of work wait: come back later", headers={"Retry-After": str(seconds)})
 
 
-def tokens_of(engine: Engine, trees: Sequence[ReasoningTree]) -> int:
-    """Returns the tokens of the trees. Raises Refusal (400) for a chain longer than the server or model takes."""
+def tokens_of(request: Request, engine: Engine, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
+    """Returns the tokens of the trees, as `Engine.tokens_of`.
+
+    Raises Refusal (400) for a chain longer than the server or model takes, and as `check_size`.
+    """
     try:
-        return engine.tokens_of(trees)
+        tokens = engine.tokens_of(trees, alone)
     except ValueError as error:
         raise Refusal(400, str(error)) from None
+    check_size(request, engine, tokens)
+    return tokens
+
+
+def check_size(request: Request, engine: Engine, tokens: int) -> None:
+    """Raises Refusal (413) for work that by the measured rate takes longer than an answer may."""
+    most = server_of(request).config.answer_seconds
+    if engine.rate and tokens > most * engine.rate:
+        seconds = tokens / engine.rate
+        raise Refusal(
+            413, f"{tokens:,} tokens take about {seconds:,.0f} seconds, and {most:g} at most: send it in parts"
+        )
 
 
 async def answer(request: Request, future: concurrent.futures.Future) -> Any:

@@ -80,7 +80,7 @@ async def get_reward(request: Request) -> Response:
     def read() -> tuple[list[ReasoningTree | None], int]:
         pairs = enumerate(zip(prompts, queries, strict=True))
         trees = [view.tree(prompt, query, f"query[{i}]") for i, (prompt, query) in pairs]
-        return trees, tokens_of(engine, [tree for tree in trees if tree])
+        return trees, tokens_of(request, engine, [tree for tree in trees if tree])
 
     trees, tokens = await asyncio.to_thread(read)
     found = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))

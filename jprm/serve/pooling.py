@@ -21,9 +21,10 @@ from starlette.responses import JSONResponse, Response
 
 from jprm.layout import TemplateLayout
 from jprm.model.heads import Weighted
+from jprm.score.row_lengths import SHORTEST
 from jprm.score.scorer import PRM
 from jprm.serve.engine import Engine
-from jprm.serve.http import admit, answer, server_of
+from jprm.serve.http import admit, answer, check_size, server_of
 from jprm.serve.score import usage
 from jprm.tokenizer import JsonTokenizer
 from jprm.web.guards import Refusal, field, json_of
@@ -44,11 +45,17 @@ async def pooling(request: Request) -> Response:
     admit(request, engine)
     chains = await asyncio.to_thread(_chains, engine, body)
     places = [_places(engine.prm, ids) for ids in chains]
+    counts = [max(len(ids), SHORTEST) for ids in chains]  # each takes a row of its own
+    check_size(request, engine, sum(counts))
     futures = [
-        engine.run(lambda ids=ids, at=at: engine.prm.token_logits(ids, at), len(ids))
-        for ids, at in zip(chains, places, strict=True)
+        engine.run(lambda ids=ids, at=at: engine.prm.token_logits(ids, at), count)
+        for ids, at, count in zip(chains, places, counts, strict=True)
     ]
-    outputs = [await answer(request, future) for future in futures]
+    try:
+        outputs = [await answer(request, future) for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
     if body.get("use_activation") is not False:
         outputs = [activated(logit_PC) for logit_PC in outputs]
     packed = body.get("encoding_format") == "base64"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import uvicorn
 
@@ -19,6 +20,7 @@ from jprm.serve.engine import Engine
 from jprm.serve.openrlhf import View, read_view
 from jprm.serve.runs import Runs
 from jprm.storage import path_of
+from jprm.web.connection import timed
 from jprm.web.guards import key_of
 
 DRAIN_SECONDS = 60
@@ -61,10 +63,14 @@ def serve(
         kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
         say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens{kept}")
         engines.append(Engine(prm, config.longest, name, cache))
-    # Its access log would hold addresses and query strings; /metrics has the counts.
-    uvicorn.run(
-        make_app(engines, config, key, prompts, writer, shown), host=config.host, port=config.port, access_log=False,
-        log_level="info", server_header=False, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30,
+    uvicorn.run(make_app(engines, config, key, prompts, writer, shown), **listening(config), log_level="info")
+
+
+def listening(config: ServeConfig) -> dict[str, Any]:
+    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts."""
+    return dict(
+        host=config.host, port=config.port, http=timed(config.body_seconds), access_log=False, server_header=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
 
 

@@ -13,15 +13,15 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from jprm.jsonl import dump, parse
+from jprm.jsonl import dump
 from jprm.score.records import scored
 from jprm.score.rules import RULES
 from jprm.score.scorer import CHUNK, PRM
 from jprm.search.chain_scores import chain_scores
 from jprm.serve.engine import Engine, Outputs
-from jprm.serve.http import admit, answer, server_of, tokens_of
+from jprm.serve.http import admit, answer, check_size, server_of, tokens_of
 from jprm.tree import ReasoningTree, RecordError, chains_of, tree_of
-from jprm.web.guards import Refusal, body_of, field, json_of, of_record
+from jprm.web.guards import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record
 
 LINES = "application/x-ndjson"
 
@@ -34,24 +34,28 @@ async def score(request: Request) -> Response:
 
     The answer to lines has the bytes of `jprm score`, which packs them by 64, so they share no row with other requests.
     """
-    if request.headers.get("content-type", "").split(";")[0].strip() == LINES:
+    if kind_of_body(request) == LINES:
         return await _lines(request)
     body = await json_of(request)
     engine, rule, caller = options_of(request, body)
     for name in ("model", "rule", CALLER):
         body.pop(name, None)
     admit(request, engine)
-    tree, tokens = await asyncio.to_thread(_read, engine, body)
+    tree, tokens = await asyncio.to_thread(_read, request, engine, body)
     outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
-    made = {
-        "object": "score",
-        "model": engine.name,
-        "rule": rule,
-        "record": scored(body, tree, outputs),
-        "chains": chains(engine.prm, tree, outputs["score"], rule),
-        "usage": usage(tokens, cached),
-    }
-    return JSONResponse(made)
+
+    def response() -> Response:
+        made = {
+            "object": "score",
+            "model": engine.name,
+            "rule": rule,
+            "record": scored(body, tree, outputs),
+            "chains": chains(engine.prm, tree, outputs["score"], rule),
+            "usage": usage(tokens, cached),
+        }
+        return JSONResponse(made)
+
+    return await asyncio.to_thread(response)  # a second for a body of megabytes, in which others are served
 
 
 def options_of(request: Request, body: dict[str, Any]) -> tuple[Engine, str, str | None]:
@@ -73,7 +77,7 @@ async def outputs_of(
 
 def rule_of(prm: PRM, rule: Any) -> str:
     """Returns the rule by its name, the model's own for None. Raises Refusal for an unknown one."""
-    if rule is not None and rule not in RULES:
+    if rule is not None and (not isinstance(rule, str) or rule not in RULES):
         raise Refusal(400, f"there is no rule {rule!r}: use {', '.join(RULES)}", "rule")
     return rule or prm.rule
 
@@ -95,19 +99,19 @@ def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
     return made if cached is None else made | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def _read(engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
+def _read(request: Request, engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
     try:
         tree = tree_of(record, "body")
     except RecordError as error:
         raise of_record(error) from None
-    return tree, tokens_of(engine, [tree])
+    return tree, tokens_of(request, engine, [tree])
 
 
 async def _lines(request: Request) -> Response:
     engine = server_of(request).engine(request.query_params.get("model"))
     body = await body_of(request)
     admit(request, engine)
-    records = await asyncio.to_thread(_records, engine, body)
+    records = await asyncio.to_thread(_records, request, engine, body)
     chunks = [records[i : i + CHUNK] for i in range(0, len(records), CHUNK)]
     ahead: collections.deque[concurrent.futures.Future] = collections.deque()
 
@@ -139,15 +143,15 @@ async def _lines(request: Request) -> Response:
     return StreamingResponse(all_lines(), media_type=LINES)
 
 
-def _records(engine: Engine, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
+def _records(request: Request, engine: Engine, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
     """Returns the records with their trees and tokens. Every line is checked before the first is scored."""
     found = []
     try:
         for number, line in enumerate(body.split(b"\n"), start=1):
             if line.strip():
-                record = parse(line, f"line {number}")
+                record = json_in(line, f"line {number}")
                 tree = tree_of(record, f"line {number}")
-                found.append((record, tree, tokens_of(engine, [tree])))
+                found.append((record, tree, tokens_of(request, engine, [tree], alone=True)))
         return found
     except RecordError as error:
         raise of_record(error) from None
@@ -166,8 +170,11 @@ async def rerank(request: Request) -> Response:
     texts = [text.get("text") if isinstance(text, dict) else text for text in field(body, "documents", list)]
     top = field(body, "top_n", int, default=len(texts) or 1)
     admit(request, engine)
-    read = await asyncio.to_thread(lambda: [_read(engine, {"problem": problem, "response": text}) for text in texts])
+    read = await asyncio.to_thread(
+        lambda: [_read(request, engine, {"problem": problem, "response": text}) for text in texts]
+    )
     tokens = sum(count for _, count in read)
+    check_size(request, engine, tokens)
     found = await answer(request, engine.score([tree for tree, _ in read], tokens))
     values = [
         chains(engine.prm, tree, outputs["score"], rule)[0]["score"]

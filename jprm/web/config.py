@@ -17,7 +17,7 @@ class Listen:
         cannot fake them.
       origins: Sites whose pages may call the server from a browser, such as https://example.org. Default: none.
       body_bytes: Bytes of the largest request.
-      body_seconds: Seconds in which a request's body must arrive.
+      body_seconds: Seconds in which a request's headers must arrive, and then its body.
     """
 
     host: str = "127.0.0.1"

@@ -23,6 +23,10 @@ KEY = "JPRM_API_KEY"
 """The environment variable that holds the key, which a command line would show to all users of the machine."""
 
 
+DEEPEST = 100
+"""Objects and lists within each other, in a request."""
+
+
 class Refusal(Exception):
     """An answer that is an error: a status, a message, and the field of the request that it is about."""
 
@@ -95,14 +99,37 @@ async def body_of(request: Request) -> bytes:
     return b"".join(parts)
 
 
+def kind_of_body(request: Request) -> str:
+    """Returns the type of the body's content, in lower case and without parameters."""
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
 async def json_of(request: Request) -> dict[str, Any]:
-    """Returns the request's JSON object. Raises Refusal as `body_of`, and for anything else (400)."""
-    try:
-        value = parse(await body_of(request), "body")
-    except RecordError as error:
-        raise of_record(error) from None
+    """Returns the request's JSON object.
+
+    Raises Refusal as `body_of`, for another type of content (415), which a page of another site may send unasked, and
+    for anything else (400).
+    """
+    if (kind := kind_of_body(request)) != "application/json":
+        raise Refusal(415, f"the body is of type {kind or 'unknown'}: send Content-Type: application/json")
+    value = await asyncio.to_thread(json_in, await body_of(request), "body")
     if not isinstance(value, dict):
         raise Refusal(400, "the body is no JSON object")
+    return value
+
+
+def json_in(text: bytes, where: str) -> Any:
+    """Returns the JSON value of a text. Raises Refusal (400) for anything else, and for more than DEEPEST levels."""
+    try:
+        value = parse(text, where)
+    except RecordError as error:
+        raise of_record(error) from None
+    inner = [value]
+    for _ in range(DEEPEST):
+        parents = [one for one in inner if isinstance(one, dict | list)]
+        inner = [child for one in parents for child in (one.values() if isinstance(one, dict) else one)]
+    if any(isinstance(one, dict | list) for one in inner):
+        raise Refusal(400, f"{where}: objects and lists are nested more than {DEEPEST} deep")
     return value
 
 
