@@ -1,4 +1,4 @@
-"""Finds final answers in the text of chains and compares them.
+r"""Finds final answers in the text of chains and compares them.
 
 `math-verify` parses and compares, in a worker process that is killed when an answer takes too long. Its own time limit
 is a SIGALRM, which raises outside the main thread, cancels the caller's alarm and cannot interrupt one long operation
@@ -9,7 +9,8 @@ text, ignoring case: math-verify takes them for a product of symbols, in which "
 Limits of math-verify 0.9: a percentage equals both its fraction and its number (18% = 0.18 and 18% = 18); units are
 dropped (10 cm = 10); a list without brackets is a set (1,2 = 2,1); numbers are equal to 6 decimals (0.333333 = 1/3);
 `x=5` equals 5; 1<x<2 equals (1,2) only if it is the true answer, so the true answer comes first; a column vector is no
-tuple; times (12:30) are text.
+tuple; times (12:30) are text. It takes 1\,000 for a product and "1000 dollars" for letters, so plain numbers with such
+separators and units are read here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from jprm.worker import Worker, serve
@@ -27,8 +29,18 @@ LIMIT_S = 5.0
 """Seconds that a comparison may take."""
 
 _LONGEST = 2000  # characters of an answer that the parser reads
+_EXACT = decimal.Context(prec=2 * _LONGEST, Emin=-(10**6), Emax=10**6)
 
-_NUMBER = re.compile(r"[+-]?(?=\.?\d)(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
+_GROUP = r"(?:,|\{,\}|\\[,!;: ]|[ ~\u00a0\u2009\u202f])"  # between thousands
+_NUMBER = re.compile(rf"([+-]?)(?=\.?\d)(\d{{1,3}}(?:{_GROUP}\d{{3}})+|\d*)((?:\.\d*)?(?:[eE][+-]?\d{{1,3}})?)")
+_COUNTS = (
+    r"(?:hundred|thousand|\w*illion|dozen|pair|score|half|halve|third|quarter|(?!month)\w+th|time|plu|minu|percent\w*"
+    r"|and|or)s?\b"
+)
+"""Words after a number that change it, or are no unit."""
+_UNITS = re.compile(
+    rf"(?:\s+(?!{_COUNTS})[^\W\d_]{{2,}})*\s+(?!{_COUNTS})(?:[^\W\d_]{{3,}}s|dollar|euro|cent)\.?", re.IGNORECASE
+)
 _PHRASE = re.compile(r"answer(?:\s+is|\s*[:=])\s*:?\s*", re.IGNORECASE)
 _STOP = re.compile(r"\.(?=\s|\Z)|\n|\Z")
 _HEADING = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)  # of PRM800K's chains
@@ -40,28 +52,35 @@ _ORNAMENTS = re.compile(r"\\(?:left|right|displaystyle|[!,;: ])|\\(?:text|mathrm
 
 
 def canonical_answer(answer: Any) -> str | float | None:
-    """Returns a form that is equal for equal answers; None if there is no answer.
+    r"""Returns a form that is equal for equal answers; None if there is no answer.
 
-    Numbers, and strings that are plainly numbers ("1,000", " 18.0 "), are equal by value; other strings by their text
-    without outer space, numbers beyond the floats (1e999) among them. None, a blank string and NaN are no answer.
+    Numbers, and strings that are plainly numbers ("1,000", "1\,000", "$18.0", "18 dollars"), are equal by value; other
+    strings by their text without outer space. None, a blank string and NaN are no answer.
     """
-    if answer is None or (isinstance(answer, float) and math.isnan(answer)):
+    if answer is None or isinstance(answer, float) and math.isnan(answer):
         return None
-    if isinstance(answer, bool):
+    if isinstance(answer, bool) or isinstance(answer, float) and math.isinf(answer):
         return str(answer)
     if isinstance(answer, int | float):
         return answer  # 18 == 18.0, with one hash
     if not isinstance(answer, str):
         raise ValueError(f"an answer is a number, a string or null, not {answer!r}")
     text = answer.strip()
-    if any(c.isdigit() for c in text) and _NUMBER.fullmatch(text):
-        plain = text.replace(",", "")
-        if plain.lstrip("+-").isdecimal() and len(plain) < 1000:
-            return int(plain)
-        value = float(plain) if len(plain) < 1000 else math.inf
-        lost = math.isinf(value) or not value and any(c in "123456789" for c in plain.lower().partition("e")[0])
-        return text if lost else value  # 1e999 and 1e-999 are no floats
-    return text or None
+    bare = _TEXT.sub(r" \1", text.replace("\\$", "").replace("$", "")).strip()
+    if bare.lower() == "nan":
+        return None
+    number = _NUMBER.match(bare)
+    if not number or not (number.end() == len(bare) or _UNITS.fullmatch(bare, number.end())):
+        return text or None
+    sign, whole, rest = number.groups()
+    plain = sign + re.sub(r"\D", "", whole) + rest
+    if len(plain) > _LONGEST:
+        return plain
+    value = decimal.Decimal(plain)  # exact
+    if value == value.to_integral_value():
+        return int(value)
+    lost = not float(value) or math.isinf(float(value))
+    return str(value.normalize(_EXACT)) if lost else float(value)  # 1e-999 is no float
 
 
 def extract_answer(text: str, *, limit_s: float = LIMIT_S) -> str | None:
@@ -106,7 +125,7 @@ def _plain(text: str) -> str | None:
 def equivalent(truth: str | float | None, given: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
     """Returns whether a given answer equals the true one; False if either is absent. Thread-safe.
 
-    Plain numbers are equal within 1e-9 of their size, without math-verify.
+    Plain numbers are compared without math-verify: whole ones exactly, others within 1e-9 of their size, 1e-6 at most.
     """
     one, two = canonical_answer(truth), canonical_answer(given)
     if one is None or two is None:
@@ -117,7 +136,7 @@ def equivalent(truth: str | float | None, given: str | float | None, *, limit_s:
         return _close(one, two)
     one, two = str(one), str(two)
     if _NUMBER.fullmatch(one) and _NUMBER.fullmatch(two):
-        return _same_number(one, two)
+        return False  # beyond the floats, or of too many digits
     words = [_TEXT.sub(r"\1", x).strip(" $.") for x in (one, two)]
     if any(map(_WORDS.fullmatch, words)):
         return words[0].casefold().split() == words[1].casefold().split()
@@ -125,10 +144,10 @@ def equivalent(truth: str | float | None, given: str | float | None, *, limit_s:
     if max(len(one), len(two)) <= _LONGEST:
         verdict = _worker.ask({"truth": one, "given": two}, limit_s)
     if verdict is None:  # no parse, or no time
-        plain_one, plain_two = (canonical_answer(_ORNAMENTS.sub("", x).strip("{}")) for x in (one, two))
-        if plain_one is None or isinstance(plain_one, str) or isinstance(plain_two, str):
-            return plain_one is not None and plain_one == plain_two
-        return plain_two is not None and _close(plain_one, plain_two)
+        plain = [canonical_answer(_ORNAMENTS.sub("", x).strip("{}")) for x in (one, two)]
+        if any(x is None or isinstance(x, str) for x in plain):
+            return plain[0] is not None and plain[0] == plain[1]
+        return _close(*plain)  # pyright: ignore[reportArgumentType]  # numbers
     return verdict
 
 
@@ -153,20 +172,10 @@ def values(answer: str | float, *, limit_s: float = LIMIT_S) -> list[list[float]
 
 
 def _close(one: float, two: float) -> bool:
-    try:
-        return math.isclose(one, two, rel_tol=1e-9)
-    except OverflowError:  # an integer beyond the largest float
-        return one == two
-
-
-def _same_number(one: str, two: str) -> bool:
-    """Compares two numbers of which one is beyond the floats. Numbers of more than `_LONGEST` digits are text."""
-    if max(len(one), len(two)) > _LONGEST:
-        return False
-    context = decimal.Context(prec=2 * _LONGEST, Emin=-(10**6), Emax=10**6)
-    a, b = (context.create_decimal(x.replace(",", "")) for x in (one, two))
-    gap = abs(context.subtract(a, b))
-    return gap <= context.multiply(max(abs(a), abs(b)), decimal.Decimal("1e-9"))
+    a, b = Fraction(one), Fraction(two)
+    if a.denominator == b.denominator == 1:
+        return a == b
+    return abs(a - b) <= min(max(abs(a), abs(b)) / 10**9, Fraction(1, 10**6))
 
 
 def _braced(text: str, start: int) -> str | None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jprm.answers import equivalent, extract_answer
+from jprm.answers import canonical_answer, equivalent, extract_answer
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,28 @@ def test_extraction_takes_linear_time(text, answer):
         (r"\left( \frac{1}{", r"( \frac{1}{", True),  # no parse, the same text
         ("1" * 1000, "2" * 1000, False),
         ("1" * 1000, "1" * 1000, True),
-        ("1" * 1000, "1" * 999 + "2", True),  # within 1e-9
+        ("1" * 1000, "1" * 999 + "2", False),
+        (10**9, 10**9 + 1, False),
+        ("1000000000", "1,000,000,001", False),
+        ("1000000000.0", 1000000001, False),
+        (10**9, "1000000000.5", False),
+        (10**17, "100000000000000002", False),
+        ("1e17", 10**17, True),
+        (123456789.125, "123456789.1250000001", True),
+        (1000, r"1\,000", True),
+        (1000, "1 000", True),
+        (1000, "1\u202f000", True),
+        (1000, r"\$1{,}000.00", True),
+        (1000, "1000 dollars", True),
+        ("$1000$", "1,000 US dollars.", True),
+        (1000, r"1000\text{ dollars}", True),
+        (12, "1 2", False),
+        (5, "5 months", True),
+        (2, "2 million dollars", False),
+        (2, "2 thirds", False),
+        (2, "2 percent", True),  # by math-verify, as 2%
+        ("nan", "nan", False),
+        (r"\text{NaN}", "NaN", False),
         ("1" * 3000, "2" * 3000, False),
         ("1e999", "2e998", False),
         ("1e999", "10e998", True),
@@ -103,6 +124,29 @@ def test_extraction_takes_linear_time(text, answer):
 )
 def test_equivalence(truth, given, same):
     assert equivalent(truth, given) is same
+
+
+def test_forms_of_a_number_are_one_answer_without_a_comparison():
+    forms = [
+        1000,
+        1000.0,
+        "1000",
+        "1,000",
+        r"1\,000",
+        "1 000",
+        "1~000",
+        "1{,}000",
+        "$1000$",
+        r"\$1000",
+        "1e3",
+        "+1000.",
+    ]
+    forms += ["1000 dollars", r"1\,000\text{ dollars}", "1000 square miles", "1000 euro"]
+    assert {canonical_answer(form) for form in forms} == {1000}
+    apart = ["1000 percent", "1000 million", "1000 x", "1000xyz", "1000 tenths", "1 00", "1000 and cats", "1000/3"]
+    assert all(isinstance(canonical_answer(form), str) for form in apart)
+    assert all(canonical_answer(canonical_answer(form)) == canonical_answer(form) for form in [*forms, *apart])
+    assert [canonical_answer(form) for form in ("nan", "NaN", r"$\text{nan}$", float("nan"), " ")] == [None] * 5
 
 
 def test_limits_of_the_library_are_as_documented():

@@ -8,7 +8,7 @@ sampled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,18 +27,26 @@ BATCH_BYTES = 32 * 2**20
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
     """Returns the id of each answer's equivalence class, in order of appearance; -1 where there is no answer.
 
-    An answer joins the first class whose first answer is equivalent to it (`jprm.answers.equivalent`, in either order).
-    Equivalence is not transitive (18% is 0.18, and 18), so the first answer decides.
+    Equivalence (`jprm.answers.equivalent`, in either order) is not transitive: 18% is 0.18, and 18. So the answers are
+    taken by size, then those that are no number, then percentages, and each joins the first class whose first answer is
+    equivalent to it. The classes do not depend on the order of the samples.
     """
-    class_of: dict[Hashable, int] = {}
-    firsts: list[Any] = []
     canonical = [canonical_answer(answer) for answer in answers]
-    for answer in canonical:
-        if answer is not None and answer not in class_of:
-            class_of[answer] = next((c for c, first in enumerate(firsts) if _same(first, answer)), len(firsts))
-            if class_of[answer] == len(firsts):
-                firsts.append(answer)
-    return np.array([-1 if x is None else class_of[x] for x in canonical], int)
+    first_of: dict[str | float, str | float] = {}
+    firsts: list[str | float] = []
+    for answer in sorted({x for x in canonical if x is not None}, key=_place):
+        first_of[answer] = next((first for first in firsts if _same(first, answer)), answer)
+        if first_of[answer] == answer:
+            firsts.append(answer)
+    class_of = {first: c for c, first in enumerate(dict.fromkeys(first_of[x] for x in canonical if x is not None))}
+    return np.array([-1 if x is None else class_of[first_of[x]] for x in canonical], int)
+
+
+def _place(answer: str | float) -> tuple[bool, bool, float, str]:
+    """Returns what orders answers."""
+    text = str(answer)
+    plain = not isinstance(answer, str)
+    return "%" in text or "percent" in text.lower(), not plain, answer if plain else 0, "" if plain else text
 
 
 @functools.lru_cache(2**16)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy_search import Script, Table
 
-from jprm.answers import equivalent
+from jprm.answers import canonical_answer, equivalent
 from jprm.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.evaluate.votes import answer_classes
 from jprm.search.best_of_n import BestOfN
@@ -57,17 +57,38 @@ def test_votes_over_spellings_are_votes_over_numbers():
     assert one == other
 
 
+FORMS = ["1/3", "0.333333", "0.3333", "18%", "0.18", "18", "18 percent", "x+1", "1+x", "(1,2)", "1,2", "2,1", "1<x<2",
+         "x=5", "5", "10 cm", "10", r"2\sqrt{2}", r"\sqrt{8}", "red", "RED", r"\infty", "4i+3", "1 000", "1000 dollars",
+         10**9, "1000000001", None, "nan"]  # fmt: skip
+
+
 def test_classes_are_those_of_pairwise_comparison():
     """The comparison of numbers leaves out no pair that `equivalent` accepts."""
-    forms = ["1/3", "0.333333", "0.3333", "18%", "0.18", "18 percent", "x+1", "1+x", "(1,2)", "1,2", "2,1", "1<x<2",
-             "x=5", "5", "10 cm", "10", r"2\sqrt{2}", r"\sqrt{8}", "red", "RED", r"\infty", "4i+3"]  # fmt: skip
-    firsts, expected = [], []
-    for form in forms:
+    numbers = [0.18, 0.3333, 0.333333, 5, 10, 18, 1000, 10**9, 10**9 + 1]
+    texts = sorted(str(form) for form in FORMS if isinstance(canonical_answer(form), str) and "%" not in form)
+    texts = [form for form in texts if "percent" not in form] + ["18 percent", "18%"]
+    firsts, class_of = [], {}
+    for form in [*numbers, *texts]:
         found = [c for c, first in enumerate(firsts) if equivalent(first, form) or equivalent(form, first)]
-        expected.append(found[0] if found else len(firsts))
+        class_of[form] = found[0] if found else len(firsts)
         if not found:
             firsts.append(form)
-    assert answer_classes(forms).tolist() == expected
+    expected = [class_of.get(canonical_answer(form), -1) for form in FORMS]
+    found = answer_classes(FORMS)
+    assert (np.equal.outer(found, found) == np.equal.outer(expected, expected)).all()
+    assert class_of["18%"] == class_of[0.18] != class_of[18] and expected.count(class_of[1000]) == 2
+    assert (found == -1).tolist() == [form in (None, "nan") for form in FORMS]
+
+
+def test_classes_do_not_depend_on_the_order_of_the_samples():
+    rng, classes = np.random.default_rng(0), answer_classes(FORMS)
+    for _ in range(50):
+        order = rng.permutation(len(FORMS))
+        found = answer_classes([FORMS[i] for i in order])
+        same = np.equal.outer(classes, classes)[np.ix_(order, order)]
+        assert (np.equal.outer(found, found) == same).all()
+        kept = found[found >= 0]
+        assert list(dict.fromkeys(kept)) == list(range(kept.max() + 1))  # numbered as they appear
 
 
 def test_numbers_beyond_the_floats_are_compared_by_value():
