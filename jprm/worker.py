@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import pathlib
 import select
 import subprocess
 import sys
@@ -63,6 +64,9 @@ class _Process:
         self.owner = os.getpid()
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
+            cwd=pathlib.Path(__file__)
+            .resolve()
+            .parent.parent,  # `-m` imports from there: no file of a stranger's folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -18,6 +18,7 @@ from jprm.checkpoints import gguf, huggingface
 from jprm.experiment import read
 from jprm.gguf_file import open_gguf
 from jprm.tokenizer import load_tokenizer
+from jprm.worker import Worker
 
 
 @pytest.mark.parametrize(("content", "reason"), hostile.GGUF.values(), ids=hostile.GGUF)
@@ -227,3 +228,14 @@ def test_a_module_on_pythonpath_or_imported_by_the_user_is_taken(stranger, monke
     assert read(folder / "experiment.json").model.head == "beside:HEAD" and marker.exists()
     monkeypatch.delenv("PYTHONPATH")
     assert read(folder / "experiment.json").model.head == "beside:HEAD"  # it is imported already
+
+
+def test_a_worker_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
+    for name in ("json.py", "jinja2.py", "jprm/__init__.py", "jprm/chat_template.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(EVIL.format(marker=str(tmp_path / "code has run")))
+    monkeypatch.chdir(tmp_path)
+    worker = Worker("jprm.chat_template")
+    worker.ask({}, 60)
+    worker._end()
+    assert not (tmp_path / "code has run").exists()
