@@ -28,6 +28,7 @@ _PLAIN = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deq
 _MAPS = {"dict": dict, "Counter": collections.Counter, "OrderedDict": collections.OrderedDict}
 _NAMES = {kind: name for name, kind in (_PLAIN | _MAPS).items()}
 _PYTHON = dict(vars(builtins))  # before anything untrusted runs
+_BUILTIN = {name for name in _PYTHON if not name.startswith("__")}
 
 
 class Undecided(BaseException):
@@ -301,12 +302,12 @@ class Tests(Pipe):
     def result(self, test, names, subjects):
         code = compile(test, "test", "exec")
         used = _global_names(code)[0] & set(names)
-        hidden = {name for name in used if name in _PYTHON} - subjects
+        hidden = used & _BUILTIN - subjects
         if len(subjects) > 1 and used:
             raise Undecided
         for name in subjects - set(names):
             raise NameError(f"name {name!r} is not defined", name=name)
-        self.watch = sorted(name for name in used if name in subjects or name not in _PYTHON)
+        self.watch = sorted(used - set(_PYTHON) | used & subjects)
         self.names = _PYTHON | {name: self.unpack(names[name]) for name in self.watch}
         self.request("bool", True)  # what earlier tests changed
         try:
@@ -345,8 +346,8 @@ def _subjects(tests):
             read, stored = _global_names(compile(test, "test", "exec"))
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):  # the test fails by itself
             read, stored = set(), set()
-        read -= stored
-        alone.append({name for name in read if not isinstance(_PYTHON[name], type)} if read <= set(_PYTHON) else set())
+        read = {name for name in read - stored if name in _BUILTIN or name not in _PYTHON}
+        alone.append({name for name in read if not isinstance(_PYTHON[name], type)} if read <= _BUILTIN else set())
     common = set.intersection(*filter(None, alone)) if any(alone) else set()
     return [read & common or read for read in alone]
 

@@ -74,6 +74,7 @@ HIDING = {  # programs that define what Python has, and tests that they pass
     "pow": ("import math\ndef pow(a, b): return math.pow(b, a)", "x = 2\nassert pow(x, 3) == 9"),
     "a helper": ("def max(a, b): return a if a > b else b\ndef f(x): return max(x, 2)", "assert max(f(1), f(3)) == 3"),
     "both": ("def len(x): return 2\ndef f(x): return [1] * len(x)", "assert len(f('ab')) == 2"),
+    "main": ("def sum(a): return 4", "if __name__ == 'program': assert sum(2) == 4"),
     "each": ("def len(x): return 7\ndef sum(x): return 8", "assert len([]) == 7", "assert sum([]) == 8"),
 }
 
