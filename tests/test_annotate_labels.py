@@ -1,6 +1,8 @@
 """From scored chains to labels: selection, agreement, the report and the export."""
 
+import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from jprm.annotate.select import select as select_trees
 from jprm.annotate.select import select_file
 from jprm.annotate.trees import chains_in
 from jprm.jsonl import read_records, write_records
+from jprm.score.scale import Scale
 from jprm.tree import record_of, tree_of
 
 _ = None
@@ -107,6 +110,23 @@ def test_random_chains_are_drawn_from_all_with_the_stated_probability():
         means.append(np.mean(low))
     error = np.std([min(c["scores"]) for c in chains]) / np.sqrt(10 * 60)
     assert abs(np.mean(means) - truth_of_all) < 3 * error  # of fixed seeds: passes or fails always
+
+
+@pytest.mark.parametrize("scale", [Scale(weight="sigmoid"), Scale(weight="half")])
+def test_disagreement_compares_scores_of_any_scale_with_labels(tmp_path, scale):
+    """A step that is surely right and labelled right agrees, whatever its score is called."""
+    of_p = {"sigmoid": lambda p: float(np.log(p / (1 - p))), "half": lambda p: 2 * p - 1}[scale.weight]
+    chains = [
+        {"problem": f"p{i}", "steps": ["a"], "scores": [of_p(p)], "labels": [label], "correct": True}
+        for i, (p, label) in enumerate([(0.999, 1), (0.4, 1), (0.001, 0), (0.3, 1)])
+    ]
+    write_records(tmp_path / "in.jsonl", chains)
+    config = SelectConfig(1, convincing=0, rest=0, disagreement=1)
+    with pytest.raises(ValueError, match=r"'p\d': the score .* is none of probabilities. .*OUT.info.json"):
+        select_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", config)
+    (tmp_path / "in.jsonl.info.json").write_text(json.dumps({"version": 1, "scale": dataclasses.asdict(scale)}))
+    select_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", config)
+    assert [record["problem"] for record in read_records(tmp_path / "out.jsonl")] == ["p3"]
 
 
 def test_a_short_stratum_is_filled_at_random_and_small_pools_are_taken_whole():

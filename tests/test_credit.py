@@ -9,7 +9,9 @@ import pytest
 from jprm.rl import credit
 from jprm.rl.credit import ADVANTAGES, CREDITS, CreditConfig
 from jprm.rl.trajectory import Trajectory
+from jprm.score.scale import LOG_ODDS, PROBABILITY, Scale
 
+DIFFERENCE = Scale(threshold=0.0, weight="half")
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 0.5])
 
 
@@ -131,7 +133,7 @@ SCORES = [np.array([0.9, 0.2, 0.6]), np.array([0.4]), np.array([0.8, 0.7]), np.z
 VERDICTS = np.array([0.0, 1.0, 1.0, 0.0])
 
 
-def by_hand(name, gated=False, weight=0.5):
+def by_hand(name, baseline, gated=False, weight=0.5):
     """Leave-one-out advantages of every token of `GROUP`, step by step."""
     forms = {
         "verifier": lambda r: [0.0] * len(r),
@@ -139,27 +141,100 @@ def by_hand(name, gated=False, weight=0.5):
         "min_form": lambda r: [x * np.exp(-x / 0.1) / sum(np.exp(-y / 0.1) for y in r) for x in r],
         "implicit": lambda r: [x - (r[i - 1] if i else 0) for i, x in enumerate(r)],
     }
-    returns = []
-    for one, score_P, verdict in zip(GROUP, SCORES, VERDICTS, strict=True):
-        credits = [weight * x for x in forms[name](list(score_P))]
-        credits = [min(x, 0) for x in credits] if gated and not verdict else credits
+    credits = []
+    for score_P, verdict in zip(SCORES, VERDICTS, strict=True):
+        some = [weight * x for x in forms[name](list(score_P))]
+        credits.append([min(x, 0) for x in some] if gated and not verdict else some)
+
+    def mean(values):
+        return float(np.mean(values)) if len(values) else 0.0
+
+    found = []
+    for i, one in enumerate(GROUP):
+        others = [some for j, some in enumerate(credits) if j != i]
         start_of = [0, *one.step_stop]
         tokens = []
         for t in range(len(one.ids)):
             step = sum(t >= stop for stop in one.step_stop)  # those before have ended
             assert step == len(one.step_stop) or start_of[step] <= t < one.step_stop[step]
-            tokens.append(verdict + sum(credits[step:]))
-        returns.append(tokens)
-    firsts = [tokens[0] for tokens in returns]
-    return [np.array(tokens) - np.mean([x for j, x in enumerate(firsts) if j != i]) for i, tokens in enumerate(returns)]
+            left = credits[i][step:]
+            of_baseline = {
+                "return": mean([sum(some) for some in others]),
+                "to_go": mean([sum(some[step:]) for some in others if len(some) >= step]),
+                "step": len(left) * mean([mean(some) for some in others if some]),
+            }
+            outcome = VERDICTS[i] - np.delete(VERDICTS, i).mean()
+            tokens.append(outcome + sum(left) - of_baseline[baseline])
+        found.append(np.array(tokens))
+    return found
 
 
+@pytest.mark.parametrize("baseline", credit.BASELINES)
 @pytest.mark.parametrize("name", ["verifier", "sum", "min_form", "implicit"])
-def test_tokens_have_the_return_of_their_step(name):
+def test_tokens_have_the_return_of_their_step(name, baseline):
     for gated in [False, True] if name != "verifier" else [False]:
-        found = credit.token_advantages(GROUP, VERDICTS, SCORES, config(name, weight=0.5, gate=gated))
-        for a, b in zip(found, by_hand(name, gated), strict=True):
+        options = config(name, weight=0.5, gate=gated, baseline=baseline)
+        for a, b in zip(
+            credit.token_advantages(GROUP, VERDICTS, SCORES, options), by_hand(name, baseline, gated), strict=True
+        ):
             np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_grpo_normalises_the_rewards_of_steps():
+    """Shao et al. 2024, section 4.1.3: every step's reward over all of the group, and then the sums to go."""
+    step_N = np.concatenate(SCORES)
+    found = credit.segment_advantages(VERDICTS, SCORES, config("sum", "grpo", weight=0.5))
+    for advantage, of_outcome, score_P in zip(found, credit.grpo(VERDICTS), SCORES, strict=True):
+        normal_P = (score_P - step_N.mean()) / step_N.std(ddof=1)
+        wanted = [of_outcome + 0.5 * normal_P[j:].sum() for j in range(len(score_P) + 1)]
+        np.testing.assert_allclose(advantage, wanted)
+    alike = [0.9 + 0.001 * np.array(x) for x in ([0, 1, 2, 1], [1, 0, 1, 1], [2, 1, 0, 1], [1, 1, 1, 0])]
+    found = np.concatenate(credit.segment_advantages(np.ones(4), alike, config("sum", "grpo")))
+    assert np.abs(found).max() < 10  # -174 to -590 by the deviation of full returns
+    assert not np.any(credit.segment_advantages(np.ones(4), [np.full(3, 0.9)] * 4, config("sum", "grpo")))
+
+
+def test_credits_name_the_scales_that_they_take():
+    implicit = "its scores are log odds or log ratios, and credit.name='sum' takes probabilities or differences"
+    for name, scale, message in [
+        ("sum", LOG_ODDS, implicit),
+        ("min_form", LOG_ODDS, "credit.name='min_form' takes probabilities"),
+        (
+            "progress",
+            DIFFERENCE,
+            "runs/prm: its scores are differences of two probabilities, and .* takes probabilities",
+        ),
+        ("implicit", PROBABILITY, "its scores are probabilities, and credit.name='implicit' takes log odds"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            config(name).check(scale, "runs/prm")
+    for name, scales in {
+        "verifier": (PROBABILITY, DIFFERENCE, LOG_ODDS), "shaping": (PROBABILITY, DIFFERENCE, LOG_ODDS),
+        "sum": (PROBABILITY, DIFFERENCE), "min_form": (PROBABILITY, DIFFERENCE), "progress": (PROBABILITY,),
+        "implicit": (LOG_ODDS,),
+    }.items():  # fmt: skip
+        for scale in scales:
+            config(name).check(scale, "runs/prm")
+
+
+def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom jprm.rl.credit import Credit\n"
+        "def last(r, config, start):\n    return np.where(np.arange(len(r) + 1) == len(r) - 1, np.append(r, 0), 0)\n"
+        "LAST = Credit('mine', last)\n"
+        "SHORT = Credit('mine', lambda r, config, start: r)\n"
+        "TAIL = Credit('mine', lambda r, config, start: np.append(r, 1.0))\nOTHER = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = credit.segment_advantages(VERDICTS, SCORES, config("mine.py:LAST", baseline="return"))
+    wanted = VERDICTS + np.array([0.6, 0.4, 0.7, 0.0])
+    np.testing.assert_allclose([x[0] for x in found], credit.rloo(wanted))
+    for name, message in [
+        ("mine.py:SHORT", "gives 3 rewards for 3 steps"), ("mine.py:TAIL", "rewards the tail"),
+        ("mine.py:OTHER", "is a int, not a jprm.rl.credit.Credit"), ("mine.py:NONE", "defines no NONE"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            credit.segment_advantages(VERDICTS, SCORES, config(name))
 
 
 def test_progress_is_added_to_the_outcomes_advantage():
@@ -211,6 +286,11 @@ def test_a_prm_alone_is_asked_for_by_name():
     ("values", "message"),
     [
         (dict(name="prm"), "'prm' is not one of verifier, shaping, sum"),
+        (dict(baseline="mean"), "credit.baseline='mean'"),
+        (dict(advantage="reinforce", baseline="step"), "advantage='reinforce' has none"),
+        (dict(name="sum", advantage="grpo", baseline="to_go"), "does not fit advantage='grpo'"),
+        (dict(name="shaping", advantage="grpo"), "rewards the tail"),
+        (dict(name="implicit", offset=-1.0), "a constant added to log ratios"),
         (dict(advantage="ppo"), "'ppo' is not one of reinforce"),
         (dict(norm="none"), "norm='none' is not one of"),
         (dict(length=0), "norm='constant' alone has a length"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -53,7 +54,14 @@ def run(block, folder, monkeypatch):
 
 
 def test_every_block_runs(folder, monkeypatch, capsys):
-    assert {name for name, _, _ in BLOCKS} > {"graded.py", "focal.py", "probit.py", "greedy.py", "confidence.py"}
+    assert {name for name, _, _ in BLOCKS} > {
+        "graded.py",
+        "focal.py",
+        "probit.py",
+        "greedy.py",
+        "confidence.py",
+        "credited.py",
+    }
     for name, language, block in BLOCKS:
         if name:
             (folder / name).write_text(block)
@@ -76,6 +84,7 @@ def test_every_block_runs(folder, monkeypatch, capsys):
     (found,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
     assert found["search"]["method"] == "Greedy" and found["search"]["expand"] == 2 and found["search"]["correct"]
     assert "mean [95 %]" in capsys.readouterr().out
+    runpy.run_path(str(folder / "credited.py"))
     assert 0 < json.loads((folder / "confidence.json").read_text())["mean"]["value"] < 1
 
     run("jprm score --model exported/tiny --input data/strict --output plain.jsonl", folder, monkeypatch)

@@ -17,6 +17,7 @@ from jprm.rl import loop, trajectory
 from jprm.rl.config import GuardConfig, RefreshConfig
 from jprm.rl.credit import CreditConfig
 from jprm.rl.held_out import pass_at
+from jprm.score.scale import PROBABILITY
 from jprm.train.preemption import Watchdog
 
 
@@ -134,6 +135,8 @@ def test_ratios_of_all_minibatches_are_to_the_policy_before_the_update(data, tmp
 class Sevens:
     """A PRM that is fond of sevens."""
 
+    scale = PROBABILITY
+
     def score_trees(self, trees):
         return [np.array([float("7" in node.text) for node in tree.nodes], np.float32) for tree in trees]
 
@@ -191,6 +194,10 @@ def test_the_first_screen_of_two_runs_says_which_a_guard_ended_and_what_they_rea
     "changes, message",
     [
         ({"prm": ""}, "credit.name='min_form' needs the scores of a PRM"),
+        (
+            {"credit": CreditConfig("implicit", "rloo", "constant", length=16)},
+            "its scores are probabilities, and credit",
+        ),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
         ({"objective_options": {"ratio": "sequence"}}, "ratios of sequences belong to norm='last'"),
         ({"minibatches": 3}, "problems_an_update=4 is no multiple of minibatches=3"),

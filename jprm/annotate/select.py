@@ -20,19 +20,22 @@ from jprm.annotate.trees import chains_in, scores_of, trees_in
 from jprm.data.overlap import normalise, problems_in
 from jprm.jsonl import write_records
 from jprm.outputs import check_output
+from jprm.score.files import stored_scale
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree, chains_of, record_of
 
 
-def select(trees: Sequence[ReasoningTree], config: SelectConfig) -> list[ReasoningTree]:
+def select(trees: Sequence[ReasoningTree], config: SelectConfig, scale: Scale = PROBABILITY) -> list[ReasoningTree]:
     """Returns the trees to label, shuffled, each with `selection`: its stratum, and for random ones the probability.
 
     The random trees are drawn first and from all: as a sample they stand for all. Where a stratum has too few trees,
-    others take its place (`fill`), drawn from what is left. Equal trees count once.
+    others take its place (`fill`), drawn from what is left. Equal trees count once. `scale` says what scores mean: they
+    are compared with labels as fractions.
 
-    Raises ValueError where a tree has no scores.
+    Raises ValueError where a tree has no scores, or one that the scale has not.
     """
     left = list({(tree.problem, *((node.parent, node.text) for node in tree.nodes)): tree for tree in trees}.values())
-    scores = {id(tree): scores_of(tree) for tree in left}
+    scores = {id(tree): scale.fractions(scores_of(tree), repr(tree.problem[:60])).tolist() for tree in left}
 
     def convincing(tree: ReasoningTree, wrong: bool) -> float | None:
         """Returns the lowest score of the most convincing chain, or of the most convincing one known to be wrong."""
@@ -45,7 +48,7 @@ def select(trees: Sequence[ReasoningTree], config: SelectConfig) -> list[Reasoni
     counts = {name: round(count * getattr(config, name)) for name in ("convincing", "rest", "disagreement")}
     pools: dict[str, Callable[[ReasoningTree], float | None]] = {
         "convincing": lambda tree: convincing(tree, wrong=True),
-        "disagreement": _distance,
+        "disagreement": lambda tree: _distance(tree, scores[id(tree)]),
         "rest": lambda tree: convincing(tree, wrong=False),
     }
     drawn = {int(i) for i in order[: count - sum(counts.values())]}
@@ -67,10 +70,11 @@ def select(trees: Sequence[ReasoningTree], config: SelectConfig) -> list[Reasoni
     ]
 
 
-def _distance(tree: ReasoningTree) -> float | None:
-    """Returns the largest distance of a score from its label in [0, 1], None without labels."""
-    low = -1.0 if tree.semantics == "rating" else 0.0
-    labelled = [(node.score, node.label) for node in tree.nodes if node.score is not None and node.label is not None]
+def _distance(tree: ReasoningTree, scores: Sequence[float]) -> float | None:
+    """Returns the largest distance of a score from its label, both in [0, 1], None without labels."""
+    low = -1.0 if tree.semantics in ("rating", "advantage") else 0.0
+    pairs = zip(scores, tree.nodes, strict=True)
+    labelled = [(score, node.label) for score, node in pairs if node.label is not None]
     return max((abs(score - (label - low) / (1 - low)) for score, label in labelled), default=None)
 
 
@@ -82,14 +86,15 @@ def select_file(
 ) -> dict[str, Any]:
     """Writes the selected chains, or trees, of a file of scored records; returns counts.
 
-    Problems of the files `exclude`, benchmarks, are left out.
+    Problems of the files `exclude`, benchmarks, are left out. What the scores mean is in `SOURCE.info.json`, which
+    `jprm score` writes; without it they are probabilities.
     """
     exclude = list(exclude)
     check_output(output, source, *exclude)
     banned = {problem for path in exclude for problem in problems_in(path)}
     found = list(trees_in(source, config.alternatives) if config.alternatives else chains_in(source))
     left = [tree for tree in found if not banned or normalise(tree.problem) not in banned]
-    chosen = select(left, config)
+    chosen = select(left, config, stored_scale(source))
     if not chosen:
         raise ValueError(f"{os.fspath(source)}: no chain is left to select")
     write_records(output, map(record_of, chosen))

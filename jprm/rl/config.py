@@ -17,7 +17,8 @@ from jprm.model.heads import of_channels
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
 from jprm.policy.engine import EngineConfig
-from jprm.rl.credit import CREDITS, CreditConfig
+from jprm.rl import credit as credits
+from jprm.rl.credit import CreditConfig
 from jprm.storage import path_of
 
 
@@ -191,7 +192,7 @@ class RLExperiment:
             )
         if not self.problems or not self.held_out:
             raise ValueError("problems and held_out each name at least one JSON Lines file")
-        if self.method == "policy_gradient" and CREDITS[self.credit.name].prm and not self.prm:
+        if self.method == "policy_gradient" and credits.find(self.credit.name).prm and not self.prm:
             raise ValueError(f"credit.name={self.credit.name!r} needs the scores of a PRM: set prm to its folder")
         if self.refresh.every and not (self.prm and METHODS[self.method].samples):
             raise ValueError(f"refresh.every={self.refresh.every} needs a prm, and a method that samples")

@@ -38,6 +38,7 @@ from jprm.rl.position import Ahead, Progress
 from jprm.rl.refresh import step_auroc
 from jprm.rl.trajectory import sample
 from jprm.rows import Rows
+from jprm.score.scale import check_scale
 from jprm.storage import Place, path_of
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
@@ -114,6 +115,10 @@ class Loop:
         self.held_out = rollout.read_records(config.held_out, self.verifier)
         self.prm = loading.load(self._prm) if config.prm else None
         self.second = loading.load(config.second_prm) if config.second_prm else None
+        if self.prm is not None and config.method == "policy_gradient":
+            config.credit.check(self.prm.scale, config.prm)
+        if self.prm is not None and self.second is not None:
+            check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
         make = functools.partial(Engine, config.engine, self._probes()) if config.engine else Sampler
         model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)

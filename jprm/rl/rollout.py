@@ -20,8 +20,9 @@ from jprm.model.mesh import gathered, put_rows
 from jprm.model.vocabulary import log_probabilities
 from jprm.pack import PackReport, pack
 from jprm.policy.sampler import Sampler
+from jprm.rl import credit
 from jprm.rl.config import METHODS, RLExperiment
-from jprm.rl.credit import CREDITS, token_advantages, token_weights
+from jprm.rl.credit import token_advantages, token_weights
 from jprm.rl.group import EXTRAS, group_tree
 from jprm.rl.preferences import of_chains, of_steps, preference_trees
 from jprm.rl.trajectory import Trajectory
@@ -144,7 +145,7 @@ def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[Toke
     name, samples = group.record["problem"][:60], group.trajectories
     prompt = policy.layout.problem(group.record["problem"])
     if config.method == "policy_gradient":
-        needs = CREDITS[config.credit.name].prm
+        needs = credit.find(config.credit.name).prm
         scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
         advantage = token_advantages(samples, group.reward_G, scores, config.credit)
         yield group_tree(name, prompt, samples, advantage, _weights(samples, config))

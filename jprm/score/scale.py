@@ -1,12 +1,22 @@
-"""`Scale`: what a model's scores mean to those who compare them with a threshold or weigh votes by them."""
+"""`Scale`: what a model's scores mean to whoever uses them: evaluations, votes, credit, the selection of chains.
+
+What computes with scores names the scales that it takes (`check_scale`) or maps them to [0, 1] (`Scale.fractions`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 Weight = Literal["score", "half", "sigmoid"]
 WEIGHTS: tuple[str, ...] = get_args(Weight)
+MEANING: dict[str, str] = {
+    "score": "probabilities",
+    "half": "differences of two probabilities",
+    "sigmoid": "log odds or log ratios",
+}
+"""What the scores of each `Scale.weight` are. Correctness and values are probabilities, implicit PRMs' log ratios."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +43,24 @@ class Scale:
             return 0.5 + 0.5 * np.tanh(score / 2)
         return (1 + score) / 2 if self.weight == "half" else score
 
+    def fractions(self, score: Any, where: str) -> Any:
+        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, for a score that this scale has not."""
+        weight = self.weights(score)
+        if (wrong := ~((weight >= 0) & (weight <= 1))).any():
+            outside = float(score[wrong.argmax()])
+            raise ValueError(
+                f"{where}: the score {outside:g} is none of {MEANING[self.weight]}. Scores of another scale need the"
+                " file OUT.info.json that `jprm score` writes beside them"
+            )
+        return weight
+
 
 PROBABILITY = Scale()
 LOG_ODDS = Scale(threshold=0.0, weight="sigmoid")
+
+
+def check_scale(scale: Scale, weights: Collection[str], model: str, consumer: str) -> None:
+    """Raises ValueError where a model's scores are on none of the scales, `Scale.weight`, that a consumer takes."""
+    if scale.weight not in weights:
+        taken = " or ".join(MEANING[weight] for weight in WEIGHTS if weight in weights)
+        raise ValueError(f"{model}: its scores are {MEANING[scale.weight]}, and {consumer} takes {taken}")

@@ -1,0 +1,143 @@
+"""Baselines of credits that reward steps: bias and variance of the gradient, by enumerating all groups of a small task.
+
+A chain has up to three steps, each right or wrong, and after a step the policy may end it (`free`) or must not. The
+policy is a table of logits. The verifier accepts chains of right steps alone.
+"""
+
+import collections
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from jprm.rl.credit import BASELINES, CreditConfig, segment_advantages
+
+DEPTH = 3
+RIGHT, ENDS = 0.7, 0.4
+"""Probabilities of a right step after right ones, and of an end after a step where the policy may end."""
+
+Chain = collections.namedtuple("Chain", "chance score_P reward gradient_PL")
+
+
+@functools.cache
+def chains(free):
+    """All chains with their chance, scores, reward, and gradients of the log-probability of each step."""
+    rng, found, places = np.random.default_rng(0), [], {}
+    spread = {steps: rng.normal(0, 0.1) for n in range(1, DEPTH + 1) for steps in itertools.product("rw", repeat=n)}
+
+    def place(what):
+        return places.setdefault(what, len(places))
+
+    lengths = range(1, DEPTH + 1) if free else [DEPTH]
+    for steps in (x for n in lengths for x in itertools.product("rw", repeat=n)):
+        chance, decided = 1.0, []
+        for j, step in enumerate(steps):
+            prefix, ended = steps[:j], j + 1 == len(steps)
+            p_right = RIGHT if "w" not in prefix else 0.4
+            chance *= p_right if step == "r" else 1 - p_right
+            decided.append([(place(("step", prefix)), (step == "r") - p_right)])
+            if free and j + 1 < DEPTH:
+                chance *= ENDS if ended else 1 - ENDS
+                decided[-1].append((place(("end", steps[: j + 1])), ended - ENDS))
+        score_P = [(0.25 if "w" in steps[:n] else 0.8) + spread[steps[:n]] for n in range(1, len(steps) + 1)]
+        found.append((chance, np.array(score_P), float("w" not in steps), decided))
+    gradients = [np.zeros((len(score_P), len(places))) for _, score_P, _, _ in found]
+    for gradient_PL, (*_, decided) in zip(gradients, found, strict=True):
+        for j, some in enumerate(decided):
+            for at, value in some:
+                gradient_PL[j, at] = value
+    return [Chain(*each[:3], gradient) for each, gradient in zip(found, gradients, strict=True)]
+
+
+def moments(config, free, size):
+    """Returns mean (L) and total variance of the gradient of a group of so many samples, over all groups."""
+    some = chains(free)
+    assert sum(one.chance for one in some) == pytest.approx(1)
+    first, second = 0.0, 0.0
+    for group in itertools.combinations_with_replacement(range(len(some)), size):
+        repeats = math.prod(map(math.factorial, collections.Counter(group).values()))
+        members = [some[i] for i in group]
+        chance = math.factorial(size) / repeats * math.prod(one.chance for one in members)
+        rewards, scores = np.array([one.reward for one in members]), [one.score_P for one in members]
+        advantages = segment_advantages(rewards, scores, config)
+        gradient_L = sum(a[:-1] @ one.gradient_PL for a, one in zip(advantages, members, strict=True)) / size
+        first, second = first + chance * gradient_L, second + chance * gradient_L @ gradient_L
+    return first, second - first @ first
+
+
+def config(name, advantage="rloo", **options):
+    return CreditConfig(name, advantage, "constant", 1, **options)
+
+
+def true_gradient(name, free, offset):
+    """Of the expected sum of all rewards."""
+    total = {"verifier": lambda x: 0.0, "sum": lambda x: x.sum(), "implicit": lambda x: x[-1]}[name]
+    return sum(one.chance * (one.reward + total(one.score_P + offset)) * one.gradient_PL.sum(0) for one in chains(free))
+
+
+@pytest.mark.parametrize("name, offset", [("sum", 0.0), ("sum", -1.0), ("verifier", 0.0), ("implicit", 0.0)])
+def test_full_returns_and_returns_to_go_are_unbiased_baselines(name, offset):
+    for free in (False, True):
+        wanted = true_gradient(name, free, offset)
+        for baseline in ("to_go", "return"):
+            found, _ = moments(config(name, baseline=baseline, offset=offset), free, 2)
+            np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_a_baseline_of_step_rewards_is_unbiased_where_all_chains_are_as_long():
+    for name in ("sum", "implicit"):
+        found, _ = moments(config(name, baseline="step"), False, 2)
+        np.testing.assert_allclose(found, true_gradient(name, False, 0.0), atol=1e-12)
+
+
+def test_a_baseline_of_step_rewards_makes_steps_cost_their_mean():
+    """So no offset changes anything: scores above 0 do not pay for more steps, and those below 0 do not for fewer."""
+    plain, shifted = (moments(config("sum", baseline="step", offset=offset), True, 2)[0] for offset in (0.0, -1.0))
+    np.testing.assert_allclose(plain, shifted, atol=1e-12)
+    assert np.abs(plain - true_gradient("sum", True, 0.0)).max() > 0.02
+
+
+def test_dr_grpo_is_rloo_less_by_one_over_the_group_for_some_credits():
+    for free in (False, True):
+        for name in ("verifier", "sum", "implicit"):
+            rloo, dr_grpo = (moments(config(name, x, baseline="return"), free, 3)[0] for x in ("rloo", "dr_grpo"))
+            np.testing.assert_allclose(dr_grpo, rloo * 2 / 3, atol=1e-12)
+    for name, options in {"min_form": {}, "progress": {}, "sum": {"gate": True, "offset": -0.5}}.items():
+        rloo, dr_grpo = (
+            moments(config(name, x, **options, baseline="return"), True, 3)[0] for x in ("rloo", "dr_grpo")
+        )
+        assert np.abs(dr_grpo - rloo * 2 / 3).max() > 1e-3, name
+    rloo, dr_grpo = (moments(config("min_form", x), False, 3)[0] for x in ("rloo", "dr_grpo"))
+    np.testing.assert_allclose(dr_grpo, rloo * 2 / 3, atol=1e-12)  # to go, where all samples reach every step
+
+
+def variances(free, size):
+    """By credit, offset and baseline."""
+    found = {("verifier", 0.0, "to_go"): moments(config("verifier"), free, size)[1]}
+    for name in ("sum", "min_form"):
+        for offset in (0.0, -1.0):
+            for baseline in BASELINES:
+                options = dict(weight=1.0, offset=offset, baseline=baseline)
+                found[name, offset, baseline] = moments(config(name, **options), free, size)[1]
+    return found
+
+
+def test_returns_to_go_have_less_variance_than_full_returns_over_credits_offsets_and_lengths():
+    ratios = []
+    for free in (False, True):
+        found = variances(free, 3)
+        assert all(value > found["verifier", 0.0, "to_go"] for (name, *_), value in found.items() if name != "verifier")
+        ratios += [
+            value / found[*key, "return"] for (*key, x), value in found.items() if x == "to_go" and key[0] != "verifier"
+        ]
+    assert len(ratios) == 8 and max(ratios) < 1.15 and np.exp(np.mean(np.log(ratios))) < 0.9
+    assert config("min_form").subtracted is BASELINES["to_go"]
+
+
+@pytest.mark.slow
+def test_variances_of_groups_of_four():
+    for free in (False, True):
+        for key, value in variances(free, 4).items():
+            print(f"\nvariance: {'free' if free else 'fixed'} lengths, {key}: {value:.4f}", end="")
