@@ -26,7 +26,7 @@ SECONDS = 10.0
 _worker = Worker("jprm.chat_template")
 _PROBLEM = "jprm-problem-7f3a"
 """Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
-_REPLY = "jprm-reply-7f3a"
+_REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
 
 
 def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
@@ -98,14 +98,15 @@ def prompt_of(path: str | os.PathLike, message: str) -> str:
     return before + "{problem}" + after
 
 
-def conversation_of(path: str | os.PathLike) -> tuple[str, str]:
+def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[str, str]:
     """Returns what stands before an assistant's reply, with `{problem}` as the user's message, and what ends the reply.
 
-    Raises as `prompt_of`.
+    With `system`, a system message `{system}` stands before. Raises as `prompt_of`.
     """
     said = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
-    before, between, after = _around(path, said, [_PROBLEM, _REPLY], reply=False)
-    return before + "{problem}" + between, after
+    said = [{"role": "system", "content": _SYSTEM}] * system + said
+    *parts, before, between, after = _around(path, said, [one["content"] for one in said], reply=False)
+    return "".join(part + "{system}" for part in parts) + before + "{problem}" + between, after
 
 
 def _around(path: str | os.PathLike, said: list[dict[str, str]], messages: list[str], *, reply: bool) -> list[str]:
@@ -120,7 +121,7 @@ def _around(path: str | os.PathLike, said: list[dict[str, str]], messages: list[
         before, found, text = text.partition(message)
         if not found or message in text:
             times = text.count(message) + bool(found)
-            who = "user" if message == messages[0] else "assistant"
+            who = {_SYSTEM: "system", _REPLY: "assistant"}.get(message, "user")
             raise ValueError(f"{path}: its chat template holds the {who}'s message {times} times, not once")
         parts.append(before)
     return [*parts, text]

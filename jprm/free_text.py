@@ -14,7 +14,8 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
     Free text is {"problem", "response"}, a chat {"messages"}. Their text is split by the rule that the record names as
     `segmentation` (`jprm.steps.RULES`, or auto), and the chain names the rule that was used. White space around a step
-    is dropped; `response` and `messages` stay as they are.
+    is dropped; `response` and `messages` stay as they are. Thoughts in a field of their own (`THOUGHTS`) stand before
+    the text in <think> tags. A system message becomes the chain's `system`.
 
     Raises:
       RecordError: as in `jprm.tree.tree_of`.
@@ -22,10 +23,12 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if "completions" in record:
         return _of_stepwise(record, where)
     if "messages" in record:
-        problem, response = _exchange(record, where)
-        return {"problem": problem, **record, **_steps(response, record, where, "messages[-1].content")}
+        texts = _exchange(record, where)
+        chain = _with_system({"problem": texts["user"], **record}, texts, where)
+        return chain | _steps(texts["assistant"], record, where)
     if "response" in record:
-        return {**record, **_steps(record["response"], record, where, "response")}
+        text = text_of(record["response"], where, "response")
+        return {**record, **_steps(_with_thoughts(text, record, where, ""), record, where)}
     return None
 
 
@@ -38,14 +41,23 @@ def _of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
         chain[new] = chain.pop(old)
     if isinstance(chain["problem"], list):  # messages, which stay as `prompt`
         chain["prompt"] = chain["problem"]
-        chain["problem"] = _texts(chain["prompt"], where, "prompt", _PROMPT, ("system", "user")).get("user")
+        texts = _texts(chain["prompt"], where, "prompt", _PROMPT, ("system", "user"))
+        chain = _with_system(chain | {"problem": texts.get("user")}, texts, where)
     if isinstance(chain.get("labels"), list):
         chain["labels"] = [float(label) if isinstance(label, bool) else label for label in chain["labels"]]
     return chain
 
 
-def _steps(response: Any, record: Mapping[str, Any], where: str, field: str) -> dict[str, Any]:
-    text = text_of(response, where, field)
+def _with_system(chain: dict[str, Any], texts: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Returns the chain with the system message among the texts as `system`."""
+    if "system" not in texts:
+        return chain
+    if chain.get("system") not in (None, texts["system"]):
+        raise RecordError(where, "system", "stands beside another system message", "Keep one of the two.")
+    return chain | {"system": texts["system"]}
+
+
+def _steps(text: str, record: Mapping[str, Any], where: str) -> dict[str, Any]:
     rule = record.get("segmentation", "auto")
     if rule not in ("auto", *steps.RULES):
         remedy = f"Use auto, {', '.join(steps.RULES)}, or give the record `steps`."
@@ -57,14 +69,27 @@ def _steps(response: Any, record: Mapping[str, Any], where: str, field: str) -> 
 _EXCHANGE = "Write one message of the user and one of the assistant; longer talks go into `problem` and `response`."
 _PROMPT = "Write one message of the user, after at most one of the system, or the prompt as text."
 
+THOUGHTS = ("reasoning_content", "reasoning")
+"""Fields in which chat servers put what a model thought before its answer."""
 
-def _exchange(record: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """Returns the text of the user and of the assistant: one of each, after any system message."""
+_ABOUT = frozenset(
+    "role name id index model object type created created_at timestamp date finish_reason stop_reason status usage"
+    " logprobs metadata weight".split()
+)
+"""Fields of a message that are no part of what was said. Any other one with content is read or refused."""
+
+
+def _exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Returns the text of the user and of the assistant, one of each, and of a system message before them."""
+    for key in ("tools", "functions", "documents"):
+        if record.get(key):
+            reason = "is part of the prompt, and a layout has no place for it"
+            raise RecordError(where, key, reason, "Write its text into the user's message, or remove it.")
     texts = _texts(record["messages"], where, "messages", _EXCHANGE, ("system", "user", "assistant"))
     if "problem" in record or not {"user", "assistant"} <= texts.keys():
         reason = "has `problem` beside it" if "problem" in record else "lacks the user's or the assistant's message"
         raise RecordError(where, "messages", reason, _EXCHANGE)
-    return texts["user"], texts["assistant"]
+    return texts
 
 
 def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, ...]) -> dict[str, str]:
@@ -77,8 +102,35 @@ def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, 
         role = message.get("role")
         if role not in roles or role in texts or roles[-1] in texts:
             raise RecordError(where, f"{field}.role", f"is {role!r} here", remedy)
-        parts = message.get("content")
-        if isinstance(parts, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
-            parts = "".join(text_of(part.get("text"), where, f"{field}.content") for part in parts)
-        texts[role] = text_of(parts, where, f"{field}.content")
+        readable = {"content", *(THOUGHTS if role == "assistant" else ())} | _ABOUT
+        for key in (key for key, value in message.items() if key not in readable and value not in (None, "", [], {})):
+            reason = f"cannot be read in a message of the {role}, and a model would be scored on another text"
+            raise RecordError(where, f"{field}.{key}", reason, "Write its text into `content`, or remove the field.")
+        text = _content(message.get("content"), where, f"{field}.content")
+        texts[role] = _with_thoughts(text, message, where, f"{field}.") if role == "assistant" else text
     return texts
+
+
+def _content(content: Any, where: str, field: str) -> str:
+    """Returns a message's text, which may be in parts of the type text."""
+    if not isinstance(content, list):
+        return text_of(content, where, field)
+    for j, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            kind = repr(part.get("type")) if isinstance(part, Mapping) else type_name(part)
+            raise RecordError(where, f"{field}[{j}]", f"is {kind}, not a part of the type text", "Write text alone.")
+    parts = (text_of(part.get("text"), where, f"{field}[{j}].text") for j, part in enumerate(content))
+    return text_of("".join(parts), where, field)
+
+
+def _with_thoughts(text: str, fields: Mapping[str, Any], where: str, prefix: str) -> str:
+    """Returns the text after the thoughts in the fields, in the tags that `jprm.steps` knows; the text where none."""
+    thoughts = {key: text_of(fields[key], where, prefix + key) for key in THOUGHTS if fields.get(key) not in (None, "")}
+    if not thoughts:
+        return text
+    key = next(iter(thoughts))
+    if len(set(thoughts.values())) > 1:
+        raise RecordError(where, prefix + key, f"differs from `{THOUGHTS[1]}` beside it", "Keep one of the two.")
+    if "</think" in text.lower():
+        raise RecordError(where, prefix + key, "stands beside a text with <think> tags", "Keep one of the two.")
+    return f"<think>\n{thoughts[key].strip()}\n</think>\n\n{text}"

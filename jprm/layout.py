@@ -17,9 +17,9 @@ from jprm.tokenizer import Tokenizer
 
 Template = Sequence[str]
 """Segments. Each is split at {bos} and at the names of the layout's `ids`. A part between is tokenised at once, with
-{problem}, {step} or {number} (from 1) filled in as plain text. {bos} is empty where the tokenizer has no bos."""
+{problem}, {system}, {step} or {number} (from 1) filled in as text. {bos} is empty where there is no such token."""
 
-_FIELD = re.compile(r"\{(problem|step|number)\}")
+_FIELD = re.compile(r"\{(problem|system|step|number)\}")
 _LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
 
 _CONTROL = re.compile(r"(<[^\s<>]+>|\[/?[A-Z_]+\])")
@@ -34,8 +34,11 @@ class Layout(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def problem(self, text: str) -> list[int]:
-        """Returns the ids that every chain of the problem starts with."""
+    def problem(self, text: str, system: str = "") -> list[int]:
+        """Returns the ids that every chain of the problem starts with, after its system message where it has one.
+
+        Raises ValueError for a system message where the layout has no place for one.
+        """
         ...
 
     def step(self, text: str, number: int) -> list[int]:
@@ -67,9 +70,18 @@ class TemplateLayout:
     strip: bool = False  # whether white space around a step is dropped
     benchmarks: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
     """The layouts of the model authors' scripts for single benchmarks, by the name of the reader of their files."""
+    system: Template = ()
+    """In place of `opening` where there is a system message, with {system} and {problem}; () has no place for one."""
 
-    def problem(self, text: str) -> list[int]:
-        return self._filled(self._pieces[0], {"problem": text})
+    def problem(self, text: str, system: str = "") -> list[int]:
+        if not system:
+            return self._filled(self._pieces[0], {"problem": text})
+        if not self.system:
+            raise ValueError(
+                f"problem {text[:60]!r}: has a system message, and the model's layout has no place for one. Write it"
+                " into the problem, or name its place in the adapter's `system`"
+            )
+        return self._filled(self._parsed(self.system, False), {"problem": text, "system": system})
 
     def step(self, text: str, number: int) -> list[int]:
         template = self.later if number else self.first or self.later
@@ -86,6 +98,11 @@ class TemplateLayout:
         if label and text.startswith(stem := label[1].replace("{number}", str(number + 1)).rstrip()):
             text = text[len(stem) :].lstrip()
         return self._filled(pieces, {"step": text, "number": str(number + 1)})
+
+    def __str__(self) -> str:
+        """Returns the templates as one line."""
+        fields = (("problem", self.opening), ("first step", self.first), ("step", self.later), ("end", self.closing))
+        return ", ".join(f"{name} {''.join(template)!r}" for name, template in fields if template)
 
     @property
     def end_of_step(self) -> int | None:
@@ -161,8 +178,13 @@ class TemplateLayout:
 
 
 def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
-    """Returns jprm's own layout: `[bos] problem newline`, then `step newline` each; bos where the tokenizer has one."""
-    return TemplateLayout(tokenizer, ("{bos}{problem}", "\n"), ("{step}", "\n"))
+    """Returns jprm's own layout: `[bos] problem newline`, then `step newline` each; bos where the tokenizer has one.
+
+    A system message stands before the problem, with a newline after it.
+    """
+    return TemplateLayout(
+        tokenizer, ("{bos}{problem}", "\n"), ("{step}", "\n"), system=("{bos}{system}", "\n", "{problem}", "\n")
+    )
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:

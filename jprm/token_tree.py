@@ -166,7 +166,7 @@ def token_tree(
             raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
         chunks.append(ids if index in inner else [*ids, *end])
         lasts.append(layout.last(node.text, depth[-1]))
-    shape = merged(name, layout.problem(tree.problem), chunks, [node.parent for node in tree.nodes], lasts)
+    shape = merged(name, problem_ids(tree, layout), chunks, [node.parent for node in tree.nodes], lasts)
     label_N, weight_N = _labels(tree, name, supervise, weight)
     whole = dataclasses.replace(
         shape,
@@ -175,6 +175,11 @@ def token_tree(
         extras={key: _extra(tree, name, key, "extras")[shape.node_M] for key in extras},
     )
     return {"outcome_tokens": outcome_tokens, "token": next_tokens}.get(supervise, lambda tree: tree)(whole)
+
+
+def problem_ids(tree: ReasoningTree, layout: Layout) -> list[int]:
+    """Returns the ids of a tree's problem, with its system message. Raises ValueError where a layout takes none."""
+    return layout.problem(tree.problem, tree.system) if tree.system else layout.problem(tree.problem)
 
 
 def _labels(

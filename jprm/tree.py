@@ -52,6 +52,22 @@ class ReasoningTree:
     kind: str = "tree"  # the record it came from: chain, pool or tree
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def system(self) -> str:
+        """The system message before the problem, "" where there is none."""
+        text = self.extra.get("system")
+        return text if isinstance(text, str) and not text.isspace() else ""
+
+    @property
+    def plain_problem(self) -> str:
+        """The problem, for a prompt without a place for a system message. Raises ValueError where there is one."""
+        if self.system:
+            raise ValueError(
+                f"problem {self.problem[:60]!r}: has a system message, and only models that score have a place for one."
+                " Write it into the problem, or remove `system` from the record"
+            )
+        return self.problem
+
 
 def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     """Returns the tree of a chain, pool or tree record (schema version 1), or of another form as a chain.
@@ -79,6 +95,8 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
 
     extra = dict(record)
     problem = text_of(extra.pop("problem", None), where, "problem")
+    if isinstance(system := extra.get("system"), str) and system and not system.isspace():
+        text_of(system, where, "system")
     answer = answer_of(extra.get("answer"), where, "answer")
     semantics = SEMANTICS[0] if extra.get("semantics") is None else extra["semantics"]
     if semantics not in SEMANTICS:

@@ -6,9 +6,14 @@ import time
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tiny_run import save_tokenizer
 
 from jprm import steps
 from jprm.data.readers import READERS
+from jprm.label.monte_carlo import prefixes_of
+from jprm.layout import TemplateLayout, native_layout
+from jprm.token_tree import token_tree
+from jprm.tokenizer import load_tokenizer
 from jprm.tree import RecordError, record_of, tree_of
 
 PIECES = [
@@ -90,14 +95,52 @@ RESPONSE = {"problem": "2+3+4?", "response": "2+3 = 5\n5+4 = 9\n", "id": 7}
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3+4?"},
                      {"role": "assistant", "content": [{"type": "text", "text": "2+3 = 5\n5+4 = 9\n"}]}]}  # fmt: skip
 
+ASK, REPLY = {"role": "user", "content": "2+3+4?"}, {"role": "assistant", "content": "2+3 = 5\n5+4 = 9"}
+
+
+def said(**fields):
+    return {"messages": [ASK, REPLY | fields]}
+
 
 @pytest.mark.parametrize("record", [RESPONSE, CHAT])
 def test_free_text_is_a_chain_that_names_its_rule(record):
     tree = tree_of(record)
     made = {"problem": "2+3+4?", "steps": ["2+3 = 5", "5+4 = 9"], "segmentation": "lines"}
+    made |= {"system": "Be brief."} if record is CHAT else {}
     assert record_of(tree) == record | made
     assert tree_of(record_of(tree)) == tree  # what was written is read again
     assert next(iter(READERS["text"].parse(record, "f:1", READERS["text"].options()))) == record | made
+
+
+THOUGHTS = "2+3 first.\n\nThat is 5."
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_in_a_field_are_the_thoughts_in_tags(field):
+    inline = f"<think>\n{THOUGHTS}\n</think>\n\n{REPLY['content']}"
+    wanted = ["<think>\n2+3 first.", "That is 5.\n</think>", "2+3 = 5\n5+4 = 9"]
+    about = {"tool_calls": [], "refusal": None, "id": "m-1", "created": 7}
+    for record in (said(**{field: THOUGHTS}, **about), {"problem": "p", "response": REPLY["content"], field: THOUGHTS}):
+        tree = tree_of(record)
+        assert [node.text for node in tree.nodes] == wanted
+        assert [node.text for node in tree_of(said(content=inline)).nodes] == wanted
+        assert tree_of(record_of(tree)) == tree and tree.extra["segmentation"] == "thoughts"
+    assert len(tree_of(said(**{field: ""})).nodes) == 2  # as servers write where there are none
+
+
+def test_a_system_message_reaches_the_tokens_or_is_refused(tmp_path):
+    save_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(tmp_path)
+    native = native_layout(tokenizer)
+    tokens = token_tree(tree_of(CHAT), native).tokens_N.tolist()
+    prompt = native.problem("2+3+4?", "Be brief.")
+    assert tokens[: len(prompt)] == prompt == native.problem("Be brief.\n2+3+4?")
+    chat = TemplateLayout(tokenizer, ("U:{problem}\n",), ("{step}\n",), system=("S:{system}\nU:{problem}\n",))
+    assert chat.problem("1?", "{problem}") == tokenizer.encode("S:{problem}\nU:1?\n")
+    with pytest.raises(ValueError, match="has a system message, and the model's layout has no place for one"):
+        token_tree(tree_of(CHAT), TemplateLayout(tokenizer, ("{problem}",), ("{step}\n",)))
+    with pytest.raises(ValueError, match="has a system message"):
+        prefixes_of(tree_of(CHAT))
 
 
 def test_a_record_chooses_its_rule():
@@ -115,6 +158,17 @@ def test_a_record_chooses_its_rule():
         ({"messages": CHAT["messages"] * 2}, r"messages\[3\].role: is 'system' here"),
         ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content: is null"),
         ({"messages": ["hi"]}, r"messages\[0\]: is a string"),
+        (said(tool_calls=[{"function": {"name": "run"}}]), r"messages\[1\].tool_calls: cannot be read"),
+        (said(refusal="No."), r"messages\[1\].refusal: cannot be read"),
+        (said(label=0), r"messages\[1\].label: cannot be read"),
+        (said(reasoning="A.", reasoning_content="B."), r"messages\[1\].reasoning_content: differs from `reasoning`"),
+        (said(reasoning=["A."]), r"messages\[1\].reasoning: is a list"),
+        (said(reasoning="A.", content="<think>B.</think>C."), r"messages\[1\].reasoning: stands beside a text with"),
+        (said(content=None, reasoning_content="Cut off"), r"messages\[1\].content: is null"),
+        (said(content=[{"type": "image_url"}]), r"messages\[1\].content\[0\]: is 'image_url', not a part"),
+        (said() | {"tools": [{"type": "function"}]}, "tools: is part of the prompt"),
+        (CHAT | {"system": "Be long."}, "system: stands beside another"),
+        ({"messages": [ASK | {"reasoning": "A."}, REPLY]}, r"messages\[0\].reasoning: cannot be read in a message of"),
     ],
 )
 def test_bad_free_text_names_its_field(record, message):

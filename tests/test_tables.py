@@ -95,7 +95,7 @@ def test_trl_prompts_may_be_messages(tmp_path):
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "p"}]
     path = as_parquet(tmp_path / "f.parquet", [STEPWISE[0] | {"prompt": prompt}])
     (record,) = read("trl", path)
-    assert record == {"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0], "prompt": prompt}
+    assert record == {"problem": "p", "steps": ["a", "b"], "labels": [1, 0], "prompt": prompt, "system": "Be brief."}
     (tmp_path / "f.jsonl").write_text(json.dumps(record) + "\n")
     assert read("jsonl", tmp_path / "f.jsonl") == [record]  # what was written is read again
     assert problems_in(path) == {"p"}

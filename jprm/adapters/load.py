@@ -162,17 +162,22 @@ def _tokenizer(folder: pathlib.Path, model: _Model) -> Tokenizer:
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:
     """Returns the adapter with the problem, the closing and the control tokens of the folder's chat template."""
     problem, end = conversation_of(folder)
+    try:
+        system, ends = conversation_of(folder, system=True)
+    except ValueError:  # a template may refuse a system message, or leave it out
+        system, ends = (), end
+    system = system if ends == end else ()
     before = "".join(adapter.step).partition("{step}")[0]
-    tokens = dict.fromkeys(control_tokens(tokenizer, problem + end))
-    tokens |= adapter.tokens
-    return dataclasses.replace(adapter, chat=False, problem=problem, closing=before + "{step}" + end, tokens=tokens)
+    tokens = dict.fromkeys(control_tokens(tokenizer, f"{problem}{system or ''}{end}")) | dict(adapter.tokens)
+    closing = before + "{step}" + end
+    return dataclasses.replace(adapter, chat=False, problem=problem, closing=closing, system=system, tokens=tokens)
 
 
 def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:
     """Returns the layout of an adapter's templates; `ids` are those of its tokens."""
     a = adapter
     others = {reader: layout_of(a.in_benchmark(reader), tokenizer, ids) for reader in a.benchmarks or ()}
-    return TemplateLayout(tokenizer, a.problem, a.step, a.first, a.closing, ids, a.joined, a.strip, others)
+    return TemplateLayout(tokenizer, a.problem, a.step, a.first, a.closing, ids, a.joined, a.strip, others, a.system)
 
 
 def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:

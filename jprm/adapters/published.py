@@ -12,22 +12,25 @@ QWEN_SIZES = (151936, 152064)  # of the 1.5B models, and of those from 7B on
 _QWEN_SYSTEM = "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
 _QWEN_USER = "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>"
 
+_QWEN_OTHER_SYSTEM = "<|im_start|>system\n{system}<|im_end|>\n" + _QWEN_USER
+"""With a system message in place of the default one, as Qwen's chat template has it."""
+
 _LLAMA = {
     "<|begin_of_text|>": 128000, "<|start_header_id|>": 128006, "<|end_header_id|>": 128007, "<|eot_id|>": 128009,
 }  # fmt: skip
 _LLAMA_DATES = "\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 _LLAMA_TURN = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 
-_LLAMA_FIRST = (
-    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>" + _LLAMA_DATES
-    + "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{problem}"
-)  # fmt: skip
+_LLAMA_SYSTEM = "<|begin_of_text|><|start_header_id|>system<|end_header_id|>" + _LLAMA_DATES
+_LLAMA_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{problem}"
+_LLAMA_FIRST = _LLAMA_SYSTEM + _LLAMA_USER
 
 _RECORDS = (
     # The card of Qwen/Qwen2.5-Math-PRM-7B. One layout and head for 7B, 72B and Qwen2.5-Math-7B-PRM800K.
     Adapter(
         name="qwen-prm",
         problem=_QWEN_SYSTEM + _QWEN_USER,
+        system=_QWEN_OTHER_SYSTEM,
         first="assistant\n{step}<extra_0>",
         step="{step}<extra_0>",
         tokens=QWEN | {"<extra_0>": 151651},
@@ -74,6 +77,7 @@ _RECORDS = (
     Adapter(
         name="rlhflow",
         problem=_LLAMA_FIRST,
+        system=_LLAMA_SYSTEM + "{system}" + _LLAMA_USER,
         first=" {step}" + _LLAMA_TURN,
         step="+<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{step}" + _LLAMA_TURN,
         tokens=_LLAMA | {"+": 10, "-": 12},
@@ -187,6 +191,7 @@ _RECORDS = (
     Adapter(
         name="eurus",
         problem=_QWEN_SYSTEM + _QWEN_USER + "assistant\n",
+        system=_QWEN_OTHER_SYSTEM + "assistant\n",
         step="{step}\n\n",
         tokens=QWEN,
         vocabulary=QWEN_SIZES,
@@ -213,6 +218,7 @@ _RECORDS = (
     Adapter(
         name="jprm",
         problem=("{bos}{problem}", "\n"),
+        system=("{bos}{system}", "\n", "{problem}", "\n"),
         step=("{step}", "\n"),
         channels=("wrong", "right"),
         score={"right": 1.0},
@@ -223,7 +229,8 @@ PUBLISHED: dict[str, Adapter] = {record.name: record for record in _RECORDS}
 # The card of Qwen/Qwen2.5-Math-RM-72B: the same, at the last token of a fixed chat.
 PUBLISHED["qwen-rm"] = dataclasses.replace(
     PUBLISHED["reward"], name="qwen-rm", chat=False, problem=_QWEN_SYSTEM + _QWEN_USER + "assistant\n",
-    closing="{step}<|im_end|>\n", tokens=QWEN, vocabulary=QWEN_SIZES, strip=False, context=4096,
+    system=_QWEN_OTHER_SYSTEM + "assistant\n", closing="{step}<|im_end|>\n",
+    tokens=QWEN, vocabulary=QWEN_SIZES, strip=False, context=4096,
 )  # fmt: skip
 PUBLISHED["axolotl"] = dataclasses.replace(PUBLISHED["trl"], name="axolotl")
 PUBLISHED["reasoneval-redundancy"] = dataclasses.replace(

@@ -119,6 +119,8 @@ def read(path: str | os.PathLike) -> Adapter:
             return Adapter(**fields)
         if "semantics" in fields:
             fields.setdefault("aggregation", "")
+        if "problem" in fields or fields.get("chat"):  # the other record's place for a system message is not this one's
+            fields.setdefault("system", ())
         return dataclasses.replace(PUBLISHED[like], **({"name": path.parent.resolve().name} | fields))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {re.sub(r'^.*__init__.. ', '', str(error))}") from error

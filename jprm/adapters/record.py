@@ -56,8 +56,12 @@ class Adapter:
     closing: Template = ()
     """Of an outcome reward model, which reads a whole conversation at its end: the template of the last step, up to
     there. Every step is then scored as if its chain ended with it, and the next one follows `step`."""
+    system: Template = ()
+    """In place of `problem` where there is a system message, with {system} and {problem}. Without it such a problem is
+    refused."""
     chat: bool = False
-    """Whether the folder's own chat template gives `problem` and `closing`, as `jprm.chat_template` renders it."""
+    """Whether the folder's own chat template gives `problem`, `closing` and `system`, as `jprm.chat_template` renders
+    it."""
     tokens: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     """Strings that must be one token each, and their published ids; null where none is published."""
     vocabulary: tuple[int, ...] = ()
@@ -81,7 +85,7 @@ class Adapter:
     """How a score becomes a vote's weight, one of `jprm.score.scale.Weight`; None: it is a probability."""
 
     def __post_init__(self):
-        for field in ("problem", "step", "first", "closing", "channels", "vocabulary"):
+        for field in ("problem", "step", "first", "closing", "system", "channels", "vocabulary"):
             value = getattr(self, field)
             object.__setattr__(self, field, (value,) if isinstance(value, str) else tuple(value))
         if not self.aggregation and self.semantics in SEMANTICS:
@@ -114,8 +118,10 @@ def _wrong(a: Adapter) -> str:
         return f"semantics {a.semantics!r} is not one of {', '.join(SEMANTICS)}"
     if a.aggregation not in RULES:
         return f"aggregation {a.aggregation!r} is not one of {', '.join(RULES)}"
-    if a.chat and (a.problem or a.closing):
-        return "problem and closing are the chat template's where chat is true"
+    if a.chat and (a.problem or a.closing or a.system):
+        return "problem, closing and system are the chat template's where chat is true"
+    if a.system and not all("".join(a.system).count(name) == 1 for name in ("{system}", "{problem}")):
+        return "system must hold {system} and {problem} once"
     if "{step}" in "".join(a.problem) or not (a.chat or any("{problem}" in part for part in a.problem)):
         return "problem must hold {problem}, and not {step}"
     if a.closing and a.activation == "log_ratio":

@@ -176,7 +176,7 @@ class Judge:
         found: dict[str, list[Sequence[int]]] = {}
         for path in paths:
             steps, critiques = [tree.nodes[i].text for i in path], [said.get(i, "") for i in path[:-1]]
-            found.setdefault(self.prompt.filled(tree.problem, steps, critiques), []).append(path)
+            found.setdefault(self.prompt.filled(tree.plain_problem, steps, critiques), []).append(path)
         return found
 
 

@@ -94,7 +94,7 @@ def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
     prefixes: list[Prefix] = []
     for node in tree.nodes:
         before = prefixes[node.parent].steps if node.parent >= 0 else ()
-        prefixes.append(Prefix(tree.problem, (*before, node.text)))
+        prefixes.append(Prefix(tree.plain_problem, (*before, node.text)))
     return prefixes
 
 

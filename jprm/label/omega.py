@@ -98,7 +98,7 @@ def label_problems(
     """
     trees, check = iter(trees), verifiers.find(config.verifier).check
     while chunk := list(itertools.islice(trees, config.problems_at_once)):
-        searches = [Search(verifiers.record_of_problem(tree)) for tree in chunk]
+        searches = [Search(verifiers.record_of_problem(tree) | {"problem": tree.plain_problem}) for tree in chunk]
         for search in searches:
             check(search.record, f"problem {search.problem[:80]!r}")
         run_searches(searches, rollouts, config)

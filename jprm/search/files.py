@@ -51,6 +51,9 @@ def read_problems(
                 raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "answer": ...} a line.')
             known = {"problem": given.get("problem"), "answer": given.get("answer"), "steps": ["-"]}
             tree = tree_of(known, where)
+            if isinstance(given.get("system"), str) and given["system"].strip():
+                reason = "is a system message, and a policy's prompt is set by its own file"
+                raise RecordError(where, "system", reason, "Write it into the policy's `prompt`, and remove it here.")
         except RecordError as error:
             reject(line, error)
         else:

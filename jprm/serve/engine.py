@@ -15,7 +15,7 @@ import numpy as np
 
 from jprm.score.prefix_cache import PrefixCache
 from jprm.score.scorer import PRM
-from jprm.token_tree import chain_lengths, geometry, token_tree
+from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
 from jprm.tree import Node, ReasoningTree
 
 BATCH_TOKENS = 8192
@@ -32,6 +32,10 @@ class Closed(Exception):
     """The engine ends and takes no more work."""
 
 
+Problem = tuple[str, str]
+"""A problem and its system message: trees with both equal are packed as one."""
+
+
 @dataclasses.dataclass(eq=False)
 class _Job:
     """Trees to score, or a function for the device thread."""
@@ -41,7 +45,7 @@ class _Job:
     future: concurrent.futures.Future
     run: Callable[[], Any] | None = None
     alone: bool = False  # shares no batch with others
-    problems: dict[str, int] = dataclasses.field(default_factory=dict)  # to their tokens, which a batch has once
+    problems: dict[Problem, int] = dataclasses.field(default_factory=dict)  # to their tokens, which a batch has once
 
 
 @dataclasses.dataclass
@@ -50,7 +54,7 @@ class _Gathered:
 
     tokens: int = 0
     shared: int = 0  # of these, tokens of problems that an earlier job has too
-    jobs: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # by problem
+    jobs: collections.Counter[Problem] = dataclasses.field(default_factory=collections.Counter)  # by problem
 
     @property
     def merged(self) -> int:
@@ -129,7 +133,7 @@ class Engine:
 
         `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
         """
-        problems = {} if alone else {tree.problem: len(self.prm.layout.problem(tree.problem)) for tree in trees}
+        problems = {} if alone else {_problem(tree): len(problem_ids(tree, self.prm.layout)) for tree in trees}
         return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone, problems=problems))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
@@ -237,9 +241,9 @@ class Engine:
         trees = [tree for job in batch for tree in job.trees]
         if batch[0].alone:
             return functools.partial(self.prm.outputs_of, self.prm.prepare(trees))
-        members: dict[str, list[int]] = {}
+        members: dict[Problem, list[int]] = {}
         for index, tree in enumerate(trees):
-            members.setdefault(tree.problem, []).append(index)
+            members.setdefault(_problem(tree), []).append(index)
         merged = [_merged([trees[i] for i in some]) for some in members.values()]
         prepared = self.prm.prepare([tree for tree, _ in merged])
         places = [node_N for _, node_N in merged]
@@ -288,6 +292,10 @@ class Engine:
             at += len(job.trees)
 
 
+def _problem(tree: ReasoningTree) -> Problem:
+    return tree.problem, tree.system
+
+
 def _raise(error: Exception) -> None:
     raise error
 
@@ -326,4 +334,4 @@ def _merged(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
                 at[parent, node.text] = len(nodes)
                 nodes.append(dataclasses.replace(node, parent=parent))
             places.append(at[parent, node.text])
-    return ReasoningTree(trees[0].problem, tuple(nodes)), np.array(places, np.int64)
+    return ReasoningTree(trees[0].problem, tuple(nodes), extra={"system": trees[0].system}), np.array(places, np.int64)
