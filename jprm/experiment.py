@@ -50,7 +50,7 @@ class DataConfig:
         of the chain (a policy, with the language head).
     too_long: a chain that exceeds a row is an `error`, or `truncate`d; steps lost are counted.
     siblings: a tree that exceeds a row is cut where that separates the fewest pairs of labelled alternatives.
-    extras: keys of tree records' nodes. Their numbers reach objectives as `Rows.extras`.
+    extras: keys of tree records' nodes. Their numbers reach objectives as `Rows.extras`, NaN where a node has none.
     weight: a key of tree records' nodes, such as `rollouts` of Monte Carlo labels or a confidence. Its number
         multiplies the weight of the node's label; a node without it keeps its weight. Empty: all labels weigh 1.
     """
@@ -237,6 +237,8 @@ def read(path: str | os.PathLike) -> Experiment:
         return from_json(Experiment, values)
     except registry.ForeignCode:
         raise
+    except registry.MissingPart as error:
+        raise registry.MissingPart(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors too
         raise ValueError(
             f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"

@@ -18,14 +18,18 @@ class ForeignCode(ValueError):
     """Raised for a name that came with a folder and stands for code of it."""
 
 
+class MissingPart(ValueError):
+    """A part's module, file or object that is not there."""
+
+
 def find(name: str, registry: Mapping[str, Any], what: str, kind: Any = object, *, files: bool = False) -> Any:
     """Returns the entry `name` of `registry`, or the object NAME of the module for `module:NAME`.
 
     With `files` it may be the object NAME of a Python file as well, `FILE.py:NAME`. That is for names that a person
     gives to a command. A name that comes with a model must not have it run a file that lies beside it.
 
-    Raises ValueError, naming `what` and the known names, where there is no such entry, module, file or object, or where
-    the object is of another type than `kind`.
+    Raises MissingPart, naming `what`, where there is no such module, file or object. Raises ValueError where there is
+    no such entry, with the known names, or where the object is of another type than `kind`.
     """
     if name in registry:
         return registry[name]
@@ -40,7 +44,7 @@ def find(name: str, registry: Mapping[str, Any], what: str, kind: Any = object, 
             found = getattr(importlib.import_module(place), attribute)
         except (ImportError, AttributeError) as error:
             remedy = "Put the module on PYTHONPATH and name an object in it"
-            raise ValueError(f"{what}={name!r}: {error}. {remedy}") from error
+            raise MissingPart(f"{what}={name!r}: {error}. {remedy}") from error
     if not isinstance(found, kind):
         raise ValueError(f"{what}={name!r} is a {type(found).__name__}, not a {kind.__module__}.{kind.__name__}")
     return found
@@ -96,10 +100,10 @@ def _unasked() -> str | None:
 
 def _of_file(path: pathlib.Path, attribute: str, where: str) -> Any:
     if not path.is_file():
-        raise ValueError(f"{where}: there is no file {path}")
+        raise MissingPart(f"{where}: there is no file {path}")
     names = defined(str(path), path.read_text())
     if attribute not in names:
-        raise ValueError(f"{where}: {path} defines no {attribute}")
+        raise MissingPart(f"{where}: {path} defines no {attribute}")
     return names[attribute]
 
 

@@ -40,7 +40,8 @@ class Rows:
     parent: Int[Any, "B S"]  # slot of the step before it on its chain; -1 for a first step
     problem: Int[Any, "B S"]  # length of its tree's problem in tokens
     owned: Bool[Any, "B S"]
-    extras: dict[str, Float[Any, "B S"]] = dataclasses.field(default_factory=dict)  # what else the nodes supply
+    # Numbers of the nodes, NaN where a node has none, 0 in unused slots.
+    extras: dict[str, Float[Any, "B S"]] = dataclasses.field(default_factory=dict)
 
 
 def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:

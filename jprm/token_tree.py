@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -143,7 +144,8 @@ def token_tree(
             their number. The loss of such a tree is the sum over its chains, each alone with its outcome at every
             step or token, if the loss is linear in the target, as cross-entropy is; for a squared error that holds of
             the gradient. `token`, for a policy, ignores both and ends a whole chain at every leaf; see `next_tokens`.
-        extras: numbers that nodes carry under these keys, one a step. A node without one gets 0.
+        extras: numbers that nodes carry under these keys, one a step. A node without one gets NaN, so that an
+            absent class is no class 0.
         weight: a key of nodes: its number multiplies the weight of the node's label or outcome. A node without one
             keeps its weight, and so does a node of known outcome with 0, of which Monte Carlo drew no rollouts.
 
@@ -172,7 +174,7 @@ def token_tree(
         shape,
         label_M=label_N[shape.node_M],
         weight_M=weight_N[shape.node_M],
-        extras={key: _extra(tree, name, key, "extras")[shape.node_M] for key in extras},
+        extras={key: _extra(tree, name, key, "extras", absent=math.nan)[shape.node_M] for key in extras},
     )
     return {"outcome_tokens": outcome_tokens, "token": next_tokens}.get(supervise, lambda tree: tree)(whole)
 
@@ -205,7 +207,7 @@ def _labels(
     return label_M.astype(np.float32), weight_M.astype(np.float32)
 
 
-def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float = 0.0) -> Float32[np.ndarray, " M"]:
+def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) -> Float32[np.ndarray, " M"]:
     """Returns the number that each node carries under `key`."""
     values = [node.extra.get(key) for node in tree.nodes]
     if values and all(value is None for value in values):

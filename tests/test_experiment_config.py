@@ -20,6 +20,7 @@ from jprm.experiment import (
     written,
 )
 from jprm.model.mesh import MeshConfig
+from jprm.registry import MissingPart
 
 EXPERIMENT = Experiment(
     name="tiny",
@@ -32,6 +33,18 @@ EXPERIMENT = Experiment(
     steps=10,
     mesh=MeshConfig(tensor=2),
 )
+
+
+PLACES = [("nowhere.heads:HEAD", "No module named 'nowhere'"), ("json:HEAD", "HEAD")]
+
+
+@pytest.mark.parametrize(("place", "told"), PLACES)
+def test_a_run_whose_module_is_not_here_names_it_and_is_not_damaged(tmp_path, place, told):
+    path = tmp_path / "experiment.json"
+    path.write_text(written(EXPERIMENT).replace('"head": "binary"', f'"head": "{place}"'))
+    with pytest.raises(MissingPart, match=f"^{path}: head='{place}': .*{told}") as refused:
+        read(path)
+    assert "damaged" not in str(refused.value)
 
 
 def test_json_and_back():

@@ -27,7 +27,8 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
     else:
         target, wrong, weight = _of_probability(rows, config)
     if config.consensus:
-        differ = ~wrong != (rows.extras[config.consensus] > 0.5)
+        verdict = rows.extras[config.consensus]
+        differ = jnp.isnan(verdict) | (~wrong != (verdict > 0.5))  # no verdict agrees with nothing
         weight = jnp.where(differ | after_error(rows, differ), 0.0, weight)
     if config.after_error == "mask":
         weight = jnp.where(after_error(rows, wrong), 0.0, weight)
