@@ -6,12 +6,14 @@ so that scores are sorted once and nothing is copied.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.optimize import brentq
 from scipy.special import stdtrit
 
 DRAWS = 1000
@@ -178,6 +180,81 @@ def difference(a: Draws, b: Draws | None = None) -> Difference:
     tied_R = np.abs(a.drawn_R) < TIE
     ahead_R = np.where(defined_R, np.where(tied_R, 0.5, a.drawn_R > 0), 0.0)
     return Difference(*found, _ratio(ahead_R.sum(0), defined_R.sum(0)))
+
+
+class Estimate(NamedTuple):
+    """A mean over runs, and the variances that its own is the sum of, each with its degrees of freedom."""
+
+    value: float
+    terms: Sequence[tuple[float, float]]
+
+    def half(self, level: float) -> float:
+        """Returns half the width of the interval that holds the mean at this level, NaN where no variance is known."""
+        quantiles = [stdtrit(freedom, (1 + level) / 2) for _, freedom in self.terms]
+        variance = sum(t**2 * v for t, (v, _) in zip(quantiles, self.terms, strict=True))
+        return math.sqrt(variance) if self.terms else math.nan
+
+    def interval(self) -> Interval:
+        """Returns the 95 % interval."""
+        return Interval(self.value, self.value - self.half(0.95), self.value + self.half(0.95))
+
+    @property
+    def p(self) -> float:
+        """The two-sided p value of a mean of 0: one minus the level at which the interval just reaches 0."""
+        if not self.terms:
+            return math.nan
+        if self.half(0.95) < TIE:  # all runs and all resamples are equal
+            return float(abs(self.value) < TIE)
+
+        def beyond(level: float) -> float:
+            return self.half(level) - abs(self.value)
+
+        highest = 1 - 1e-12
+        return 1 - cast(float, brentq(beyond, 0, highest)) if beyond(highest) > 0 else 0.0
+
+
+def mean_of_runs(runs: Sequence[Draws]) -> Estimate:
+    """Returns the mean of one statistic over runs that differ in their seed and were tested on the same problems.
+
+    The runs' draws are of the same resamples (`draws`). The variance of the mean m of S runs is that of drawing runs
+    and problems both, in the limit of many draws and without its bias for few runs:
+
+        s^2 / S + G / (G - 1) var_r(m_r),
+
+    with s^2 the variance of the runs' values, of S - 1 degrees of freedom, and m_r the mean over runs on resample r of
+    the G problems, of G - 1. Half of the interval is the root of the sum of the two terms, each times the square of
+    its Student's t. That covers where Satterthwaite's degrees of freedom do not, with two or three runs. What runs and
+    problems have in common is in both terms, so the interval is rather too wide. One run has the second term alone,
+    runs without draws the first.
+    """
+    return _estimate([(1.0, runs)])
+
+
+def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bool) -> Estimate:
+    """Returns the mean over runs of A less that of B, as `mean_of_runs`; problems are paired.
+
+    With `same_seeds` a[i] and b[i] are of one seed and are paired too. Else the variances of the two sides' runs are
+    added, with the degrees of freedom of Welch (Biometrika 34, 1947). Where one side has a single run, the interval has
+    the problems alone.
+    """
+    if same_seeds:
+        pairs = zip(a, b, strict=True)
+        return mean_of_runs([Draws(x.value - y.value, x.drawn_R - y.drawn_R, x.groups) for x, y in pairs])
+    return _estimate([(1.0, a), (-1.0, b)])
+
+
+def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]]) -> Estimate:
+    """Returns the sum over sides of sign times the mean of their runs."""
+    value = float(sum(sign * np.mean([run.value for run in runs]) for sign, runs in sides))
+    terms = []
+    if all(len(runs) > 1 for _, runs in sides):
+        of_sides = [(float(np.var([x.value for x in runs], ddof=1)) / len(runs), len(runs) - 1) for _, runs in sides]
+        variance = sum(v for v, _ in of_sides)
+        terms.append((variance, variance**2 / sum(v**2 / n for v, n in of_sides) if variance else of_sides[0][1]))
+    if (groups := sides[0][1][0].groups) > 1:
+        drawn_R = np.sum([sign * np.mean([run.drawn_R for run in runs], axis=0) for sign, runs in sides], axis=0)
+        terms.append((float(np.nanvar(drawn_R)) * groups / (groups - 1), groups - 1))
+    return Estimate(value, terms)
 
 
 def jsonable(x: Any) -> Any:

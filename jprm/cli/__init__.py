@@ -42,7 +42,7 @@ from jprm.cli.missing import extra_hint
 from jprm.cli.plan import plan
 from jprm.cli.report import report
 from jprm.cli.rl import rl
-from jprm.cli.runs import runs, sweep
+from jprm.cli.runs import runs, sweep, table
 from jprm.cli.search import add as add_method
 from jprm.cli.search import search
 from jprm.cli.serve import serve
@@ -265,6 +265,7 @@ app.command(
 )
 app.command(report)
 app.command(runs)
+app.command(table)
 app.command(sweep)
 app.command(serve)
 app.command(plan)

@@ -1,4 +1,4 @@
-"""`jprm runs` and `jprm sweep`: several runs of one experiment, and how they compare."""
+"""`jprm runs`, `jprm table` and `jprm sweep`: several runs of one experiment, and how they compare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, cast
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from jprm.cli.arguments import Distributed, Folder, Settings
 
@@ -36,6 +36,45 @@ def runs(
     if to:
         write_json(to, comparison)
     show(tables(comparison))
+
+
+def table(
+    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    over: Annotated[tuple[str, ...], arg(metavar="FIELD ...")] = ("seed",),
+    csv: FlagCreatePairsOff[bool] = False,
+    latex: FlagCreatePairsOff[bool] = False,
+    markdown: FlagCreatePairsOff[bool] = False,
+) -> None:
+    """Print a table for a paper: the mean, spread and interval of every figure over seeds, and tests between settings.
+
+    Runs that are equal but for the fields of --over are one group. The other groups are compared with the first. What
+    `jprm eval suite` found is known for every problem: its intervals draw seeds and problems both, and differences
+    pair the problems. With one seed an interval has the problems alone. A metric of training has the seeds alone.
+
+    For example:
+      jprm table results/seed0 results/seed1 results/seed2
+      jprm table results runs --over seed data.seed --latex > table.tex
+
+    Args:
+        folder: Folders of `jprm eval suite` or `jprm train`, or folders of such. The first one's group is what the
+            others are compared with.
+        over: Fields in which the runs of a group may differ.
+        csv: Print all figures with all digits, a line each.
+        latex: Print LaTeX, for the package booktabs.
+        markdown: Print Markdown.
+    """
+    from jprm.evaluate.terminal import show
+    from jprm.report.table import as_csv, as_latex, as_markdown, table_of, tables
+
+    if csv + latex + markdown > 1:
+        raise ValueError("--csv, --latex and --markdown: give one of them")
+    rows = table_of(folder, over)
+    if csv:
+        print(as_csv(rows), end="")
+    elif latex or markdown:
+        print((as_latex if latex else as_markdown)(list(tables(rows))), end="")
+    else:
+        show(tables(rows))
 
 
 def sweep(

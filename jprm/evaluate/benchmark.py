@@ -69,9 +69,9 @@ class Request:
         return sum(self.too_long.get(name, 0) for name in self.data)
 
 
-def scales_of(results: Results) -> list[Scale]:
-    """Returns the scales of the two models that `compare` takes; results may hold them as `scales`."""
-    return [Scale(**(scale or {})) for scale in results.get("scales", (None, None))]
+def scale_of(results: Results) -> Scale:
+    """Returns what the scores of the model in a suite's results mean."""
+    return Scale(**(results["model"].get("scale") or {}))
 
 
 Scorer = Callable[[Sequence[Mapping[str, Any]], str], Sequence[ReasoningTree]]
@@ -100,7 +100,8 @@ class Benchmark:
       section: the page's section for one or several models of one suite.
       verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
       headline: (what, a figure with `value`, `low` and `high`) of one model's results, for the page's first screen.
-      compare: (what is compared, `jprm.statistics.Difference`) of two models' scores of the same records, paired.
+      problem_draws: (what a figure is, `jprm.statistics.Draws` of it over problems) of one model's results and scores,
+        with the seed `results["seed"]`: models of one suite meet the same resamples. Models are compared by these.
       left_out: (what, count) of records that its figures leave out.
     """
 
@@ -119,7 +120,7 @@ class Benchmark:
     section: Callable[[Sequence[Model]], Iterator[Block]] = lambda models: iter(())
     verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())
     headline: Callable[[Results], Iterator[tuple[str, Mapping[str, Any]]]] = lambda results: iter(())
-    compare: Callable[[Results, Scores, Scores], Iterator[tuple[str, Any]]] = lambda results, a, b: iter(())
+    problem_draws: Callable[[Results, Scores], Iterator[tuple[str, Any]]] = lambda results, scores: iter(())
     left_out: Callable[[Report], Iterator[tuple[str, int]]] = lambda entry: iter(())
 
     @property

@@ -11,12 +11,13 @@ from rich.table import Table as RichTable
 
 from jprm.evaluate.blocks import Table
 
-FILE, NAME = 120, 14
-"""Columns of text: the width of a table in a file, and the least width of the names of rows."""
+FILE, WIDEST = 120, 10**6
+"""Columns of text: of a table in a file, where it fits, and more than any table has."""
 
 
 def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
-    """Prints tables and lines. A table wider than the console is folded; names and figures are never cut."""
+    """Prints tables and lines. Names and figures are never cut: a table wider than the console is folded, and a line of
+    it that is still wider goes on beyond the edge."""
     if console is None:
         console = Console()
         console = console if console.is_terminal else Console(width=max(console.width, FILE))
@@ -25,9 +26,9 @@ def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
             console.print(block)
             continue
         table, width = _rich(block), console.width
-        if Measurement.get(console, console.options.update(width=FILE), table).maximum > width:
+        if Measurement.get(console, console.options.update(width=WIDEST), table).maximum > width:
             table = _folded(block)
-            console.width = max(width, Measurement.get(console, console.options.update(width=FILE), table).minimum)
+            console.width = max(width, Measurement.get(console, console.options.update(width=WIDEST), table).minimum)
         console.print(table)
         console.width = width
 
@@ -43,7 +44,8 @@ def _rich(table: Table) -> RichTable:
 def _folded(table: Table) -> RichTable:
     """Returns the table with every interval below its value, and the words of a head below each other."""
     found = RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
-    found.add_column(table.columns[0], min_width=NAME)
+    widest = max((len(word) for row in table.rows if row for word in row[0].split()), default=1)
+    found.add_column(table.columns[0], min_width=min(widest, WIDEST), overflow="fold")
     rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.rows]
     for i, column in enumerate(table.columns[1:], start=1):
         head = re.sub(r" (?![^\[]*\])", "\n", column)

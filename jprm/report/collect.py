@@ -11,7 +11,7 @@ import numpy as np
 
 from jprm.evaluate.benchmark import Scores
 from jprm.evaluate.blocks import Model
-from jprm.evaluate.compare import compare
+from jprm.evaluate.compare import check_same_records, compare, drawn_figures
 from jprm.evaluate.run import is_scored
 from jprm.evaluate.scored import scores_of
 from jprm.evaluate.suite import read_results, read_scores
@@ -32,28 +32,35 @@ class Page(NamedTuple):
     heat: list[dict[str, list[list[int]]]]
 
 
+def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, Any]], list[Scores]]:
+    """Returns the results and the scores in folders of `jprm eval suite`, of the records that all models scored.
+
+    Raises ValueError where two are not of one suite.
+    """
+    results = [read_results(folder) for folder in folders]
+    for found, folder in zip(results, folders, strict=True):
+        if any(found[key] != results[0][key] for key in ("sections", "neutral", "seed")):
+            raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
+    pairs = zip(folders, results, strict=True)
+    scores = _scored_by_all([read_scores(folder, found, unread=True) for folder, found in pairs])
+    for of_other in scores[1:]:
+        check_same_records(list(results[0]["data"]), scores[0], of_other)
+    return results, scores
+
+
 def collect(folders: Sequence[str | os.PathLike]) -> Page:
     """Reads the folders of `jprm eval suite`. Raises ValueError where there is none, or two are not of one suite."""
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
-    results = [read_results(folder) for folder in folders]
-    pairs = zip(folders, results, strict=True)
-    scores = _scored_by_all([read_scores(folder, found, unread=True) for folder, found in pairs])
-    for found, folder in zip(results, folders, strict=True):
-        if any(found[key] != results[0][key] for key in ("sections", "neutral", "seed")):
-            raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
+    results, scores = read_suites(folders)
     names = [found["model"]["name"] for found in results]
     names = [
         f"{name} ({path_of(folder).name})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
     ]
-    scales = [found["model"].get("scale") for found in results]
+    drawn = [drawn_figures(found, of) for found, of in zip(results, scores, strict=True)] if len(names) > 1 else []
     comparisons = [
-        {
-            "a": names[i],
-            "b": names[j],
-            "rows": compare(results[0] | {"scales": (scales[i], scales[j])}, scores[i], scores[j]),
-        }
+        {"a": names[i], "b": names[j], "rows": compare(drawn[i], drawn[j])}
         for i, j in itertools.combinations(range(len(names)), 2)
     ]
     return Page(list(map(Model, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))

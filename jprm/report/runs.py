@@ -13,7 +13,6 @@ from jprm.checkpoints.kinds import RUN
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.wording import ABSENT
 from jprm.experiment import read, to_json
-from jprm.fields import shortened
 from jprm.storage import Place, Remote, is_remote, path_of
 
 METRICS = "metrics.jsonl"
@@ -59,13 +58,13 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
     differ = [field for field in fields if len({json.dumps(config.get(field)) for config in configs}) > 1]
     entries = []
     for folder, config in zip(runs, configs, strict=True):
-        metrics = _last(folder / METRICS)
+        metrics = last_metrics(folder / METRICS)
         entry = {"folder": os.fspath(folder), "step": metrics.pop("step", 0), "steps": config["steps"]}
         entries.append(entry | {"settings": {field: config.get(field) for field in differ}, "metrics": metrics})
     return {"differ": differ, "runs": entries}
 
 
-def _last(path: Place) -> dict[str, Any]:
+def last_metrics(path: Place) -> dict[str, Any]:
     """Returns the last value of every metric; empty where nothing is logged yet."""
     last: dict[str, Any] = {}
     for line in lines_of(path):
@@ -97,7 +96,7 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
     shown += [name for name in SHOWN if name in metrics]
     names = names_of([run["folder"] for run in runs])
     rows = [
-        [name, *(_cell(run["settings"][field]) for field in own), f"{run['step']}/{run['steps']}",
+        [name, *(setting(run["settings"][field]) for field in own), f"{run['step']}/{run['steps']}",
          *(_cell(run["metrics"].get(metric)) for metric in shown)]
         for name, run in zip(names, runs, strict=True)
     ]  # fmt: skip
@@ -111,9 +110,15 @@ def names_of(folders: Sequence[str]) -> list[str]:
     return ["/".join(path[shared:]) for path in parts]
 
 
-def _cell(value: Any) -> str:
+def setting(value: Any) -> str:
+    """Returns a value of an experiment as text, with all of its digits: runs may differ in the last one."""
     if value is None:
         return ABSENT
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return shortened(value if isinstance(value, str) else json.dumps(value), 40)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _cell(value: Any) -> str:
+    """Returns a metric with four digits, and all digits before the point."""
+    if not isinstance(value, float):
+        return setting(value)
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from jprm.evaluate.benchmark import Adapter, Benchmark, CommandOptions, Report, Request, TooLong, scales_of
+from jprm.evaluate.benchmark import Adapter, Benchmark, CommandOptions, Report, Request, TooLong, scale_of
 from jprm.evaluate.blocks import Block, Figure, Heading, Model, Table
 from jprm.evaluate.plots import Series, curves, slug
 from jprm.evaluate.wording import decided, interval, last, left_out_words, percent, points, words
@@ -187,17 +187,15 @@ def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         )
 
 
-def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     from jprm.evaluate.best_of_n import chosen_curves, pools_of
-    from jprm.evaluate.paired import mean_differences
-    from jprm.statistics import Difference
+    from jprm.statistics import draws, weighted_mean
 
     for name in results["best_of_n"]:
-        pools = [pools_of(side[name], scale) for side, scale in zip((a, b), scales_of(results), strict=True)]
-        one, other = map(chosen_curves, pools)
-        for rule in one:
-            found = mean_differences((one[rule] - other[rule])[:, -1:], pools[0].problem, results["seed"])
-            yield f"{name}, best of {one[rule].shape[1]} by {words(rule)}", Difference(*(x[0] for x in found))
+        pools = pools_of(scores[name], scale_of(results))
+        for rule, curve_Pn in chosen_curves(pools).items():
+            drawn = draws(lambda w, x_P=curve_Pn[:, -1]: weighted_mean(x_P, w), pools.problem, seed=results["seed"])
+            yield f"{name}, best of {curve_Pn.shape[1]} by {words(rule)}", drawn
 
 
 def left_out(entry: Report) -> Iterator[tuple[str, int]]:
@@ -222,6 +220,6 @@ BENCHMARK = Benchmark(
     section=section,
     verdict=verdict,
     headline=headline,
-    compare=compare,
+    problem_draws=problem_draws,
     left_out=left_out,
 )

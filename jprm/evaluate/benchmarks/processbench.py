@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.evaluate.benchmark import Benchmark, File, Files, ModelOptions, Report, Request, scales_of
+from jprm.evaluate.benchmark import Benchmark, File, Files, ModelOptions, Report, Request, scale_of
 from jprm.evaluate.blocks import Block, Model, Note, Table
 from jprm.evaluate.published import PROCESSBENCH, SPLITS
 from jprm.evaluate.wording import ABSENT, decided, interval, left_out_words, percent, points, words
@@ -127,24 +127,19 @@ def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "ProcessBench, F1 without tuning, %", results["processbench"]["average"]["half"]
 
 
-def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     from jprm.evaluate.processbench import average_draws, f1_draws
-    from jprm.statistics import difference
 
     tuned_on, files = results["processbench"]["calibrate"], list(results["processbench"]["files"])
-    names = dict.fromkeys([*files, tuned_on])
-    drawn = [
-        f1_draws({name: side[name] for name in names}, tuned_on, results["seed"], scale.threshold)
-        for side, scale in zip((a, b), scales_of(results), strict=True)
-    ]
+    some = {name: scores[name] for name in dict.fromkeys([*files, tuned_on])}
+    drawn = f1_draws(some, tuned_on, results["seed"], scale_of(results).threshold)
     for kind, said in THRESHOLDS.items():
-        one, other = (by_kind[kind] for by_kind in drawn)
         for name in files:
-            if None not in (one[name], other[name]):
-                yield f"ProcessBench {name}, F1 {said}", difference(one[name], other[name])
-        mine, its = average_draws(one, files), average_draws(other, files)
-        if len(files) > 1 and mine is not None and its is not None:
-            yield f"ProcessBench, average F1 {said}", difference(mine, its)
+            if drawn[kind][name] is not None:
+                yield f"ProcessBench {name}, F1 {said}", drawn[kind][name]
+        average = average_draws(drawn[kind], files)
+        if len(files) > 1 and average is not None:
+            yield f"ProcessBench, average F1 {said}", average
 
 
 def _f1(row: Mapping[str, Any] | None) -> str:
@@ -165,5 +160,5 @@ BENCHMARK = Benchmark(
     section=section,
     verdict=verdict,
     headline=headline,
-    compare=compare,
+    problem_draws=problem_draws,
 )

@@ -80,13 +80,11 @@ def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "right steps above wrong ones (AUROC), %", results["steps"]["auroc"]
 
 
-def compare(results: Mapping[str, Any], a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     from jprm.evaluate.steps import auroc_draws
-    from jprm.statistics import difference
 
-    sides = ([tree for name in results["sections"]["steps"] for tree in side[name]] for side in (a, b))
-    one, other = (auroc_draws(side, results["neutral"], results["seed"]) for side in sides)
-    yield "steps, AUROC", difference(one, other)
+    trees = [tree for name in results["sections"]["steps"] for tree in scores[name]]
+    yield "steps, AUROC", auroc_draws(trees, results["neutral"], results["seed"])
 
 
 BENCHMARK = Benchmark(
@@ -99,5 +97,5 @@ BENCHMARK = Benchmark(
     section=section,
     verdict=verdict,
     headline=headline,
-    compare=compare,
+    problem_draws=problem_draws,
 )

@@ -1,0 +1,164 @@
+"""Tables over seeds: variances against draws of runs and problems, coverage, groups of runs, forms of output."""
+
+import csv
+import dataclasses
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_report import records, write_folder
+
+from jprm import cli
+from jprm.evaluate.blocks import Table
+from jprm.evaluate.terminal import show
+from jprm.experiment import load, to_json
+from jprm.outputs import write_json
+from jprm.report import runs
+from jprm.report.table import table_of
+from jprm.statistics import difference_of_runs, draws, interval, mean_of_runs, weighted_mean
+
+
+def of_seeds(value_SP, n=1000):
+    problems = [f"p{i}" for i in range(value_SP.shape[1])]
+    return [draws(lambda w, x_P=x_P: weighted_mean(x_P, w), problems, n, seed=0) for x_P in value_SP]
+
+
+def values(rng, seeds, problems, of_seed=0.1, of_problem=0.4, noise=0.3, shared=None):
+    shared_P = of_problem * rng.normal(size=problems) if shared is None else shared
+    return of_seed * rng.normal(size=(seeds, 1)) + shared_P + noise * rng.normal(size=(seeds, problems))
+
+
+def test_the_variance_is_that_of_drawing_seeds_and_problems():
+    """Brute force: runs and problems are drawn with replacement. Few runs and problems make its variance too small by
+    (S - 1) / S and (G - 1) / G, and what both have in common is counted a third time."""
+    rng, S, P = np.random.default_rng(0), 4, 30
+    value_SP = values(rng, S, P)
+    R = 40_000
+    seed_RS, problem_RP = rng.integers(S, size=(R, S)), rng.integers(P, size=(R, P))
+    weight_RS = np.stack([(seed_RS == s).mean(1) for s in range(S)], 1)
+    weight_RP = np.stack([(problem_RP == p).mean(1) for p in range(P)], 1)
+    brute = np.einsum("rs,sp,rp->r", weight_RS, value_SP, weight_RP, optimize=True).var()
+    (of_seeds_, _), (of_problems, _) = mean_of_runs(of_seeds(value_SP, 20_000)).terms
+    m_S, m_P = value_SP.mean(1), value_SP.mean(0)
+    common = (value_SP - m_S[:, None] - m_P + value_SP.mean()).var() / (S * P)
+    exact = of_seeds_ * (S - 1) / S + of_problems * (P - 1) / P + common
+    assert exact == pytest.approx(m_S.var() / S + m_P.var() / P + common, rel=0.03)  # 20,000 draws: 1 % a deviation
+    assert brute == pytest.approx(exact, rel=0.03)
+
+
+def test_one_run_has_the_interval_of_its_problems():
+    (run,) = of_seeds(values(np.random.default_rng(1), 1, 25))
+    np.testing.assert_allclose(mean_of_runs([run]).interval(), interval(run, fraction=False), rtol=1e-12)
+    two = difference_of_runs([run], [run], same_seeds=True)
+    assert (two.value, two.p) == (0, 1)
+
+
+def test_p_is_where_the_interval_reaches_zero():
+    estimate = mean_of_runs(of_seeds(0.1 + values(np.random.default_rng(2), 3, 40)))
+    assert estimate.half(1 - estimate.p) == pytest.approx(abs(estimate.value))
+    low, high = estimate.interval()[1:]
+    assert (estimate.p < 0.05) == (not low <= 0 <= high)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("of_seed", [0.0, 0.1, 0.3])
+def test_intervals_cover_and_tests_do_not_cry_wolf(seeds, of_seed):
+    """400 simulated tables of 60 problems; at a true 5 % three standard deviations end at 8.3 %."""
+    rng, missed, false = np.random.default_rng(3), 0, np.zeros(2)
+    for _ in range(400):
+        shared_P = 0.4 * rng.normal(size=60)
+        a, b = (of_seeds(values(rng, seeds, 60, of_seed, shared=shared_P), 100) for _ in range(2))
+        low, high = mean_of_runs(a).interval()[1:]
+        missed += not low <= 0 <= high
+        false += [difference_of_runs(a, b, same_seeds=same).p < 0.05 for same in (True, False)]
+    assert missed <= 33 and (false <= 33).all()
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """Suites of two learning rates and three seeds, and one of a run that is gone."""
+    root = tmp_path_factory.mktemp("table")
+    tiny = load("experiments/tiny.py", [])
+    for rate, quality in ((0.012345678, 3.0), (0.5, 0.3)):
+        for seed in range(3):
+            run, folder = root / f"runs/{rate}-{seed}", root / f"results/{rate}-{seed}"
+            optimizer = dataclasses.replace(tiny.optimizer, learning_rate=rate)
+            run.mkdir(parents=True)
+            write_json(run / "experiment.json", to_json(dataclasses.replace(tiny, seed=seed, optimizer=optimizer)))
+            (run / "metrics.jsonl").write_text(json.dumps({"step": 3, "valid_loss": 0.25 + seed / 10}) + "\n")
+            write_folder(folder, records(quality, seed), "model")
+            results = json.loads((folder / "results.json").read_text())
+            results["model"]["folder"] = str(run)
+            write_json(folder / "results.json", results)
+    return root
+
+
+def test_a_table_groups_seeds_and_compares_settings(evaluated):
+    rows = {(row.figure, row.group["optimizer.learning_rate"]): row for row in table_of([evaluated / "results"])}
+    good, poor = (rows["steps, AUROC", rate] for rate in ("0.012345678", "0.5"))
+    of_run = [json.loads((evaluated / f"results/0.5-{s}/results.json").read_text()) for s in range(3)]
+    areas = [results["steps"]["auroc"]["value"] for results in of_run]
+    assert poor.mean.value == pytest.approx(np.mean(areas)) and poor.spread == pytest.approx(np.std(areas, ddof=1))
+    assert (poor.runs, poor.problems, poor.over, good.less_first) == (3, 40, "seeds and problems", None)
+    assert poor.less_first.value == pytest.approx(poor.mean.value - good.mean.value) and poor.less_first.p < 0.01
+    (alone,) = (row for row in table_of([evaluated / "results/0.5-1"]) if row.figure == "steps, AUROC")
+    assert (alone.over, alone.group) == ("problems", {}) and np.isnan(alone.spread)
+
+
+def test_metrics_of_training_have_the_seeds_alone(evaluated):
+    rows = table_of([evaluated / "runs"])
+    assert [(row.figure, row.over, row.problems) for row in rows] == [("valid loss", "seeds", 0)] * 2
+    half = 4.302653 * 0.1 / 3**0.5  # Student's t of two degrees of freedom
+    np.testing.assert_allclose(rows[0].mean.interval(), [0.35, 0.35 - half, 0.35 + half], rtol=1e-6)
+    both = table_of([evaluated / "results", evaluated / "runs"])
+    assert {row.figure for row in both} >= {"valid loss", "steps, AUROC"}
+
+
+def test_a_table_is_refused_where_runs_cannot_be_told_apart(evaluated, tmp_path):
+    with pytest.raises(ValueError, match="--over sed: is no field of these experiments; those of seeds are data.seed"):
+        table_of([evaluated / "results"], ["sed"])
+    shutil.copytree(evaluated / "runs/0.5-1", tmp_path / "copied/again")
+    with pytest.raises(ValueError, match="again: equal settings and one seed. Name one of them"):
+        table_of([evaluated / "runs", tmp_path / "copied"])
+    with pytest.raises(FileNotFoundError, match="has no results.json of `jprm eval suite` and no experiment.json"):
+        table_of([tmp_path])
+
+
+def test_every_form_holds_the_same_figures(evaluated, capsys):
+    def printed(*options):
+        assert cli.main(["table", str(evaluated / "results"), *options]) == 0
+        return capsys.readouterr().out
+
+    rows = list(csv.DictReader(io.StringIO(printed("--csv"))))
+    wanted = table_of([evaluated / "results"])
+    assert [float(row["mean"]) for row in rows] == [row.mean.value for row in wanted]
+    assert [row["optimizer.learning_rate"] for row in rows[:2]] == ["0.012345678", "0.5"]
+    latex, markdown, plain = printed("--latex"), printed("--markdown"), printed()
+    for row in wanted:
+        shown = f"{100 * row.mean.value:.1f}"
+        assert f"& {shown} &" in latex and f"| {shown} |" in markdown and shown in plain
+    assert r"optimizer.learning\_rate" in latex and latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}")
+    assert "0.012345678" in plain and "\N{HORIZONTAL ELLIPSIS}" not in plain
+    assert cli.main(["table", str(evaluated / "results"), "--csv", "--latex"]) == 2
+
+
+@pytest.mark.parametrize("width", [40, 120, None])
+def test_tables_cut_neither_names_nor_numbers(width):
+    names = [f"runs/{'a-long-name-of-a-sweep' * 4}/{i}" for i in range(2)]
+    cells = [f"0.{i}123456789012345678901234567890" for i in range(9)]
+    out = io.StringIO()
+    console = Console(file=out, width=width) if width else Console(file=out)
+    show([Table("Runs", ("", *"abcdefghi"), [[name, *cells] for name in names])], console)
+    for text in (*names, *cells):
+        assert text in out.getvalue()
+
+
+def test_settings_that_differ_in_the_last_digit_differ_in_the_table():
+    entry = {"step": 1, "steps": 1, "metrics": {"loss": 0.123456, "tokens_per_second": 123456.7}}
+    rates = [0.00123456, 0.00123457]
+    found = [entry | {"folder": f"runs/{rate}", "settings": {"rate": rate, "s": "x" * 90}} for rate in rates]
+    (table,) = runs.tables({"differ": ["rate", "s"], "runs": found})
+    assert [row[1:] for row in table.rows] == [[str(r), "x" * 90, "1/1", "0.1235", "123457"] for r in rates]
