@@ -12,6 +12,7 @@ from published import (
     CASES,
     LLAMA_CHAT,
     PROBLEM,
+    QWEN_CHAT,
     STEPS,
     bytes_tokenizer,
     chat,
@@ -29,6 +30,7 @@ from jprm.adapters import recognise, record
 from jprm.adapters.load import layout_of, token_ids
 from jprm.adapters.published import PUBLISHED
 from jprm.adapters.recognise import SIGNS
+from jprm.chat_template import render
 from jprm.checkpoints.peft import Merged
 from jprm.evaluate.equal_cost import parameters
 from jprm.evaluate.run import as_in
@@ -95,6 +97,25 @@ def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
     assert np.ptp(expected) > 100 * CLOSE  # else another position would pass too
     for k in range(1, len(STEPS)):
         np.testing.assert_allclose(prm.score(PROBLEM, STEPS[:k]), scores[:k], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "end"),
+    [
+        ("qwen-prm", QWEN_CHAT, "<|im_end|>"),
+        ("eurus", QWEN_CHAT, "<|im_end|>"),
+        ("rlhflow", LLAMA_CHAT.replace("2024\n\n<|", "2024\n\n{{ messages[0].content }}<|").replace(
+            "in messages %}", "in messages[1:] %}"), "<|eot_id|>"),
+    ],
+)  # fmt: skip
+def test_a_system_message_stands_where_the_chat_template_has_it(name, template, end):
+    own, a = tokenizer(bytes_tokenizer), PUBLISHED[name]
+    layout = layout_of(a, own, token_ids(a, own, 400, "here"))
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROBLEM}]
+    talk.append({"role": "assistant", "content": "Yes."})
+    ids = layout.problem(PROBLEM, "Be brief.")
+    assert own.encode_control(render(template, talk, {}), special=False)[: len(ids)] == ids
+    assert ids.count(layout.ids[end]) == layout.problem(PROBLEM, f"Be {end} brief.").count(layout.ids[end])  # is text
 
 
 def test_rlhflow_joins_as_each_benchmarks_script_does(tmp_path):
@@ -255,7 +276,7 @@ def test_what_jprm_exports_is_read_as_jprm_lays_it_out():
     for name, head in (("jprm", "binary"), ("jprm-ternary", "ternary")):
         labels = HEADS[head].channels
         assert PUBLISHED[name].channels == labels and set(PUBLISHED[name].score) == set(labels[1:])
-        assert dict((sign.label, other) for other, sign in SIGNS if sign.label)[labels[0]] == name
+        assert dict((sign.labels, other) for other, sign in SIGNS if sign.labels)[labels] == name
     own = tokenizer(pieces_tokenizer)
     native, layout = native_layout(own), layout_of(PUBLISHED["jprm"], own, {})
     assert native.problem(PROBLEM) == layout.problem(PROBLEM)
@@ -297,7 +318,6 @@ def test_a_record_of_ones_own(tmp_path):
         (dict(step="{problem} {step}"), "step must hold {step} once, and not {problem}"),
         (dict(problem="{problem} {step}"), "problem must hold {problem}, and not {step}"),
         (dict(channels=[]), "channels must be names, each once"),
-        (dict(channels=list("abcd")), "4 channels; a head has 1 or 2 or 3"),
         (dict(score={"up": 1}), "score names 'up', which is no channel"),
         (dict(head="lm_head"), "channel 'right' of the language head is not among tokens"),
         (dict(activation="tanh"), "activation: 'tanh' is not one of softmax"),
@@ -325,6 +345,37 @@ def test_no_record_does_more_than_be_refused(tmp_path, changes):
         assert recognise.read(tmp_path / "adapter.json").digest
     except ValueError as error:
         assert str(error).startswith(f"{tmp_path / 'adapter.json'}: ")
+
+
+@pytest.mark.parametrize("labels", [["O", "B-PER"], ["right", "wrong"], ["O", "B-PER", "I-PER"], ["wrong"]])
+def test_a_token_classifier_of_other_labels_is_no_prm(tmp_path, labels):
+    folder, _ = make(tmp_path, CASES["trl"])
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"id2label": dict(enumerate(labels))}))
+    with pytest.raises(ValueError, match=f"its labels are {', '.join(labels)}: not an incorrect step, then a correct"):
+        jprm.load(folder)
+    if len(labels) == 2:
+        jprm.load(folder, adapter="trl")  # at the user's word
+    for names in (["LABEL_0", "LABEL_1"], ["negative", "positive"], ["-", "+"]):
+        (folder / "config.json").write_text(json.dumps(fields | {"id2label": dict(enumerate(names))}))
+        assert recognise.recognise(folder).name == "trl"
+
+
+def test_an_adapter_has_any_number_of_channels(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder, reference = make(tmp_path, CASES["trl"])
+    rng, path = np.random.default_rng(0), folder / "model.safetensors"
+    tensors = load_file(path)
+    head = {name: tensors[name] for name in CASES["trl"].head if name in tensors}
+    save_file(tensors | {name: rng.normal(size=(4, *x.shape[1:])).astype(x.dtype) for name, x in head.items()}, path)
+    changes = {"channels": ["a", "b", "c", "d"], "score": {"b": 0.5, "d": 1.0}}
+    (folder / "adapter.json").write_text(json.dumps({"like": "trl"} | changes))
+    prm = jprm.load(folder)
+    ids, ends = ids_of(prm)
+    power_T4 = np.exp(reference.logits(ids)[ends])
+    expected = (0.5 * power_T4[:, 1] + power_T4[:, 3]) / power_T4.sum(-1)
+    np.testing.assert_allclose(prm.score(PROBLEM, STEPS), expected, atol=CLOSE, rtol=0)
 
 
 def test_folders_that_show_no_sign_are_refused(tmp_path):

@@ -14,9 +14,10 @@ from jprm.data.reader import Reader, take
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Figure, Note, Table
+from jprm.evaluate.suite import read_suite
 from jprm.evaluate.wording import interval
 from jprm.jsonl import write_records
-from jprm.statistics import bootstrap, difference, draws, weighted_mean
+from jprm.statistics import bootstrap, draws, weighted_mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,9 @@ def section(models):
     yield Note("The mean over problems.")
 
 
-def compare(results, a, b):
-    of_toy = results["sections"]["final_score"]
-    sides = ({name: side[name] for name in of_toy} for side in (a, b))
-    yield "final score", difference(*(draws(*finals(side), seed=results["seed"]) for side in sides))
+def problem_draws(results, scores):
+    of_toy = {name: scores[name] for name in results["sections"]["final_score"]}
+    yield "final score", draws(*finals(of_toy), seed=results["seed"])
 
 
 FINAL_SCORE = Benchmark(
@@ -71,7 +71,7 @@ FINAL_SCORE = Benchmark(
     reader=Reader(parse),
     section=section,
     verdict=lambda results: iter([("open", f"The final score is {interval(results['final_score']['mean'])} %.")]),
-    compare=compare,
+    problem_draws=problem_draws,
     left_out=lambda report: iter([("final score: steps before the last", 7)]),
 )
 
@@ -107,6 +107,51 @@ def test_a_suite_a_table_a_page_and_a_comparison(registered, toy_file, tiny_run,
     assert ">final score</th><td>+0.0 points [+0.0, +0.0]</td>" in text
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {name for name in names if not name.startswith("training-")} == {"final_score.svg"}
+
+
+OWN = """
+import dataclasses
+from test_benchmark_door import FINAL_SCORE
+
+OWN = dataclasses.replace(FINAL_SCORE, name="own_score", title="Own <scores>")
+WITHOUT = dataclasses.replace(OWN, figures=None)
+TAKEN = dataclasses.replace(OWN, name="steps")
+"""
+
+
+def test_a_file_of_ones_own_is_a_section_of_a_suite(toy_file, tiny_run, tmp_path, capsys):
+    """The page, which runs no code that results name, shows its figures and says that it does not draw them."""
+    (tmp_path / "own.py").write_text(OWN)
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps({"own.py:OWN": {"data": [toy_file.name]}}))
+    out = tmp_path / "out"
+    assert cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(suite), "--out", str(out)]) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert interval(results["own_score"]["mean"]) in capsys.readouterr().out
+    assert results["others"] == {"own_score": {"benchmark": f"{tmp_path / 'own.py'}:OWN", "title": "Own <scores>"}}
+    (tmp_path / "own.py").write_text("raise SystemExit('ran')")
+    assert cli.main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    mean = results["own_score"]["mean"]
+    assert "Own &lt;scores&gt;</h2>" in page and f"{mean['value']:.4g} [{mean['low']:.4g}, " in page
+    assert f"drawing and comparison of {tmp_path / 'own.py'}:OWN" in page
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("own.py:WITHOUT", "has no `figures`, so it is no section"),
+        ("own.py:TAKEN", "its name 'steps' is that of another section"),
+        ("own.py:NONE", "defines no NONE"),
+        ("other.py:OWN", "there is no file"),
+        ("test_benchmark_door:OWN", "is a str, not a jprm.evaluate.benchmark.Benchmark"),
+    ],
+)
+def test_a_section_that_is_no_benchmark_is_refused(key, message, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "suite.json").write_text(json.dumps({key: {"data": ["toy.jsonl"]}}))
+    with pytest.raises(ValueError, match=message):
+        read_suite(tmp_path / "suite.json")
 
 
 def test_a_command(registered, toy_file, tiny_run, tmp_path, capsys):

@@ -109,6 +109,9 @@ def test_what_is_no_head_is_refused(name, message):
         dataclasses.replace(MODEL, head=name)
 
 
-def test_no_head_has_four_channels():
-    with pytest.raises(ValueError, match="4 channels; a head has one of 2, 3, 1, 0"):
-        of_channels(4)
+def test_a_head_without_a_meaning_has_any_number_of_channels():
+    assert (of_channels(4), of_channels(5)) == ("channels=4", "channels=5")  # five members are no plain channels
+    head = find("channels=4")
+    assert (head.size(100), head.log_odds, find("channels=4") == head) == (4, (), True)
+    with pytest.raises(ValueError, match="head='channels=0' is not one of"):
+        find("channels=0")

@@ -23,6 +23,7 @@ import jprm
 from jprm import cli
 from jprm.adapters import load as loading
 from jprm.adapters.published import PUBLISHED
+from jprm.chat_template import render
 from jprm.layout import TemplateLayout
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
@@ -156,6 +157,8 @@ def test_the_command_scores_with_it(tmp_path, capsys):
     (tmp_path / "pool.jsonl").write_text(json.dumps(POOL) + "\n")
     arguments = ["score", "--model", str(folder), "--input", str(tmp_path / "pool.jsonl")]
     assert cli.main([*arguments, "--output", str(tmp_path / "scored.jsonl")]) == 0
+    told = capsys.readouterr().err
+    assert f"{folder.resolve()} (reward " in told and "<|im_start|>user\\n{problem}" in told and "rule is last" in told
     (record,) = map(json.loads, (tmp_path / "scored.jsonl").read_text().splitlines())
     np.testing.assert_allclose(record["samples"][0]["scores"][-1], score(STEPS)[1], atol=CLOSE, rtol=0)
 
@@ -177,6 +180,20 @@ def test_a_folder_without_a_usable_chat_template_is_refused(tmp_path, template, 
         jprm.load(folder)
 
 
+def test_a_system_message_goes_through_the_folders_own_chat_template(tmp_path):
+    folder, _ = make(tmp_path / "model", "Qwen2")
+    layout = jprm.load(folder).layout
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROBLEM}]
+    ids = layout.problem(PROBLEM, "Be brief.")
+    wanted = layout.tokenizer.encode_control(render(QWEN_CHAT, talk, {}), special=False)
+    assert len(wanted) > 10 and ids[: len(wanted)] == wanted
+    fields = json.loads((folder / "tokenizer_config.json").read_text())
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + QWEN_CHAT
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields | {"chat_template": refusing}))
+    with pytest.raises(ValueError, match="has a system message, and the model's layout has no place for one"):
+        jprm.load(folder).layout.problem(PROBLEM, "Be brief.")
+
+
 def test_a_first_step_begins_a_word_behind_a_control_token_as_a_later_one_does_not():
     """SentencePiece begins a text with a word start; text that continues another has none."""
     tokenizer = JsonTokenizer(pieces_tokenizer()[0])
@@ -196,6 +213,6 @@ def test_a_record_of_ones_own_may_close_its_chains(tmp_path):
     layout = jprm.load(folder).layout
     assert layout.last("31", 1) == [*layout.tokenizer.encode("31"), layout.tokenizer.token_id("<|im_end|>")]
     (folder / "adapter.json").write_text(json.dumps(record | {"chat": True}))
-    with pytest.raises(ValueError, match="problem and closing are the chat template's where chat is true"):
+    with pytest.raises(ValueError, match="problem, closing and system are the chat template's"):
         jprm.load(folder)
     assert PUBLISHED["reward"].chat

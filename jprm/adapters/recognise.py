@@ -30,19 +30,23 @@ class Signs:
     tensor: str = ""
     token: str = ""  # of the tokenizer, by its name
     named: str = ""  # regular expression, ignoring case, in the folder's path or config.json's `_name_or_path`
-    label: str = ""  # the first of config.json's `id2label`
+    labels: tuple[str, ...] = ()  # config.json's `id2label`
     lora: bool = False  # a PEFT folder
 
-    def found(self, architecture: str, tensors: frozenset[str], place: str, label: str, lora: bool) -> bool:
+    def found(
+        self, architecture: str, tensors: frozenset[str], place: str, labels: tuple[str, ...], lora: bool
+    ) -> bool:
         """Returns whether all fields but the token match; finding that takes a tokenizer."""
         return (
             re.fullmatch(self.architecture or ".*", architecture) is not None
             and (not self.tensor or self.tensor in tensors)
             and re.search(self.named, place, re.IGNORECASE) is not None
-            and (not self.label or self.label == label)
+            and (not self.labels or self.labels == labels)
             and lora == self.lora
         )
 
+
+_TOKENS = r"\w+ForTokenClassification"
 
 SIGNS: tuple[tuple[str, Signs], ...] = (
     ("pure", Signs(tensor="score.weight", named=r"\bpure\b|jinachris")),
@@ -54,9 +58,9 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("skywork", Signs("Qwen2.*", tensor="v_head.summary.weight")),
     ("reasoneval", Signs(tensor="score_head.weight")),
     ("math-psa", Signs(lora=True, named=r"psa|openr")),
-    ("jprm", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="wrong")),
-    ("jprm-ternary", Signs(r"\w+ForTokenClassification", tensor="score.weight", label="negative")),
-    ("trl", Signs(r"\w+ForTokenClassification", tensor="score.weight")),
+    ("jprm", Signs(_TOKENS, tensor="score.weight", labels=("wrong", "right"))),
+    ("jprm-ternary", Signs(_TOKENS, tensor="score.weight", labels=("negative", "neutral", "positive"))),
+    ("trl", Signs(_TOKENS, tensor="score.weight")),
     ("math-shepherd", Signs("MistralForCausalLM", named=r"math.?shepherd")),
     ("llemma", Signs("LlamaForCausalLM", named=r"llemma.*(prm|orm)|llemma.reward")),
     ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
@@ -64,6 +68,16 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
 )
 """Adapters by their signs; the first match counts. A causal language model's files do not tell that it is a PRM, so
 these are recognised by their names alone."""
+
+
+_INCORRECT = frozenset("- 0 bad error false incorrect invalid negative no wrong".split())
+_CORRECT = frozenset("+ 1 correct good ok positive right true valid yes".split())
+
+
+def _of_steps(labels: tuple[str, ...]) -> bool:
+    """Returns whether the labels of a token classifier are those of incorrect and correct steps, or say nothing."""
+    words = [label.lower().removeprefix("step_").removeprefix("label_") for label in labels]
+    return len(words) == 2 and words[0] in _INCORRECT and words[1] in _CORRECT
 
 
 def named(adapter: str) -> Adapter:
@@ -86,10 +100,16 @@ def recognise(folder: pathlib.Path) -> Adapter:
     tensors = frozenset() if lora else frozenset(name.removeprefix(OUTER) for name in Tensors(folder))
     tokenizer = None if lora else load_tokenizer(folder)
     labels = fields.get("id2label")
-    label = str(labels.get("0", "")) if isinstance(labels, dict) else ""
+    labels = tuple(str(labels.get(str(i), "")) for i in range(len(labels))) if isinstance(labels, dict) else ()
     for name, signs in SIGNS:
         marked = not signs.token or (tokenizer is not None and tokenizer.token_id(signs.token) is not None)
-        if marked and signs.found(architecture, tensors, place, label, lora):
+        if marked and signs.found(architecture, tensors, place, labels, lora):
+            if name == "trl" and labels and not _of_steps(labels):
+                raise ValueError(
+                    f"{folder}: its labels are {', '.join(labels[:6])}{', ...' * (len(labels) > 6)}: not an incorrect"
+                    " step, then a correct one. If it is a PRM, say how it is read: --adapter trl where the second"
+                    f" label is that of correct steps, or a file {FILE} in the folder"
+                )
             return PUBLISHED[name]
     raise ValueError(
         f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is read:"

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from jprm.layout import Template
-from jprm.model.heads import HEADS
 from jprm.score.aggregate import DEFAULT_RULE, RULES
 from jprm.score.scale import WEIGHTS, Scale
 from jprm.tree import SEMANTICS
@@ -142,8 +141,6 @@ def _wrong(a: Adapter) -> str:
         return f"context is {a.context}; it must be positive"
     if not a.channels or len(set(a.channels)) < len(a.channels):
         return "channels must be names, each once"
-    if len(a.channels) not in (counts := {len(head.channels) for head in HEADS.values() if head.channels}):
-        return f"{len(a.channels)} channels; a head has {' or '.join(map(str, sorted(counts)))}"
     if not a.score or (unknown := sorted(set(a.score) - set(a.channels))):
         return f"score names {unknown[0]!r}, which is no channel" if a.score else "score is empty"
     if unknown := sorted(set(a.redundancy or ()) - set(a.channels)):

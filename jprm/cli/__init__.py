@@ -212,6 +212,8 @@ def score(
     input_of(input)  # this and the next before the model is loaded
     check_output(output, input)
     prm = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention)
+    if model and multihost.is_first():
+        print(prm.read_as, file=sys.stderr)
     summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, prepared=prepared)
     if multihost.is_first():
         print(summary)

@@ -37,7 +37,8 @@ def suite(
     Scores are stored, so that a stopped command continues and a second one only computes. The file holds an object:
     {"neutral": "positive", "processbench": {"data": ["gsm8k.json", "math.json"], "calibrate": "gsm8k.json"},
     "prmbench": {"data": [..]}, "steps": {"data": [..]}, "best_of_n": {"data": [..]},
-    "calibration": {"data": [..], "calibrate": [..]}}; any section may be left out.
+    "calibration": {"data": [..], "calibrate": [..]}}; any section may be left out. A benchmark of your own is a
+    section with the key "FILE.py:NAME", relative to the suite's file.
 
     For example:
       jprm eval suite --model runs/mine --suite suite.json --out results/mine
@@ -60,7 +61,7 @@ def suite(
     for folder, name in zip(model, names, strict=True):
         target = out / name if len(model) > 1 else out
         check_output(target / "results.json", suite)
-        show(tables(run_suite(folder, wanted, target, print)))
+        show(tables(run_suite(folder, wanted, target, print), wanted.benchmarks))
         print(f"{target / 'results.json'}: written")
 
 

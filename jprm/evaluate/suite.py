@@ -7,6 +7,8 @@
      "best_of_n":    {"data": ["pool.jsonl"]},
      "calibration":  {"data": ["math.json"], "calibrate": ["gsm8k.json"]}}
 
+A section may be a benchmark of your own, with the key `"module:NAME"` or `"FILE.py:NAME"` and results under its name.
+
 Sections may be left out. Paths are relative to the suite's file. A missing file of `data` is left out and listed under
 `absent`, so that one suite serves machines that have some of the splits. A section without any file is an error, and so
 is a missing file of `calibrate`. `"too_long": "skip"` leaves out and counts records with a chain beyond the model's
@@ -25,7 +27,7 @@ from typing import Any, get_args
 
 import jprm
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
-from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.benchmarks import BENCHMARKS, find
 from jprm.evaluate.blocks import Results, Table
 from jprm.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, source_of
 from jprm.evaluate.steps import NEUTRAL
@@ -40,6 +42,9 @@ from jprm.tree import ReasoningTree, RecordError
 
 PathLike = str | os.PathLike
 
+RESERVED = frozenset("jprm neutral seed sections data meaning absent too_long unread model others".split())
+"""Keys of `results.json` that are no benchmark."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
@@ -51,16 +56,19 @@ class Suite:
     absent: tuple[str, ...]
     seed: int = 0
     too_long: TooLong = "error"
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the user's own sections -> module:NAME
+    benchmarks: Mapping[str, Benchmark] = dataclasses.field(default_factory=lambda: BENCHMARKS)  # of all sections
 
 
 def read_suite(path: PathLike) -> Suite:
     """Reads a suite's file. Raises ValueError that names file and field, FileNotFoundError for a missing file."""
     path = path_of(path)
     where = os.fspath(path)
-    found = parse(path.read_bytes(), where)
-    known = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.figures}
+    found, others = _named(parse(path.read_bytes(), where), path)
+    benchmarks = BENCHMARKS | {name: benchmark for name, (_, benchmark) in others.items()}
+    known = {name: benchmark for name, benchmark in benchmarks.items() if benchmark.figures}
     if not isinstance(found, dict) or not set(found) & set(known):
-        raise ValueError(f"{where}: no suite: it names none of the sections {', '.join(known)}")
+        raise ValueError(f"{where}: no suite: it names none of the sections {', '.join(known)}, nor FILE.py:NAME")
     if unknown := set(found) - set(known) - {"neutral", "seed", "too_long"}:
         names = ", ".join([*known, "neutral", "seed", "too_long"])
         raise ValueError(f"{where}: {', '.join(sorted(unknown))}: unknown. A suite has {names}")
@@ -86,7 +94,33 @@ def read_suite(path: PathLike) -> Suite:
             calibrate[section] = files["calibrate"]
     by_name([file for files in [*data.values(), *calibrate.values()] for file in files])  # no two of one name
     settings = {key: found[key] for key in ("seed", "too_long") if key in found}
-    return Suite(found.get("neutral", "drop"), data, calibrate, tuple(dict.fromkeys(absent)), **settings)
+    absent = tuple(dict.fromkeys(absent))
+    told = {name: place for name, (place, _) in others.items()}
+    return Suite(found.get("neutral", "drop"), data, calibrate, absent, **settings, others=told, benchmarks=benchmarks)
+
+
+def _named(found: Any, path: Place) -> tuple[Any, dict[str, tuple[str, Benchmark]]]:
+    """Returns the suite with the user's own sections under their benchmarks' names, and these: name -> (place, record).
+
+    A Python file is relative to the suite's.
+    """
+    if not isinstance(found, dict):
+        return found, {}
+    where, sections, others = os.fspath(path), dict(found), {}
+    for key in [key for key in found if ":" in key]:
+        file, _, attribute = key.rpartition(":")
+        place = f"{named_in(path, file)}:{attribute}" if file.endswith(".py") else key
+        try:
+            benchmark = find(place)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        name = benchmark.name
+        if benchmark.figures is None:
+            raise ValueError(f"{where}: {key}: has no `figures`, so it is no section. Run it as `jprm eval {key}`")
+        if name in sections or name in RESERVED or BENCHMARKS.get(name, benchmark) is not benchmark:
+            raise ValueError(f"{where}: {key}: its name {name!r} is that of another section. Rename the benchmark")
+        sections[name], others[name] = sections.pop(key), (place, benchmark)
+    return sections, others
 
 
 def _section(section: Any, benchmark: Benchmark, path: Place) -> dict[str, tuple[Place, ...]]:
@@ -151,23 +185,27 @@ def results_of(
         {"domain": domain, "rubric": rubric} for domain, rubric in sorted(told - {(None, None)}, key=str)
     ]
     results |= {"absent": list(suite.absent), "too_long": dict(too_long or {})}
+    if suite.others:
+        results["others"] = {
+            name: {"benchmark": place, "title": suite.benchmarks[name].title} for name, place in suite.others.items()
+        }
     requests = {}
-    for name, benchmark in BENCHMARKS.items():
+    for name, benchmark in suite.benchmarks.items():
         if benchmark.figures is not None and name in suite.data:
             data, calibrate = (
                 {file: scores[file] for file in _names(files.get(name, ()))} for files in (suite.data, suite.calibrate)
             )
             requests[name] = Request(data, calibrate, suite.neutral, suite.seed, scale, too_long or {})
             results[name] = benchmark.figures(requests[name])
-    for name, benchmark in BENCHMARKS.items():
+    for name, benchmark in suite.benchmarks.items():
         if benchmark.derive is not None:
             results[name] = benchmark.derive(requests, results, score)
     return results
 
 
-def tables(results: Results) -> Iterator[Table | str]:
+def tables(results: Results, benchmarks: Mapping[str, Benchmark] = BENCHMARKS) -> Iterator[Table | str]:
     """Returns the terminal's tables of every section, and the files that are absent."""
-    for name, benchmark in BENCHMARKS.items():
+    for name, benchmark in benchmarks.items():
         for report in benchmark.reports(results[name]) if name in results else ():
             yield from benchmark.tables(report)
     for path in results["absent"]:
@@ -217,7 +255,7 @@ def _files(suite: Suite) -> dict[str, tuple[Place, Source]]:
     for section, paths in [*suite.data.items(), *suite.calibrate.items()]:
         for path in paths:
             if path.stem not in found:
-                found[path.stem] = path, source_of(BENCHMARKS[section], path)
+                found[path.stem] = path, source_of(suite.benchmarks[section], path)
     return found
 
 

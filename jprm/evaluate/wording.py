@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 ABSENT = "–"
@@ -53,3 +53,14 @@ def against(figure: Mapping[str, Any], baseline: float) -> tuple[str, str]:
     if figure["low"] is None or figure["low"] <= baseline <= figure["high"]:
         return "open", "inside"
     return ("good", "below") if figure["low"] > baseline else ("bad", "above")
+
+
+def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yields every figure of a report that has an interval, by its place in the report, as a plain number."""
+    if not isinstance(report, Mapping):
+        return
+    value, low, high = (report.get(key) for key in ("value", "low", "high"))
+    if all(isinstance(x, int | float) for x in (value, low, high)):
+        yield " / ".join(path), f"{value:.4g} [{low:.4g}, {high:.4g}]"
+    for key, inner in report.items():
+        yield from figures_in(inner, (*path, key))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.wording import figures_in
 from jprm.experiment import Experiment
 from jprm.score.scorer import PRM
 from jprm.storage import Place, path_of
@@ -176,24 +176,13 @@ def _evaluations(run: Place) -> str:
     parts = []
     for name in BENCHMARKS:
         path = run / f"{name}.json"
-        found = dict(_figures(json.loads(path.read_bytes()))) if path.is_file() else {}
+        found = dict(figures_in(json.loads(path.read_bytes()))) if path.is_file() else {}
         if found:
             more = (
                 f"\nThe maps from scores to probabilities are in {CALIBRATION}.\n" if path.name == CALIBRATION else ""
             )
             parts.append(f"\n## Evaluation: {name} (95 % intervals over problems)\n\n{_table(found)}{more}")
     return "".join(parts)
-
-
-def _figures(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yields every figure of a report that has an interval, by its place in the report."""
-    if not isinstance(report, dict):
-        return
-    value, low, high = (report.get(key) for key in ("value", "low", "high"))
-    if all(isinstance(x, int | float) for x in (value, low, high)):
-        yield " / ".join(path), f"{value:.4g} [{low:.4g}, {high:.4g}]"
-    for key, inner in report.items():
-        yield from _figures(inner, (*path, key))
 
 
 def _table(rows: dict[str, str]) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -256,18 +257,27 @@ HEADS: dict[str, Head] = {
 """Name to head. An experiment may also name a `Head` of the user's own module, as `module:NAME`."""
 
 
+def _unread(logit_BSC: Array) -> Float[Array, "*B"]:
+    return jnp.full(logit_BSC.shape[:-1], jnp.nan)
+
+
+UNREAD = Readout(score=_unread)
+
+
 def find(name: str) -> Head:
-    """Returns the registered head, or the one that `module:NAME` names. Raises ValueError where there is none."""
+    """Returns the registered head, or the one that `module:NAME` names. Raises ValueError where there is none.
+
+    `channels=N` is a head of N channels without a meaning: that of a published model, whose adapter reads them.
+    """
+    if match := re.fullmatch(r"channels=([1-9]\d{0,3})", name):
+        return Head(tuple(f"channel_{i}" for i in range(int(match[1]))), UNREAD, PROBABILITY)
     return registry.find(name, HEADS, "head", Head)
 
 
 def of_channels(count: int) -> str:
-    """Returns the name of the registered head of one output with so many channels; 0 is the vocabulary.
-
-    Raises ValueError where no head has so many.
-    """
+    """Returns the name of a head of one output with so many channels, a registered one if possible; 0: a vocabulary."""
     plain = {name: head for name, head in HEADS.items() if head.readout is None or len(head.readout.outputs) == 1}
     for name, head in plain.items():
         if len(head.channels) == count:
             return name
-    raise ValueError(f"{count} channels; a head has one of {', '.join(str(len(h.channels)) for h in plain.values())}")
+    return f"channels={count}"

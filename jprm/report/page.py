@@ -21,7 +21,7 @@ from markupsafe import Markup
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import heat_maps, slug
-from jprm.evaluate.wording import decided, interval, percent, points
+from jprm.evaluate.wording import ABSENT, decided, figures_in, interval, percent, points, words
 from jprm.outputs import atomic_file, check_output
 from jprm.report.collect import Page, collect
 from jprm.report.figures import svg
@@ -161,11 +161,30 @@ def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]
     found += [
         (name.replace("_", "-"), benchmark.title, benchmark.section(page.models)) for name, benchmark in own.items()
     ]
+    found += [(slug(name), str(other["title"]), _plain(page.models, name)) for name, other in _others(page).items()]
     found += [("heat", "Scores by step", _heat(page)), ("training", "Training", _training(page.models))]
     found += [("left-out", "What was left out", _left_out(page))]
     for name, heading, blocks in found:
         if blocks := list(blocks):
             yield name, heading, blocks
+
+
+def _others(page: Page) -> dict[str, Any]:
+    """Returns the user's own benchmarks that are not registered here, as the results name them.
+
+    A results file may come from elsewhere, so the code that it names is not run.
+    """
+    others = page.models[0].results.get("others", {})
+    return {name: other for name, other in others.items() if name not in BENCHMARKS}
+
+
+def _plain(models: Sequence[Model], name: str) -> Iterator[Block]:
+    """Yields every figure of a benchmark whose code is not at hand."""
+    columns = {model.name: dict(figures_in(model.results.get(name))) for model in models}
+    whats = dict.fromkeys(what for column in columns.values() for what in column)
+    rows = [[words(what), *(column.get(what, ABSENT) for column in columns.values())] for what in whats]
+    if rows:
+        yield Table("Figures with their 95 % intervals", ("", *columns), rows)
 
 
 def _comparison(page: Page) -> Iterator[Block]:
@@ -212,6 +231,9 @@ def _left_out(page: Page) -> Iterator[Block]:
     for model in page.models:
         unread = model.results.get("unread", {}).items()
         rows += [[f"{name}: records with a step that {model.name} did not judge", str(n)] for name, n in unread if n]
+    for other in _others(page).values():
+        what = "shown as plain numbers, as this page runs no code that results name: register it and call the library"
+        rows.append([f"drawing and comparison of {other['benchmark']}", what])
     for name, benchmark in BENCHMARKS.items():
         if name in results:
             rows += [[what, str(count)] for what, count in benchmark.left_out(results[name]) if count]

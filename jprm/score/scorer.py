@@ -111,6 +111,11 @@ class PRM:
         )
 
     @property
+    def read_as(self) -> str:
+        """How the folder is read, as one line: its adapter if it has one, the layout, and what a score means."""
+        return f"{self.name}: {self.layout}; scores are of {self.semantics}, a chain's rule is {self.rule}"
+
+    @property
     def rule(self) -> str:
         """The rule that makes a chain's score of its steps': its authors' choice, or the one that fits its labels."""
         return self.aggregation or DEFAULT_RULE[self.semantics]
