@@ -271,6 +271,9 @@ def test_a_study_of_anchoring_needs_scores(tmp_path):
     work = [chain(0), {key: value for key, value in chain(1).items() if key != "scores"}]
     with pytest.raises(ValueError, match="task 2: scores: are absent"):
         make(tmp_path, work=work, anchored_fraction=0.5)
+    log_odds = chain(1) | {"scores": [7.0] * len(chain(1)["steps"])}
+    with pytest.raises(ValueError, match="task 2: the score 7 is none of probabilities"):
+        make(tmp_path, work=[chain(0), log_odds], anchored_fraction=0.5)
     assert not (tmp_path / "study").exists()
 
 

@@ -8,6 +8,7 @@ import collections
 import functools
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +19,12 @@ DEPTH = 3
 RIGHT, ENDS = 0.7, 0.4
 """Probabilities of a right step after right ones, and of an end after a step where the policy may end."""
 
-Chain = collections.namedtuple("Chain", "chance score_P reward gradient_PL")
+
+class Chain(NamedTuple):
+    chance: float
+    score_P: np.ndarray
+    reward: float
+    gradient_PL: np.ndarray
 
 
 @functools.cache
@@ -48,14 +54,14 @@ def chains(free):
         for j, some in enumerate(decided):
             for at, value in some:
                 gradient_PL[j, at] = value
-    return [Chain(*each[:3], gradient) for each, gradient in zip(found, gradients, strict=True)]
+    return [Chain(*each, gradient) for (*each, _), gradient in zip(found, gradients, strict=True)]
 
 
 def moments(config, free, size):
     """Returns mean (L) and total variance of the gradient of a group of so many samples, over all groups."""
     some = chains(free)
     assert sum(one.chance for one in some) == pytest.approx(1)
-    first, second = 0.0, 0.0
+    first, second = np.zeros(some[0].gradient_PL.shape[1]), 0.0
     for group in itertools.combinations_with_replacement(range(len(some)), size):
         repeats = math.prod(map(math.factorial, collections.Counter(group).values()))
         members = [some[i] for i in group]
@@ -119,8 +125,7 @@ def variances(free, size):
     for name in ("sum", "min_form"):
         for offset in (0.0, -1.0):
             for baseline in BASELINES:
-                options = dict(weight=1.0, offset=offset, baseline=baseline)
-                found[name, offset, baseline] = moments(config(name, **options), free, size)[1]
+                found[name, offset, baseline] = moments(config(name, offset=offset, baseline=baseline), free, size)[1]
     return found
 
 
@@ -129,9 +134,7 @@ def test_returns_to_go_have_less_variance_than_full_returns_over_credits_offsets
     for free in (False, True):
         found = variances(free, 3)
         assert all(value > found["verifier", 0.0, "to_go"] for (name, *_), value in found.items() if name != "verifier")
-        ratios += [
-            value / found[*key, "return"] for (*key, x), value in found.items() if x == "to_go" and key[0] != "verifier"
-        ]
+        ratios += [found[n, x, "to_go"] / found[n, x, "return"] for n in ("sum", "min_form") for x in (0.0, -1.0)]
     assert len(ratios) == 8 and max(ratios) < 1.15 and np.exp(np.mean(np.log(ratios))) < 0.9
     assert config("min_form").subtracted is BASELINES["to_go"]
 

@@ -132,6 +132,27 @@ def test_ratios_of_all_minibatches_are_to_the_policy_before_the_update(data, tmp
     assert row["kl_old"] > 1e-4  # a mean over both steps: the parameters moved between them
 
 
+@pytest.mark.slow
+def test_best_is_written_though_a_kill_came_between_it_and_its_checkpoint(data, tmp_path, monkeypatch):
+    save, killed = loop.Loop._save_best, []
+
+    def kill(self):
+        if self.progress.update and not killed:
+            killed.append(self.progress.update)
+            raise Killed
+        save(self)
+
+    monkeypatch.setattr(loop.Loop, "_save_best", kill)
+    config = experiment(data, method="dpo", updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
+    with one_device():
+        with pytest.raises(Killed):
+            loop.train(config, tmp_path / "run")
+        assert params_of(tmp_path / "run/best") != params_of(tmp_path / "run")
+        result = loop.train(config, tmp_path / "run")
+        assert killed == [8] and result["evaluations"][result["best"]]["update"] == 8
+        assert params_of(tmp_path / "run/best") == params_of(tmp_path / "run")
+
+
 class Sevens:
     """A PRM that is fond of sevens."""
 

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jprm.annotate.config import StudyConfig
-from jprm.annotate.trees import is_chain, items_in, known_wrong
+from jprm.annotate.trees import is_chain, items_in, known_wrong, scores_of
 from jprm.fields import RecordError
 from jprm.folders import whole_folder
 from jprm.jsonl import write_records
 from jprm.outputs import write_json
+from jprm.score.files import stored_scale
+from jprm.score.scale import PROBABILITY, check_scale
 from jprm.tree import ReasoningTree, record_of
 
 POOLS = ("work", "gold", "screening")
@@ -62,12 +64,14 @@ def create(
             if not known_wrong(tree):
                 raise RecordError(f"{path}, task {number}", "labels", "are absent", "Tasks that measure have labels.")
     if config.anchored_fraction:
+        check_scale(stored_scale(work), ("score",), os.fspath(work), "a page that shows scores")
         for number, tree in enumerate(trees["work"], start=1):
             if not is_chain(tree):
                 remedy = "Anchoring is measured on chains: `jprm annotate select` without --alternatives writes them."
                 raise RecordError(f"{work}, task {number}", "nodes", "have alternatives", remedy)
             if any(node.score is None for node in tree.nodes):
                 raise RecordError(f"{work}, task {number}", "scores", "are absent", "Anchored chains show them.")
+            PROBABILITY.fractions(scores_of(tree), f"{work}, task {number}")
     with whole_folder(folder) as new:
         for pool, found in trees.items():
             write_records(new / f"{pool}.jsonl", map(record_of, found))
