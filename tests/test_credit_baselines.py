@@ -54,7 +54,7 @@ def chains(free):
         for j, some in enumerate(decided):
             for at, value in some:
                 gradient_PL[j, at] = value
-    return [Chain(*each, gradient) for (*each, _), gradient in zip(found, gradients, strict=True)]
+    return [Chain(p, x_P, reward, y_PL) for (p, x_P, reward, _), y_PL in zip(found, gradients, strict=True)]
 
 
 def moments(config, free, size):
