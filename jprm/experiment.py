@@ -31,6 +31,12 @@ from jprm.token_tree import REFERENCE, Supervise
 VERSION = 2
 """Of a run's experiment.json. Version 1 had `loss` in place of `objective`, and no version."""
 
+LOG_RATIO = "log_ratio"
+"""The attribute of an objective whose model scores by a log ratio to its reference, and its key in experiment.json."""
+
+_UNRECORDED = ("implicit", "jprm.objectives.implicit:implicit")
+"""Objectives of runs that have such scores and do not say so: before 0.2 the name was the sign. Their beta was 0.05."""
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +154,7 @@ class Experiment:
 
     @property
     def semantics(self) -> str:
-        """What the model's scores mean, which decides their aggregation (`jprm.tree.SEMANTICS`)."""
-        if self.objective == "implicit":
-            return "implicit"
+        """What the head's scores mean, which decides their aggregation (`jprm.tree.SEMANTICS`); see `semantics`."""
         if self.data.supervise.startswith("outcome"):
             return "value"
         return {"progress": "advantage", "relative": "correctness"}.get(self.target.soft, self.target.labels)
@@ -227,6 +231,11 @@ def read(path: str | os.PathLike) -> Experiment:
     Raises ValueError, naming the file, where it is damaged or of a newer version, or names a module that is in the
     folder or in the current one (`registry.check_foreign`).
     """
+    return read_record(path)[0]
+
+
+def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
+    """Returns what `read` does, and the `log_ratio` of the run's objective; None where the model scores by its head."""
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1
@@ -234,7 +243,11 @@ def read(path: str | os.PathLike) -> Experiment:
         if version == 1 and "loss" in values:
             values["objective"] = values.pop("loss")
         _check_names(values, path)
-        return from_json(Experiment, values)
+        log_ratio = values.pop(LOG_RATIO, None) if isinstance(values, dict) else None
+        experiment = from_json(Experiment, values)
+        if log_ratio is None and experiment.objective in _UNRECORDED:
+            log_ratio = experiment.objective_options.get("beta", 0.05)
+        return experiment, from_json(float | None, log_ratio, LOG_RATIO)
     except registry.ForeignCode:
         raise
     except registry.MissingPart as error:
@@ -256,9 +269,15 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
             registry.check_foreign(name, path_of(path).parent, f"{path}: {field}")
 
 
-def written(experiment: Experiment) -> str:
-    """Returns the text of a run's experiment.json, which `read` reads."""
-    return json.dumps({"version": VERSION, **to_json(experiment)}, indent=2) + "\n"
+def semantics(experiment: Experiment, log_ratio: float | None) -> str:
+    """Returns what the scores of a run mean whose objective has this `log_ratio`."""
+    return experiment.semantics if log_ratio is None else "implicit"
+
+
+def written(experiment: Experiment, log_ratio: float | None = None) -> str:
+    """Returns the text of a run's experiment.json, which `read_record` reads."""
+    scoring = {} if log_ratio is None else {LOG_RATIO: log_ratio}
+    return json.dumps({"version": VERSION, **scoring, **to_json(experiment)}, indent=2) + "\n"
 
 
 def to_json(config: Any) -> Any:

@@ -12,7 +12,7 @@ from jprm.adapters.load import load as load_published
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.compile_cache import enable_compile_cache
-from jprm.experiment import Experiment, read
+from jprm.experiment import Experiment, read_record, semantics
 from jprm.layout import native_layout
 from jprm.libtpu import quiet_without_tpu
 from jprm.model.attention.registry import suited
@@ -21,11 +21,11 @@ from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score.implicit import BETA, LogRatio
+from jprm.score.implicit import LogRatio
 from jprm.score.row_lengths import LONGEST
 from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import PRM
-from jprm.storage import path_of
+from jprm.storage import Place, path_of
 from jprm.tokenizer import load_tokenizer
 
 
@@ -65,9 +65,8 @@ def load(
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
     if adapter or kind != "run":
         return load_published(folder, adapter, mesh, dtype, attention)
-    experiment = read(folder / RUN)
-    implicit = experiment.objective == "implicit"
-    if find(experiment.model.head).readout is None and not implicit:
+    experiment, beta = read_record(folder / RUN)
+    if find(experiment.model.head).readout is None and beta is None:
         raise ValueError(
             f"{folder}: its head is {experiment.model.head!r}: it writes steps (--policy takes it) and scores none."
             " Name the run of a reward model"
@@ -81,18 +80,26 @@ def load(
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
-    given = _implicit(experiment, model, grid, dtype) if implicit else {}
+    given = {} if beta is None else _log_ratio(folder, experiment, beta, model, grid, dtype)
     given["context"] = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
-    return PRM(params, model, layout, grid, experiment.semantics, str(folder.resolve()), step, **given)
+    meaning = semantics(experiment, beta)
+    return PRM(params, model, layout, grid, meaning, str(folder.resolve()), step, **given)
 
 
-def _implicit(
-    experiment: Experiment, model: ModelConfig, grid: jax.sharding.Mesh, dtype: Dtype | None
+def _log_ratio(
+    folder: Place, experiment: Experiment, beta: float, model: ModelConfig, grid: jax.sharding.Mesh, dtype: Dtype | None
 ) -> dict[str, Any]:
-    """Returns what an implicit PRM scores with: the reference that it was trained against, beta, and the scale."""
+    """Returns what a PRM scores with whose scores are log ratios: the reference it was trained against, and the scale.
+
+    Raises ValueError where the run names no reference.
+    """
+    if not experiment.reference:
+        raise ValueError(
+            f"{folder / RUN}: its scores are log ratios to a reference model, and it names none. Write the model whose"
+            " log-probabilities the data had into its field `reference`"
+        )
     with jax.set_mesh(grid):
         params = {"decoder": base.load_decoder(experiment.reference, model, dtype or experiment.reference_dtype)}
         if not model.tied_embeddings:
             params["head"] = base.load_language_head(experiment.reference, model)
-    ratio = LogRatio(params, model, experiment.objective_options.get("beta", BETA))
-    return {"ratio": ratio, "scale": LOG_ODDS}
+    return {"ratio": LogRatio(params, model, beta), "scale": LOG_ODDS}

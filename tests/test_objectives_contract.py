@@ -21,13 +21,14 @@ from tiny_run import chains as rated_chains
 
 import jprm
 from jprm import objectives
-from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
 from jprm.jsonl import write_records
 from jprm.label.files import label_reference
 from jprm.model.heads import HEADS
 from jprm.model.int8 import Int8
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import step_logits
+from jprm.objectives.implicit import Implicit
 from jprm.objectives.metrics import Mean, summed
 from jprm.pack import pack, token_tree
 from jprm.rl.group import group_tree
@@ -281,6 +282,55 @@ def scores_are_what_it_learned(case, folder):
     assert count == correct.sum() * (~correct).sum() > 0 and prm.semantics == "implicit"
     assert isinstance(prm.ratio.params["decoder"]["embed"], Int8)  # as it was trained against
     np.testing.assert_allclose(loss, wanted, rtol=1e-4)  # float32 sums over the tokens of a tree and of chains
+
+
+OWN = """
+import dataclasses
+from jprm.objectives.implicit import Implicit
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Implicit):
+    beta: float = 0.5
+"""
+
+
+def test_a_run_scores_as_its_objective_says_whatever_its_name(tmp_path):
+    """By the short name, the module's, a file's class with another default, and an object given to `Trainer`."""
+    case = CASES["implicit"]
+    (tmp_path / "mine.py").write_text(OWN)
+    names = {
+        "short": ("implicit", {"beta": 0.5}), "module": ("jprm.objectives.implicit:implicit", {"beta": 0.5}),
+        "file": (f"{tmp_path / 'mine.py'}:Mine", {}), "object": ("implicit", {"beta": 0.5}),
+    }  # fmt: skip
+    score = {}
+    with one_device():
+        base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
+        loop.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        for name, (objective, options) in names.items():
+            run = run_of(case, tmp_path / "x", objective=objective, objective_options=options, steps=1, valid=())
+            given = Implicit() if name == "object" else None
+            with jprm.Trainer(run, tmp_path / name, objective=given) as trainer:
+                trainer.step(next(trainer.batches))
+                trainer.save()
+        (tmp_path / "mine.py").unlink()  # scoring needs no objective
+        for name in names:
+            prm = jprm.load(tmp_path / name)
+            assert prm.semantics == "implicit" and prm.ratio.scale == 0.5
+            score[name] = prm.score("q", ["add 1", "add 2"])
+    assert np.any(score["short"])
+    for name in names:
+        np.testing.assert_array_equal(score[name], score["short"])
+
+
+def test_runs_that_do_not_record_how_they_score_are_read_by_their_objective(tmp_path):
+    """As versions before 0.2 wrote them."""
+    for name in ("implicit", "jprm.objectives.implicit:implicit"):
+        run = run_of(CASES["implicit"], tmp_path / "x", objective=name, objective_options={"beta": 0.5})
+        (tmp_path / "experiment.json").write_text(written(run))
+        assert read_record(tmp_path / "experiment.json") == (run, 0.5)
+    level = dataclasses.replace(run, objective="cross_entropy", objective_options={})
+    (tmp_path / "experiment.json").write_text(written(level))
+    assert read_record(tmp_path / "experiment.json") == (level, None)
 
 
 @pytest.mark.slow

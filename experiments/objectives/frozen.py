@@ -26,7 +26,9 @@ import language
 import measure
 import recipes
 
+from jprm import objectives
 from jprm.evaluate.drift import drift
+from jprm.experiment import semantics
 from jprm.jsonl import parse
 from jprm.outputs import write_json
 from jprm.score.aggregate import DEFAULT_RULE
@@ -48,12 +50,13 @@ def cell(
         return parse((folder / "cell.json").read_bytes(), str(folder / "cell.json"))
     files = data.files(source, shared, out / source / "data")
     experiment = recipes.experiment(source, objective, seed, files, shared)
-    kind, scale = (language, LOG_ODDS) if experiment.model.head == "language" else (heads, PROBABILITY)
+    beta = objectives.log_ratio(objectives.find(experiment.objective, experiment.objective_options))
+    kind, scale = (heads, PROBABILITY) if beta is None else (language, LOG_ODDS)
     fitted, began = kind.Fit(**fit), time.perf_counter()
     train, states = pathlib.Path(experiment.data.train[0]), out / "states"
     known = kind.known(train, states / f"{source}_{train.stem}", problems, experiment.data.supervise)
     score = kind.fitted(experiment, known, fitted)
-    rule, found, before = DEFAULT_RULE[experiment.semantics], {}, None
+    rule, found, before = DEFAULT_RULE[semantics(experiment, beta)], {}, None
     for name, path in {"valid": files.valid, **files.tests}.items():
         if name == "held_out_values":  # of heads with bounds
             continue

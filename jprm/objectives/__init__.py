@@ -5,6 +5,9 @@ where the experiment has one. `rows` is a micro-batch; `config` is an `Objective
 over micro-batches and devices, divided by all counts. `metrics` are as in `jprm.objectives.metrics`.
 
 An objective may have a method `check(config)` that raises ValueError where it does not fit, before anything is loaded.
+A model scores by its head, unless its objective has a number `log_ratio`: then scores are that number times the sum of
+log(p / p_reference) over a chain's tokens (`jprm.score.implicit`), p_reference being the experiment's reference model.
+The run records the number, so that loading it does not need the objective.
 
 Hyperparameters are fields of a frozen dataclass, with defaults. An experiment sets them in `objective_options`:
 
@@ -31,7 +34,7 @@ from typing import Any, cast
 from jaxtyping import Scalar
 
 from jprm import registry
-from jprm.experiment import ObjectiveConfig, from_json
+from jprm.experiment import LOG_RATIO, ObjectiveConfig, from_json
 from jprm.objectives.bradley_terry import bradley_terry
 from jprm.objectives.cross_entropy import cross_entropy
 from jprm.objectives.implicit import implicit
@@ -126,6 +129,11 @@ def check(objective: Objective, config: ObjectiveConfig) -> None:
     """Calls the objective's own `check`, if it has one."""
     if hasattr(objective, "check"):
         objective.check(config)
+
+
+def log_ratio(objective: Objective) -> float | None:
+    """Returns the factor of the log ratio by which the objective's model scores; None where it scores by its head."""
+    return getattr(objective, LOG_RATIO, None)
 
 
 def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:

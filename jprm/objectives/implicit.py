@@ -38,6 +38,11 @@ class Implicit:
     beta: float = BETA
     loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
 
+    @property
+    def log_ratio(self) -> float:
+        """The factor of the score, a log ratio to the reference."""
+        return self.beta
+
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
         some_BT = scored_tokens(rows, config)
         log_BS = path_sum(log_probs(params["model"], config.model, rows, some_BT), rows, rows.problem)

@@ -21,8 +21,11 @@ FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep",
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
 
-def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer) -> None:
-    """Writes the experiment into its folder. Raises ValueError where checkpoints of another experiment are there."""
+def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> None:
+    """Writes the experiment, and its objective's `log_ratio`, into its folder.
+
+    Raises ValueError where checkpoints of another experiment are there.
+    """
     path = workdir / RUN
     if path.exists() and store.saved(workdir):
         new, old = (flatten_dict(to_json(e), sep=".") for e in (experiment, read(path)))
@@ -35,7 +38,7 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer) -> None:
         _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
     workdir.mkdir(parents=True, exist_ok=True)
     objective = source(experiment.objective, workdir)
-    for name, text in [(RUN, written(experiment)), *([(COPY, objective)] if objective is not None else [])]:
+    for name, text in [(RUN, written(experiment, log_ratio)), *([(COPY, objective)] if objective is not None else [])]:
         with atomic_file(workdir / name) as file:
             file.write(text.encode())
     tokenizer.save(workdir)

@@ -91,7 +91,8 @@ class Trainer:
                 self._lock = lock_of(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
-                multihost.first(lambda: claim(folder, experiment, self.tokenizer))
+                log_ratio = objectives.log_ratio(self.objective)
+                multihost.first(lambda: claim(folder, experiment, self.tokenizer, log_ratio))
                 if not multihost.everywhere((folder / RUN).is_file()):
                     raise ValueError(
                         f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
