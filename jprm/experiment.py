@@ -400,8 +400,8 @@ class TargetConfig:
         2024, arXiv 2412.11006). `relative`: 1 where v >= `threshold` u and v > 0, else 0 (GenPRM, Zhao et al. 2025,
         arXiv 2504.00891). `progress`: (1 + v - u) / 2, the advantage v - u on the scale of a probability, so that
         `squared_error` is a regression of 2 p - 1 on it (PAV, Setlur et al. 2024, arXiv 2410.08146). The last three
-        take values. `relative` and `progress` leave out steps whose u is not known: first steps, those after an
-        unlabelled step, and those that the packer separates from it.
+        take values. `relative` and `progress` leave out steps whose u is not known: first steps, and those after an
+        unlabelled step.
     threshold: of `hard` and `relative`.
     eta: of `entropy`; towards 0 it is `soft`, towards infinity `hard`.
     smoothing: a target t becomes (1 - smoothing) t + smoothing / 2.

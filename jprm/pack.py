@@ -1,8 +1,9 @@
 """Packs trees into `Rows`: many trees to a row. A tree that is too long for one row is split at its branches.
 
-A part of a split tree repeats the prefix that its chains need. Repeated steps keep their slots and labels, which a
-first-error policy reads, but have weight 0, so that every step counts once. In a row with too few slots, a part repeats
-only the ancestors of its own steps: of alternatives with equal text, the one that continues.
+A part of a split tree repeats the prefix that its chains need. Repeated steps keep their slots, labels and tree
+weights, which objectives read that look at the steps before a step, but have weight 0, so that every step counts
+once. In a row with too few slots, a part repeats only the ancestors of its own steps: of alternatives with equal text,
+the one that continues.
 
 For attention that needs it (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
 
@@ -96,6 +97,7 @@ class Part:
     index: int  # of its tree, in the packed sequence
     tree: TokenTree
     owned_M: Bool[np.ndarray, " M"]  # the others are repeated for their labels alone
+    leaf_M: Bool[np.ndarray, " M"]  # no step of the whole tree continues it
     repeated: int = 0  # tokens, the first ones, that an earlier part of the tree holds too
 
 
@@ -199,8 +201,9 @@ def _split(
     count = len(tree.run_M)
     if count == 0:
         return
+    leaf_M = _leaves(tree)
     if not chains and len(tree.tokens_N) <= tokens and count <= slots:
-        yield Part(index, tree, np.ones(count, bool))
+        yield Part(index, tree, np.ones(count, bool), leaf_M)
         return
     cuts = _leaf_cuts(tree, shape, slots) if chains else _cuts(tree, shape, tokens, slots, siblings)
     for begin, end in itertools.pairwise(cuts):
@@ -214,9 +217,9 @@ def _split(
         repeated = _on_runs(tree, prefix_K, begin)
         if len(repeated) + end - begin > slots:
             repeated = _above(tree, begin, end)
-        part = restrict(tree, run_K, np.concatenate([repeated, np.arange(begin, end)]))
-        owned_M = np.arange(len(part.run_M)) >= len(repeated)
-        yield Part(index, part, owned_M, int(tree.length_R[prefix_K].sum()))
+        step_L = np.concatenate([repeated, np.arange(begin, end)])
+        owned_L = np.arange(len(step_L)) >= len(repeated)
+        yield Part(index, restrict(tree, run_K, step_L), owned_L, leaf_M[step_L], int(tree.length_R[prefix_K].sum()))
 
 
 def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
@@ -352,6 +355,8 @@ def lay_out(
             rows.parent[row, steps] = np.where(tree.above_M >= 0, tree.above_M + slot, -1)
             rows.problem[row, steps] = tree.problem
             rows.owned[row, steps] = owned_M
+            rows.tree_weight[row, steps] = tree.weight_M
+            rows.leaf[row, steps] = part.leaf_M
             for name in extras:
                 rows.extras[name][row, steps] = tree.extras[name]
             tree_BS[row, steps] = np.where(owned_M, part.index, -1)
@@ -362,14 +367,12 @@ def lay_out(
 
 def _count(given: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]) -> PackReport:
     depth_M, laid_out = shape.depth_R[kept.run_M], sum(len(part.tree.tokens_N) for part in parts)
-    leaf_M = np.ones(len(depth_M), bool)
-    leaf_M[kept.above_M[kept.above_M >= 0]] = False
     labelled = int((kept.weight_M > 0).sum())
     return PackReport(
         trees=1,
         tokens=laid_out,
         repeated=sum(part.repeated for part in parts),
-        leaf_tokens=int(depth_M[leaf_M].sum()),
+        leaf_tokens=int(depth_M[_leaves(kept)].sum()),
         chain_tokens=int(depth_M[kept.weight_M > 0].sum()),
         steps=len(depth_M),
         labelled=labelled,
@@ -377,6 +380,13 @@ def _count(given: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]
         truncated_labelled=int((given.weight_M > 0).sum()) - labelled,
         pairs_lost=_pairs(kept) - sum(_pairs(part.tree, part.owned_M) for part in parts),
     )
+
+
+def _leaves(tree: TokenTree) -> Bool[np.ndarray, " M"]:
+    """Marks the steps that no step continues."""
+    leaf_M = np.ones(len(tree.above_M), bool)
+    leaf_M[tree.above_M[tree.above_M >= 0]] = False
+    return leaf_M
 
 
 def _pairs(tree: TokenTree, some_M: Bool[np.ndarray, " M"] | bool = True) -> int:

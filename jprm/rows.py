@@ -27,7 +27,7 @@ class Rows:
     `tree` and `parent` -1. A padding token sees only itself (`until[j] == j + 1`) and has position 0.
 
     A tree that is split over rows repeats the steps that its parts continue. A repeated slot is not `owned` and has
-    weight 0, but keeps its label, tree and parent: every step is owned by one slot.
+    weight 0, but keeps its label, tree, parent and `tree_weight`: every step is owned by one slot.
     """
 
     tokens: Int[Any, "B T"]
@@ -40,6 +40,8 @@ class Rows:
     parent: Int[Any, "B S"]  # slot of the step before it on its chain; -1 for a first step
     problem: Int[Any, "B S"]  # length of its tree's problem in tokens
     owned: Bool[Any, "B S"]
+    tree_weight: Float[Any, "B S"]  # the weight of its label in the whole tree: also where the slot is not owned
+    leaf: Bool[Any, "B S"]  # no step of the whole tree continues it, in this row or in another
     # Numbers of the nodes, NaN where a node has none, 0 in unused slots.
     extras: dict[str, Float[Any, "B S"]] = dataclasses.field(default_factory=dict)
 
@@ -59,6 +61,8 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
         parent=none.copy(),
         problem=np.zeros((count, slots), np.int32),
         owned=np.zeros((count, slots), bool),
+        tree_weight=zero.copy(),
+        leaf=np.zeros((count, slots), bool),
         extras={name: zero.copy() for name in extras},
     )
 

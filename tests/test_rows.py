@@ -74,6 +74,7 @@ def test_structure_equals_brute_force_whatever_the_row(trees, spare_tokens, spar
             if s not in node:
                 unused = rows.parent[b, s], rows.problem[b, s], rows.step_end[b, s], rows.weight[b, s]
                 assert unused == (-1, 0, 0, 0) and not rows.owned[b, s]
+                assert rows.tree_weight[b, s] == 0 and not rows.leaf[b, s]
                 assert not before[b, s].any() and not before[b, :, s].any()
                 assert not alike[b, s].any() and not alike[b, :, s].any()
                 continue
@@ -81,6 +82,8 @@ def test_structure_equals_brute_force_whatever_the_row(trees, spare_tokens, spar
             if rows.owned[b, s]:
                 assert node[s] == (made.tree_BS[b, s], made.node_BS[b, s])
             assert rows.problem[b, s] == len(trees[tree].problem) + 1
+            assert rows.weight[b, s] == rows.tree_weight[b, s] * rows.owned[b, s]
+            assert rows.leaf[b, s] == all(other.parent != n for other in trees[tree].nodes)
             above = trees[tree].nodes[n].parent
             assert node.get(int(rows.parent[b, s]), (tree, -1)) == (tree, above)
             assert [node[j][1] for j in np.flatnonzero(before[b, s])] == path(trees[tree], n)[:-1]

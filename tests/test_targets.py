@@ -20,7 +20,8 @@ TARGETS = jax.jit(targets, static_argnums=1)
 
 def by_node(packed, config):
     """{(tree, node): (target, weight)}"""
-    target_BS, weight_BS = TARGETS(filled(packed.rows, 4), config)
+    rows = packed.rows if len(packed.rows.tokens) > 4 else filled(packed.rows, 4)
+    target_BS, weight_BS = TARGETS(rows, config)
     return {
         (int(packed.tree_BS[b, s]), int(packed.node_BS[b, s])): (float(target_BS[b, s]), float(weight_BS[b, s]))
         for b, s in np.argwhere(packed.node_BS >= 0)
@@ -134,6 +135,21 @@ def test_targets_of_values_are_their_formulas(name):
         wanted = None if node.label is None else formula(node.label, before)
         assert weight == (wanted is not None)
         assert wanted is None or np.isclose(target, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("soft", ["progress", "relative"])
+def test_a_split_tree_keeps_the_values_before_its_steps(soft):
+    """12 trees of 120 labelled steps, of which each has first steps: a split loses no other target."""
+    config = TargetConfig("value", "none", "keep", soft, threshold=0.8)
+    trees = [random_tree(seed, 120, (0.0, 0.25, 0.5, 1.0)) for seed in range(12)]
+    given = [token_tree(tree, Letters()) for tree in trees]
+    some = lambda packed: {node: target for node, (target, weight) in by_node(packed, config).items() if weight}  # noqa: E731
+    whole = some(pack(given, 2048, 128, too_long="error"))
+    first = sum(node.parent < 0 for tree in trees for node in tree.nodes)
+    for tokens, slots, chains in [(64, 32, False), (64, 24, False), (64, 32, True)]:
+        split = pack(given, tokens, slots, too_long="error", chains=chains)
+        assert split.report.repeated > 0 and some(split) == whole
+        assert float(targets(split.rows, config)[1].sum()) == len(whole) == 12 * 120 - first
 
 
 def test_consensus_keeps_steps_up_to_the_first_disagreement():

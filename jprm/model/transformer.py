@@ -392,6 +392,6 @@ def init(config: ModelConfig, key: Array) -> dict:
     shape = (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"], 1)
     one = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
     real = one.astype(jnp.float32)
-    rows = Rows(one, one, one + 1, one, real, real, one, one, one, one > 0)
+    rows = Rows(one, one, one + 1, one, real, real, one, one, one, one > 0, real, one > 0)
     # Only the reference attention takes rows of one token; parameters do not depend on attention.
     return dict(Model(dataclasses.replace(config, attention="reference")).init(key, rows)["params"])

@@ -55,12 +55,9 @@ def _of_probability(rows: Rows, config: TargetConfig) -> tuple[Array, Array, Arr
 
 
 def _before(rows: Rows) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
-    """Returns the label of the step before each step, and where there is one.
-
-    A repeated step has its label but no weight, as an unlabelled step has: a step after it is left out.
-    """
+    """Returns the label of the step before each step, and where there is one, also where a split repeats that step."""
     at_BS = jnp.maximum(rows.parent, 0)
-    label_BS, weight_BS = (jnp.take_along_axis(x_BS, at_BS, axis=1) for x_BS in (rows.label, rows.weight))
+    label_BS, weight_BS = (jnp.take_along_axis(x_BS, at_BS, axis=1) for x_BS in (rows.label, rows.tree_weight))
     return label_BS, (rows.parent >= 0) & (weight_BS > 0)
 
 
