@@ -45,7 +45,7 @@ def log_odds(logit_NC):
     return logit_NC[:, -1] - (logit_NC[:, 0] if logit_NC.shape[1] == 2 else 0.0)
 
 
-def compare(objective, head, supervise, brute, chains=False):
+def compare(objective, head, supervise, brute, chains=False, tokens=16):
     """Asserts that the packed trees' loss, count and gradient are the sums of `brute(tree, log odds of its nodes)`."""
     numbered = [
         ReasoningTree(tree.problem, tuple(Node(n.parent, n.text, n.label, correct=n.correct,
@@ -53,7 +53,7 @@ def compare(objective, head, supervise, brute, chains=False):
         for tree, offset in zip(TREES, OFFSETS.tolist(), strict=False)
     ]  # fmt: skip
     made = [token_tree(tree, Letters(), supervise, ("node",)) for tree in numbered]
-    rows = pack(made, 16, 8, too_long="error", chains=chains).rows
+    rows = pack(made, tokens, 8, too_long="error", chains=chains).rows
     table = np.random.default_rng(1).normal(scale=2.0, size=(OFFSETS[-1], 2 if head == "binary" else 1))
 
     def packed(table):
@@ -91,7 +91,7 @@ def test_bradley_terry_is_a_loop_over_pairs(among):
 
 
 def pqm_of_chain(s, right, margin):
-    """The published function on one chain, by its formula: the sum of terms and their number."""
+    """The terms of one chain, by the paper's formula: their sum and their number."""
     correct, wrong = [i for i, r in enumerate(right) if r], [i for i, r in enumerate(right) if not r]
     wrongs = sum((jnp.exp(s[w] + margin) for w in wrong), 0.0)
     loss = sum((-jnp.log(jnp.exp(s[t]) / (jnp.exp(s[t]) + 1 + sum(jnp.exp(s[i]) for i in correct if i < t) + wrongs))
@@ -99,8 +99,52 @@ def pqm_of_chain(s, right, margin):
     return (loss - jnp.log(1 / (1 + wrongs)), len(correct) + 1) if wrong else (loss, len(correct))
 
 
+def chain_of(s, right):
+    """Rows of one chain with these log-odds and marks, and its logits."""
+    nodes = tuple(Node(i - 1, "a", float(mark)) for i, mark in enumerate(right))
+    tree = token_tree(ReasoningTree("p", nodes, semantics="value"), Letters())
+    return pack([tree], 16, 8, too_long="error").rows, jnp.pad(jnp.asarray(s, jnp.float32), (0, 8 - len(s)))[
+        None, :, None
+    ]
+
+
+def test_pqm_is_the_mean_over_chains_of_their_means():
+    """Chains of 2 and 8 steps whose last step is incorrect: sums and counts of the two rows add up."""
+    rng = np.random.default_rng(0)
+    q = {8: rng.normal(size=8), 2: rng.normal(size=2)}
+    marks = {n: [True] * (n - 1) + [False] for n in q}
+    terms = [pqm_of_chain(q[n], marks[n], 4.0) for n in q]
+    wanted = {
+        "chains": np.mean([total / count for total, count in terms]),
+        "steps": sum(total for total, _ in terms) / sum(count for _, count in terms),
+    }
+    for mean, value in wanted.items():
+        of_rows = [find("pqm", {"mean": mean}).of_logits(logit, rows, HEADS["scalar"])[:2]
+                   for rows, logit in (chain_of(q[n], marks[n]) for n in q)]  # fmt: skip
+        found = sum(total for total, _ in of_rows) / sum(count for _, count in of_rows)
+        np.testing.assert_allclose(found, value, rtol=1e-6)
+    np.testing.assert_allclose([wanted["chains"], wanted["steps"]], [3.958, 4.434], atol=5e-4)
+    assert find("pqm").mean == "chains"
+
+
+@pytest.mark.parametrize(("chains", "tokens"), [(False, 16), (True, 16), (False, 6)])
+def test_pqm_of_a_tree_is_that_of_its_chains_alone(chains, tokens):
+    """Also where trees are split, at every leaf or to fit rows of 6 tokens."""
+
+    def brute(tree, s):
+        loss, count = 0.0, 0
+        for end in sorted(set(range(len(tree.nodes))) - {node.parent for node in tree.nodes}):
+            some = [i for i in path(tree, end) if tree.nodes[i].label is not None]
+            total, terms = pqm_of_chain(s[np.array(some, int)], [tree.nodes[i].label >= 0.5 for i in some], 4.0)
+            if terms:
+                loss, count = loss + total / terms, count + 1
+        return loss, count
+
+    compare(find("pqm"), "binary", "step", brute, chains, tokens)
+
+
 @pytest.mark.parametrize("margin", [0.0, 4.0])
-def test_pqm_counts_each_step_of_a_tree_once(margin):
+def test_pqm_by_steps_counts_each_step_of_a_tree_once(margin):
     """A correct step's rivals are collected chain by chain, each once."""
 
     def brute(tree, s):
@@ -122,7 +166,7 @@ def test_pqm_counts_each_step_of_a_tree_once(margin):
             return published
         return loss, count
 
-    compare(find("pqm", {"margin": margin}), "binary", "step", brute)
+    compare(find("pqm", {"margin": margin, "mean": "steps"}), "binary", "step", brute)
 
 
 @pytest.mark.parametrize(("decay", "chains"), [(0.0, True), (0.6, False), (1.0, True)])

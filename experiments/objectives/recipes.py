@@ -36,6 +36,7 @@ OBJECTIVES = {
     "cross_entropy": Objective("formal"),
     "bradley_terry": Objective("alternatives", {"objective": "bradley_terry", "siblings": True}),
     "pqm": Objective("formal", {"objective": "pqm"}),
+    "pqm_steps": Objective("formal", {"objective": "pqm", "objective_options": {"mean": "steps"}}),
     "monte_carlo": Objective("monte_carlo"),
     "monte_carlo_hard": Objective("monte_carlo", {"soft": "hard"}),
     "entropy": Objective("monte_carlo", {"soft": "entropy"}),
