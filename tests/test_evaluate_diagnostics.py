@@ -188,6 +188,45 @@ def test_drift_between_two_policies():
         assert (report["auroc_of"], report["verdict"]) == ("chains", verdict)
 
 
+def relabelled(n, seed, power, centre=0.5, name="p"):
+    """Problems of six steps, correct with probability score^power; scores of a problem are alike."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for i in range(n):
+        scores = squash(centre + 0.5 * rng.normal() + rng.normal(size=6))
+        labels = (rng.random(6) < scores**power).astype(float)
+        records.append({"problem": f"{name}{i}", "steps": ["s"] * 6, "labels": labels.tolist(),
+                        "scores": scores.tolist()})  # fmt: skip
+    return records
+
+
+@pytest.mark.parametrize("name", ["p", "q"])
+def test_drift_tells_that_calibration_is_lost(name):
+    """Scores are distributed as before, and rank as before, but mean less: on the same problems or on others."""
+    for seed in range(5):
+        before, after = relabelled(100, [seed, 7], 1.0), relabelled(100, [seed, 9], 3.0, name=name)
+        report = drift_of(before, after, seed)
+        assert report["p"] >= 0.01 or report["ks"] <= report["margin"]  # the scores alone do not tell
+        assert report["verdict"] == "recalibrate" and report["calibration_of"] == "steps"
+        assert report["calibration_gap"] > 2 * report["calibration_gap_if_unchanged"]
+        unlabelled = [{key: record[key] for key in ("problem", "steps", "scores")} for record in after]
+        assert drift_of(before, unlabelled, seed)["calibration_of"] is None
+
+
+def test_drift_seldom_calls_an_unchanged_calibration_lost(monkeypatch):
+    """On equal distributions the test is exact: of 80 p-values, 4 are expected at 0.05 and 16 at 0.2."""
+    monkeypatch.setattr("jprm.evaluate.drift.PERMUTATIONS", 99)
+    p, moved = [], 0
+    for seed in range(80):
+        before, after = relabelled(30, [seed, 7], 1.0), relabelled(30, [seed, 9], 1.0, name="pq"[seed % 2])
+        p.append(drift_of(before, after, seed)["calibration_p"])
+    for seed in range(40):  # other scores of one meaning
+        report = drift_of(relabelled(30, [seed, 7], 1.0), relabelled(30, [seed, 9], 1.0, 1.5, "q"), seed)
+        moved += report["calibration_p"] <= 0.05
+    # within three standard errors, 1.9 and 3.6; of `moved` 2 are expected
+    assert (np.array(p) <= 0.05).sum() <= 9 and (np.array(p) <= 0.2).sum() <= 26 and moved <= 6
+
+
 def test_drift_p_values_are_uniform_under_dependence():
     """Steps of a problem share a score: a test that took steps for independent would find drift nearly always."""
     p = []

@@ -1,7 +1,7 @@
 """False alarms of the diagnostics on clean scorers, and their power on scorers with one flaw, by number of problems.
 
 A finding is an interval beyond a margin, so a scorer at the margin is a finding in at most 2.5 % of samples, and one
-without the flaw in fewer. Two conditions of `wrong_process` make 5 %; drift has its own level of 1 %.
+without the flaw in fewer. Two conditions of `wrong_process` make 5 %; each of drift's two tests has a level of 1 %.
 """
 
 import numpy as np
@@ -95,6 +95,17 @@ def drifted(rng, n, flaw, seed):
     return drift(chains(rng, n), chains(rng, n, flaw), seed)["finding"]
 
 
+def uncalibrated(rng, n, flaw, seed):
+    """Six steps a problem with a share of their log-odds; steps are right as often as they score, or score^3."""
+    files = []
+    for power in (1, 3 if flaw else 1):
+        score_P6 = squash(0.5 + 0.5 * rng.normal(size=(n, 1)) + rng.normal(size=(n, 6)))
+        label_P6 = (rng.random((n, 6)) < score_P6**power).astype(float)
+        files.append([tree_of({"problem": f"p{i}", "steps": ["step"] * 6, "scores": s.tolist(), "labels": y.tolist()})
+                      for i, (s, y) in enumerate(zip(score_P6, label_P6, strict=True))])  # fmt: skip
+    return drift(*files, seed)["finding"]
+
+
 def broken(rng, n, flaw, seed):
     return drift(chains(rng, n), chains(rng, n, flaw), seed)["verdict"] == "retrain"
 
@@ -114,7 +125,8 @@ CASES = {
     "length slope": (length_slope, None, 0.05, "length"),
     "over-optimisation": (over_optimisation, None, 0.025, "fooled"),
     "over-optimisation of random scores": (over_optimisation, "random", 0.025, "fooled"),
-    "drift": (drifted, None, 0.01, "scale"),
+    "drift": (drifted, None, 0.02, "scale"),
+    "drift, calibration": (uncalibrated, None, 0.02, "cube"),
     "drift, ranking": (broken, None, 0.01, "outcome"),
     "meaning kept": (meaning, None, 0.025, "moves"),
     "nonsense": (nonsense, None, 0.025, "likes"),

@@ -37,6 +37,12 @@ def tables(report: Report) -> Iterator[str]:
     numbers = f"largest distance {report['ks']:.3f}, p = {report['p']:.3f}"
     means = f"mean score {report['mean_before']:.3f} before, {report['mean_after']:.3f} after"
     yield f"verdict: {report['verdict']} ({numbers}; {means})"
+    if report["calibration_of"]:
+        gap, noise = report["calibration_gap"], report["calibration_gap_if_unchanged"]
+        p = f"p = {report['calibration_p']:.3f}"
+        yield f"calibration of {report['calibration_of']}: moved by {gap:.3f} ({noise:.3f} by noise alone; {p})"
+    else:
+        yield "no labels in both files: whether the scores mean the same is not tested"
 
 
 BENCHMARK = Benchmark(name="drift", title="Drift", options=Options, tables=tables, run=run)
