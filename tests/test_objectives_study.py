@@ -219,13 +219,36 @@ def test_seeds_are_averaged_problem_by_problem(study):
     good, bad = test([0.9, 0.1, 0.8, 0.2]), test([0.9, 0.1, 0.2, 0.8])
     found = study.measure.figures([good, bad], [good, good])
     assert found["chain_auroc"]["value"] == pytest.approx((1.0 + 0.75) / 2)
-    assert found["chain_auroc"]["seeds"] == [0.75, 1.0]
+    assert found["chain_auroc"]["seeds"] == [1.0, 0.75]
     assert found["within_auroc"]["value"] == pytest.approx((1.0 + 0.5) / 2)  # of two problems, one upside down in `bad`
     both = study.measure.mean_over_tests([[good, bad], [good]], "weighted_vote", "majority")
     assert both["value"] == pytest.approx((0.5 + (0.0 + 0.3) / 2) / 2)  # of the first problem, and of the second
     easy = {**good, "chain_correct": [1.0, 1.0, 1.0, 0.0]}  # whose first problem says nothing of its chains
     assert study.measure.figures([easy], None)["within_auroc"]["value"] == 1.0
     assert found["vote_minus_majority"]["value"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.4])
+def test_intervals_cover_other_seeds_and_other_problems(study, spread):
+    """Differences of three seeds on 40 problems, whose seeds are apart by nothing, little or most of what there is."""
+    covered, over_problems = 0, 0
+    for run in range(200):
+        rng = np.random.default_rng([run, int(100 * spread)])
+        value_SP = spread * rng.normal(size=(3, 1)) + 0.5 * rng.normal(size=40) + 0.3 * rng.normal(size=(3, 40))
+        found = study.measure.of_values([str(i) for i in range(40)], value_SP)
+        assert found["value"] == pytest.approx(value_SP.mean()) and found["seeds"] == value_SP.mean(1).tolist()
+        covered += found["low"] <= 0.0 <= found["high"]
+        alone = study.measure.of_values([str(i) for i in range(40)], [value_SP.mean(0)])
+        over_problems += alone["low"] <= 0.0 <= alone["high"]
+    assert covered >= 181  # of 190 expected at 95 %, less three standard errors
+    assert over_problems < 120 or spread < 0.4  # intervals over problems alone leave the seeds out
+
+
+def test_objectives_are_apart_by_seed_and_problem(study):
+    one = [{"problems": ["a", "b"], "best_of_n": [1.0, x]} for x in (1.0, 0.0)]
+    other = [{"problems": ["a", "b"], "best_of_n": [0.0, 0.0]} for _ in range(2)]
+    found = study.measure.apart(one, other, "best_of_n")
+    assert (found["value"], found["seeds"]) == (0.75, [1.0, 0.5]) and found["low"] < 0 < found["high"]
 
 
 def test_a_cell_without_its_labels_is_refused(study, tmp_path):

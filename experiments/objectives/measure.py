@@ -1,4 +1,10 @@
-"""The study's figures, from scored pools: of one cell as numbers a chain, of several seeds with intervals."""
+"""The study's figures, from scored pools: of one cell as numbers a chain, of several seeds with intervals.
+
+Seeds and problems are both samples: another seed's head would score otherwise, and so would other problems. The squared
+standard error of a mean over S seeds and P problems is s_S^2 / S + s_P^2 / P, with the variances of seeds' means and
+of the problems' means. (The noise of single seeds on single problems is in both: the interval is a little wide.) The
+interval is Student's t with Satterthwaite's degrees of freedom: up to 4.3 standard errors where three seeds differ.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from data import merged
+from scipy.special import stdtrit
 
 from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.evaluate.calibration import ece
@@ -15,7 +22,7 @@ from jprm.evaluate.steps import steps_report
 from jprm.evaluate.votes import vote_accuracy
 from jprm.score.calibration_map import apply, fit
 from jprm.score.scale import Scale
-from jprm.statistics import auroc, difference, draws, interval, weighted_mean
+from jprm.statistics import Draws, auroc, draws, interval, jsonable, weighted_mean
 from jprm.tree import ReasoningTree, with_scores
 
 POWERS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -108,7 +115,7 @@ def _finite(key_N: np.ndarray) -> list[float]:
 
 
 def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
-    """Returns means over the seeds of one test with 95 % intervals over its problems; `seeds` is the range over them.
+    """Returns means over the seeds of one test with 95 % intervals over seeds and problems; `seeds` has each seed's.
 
     `valid` are the validation pools' numbers of the same cells, on which the calibration map (Platt's) is fitted.
     Without them there is no map: it is never fitted on what it is judged by.
@@ -117,27 +124,19 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
     chain_N, right_N = np.array(first["chain_problem"]), np.array(first["chain_correct"]) > 0.5
 
     def mean(name: str, less: str = "") -> dict[str, Any]:
-        return of_values([np.array(s[name]) - (np.array(s[less]) if less else 0.0) for s in seeds], less)
-
-    def of_values(values: Sequence[np.ndarray], less: str = "") -> dict[str, Any]:
-        value_SP = np.array(values)
-        drawn = draws(lambda w_RP: weighted_mean(value_SP.mean(0), w_RP), first["problems"], seed=0)
-        found = difference(drawn).json() if less else interval(drawn).json()
-        return found | {"seeds": _range(value_SP.mean(1))}
+        return of_values(first["problems"], [np.array(s[name]) - (np.array(s[less]) if less else 0.0) for s in seeds])
 
     def area(score: str, right_N: np.ndarray, group_N: np.ndarray) -> dict[str, Any]:
         def of(w_RN: np.ndarray) -> np.ndarray:
             return np.mean([auroc(np.array(s[score]), right_N, w_RN) for s in seeds], axis=0)
 
-        each = [float(auroc(np.array(s[score]), right_N)) for s in seeds]
-        return interval(draws(of, group_N, seed=0)).json() | {"seeds": _range(each)}
+        return over_both(draws(of, group_N, seed=0), [float(auroc(np.array(s[score]), right_N)) for s in seeds])
 
     def within() -> dict[str, Any]:
         value_SP = np.array([_within(np.array(s["chain_key"]), right_N, chain_N) for s in seeds])
         some_P = np.isfinite(value_SP[0])
         names = [first["problems"][i] for i in np.unique(chain_N)[some_P]]
-        drawn = draws(lambda w_RP: weighted_mean(value_SP.mean(0)[some_P], w_RP), names, seed=0)
-        return interval(drawn).json() | {"seeds": _range(value_SP[:, some_P].mean(1))}
+        return of_values(names, value_SP[:, some_P])
 
     found = {
         "chain_auroc": area("chain_key", right_N, chain_N),
@@ -152,7 +151,7 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         best = [int(np.mean(s["votes_by_odds"], 0).argmax()) for s in valid]
         by_odds = [np.array(s["votes_by_odds"])[:, k] for s, k in zip(seeds, best, strict=True)]
         less = [values - np.array(s["majority"]) for s, values in zip(seeds, by_odds, strict=True)]
-        found["odds_vote_minus_majority"] = of_values(less, "majority")
+        found["odds_vote_minus_majority"] = of_values(first["problems"], less)
     if "step_right" in first:
         found["step_auroc"] = area("step_score", np.array(first["step_right"]) > 0.5, np.array(first["step_problem"]))
     scores = {"ece": [np.array(s["chain_score"]) for s in seeds]}
@@ -160,19 +159,50 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         scores["ece_recalibrated"] = list(map(_recalibrated, scores["ece"], valid))
     for name, score_SN in scores.items():
         error_S = np.array([ece(score_N, right_N) for score_N in score_SN])
-        found[name] = {"value": float(error_S.mean()), "seeds": _range(error_S)}
+        found[name] = {"value": float(error_S.mean()), "seeds": error_S.tolist()}
     return found
 
 
+def apart(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Returns one objective's figure less the other's on one test, paired by seed and problem, as `figures` does."""
+    value = [np.array(a[name]) - np.array(b[name]) for a, b in zip(one, other, strict=False)]
+    return of_values(one[0]["problems"], value)
+
+
+def of_values(problems: Sequence[str], values: Sequence[np.ndarray] | np.ndarray) -> dict[str, Any]:
+    """Returns the mean of a value for each seed and problem."""
+    value_SP = np.array(values)
+    drawn = draws(lambda w_RP: weighted_mean(value_SP.mean(0), w_RP), problems, seed=0)
+    return over_both(drawn, value_SP.mean(1).tolist())
+
+
+def over_both(drawn: Draws, seeds: Sequence[float]) -> dict[str, Any]:
+    """Returns a mean over seeds with its interval over seeds and problems, from its draws of problems and its seeds.
+
+    Of one seed the interval is over problems.
+    """
+    value, low, high = interval(drawn, fraction=False)
+    if (count := len(seeds)) > 1:
+        of_problems = float(np.nanvar(drawn.drawn_R)) * drawn.groups / (drawn.groups - 1)
+        of_seeds = float(np.var(seeds, ddof=1)) / count
+        if (total := of_problems + of_seeds) > 0:
+            freedom = total**2 / (of_problems**2 / (drawn.groups - 1) + of_seeds**2 / (count - 1))
+            half = stdtrit(freedom, 0.975) * total**0.5
+            low, high = value - half, value + half
+    return {"value": jsonable(value), "low": jsonable(low), "high": jsonable(high), "seeds": list(seeds)}
+
+
 def mean_over_tests(tests: Sequence[Sequence[Mapping[str, Any]]], name: str, less: str) -> dict[str, Any]:
-    """Returns a difference, its mean over seeds and then over tests problem by problem, with its 95 % interval."""
+    """Returns a difference, a problem's mean over tests, with its interval over seeds and problems."""
     problems: dict[str, list[float]] = {}
-    for seeds in tests:
-        value_P = np.mean([np.array(s[name]) - np.array(s[less]) for s in seeds], axis=0)
-        for problem, value in zip(seeds[0]["problems"], value_P, strict=True):
-            problems.setdefault(problem, []).append(float(value))
+    value_TSP = [np.array([np.array(s[name]) - np.array(s[less]) for s in seeds]) for seeds in tests]
+    for seeds, value_SP in zip(tests, value_TSP, strict=True):
+        for problem, value in zip(seeds[0]["problems"], value_SP.mean(0).tolist(), strict=True):
+            problems.setdefault(problem, []).append(value)
     value_P = np.array(list(map(np.mean, problems.values())))
-    return difference(draws(lambda w_RP: weighted_mean(value_P, w_RP), list(problems), seed=0)).json()
+    of_seeds = zip(*(value_SP.mean(1).tolist() for value_SP in value_TSP), strict=False)  # tests may have fewer
+    drawn = draws(lambda w_RP: weighted_mean(value_P, w_RP), list(problems), seed=0)
+    return over_both(drawn, [float(np.mean(values)) for values in of_seeds])
 
 
 def _within(key_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray) -> np.ndarray:
@@ -186,7 +216,3 @@ def _recalibrated(score_N: np.ndarray, valid: Mapping[str, Any]) -> np.ndarray:
     """Returns the scores by a map fitted on the validation pools."""
     known_N, right_N = np.array(valid["chain_score"]), np.array(valid["chain_correct"]) > 0.5
     return np.asarray(apply(fit("platt", known_N, right_N), score_N))
-
-
-def _range(values: Sequence[float] | np.ndarray) -> list[float]:
-    return [float(np.min(values)), float(np.max(values))]

@@ -1,9 +1,8 @@
-"""Tabulates the study: every objective's figures on every test, means over seeds with intervals over problems.
+"""Tabulates the study: every objective's figures on every test, with intervals over seeds and problems.
 
     python experiments/objectives/table.py runs/objectives
 
-Cells that are not finished are left out; `seeds` says how many there are. A test's figures of all seeds are of the same
-problems, so that the interval of their mean is over problems; the range over seeds follows it.
+Cells that are not finished are left out; `seeds` says how many there are. Each seed's figure follows the interval.
 """
 
 from __future__ import annotations
@@ -31,6 +30,14 @@ COLUMNS = {
     "weighted_vote": "vote", "vote_minus_majority": "less majority", "odds_vote_minus_majority": "by odds",
     "ece": "ECE", "ece_recalibrated": "by Platt",
 }  # fmt: skip
+
+
+PAIRS = (
+    ("pqm", "cross_entropy"), ("pqm", "pqm_steps"), ("monte_carlo_hard", "monte_carlo"), ("entropy", "monte_carlo"),
+    ("progress", "monte_carlo"), ("outcome_tokens", "outcome_steps"), ("td_lambda", "outcome_steps"),
+    ("dpo", "implicit"),
+)  # fmt: skip
+"""Objectives whose differences are tabulated: what papers claim, of labels of one kind."""
 
 
 def cells(out: pathlib.Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -62,6 +69,27 @@ def tables(out: pathlib.Path) -> Iterator[Table]:
             yield _of_bounds(title, some, test)
         else:
             yield _of_steps(title, some, test)
+
+
+def differences(out: pathlib.Path) -> Iterator[Table]:
+    """Yields, for every data set and test of pools, how far objectives of labels of one kind are apart."""
+    found = cells(out)
+    for source in dict.fromkeys(source for source, _ in found):
+        pairs = [pair for pair in PAIRS if all((source, name) in found for name in pair)]
+        for test in dict.fromkeys(test for pair in pairs for test in found[source, pair[0]][0]["tests"]):
+            rows = []
+            for pair in pairs:
+                one, other = (
+                    {cell["seed"]: cell["tests"].get(test, {}) for cell in found[source, name]} for name in pair
+                )
+                both = [seed for seed in one if "best_of_n" in one[seed] and "best_of_n" in other.get(seed, {})]
+                if both and test != "valid":
+                    figures = [measure.apart([one[s] for s in both], [other[s] for s in both], name)
+                               for name in ("best_of_n", "weighted_vote")]  # fmt: skip
+                    rows.append([*pair, *map(_worded, figures)])
+            if rows:
+                columns = ("points", "less", "best of n", "vote")
+                yield Table(f"differences, trained on {source}, tested on {test}", columns, rows)
 
 
 def over_policies(out: pathlib.Path) -> Table | None:
@@ -126,14 +154,14 @@ def _of_bounds(title: str, some: dict[str, list[dict]], test: str) -> Table:
 
 
 def _worded(figure: dict[str, Any] | None) -> str:
-    """Returns the value, its interval if it has one, and the range over seeds if there are several."""
+    """Returns the value, its interval if it has one, and each seed's value if there are several."""
     if figure is None:
         return "-"
     text = percent(figure["value"])
     if figure.get("low") is not None:
         text += f" [{percent(figure['low'])}, {percent(figure['high'])}]"
-    low, high = figure.get("seeds", (0, 0))
-    return text + (f" ({percent(low)} to {percent(high)})" if low != high else "")
+    seeds = figure.get("seeds", ())
+    return text + (f" ({', '.join(map(percent, seeds))})" if len(seeds) > 1 else "")
 
 
 def main(out: Annotated[pathlib.Path, tyro.conf.Positional] = pathlib.Path("runs/objectives")) -> None:
@@ -142,7 +170,7 @@ def main(out: Annotated[pathlib.Path, tyro.conf.Positional] = pathlib.Path("runs
     Args:
         out: The folder of all cells.
     """
-    show([*tables(out), *filter(None, [over_policies(out)])], Console(width=200))
+    show([*tables(out), *differences(out), *filter(None, [over_policies(out)])], Console(width=200))
 
 
 if __name__ == "__main__":
