@@ -57,7 +57,7 @@ def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
     in notebooks and by `python -m`, and the folder may be below it. A module that is imported already runs nothing.
     """
     place, colon, _ = name.rpartition(":")
-    if not colon or place in sys.modules:
+    if not colon or place in sys.modules or place.partition(".")[0] == __package__:  # jprm itself is running
         return
     for i, spec in enumerate(_specs(place)):
         files = [

@@ -8,6 +8,7 @@ import itertools
 import pathlib
 import re
 import shutil
+import sys
 import types
 from collections.abc import Callable
 
@@ -20,7 +21,7 @@ from tiny_run import MODEL, VALUE, equal, experiment, lines, loop, make_data, on
 from tiny_run import chains as rated_chains
 
 import jprm
-from jprm import objectives
+from jprm import objectives, registry
 from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
 from jprm.jsonl import write_records
 from jprm.label.files import label_reference
@@ -322,12 +323,16 @@ def test_a_run_scores_as_its_objective_says_whatever_its_name(tmp_path):
         np.testing.assert_array_equal(score[name], score["short"])
 
 
-def test_runs_that_do_not_record_how_they_score_are_read_by_their_objective(tmp_path):
+def test_runs_that_do_not_record_how_they_score_are_read_by_their_objective(tmp_path, monkeypatch):
     """As versions before 0.2 wrote them."""
     for name in ("implicit", "jprm.objectives.implicit:implicit"):
         run = run_of(CASES["implicit"], tmp_path / "x", objective=name, objective_options={"beta": 0.5})
         (tmp_path / "experiment.json").write_text(written(run))
         assert read_record(tmp_path / "experiment.json") == (run, 0.5)
+    # A clone from which `python -m jprm` runs is the current folder, and its own modules are no one else's.
+    monkeypatch.setattr(registry, "_unasked", lambda: str(pathlib.Path(jprm.__file__).resolve().parent.parent))
+    monkeypatch.delitem(sys.modules, "jprm.objectives.implicit")
+    assert read_record(tmp_path / "experiment.json") == (run, 0.5)
     level = dataclasses.replace(run, objective="cross_entropy", objective_options={})
     (tmp_path / "experiment.json").write_text(written(level))
     assert read_record(tmp_path / "experiment.json") == (level, None)
