@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 PER_TOKEN = ("tokens", "position", "until")
 """The fields of shape (B, T). All others, and every extra, have shape (B, S)."""
@@ -67,6 +67,16 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
     )
 
 
+def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[Array, "B N *X"]:
+    """Returns x at N slots, or tokens, of each row."""
+    if x_BSX.shape[1] == 1:
+        return jnp.repeat(x_BSX, slot_BN.shape[1], axis=1)
+    alone = slot_BN.shape == (1, 1)  # taken twice: JAX could not tell how one number of a split axis is split
+    index_BN = jnp.repeat(slot_BN, 2, axis=1) if alone else slot_BN
+    y_BNX = jnp.take_along_axis(x_BSX, jnp.expand_dims(index_BN, range(2, x_BSX.ndim)), axis=1)
+    return y_BNX[:, :1] if alone else y_BNX
+
+
 def siblings(rows: Rows) -> Bool[Array, "B S S"]:
     """Marks the pairs (i, j) of alternatives: two steps of one tree that continue the same step, or the problem.
 
@@ -88,7 +98,6 @@ def ancestors(rows: Rows) -> Bool[Array, "B S S"]:
     found_BSS = jump_BS[:, :, None] == jnp.arange(slots)
     for _ in range(max(slots - 1, 1).bit_length()):
         has_BS, at_BS = jump_BS >= 0, jnp.maximum(jump_BS, 0)
-        further_BSS = jnp.take_along_axis(found_BSS, at_BS[:, :, None], axis=1)
-        found_BSS |= further_BSS & has_BS[:, :, None]
-        jump_BS = jnp.where(has_BS, jnp.take_along_axis(jump_BS, at_BS, axis=1), -1)
+        found_BSS |= at_slots(found_BSS, at_BS) & has_BS[:, :, None]
+        jump_BS = jnp.where(has_BS, at_slots(jump_BS, at_BS), -1)
     return found_BSS

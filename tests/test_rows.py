@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from tiny import Letters, filled, path, random_tree, reasoning_trees
 
 from jprm.data.pipeline import PipelineConfig, packed_batches
+from jprm.experiment import TargetConfig
 from jprm.model.mesh import make_mesh, put_rows
+from jprm.objectives.policy_gradient import path_sum
+from jprm.objectives.targets import targets
+from jprm.objectives.td_lambda import returns
 from jprm.pack import pack, token_tree
 from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
 from jprm.tree import Node, ReasoningTree
@@ -153,3 +157,15 @@ def test_extras_that_do_not_fit_are_refused():
         token_tree(tree({"v": 1}), Letters(end=0), "token", ("v",))
     with pytest.raises(ValueError, match="tree 1 .* has the extras \\[\\], tree 0 has \\['v'\\]"):
         pack([made, token_tree(tree({}), Letters())], 8, 4, too_long="error")
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_of_one_slot_have_no_relations_on_a_mesh_either(rows):
+    one = dataclasses.replace(empty_rows(rows, 8, 1), weight=np.ones((rows, 1), np.float32))
+    target = TargetConfig("value", "none", "mask", soft="progress")
+    with jax.set_mesh(mesh := make_mesh(devices=jax.devices()[:1])):
+        put = put_rows(one, mesh)
+        assert not ancestors(put).any() and not siblings(put).any()
+        np.testing.assert_array_equal(path_sum(put.label, put), one.label)
+        np.testing.assert_array_equal(returns(put, put.label, put.label, put.weight, 0.5)[0], one.label)
+        assert not targets(put, target)[1].any()

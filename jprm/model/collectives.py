@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jprm.model.mesh import parts, spec, stream
+from jprm.rows import at_slots
 
 
 def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
@@ -48,7 +49,7 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
     """
     rest = range(2, x_BTX.ndim)
     if parts(x_BTX) == 1:
-        return jnp.take_along_axis(x_BTX, jnp.expand_dims(index_BS, rest), axis=1)
+        return at_slots(x_BTX, index_BS)
 
     def own(x_BTX, index_BS):
         T = x_BTX.shape[1]

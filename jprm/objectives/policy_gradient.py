@@ -23,7 +23,7 @@ from jprm.model.heads import TOKEN, find, token_log_probability
 from jprm.model.transformer import head_logits
 from jprm.model.vocabulary import gathered_head, in_blocks, slot_states
 from jprm.objectives.metrics import Mean
-from jprm.rows import Rows
+from jprm.rows import Rows, at_slots
 
 FARTHEST = 20.0
 """Logarithms of ratios are cut off here, where float32 still multiplies them. Their gradient is 0 beyond."""
@@ -175,8 +175,8 @@ def path_sum(x_BS: Float[Array, "B S"], rows: Rows) -> Float[Array, "B S"]:
     jump_BS = rows.parent
     for _ in range(max(x_BS.shape[1] - 1, 1).bit_length()):
         at_BS = jnp.maximum(jump_BS, 0)
-        x_BS = x_BS + jnp.where(jump_BS >= 0, jnp.take_along_axis(x_BS, at_BS, axis=1), 0.0)
-        jump_BS = jnp.where(jump_BS >= 0, jnp.take_along_axis(jump_BS, at_BS, axis=1), -1)
+        x_BS = x_BS + jnp.where(jump_BS >= 0, at_slots(x_BS, at_BS), 0.0)
+        jump_BS = jnp.where(jump_BS >= 0, at_slots(jump_BS, at_BS), -1)
     return x_BS
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from jprm.experiment import TargetConfig
 from jprm.model.collectives import at_tokens
-from jprm.rows import Rows
+from jprm.rows import Rows, at_slots
 
 
 def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
@@ -57,7 +57,7 @@ def _of_probability(rows: Rows, config: TargetConfig) -> tuple[Array, Array, Arr
 def _before(rows: Rows) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
     """Returns the label of the step before each step, and where there is one, also where a split repeats that step."""
     at_BS = jnp.maximum(rows.parent, 0)
-    label_BS, weight_BS = (jnp.take_along_axis(x_BS, at_BS, axis=1) for x_BS in (rows.label, rows.tree_weight))
+    label_BS, weight_BS = (at_slots(x_BS, at_BS) for x_BS in (rows.label, rows.tree_weight))
     return label_BS, (rows.parent >= 0) & (weight_BS > 0)
 
 
@@ -73,4 +73,4 @@ def after_error(rows: Rows, wrong_BS: Array) -> Array:
     before_BS = jnp.pad(reach_BS, ((0, 0), (1, 0)))[:, :-1]
     new_BS = rows.step_end != jnp.pad(rows.step_end, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     first_BS = jax.lax.cummax(jnp.where(new_BS, jnp.arange(new_BS.shape[1]), 0), axis=1)  # of those with its end
-    return jnp.take_along_axis(before_BS, first_BS, axis=1) > rows.step_end
+    return at_slots(before_BS, first_BS) > rows.step_end
