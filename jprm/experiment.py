@@ -95,6 +95,8 @@ class Experiment:
         that defines its own, `objective=f"{__file__}:function"`. The run keeps a copy of the file.
     objective_options: the objective's hyperparameters that differ from their defaults, by name.
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
+    new_parameters: a pattern of the decoder's parameters that `base` has no weights for and that start at random: those
+        of a layer that was added to the decoder. A parameter without weights that it does not match is an error.
     reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
         not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
     reference_dtype: what the reference's decoder is stored as; adapters that train on it share its float32.
@@ -115,6 +117,7 @@ class Experiment:
     reference_dtype: Dtype = "float32"
     objective_options: Mapping[str, Any] = FrozenDict()
     lora: LoraConfig = LoraConfig()  # of rank 0: no adapters
+    new_parameters: str = ""
     probe_rows: int = 0  # rows on which the head is fitted before training; 0: it starts at zero
     mesh: MeshConfig = MeshConfig()
     seed: int = 0

@@ -83,6 +83,16 @@ def test_all_types_are_read_from_a_file_as_they_are_held(tmp_path):
         held("up", whole["embed"], "int4")
 
 
+def test_a_parameter_whose_products_are_not_known_is_refused():
+    """An expert's matrix would stay in float32, and the model be as large as before."""
+    x_LDF = np.ones((1, 4, 8), np.float32)
+    with pytest.raises(ValueError, match="products with 'experts' sum over are not known. Add them to"):
+        held_decoder({"layers_0": {"experts": x_LDF}}, "int8")
+    assert held("experts", jnp.asarray(x_LDF), "bfloat16").dtype == jnp.bfloat16
+    for config in (TINY, GEMMA):  # all that jprm has are known
+        held_decoder(params(config)["decoder"], "int8")
+
+
 def test_a_run_is_scored_in_a_smaller_type(tiny_run, one_device):
     chain = {"problem": "p0 1", "steps": ["add 1", "bad 2", "cut 3"]}
     whole = jprm.load(tiny_run.folder).score(**chain)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, AxisType
-from tiny import TINY, params
+from tiny import GEMMA, TINY, params
 from tiny_run import equal, experiment, lines, loop, make_data, one_device, trainer, untimed
 from tiny_run import params as loaded
 
@@ -76,6 +76,18 @@ def test_targets_and_freezing_choose_the_matrices():
     for bad in (dict(rank=-1), dict(alpha=0.0), dict(alpha=float("nan"))):
         with pytest.raises(ValueError, match="must not be negative"):
             LoraConfig(**bad)
+
+
+def test_parameters_that_adapters_do_not_know_are_refused():
+    """A new layer beside frozen matrices would be frozen too, at what it started with."""
+    for model in (GROUPS, GEMMA):
+        lora.check(flatten_dict(params(model), sep="/"), "")
+    new = ["decoder/layers_0/query", "decoder/layers_0/experts", "decoder/router/kernel"]
+    with pytest.raises(ValueError, match="lora: decoder/layers_0/experts, decoder/router/kernel: adapters do not know"):
+        lora.check(new, "")
+    with pytest.raises(ValueError, match="lora: decoder/layers_0/experts: adapters"):
+        lora.check(new, "router")
+    lora.check(new, "router|experts")
 
 
 def test_a_switch_on_any_experiment(tmp_path):

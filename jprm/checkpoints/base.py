@@ -24,15 +24,19 @@ def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
     return module.model_config(path, **changes)
 
 
-def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
-    Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring.
+    Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring. Parameters that the files have no
+    weights for are left out where the pattern `new` matches them.
+
+    Raises:
+      ValueError: names parameters without weights that `new` does not match; or the pattern, where it matches none.
     """
     module, path = _opened(path)
     if os.path.isdir(path):
         check_sums(path)
-    return module.load_decoder(path, config, dtype)
+    return module.load_decoder(path, config, dtype, new=new)
 
 
 def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:

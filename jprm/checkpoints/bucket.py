@@ -76,6 +76,9 @@ class Staged:
     def latest(self) -> Any:
         return self._inner.latest
 
+    def checkpointables_metadata(self, step: int) -> Any:
+        return self._inner.checkpointables_metadata(step)
+
     def load_checkpointables(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
         return self._inner.load_checkpointables(step, wanted)
 

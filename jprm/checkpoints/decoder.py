@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import SUMMED, Dtype, Int8, held, quantized
 from jprm.model.mesh import put, spec
+from jprm.model.parameters import join, new_parameters
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
@@ -84,6 +86,7 @@ def load(
     shape_of: Callable[[str], tuple[int, ...]],
     read: Callable[[str, str], np.ndarray],
     dtype: Dtype = "float32",
+    new: str = "",
 ) -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
@@ -94,8 +97,13 @@ def load(
       name_of: role and layer to the tensor's name.
       shape_of: its name to its shape, (out, in); all are checked before the first is read.
       read: role and name to the tensor, in any float type, rotary pairs at (i, i + H/2).
+      new: a pattern of parameters that files of this format do not have, which are left out.
     """
     shapes = file_shapes(config)
+    model = flatten_dict(jax.eval_shape(functools.partial(init, config), jax.random.key(0)), sep="/")
+    flat = {name: x for name, x in model.items() if name.startswith("decoder/")}
+    left_out = new_parameters(path, [name for name in flat if name.rpartition("/")[2] not in shapes], new)
+    wanted = join({name: x for name, x in flat.items() if name not in left_out})["decoder"]
     for role, layer in slots(config):
         name = name_of(role, layer)
         if (found := tuple(shape_of(name))) != shapes[role]:
@@ -105,7 +113,6 @@ def load(
         return from_file(role, read(role, name_of(role, layer)), shape)
 
     first_of = dict(zip(range(len(config.layer_groups)), np.cumsum((0, *config.layer_groups)).tolist(), strict=False))
-    wanted = jax.eval_shape(functools.partial(init, config), jax.random.key(0))["decoder"]
     params: dict = {}
     for part, shape in wanted.items():
         if not isinstance(shape, Mapping):

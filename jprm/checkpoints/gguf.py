@@ -187,7 +187,7 @@ def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
     raise ValueError(f"{file.path}: RoPE scaling {kind!r} is not supported")
 
 
-def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
     Fields and shapes are checked against `config`.
@@ -206,4 +206,4 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "
     def name_of(role: str, layer: int | None) -> str:
         return _NAMES[role] if layer is None else f"blk.{layer}.{_NAMES[role]}"
 
-    return decoder.load(path, config, name_of, file.shape, read, dtype)
+    return decoder.load(path, config, name_of, file.shape, read, dtype, new)

@@ -127,8 +127,9 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
 
 
 def load_decoder(
-    folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Readable | None = None
-) -> dict:
+    folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Readable | None = None, *,
+    new: str = "",
+) -> dict:  # fmt: skip
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
     `file` is the folder's tensors where they are open already, or changed by a LoRA. Every name and shape is checked
@@ -156,7 +157,7 @@ def load_decoder(
     def name_in_file(role: str, layer: int | None) -> str:
         return prefix + name_of(role, layer, config)
 
-    return decoder.load(folder, config, name_in_file, file.shape, read, dtype)
+    return decoder.load(folder, config, name_in_file, file.shape, read, dtype, new)
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:

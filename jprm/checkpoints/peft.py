@@ -61,13 +61,13 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     return huggingface.model_config(base_of(folder), **changes)
 
 
-def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
     """Returns the base model's decoder with the LoRA merged in float32, then stored as `dtype`.
 
     Layers that `config` leaves out are left out. Every name and shape is checked before the first tensor is read.
     """
     file = Merged(folder)
-    return huggingface.load_decoder(file.path, config, dtype, file)
+    return huggingface.load_decoder(file.path, config, dtype, file, new=new)
 
 
 class Merged:

@@ -34,17 +34,17 @@ def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
     return dataclasses.replace(read(path_of(path) / RUN).model, **{"head": ModelConfig.head, **changes})
 
 
-def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
     """Returns the decoder of the newest checkpoint, LoRA merged, on the mesh that is set.
 
-    Raises ValueError naming a field in which `config` differs from the run's decoder.
+    Raises ValueError naming a field in which `config` differs from the run's decoder, or parameters that it lacks.
     """
     experiment = read(path_of(path) / RUN)
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
         if field.name not in FREE and ours != theirs:
             raise ValueError(f"{path}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
-    params, _ = store.load_params(path, experiment, jax.sharding.get_mesh())
+    params, _ = store.load_params(path, experiment, jax.sharding.get_mesh(), new)
     return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
 
 

@@ -8,7 +8,9 @@ is written last (`jprm.checkpoints.bucket`). The parts `params` and `optimizer` 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,7 +21,7 @@ from orbax.checkpoint import v1 as ocp
 from jprm.checkpoints import bucket
 from jprm.experiment import Experiment
 from jprm.model import lora, transformer
-from jprm.model.parameters import join
+from jprm.model.parameters import join, new_parameters
 from jprm.storage import Place, Remote, path_of
 
 FOLDER = "checkpoints"
@@ -71,12 +73,19 @@ def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: names the folder and the fix where there is no checkpoint, or one that is damaged or of another model.
     """
+    with _newest(checkpoints) as step:
+        return checkpoints.load_checkpointables(step, wanted)
+
+
+@contextlib.contextmanager
+def _newest(checkpoints: Checkpoints) -> Iterator[int]:
+    """Yields the newest step, to read it; errors as in `restore`."""
     folder = checkpoints.directory
     if checkpoints.latest is None:
         raise ValueError(f"{folder}: holds no complete checkpoint; train first, or name the run's folder")
     step = checkpoints.latest.step
     try:
-        return checkpoints.load_checkpointables(step, wanted)
+        yield step
     except Exception as error:  # Orbax and TensorStore raise many types for a damaged or a different tree
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:  # the first error names file or array, later ones only handlers
@@ -88,8 +97,11 @@ def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh) -> tuple[dict, int]:
-    """Returns the newest checkpoint's parameters on the mesh, LoRA matrices unmerged, and its step."""
+def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, new: str = "") -> tuple[dict, int]:
+    """Returns the newest checkpoint's parameters on the mesh, LoRA matrices unmerged, and its step.
+
+    Parameters that it lacks are left out where the pattern `new` matches them; else they are a ValueError.
+    """
 
     def init(key: jax.Array) -> dict:
         adapters = lora.init(experiment.lora, experiment.model, experiment.optimizer.freeze, key)
@@ -98,6 +110,10 @@ def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh) -
     with open_checkpoints(folder) as checkpoints:
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)),
-            jax.eval_shape(init, jax.random.key(0)),
+            flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/"),
         )
+        with _newest(checkpoints) as latest:
+            there = flatten_dict(checkpoints.checkpointables_metadata(latest).metadata["params"], sep="/")
+        left_out = new_parameters(folder, wanted.keys() - there.keys(), new)
+        wanted = join({path: x for path, x in wanted.items() if path not in left_out})
         return restore(checkpoints, {"params": wanted})["params"], checkpoints.latest.step

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from rich.console import Console
 from rich.progress import track
 from safetensors import SafetensorError
@@ -138,7 +139,13 @@ def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterator[Tensor]:
-    """Yields a decoder's parameters, a role's together, so that its stacks are fetched once."""
+    """Yields a decoder's parameters, a role's together, so that its stacks are fetched once.
+
+    Raises ValueError for a parameter that the files have no name for.
+    """
+    names = flatten_dict(params, sep="/")
+    if unknown := sorted(name for name in names if name.rpartition("/")[2] not in decoder.file_shapes(config)):
+        raise ValueError(f"{', '.join(unknown)}: Hugging Face's files have no name for this parameter of the decoder")
 
     @functools.lru_cache(maxsize=1)
     def stack(role: str) -> np.ndarray:

@@ -45,11 +45,19 @@ def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
 
 
 def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
-    """Returns a decoder parameter as it is stored. Norms are float32, biases float32 unless dtype is bfloat16."""
+    """Returns a decoder parameter as it is stored. Norms are float32, biases float32 unless dtype is bfloat16.
+
+    Raises ValueError for another type, and in int8 for a role whose summed axes are not known.
+    """
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
     if dtype == "int8" and role in SUMMED:
         return quantized(x, SUMMED[role])
+    if dtype == "int8" and not role.endswith(("norm", "bias")):
+        raise ValueError(
+            f"dtype='int8': the axes that products with {role!r} sum over are not known. Add them to"
+            " jprm.model.int8.SUMMED, or use bfloat16"
+        )
     return x.astype("bfloat16" if dtype == "bfloat16" and not role.endswith("norm") else "float32")
 
 

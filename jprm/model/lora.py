@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ PRODUCTS = {
     "gate": "LDR,LRF->LDF", "up": "LDR,LRF->LDF", "down": "LFR,LRD->LFD",
 }  # fmt: skip
 """A B by the matrix's name; letters as in `jprm.model.transformer`, and R, the rank."""
+
+KEPT = r"^decoder/(embed|final_norm|layers_\d+/\w+_(norm|bias))$"
+"""Matches the decoder's parameters that never get an adapter and stay as they are."""
 
 
 @jax.tree_util.register_static
@@ -96,6 +99,23 @@ def init(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dic
         )
         adapters[path + B] = jnp.zeros(b, jnp.float32, out_sharding=sharding(*b_axes))
     return adapters
+
+
+def check(paths: Iterable[str], freeze: str) -> None:
+    """Raises ValueError naming parameters that are neither trained with adapters nor known to stay as they are.
+
+    A new layer's parameters would be frozen in silence. What `freeze` matches is meant to be frozen.
+    """
+    unknown = [
+        path for path in paths
+        if not (re.search(TRAINED, path) or re.search(KEPT, path) or path.rpartition("/")[2] in PRODUCTS)
+        and not (freeze and re.search(freeze, path))
+    ]  # fmt: skip
+    if unknown:
+        raise ValueError(
+            f"lora: {', '.join(sorted(unknown))}: adapters do not know these parameters and would freeze them. Match"
+            " them with optimizer.freeze, add their products to jprm.model.lora.PRODUCTS, or set lora.rank=0"
+        )
 
 
 def merge(params: Mapping, config: LoraConfig) -> dict:

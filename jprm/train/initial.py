@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 from typing import Any
@@ -16,9 +17,11 @@ from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.model import transformer
+from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.int8 import held_decoder
 from jprm.model.lora import TRAINED, merge
+from jprm.model.lora import check as check_adapted
 from jprm.model.lora import init as init_adapters
 from jprm.model.parameters import join, split
 from jprm.tokenizer import Tokenizer
@@ -31,13 +34,18 @@ from jprm.train.step import State
 def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     """Returns parameters, adapters and the optimizer's state, sharded over the mesh that is set; no reference."""
     model, key = experiment.model, jax.random.key(experiment.seed)
+    loaded: dict[str, Any] = {}
     if experiment.base and load_base:
-        params = {"decoder": base.load_decoder(experiment.base, model), **_head(experiment, key)}
-    else:
-        params = jax.jit(transformer.init, static_argnums=0)(model, key)
+        loaded = {"decoder": base.load_decoder(experiment.base, model, new=experiment.new_parameters)}
+        if not find(model.head).channels:  # a policy starts from its base's head, which may be the embedding
+            loaded |= _language_head(experiment.base, experiment)
+    loaded = flatten_dict(loaded, sep="/")
+    params = {**loaded, **_random(model, frozenset(loaded), key)}
     freeze, lora = experiment.optimizer.freeze, experiment.lora
+    if lora.rank:
+        check_adapted(params, freeze)
     adapters = jax.jit(init_adapters, static_argnums=(0, 1, 2))(lora, model, freeze, jax.random.fold_in(key, 1))
-    trained, frozen = split(join(flatten_dict(params, sep="/"), adapters), freeze, TRAINED if lora.rank else "")
+    trained, frozen = split(join(params, adapters), freeze, TRAINED if lora.rank else "")
     optimizer = jax.jit(make_optimizer(experiment.optimizer).init)(trained)
     return State(jnp.int32(0), trained, frozen, optimizer)
 
@@ -45,8 +53,9 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
 def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any]:
     """Returns the parameters of the reference model, sharded over the mesh that is set; {} without one.
 
-    The head is a language head, or that of a run with the same head; else there is none. Where adapters train on the
-    reference itself, the decoder is left out: the state has it already. Without `load` the parameters are random.
+    The head is a language head, or that of a run with the same head; else there is none. Where adapters
+    train on the reference itself, the decoder is left out: the state has it already. Without `load` the parameters are
+    random.
     """
     path, model = experiment.reference, experiment.model
     if not experiment.task.reference:
@@ -55,8 +64,8 @@ def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any
         params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
     elif not find(model.head).channels:
         params = {"decoder": {}, **_language_head(path, experiment)}
-    elif kind_of(path) == "run" and (other := read(pathlib.Path(path) / RUN)).model.head == model.head:
-        params = {"decoder": {}, "head": store.load_params(path, other, jax.sharding.get_mesh())[0]["head"]}
+    elif kind_of(path) == "run" and _same_head(other := read(pathlib.Path(path) / RUN), experiment):
+        params = store.load_params(path, other, jax.sharding.get_mesh())[0] | {"decoder": {}}
     else:
         params = {"decoder": {}}
     dtype = experiment.reference_dtype
@@ -69,12 +78,15 @@ def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any
     return params
 
 
-def _head(experiment: Experiment, key: jax.Array) -> dict[str, Any]:
-    """Returns a new head; a policy starts from its base's head, which may be the embedding."""
-    model = experiment.model
-    if find(model.head).channels:
-        return {"head": jax.jit(lambda key: transformer.init(model, key)["head"])(key)}
-    return _language_head(experiment.base, experiment)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _random(model: ModelConfig, loaded: frozenset[str], key: jax.Array) -> dict[str, jax.Array]:
+    """Returns random parameters as a flat dict, those left out that are loaded."""
+    params: dict[str, Any] = flatten_dict(transformer.init(model, key), sep="/")
+    return {path: x for path, x in params.items() if path not in loaded}
+
+
+def _same_head(other: Experiment, experiment: Experiment) -> bool:
+    return all(getattr(other.model, name) == getattr(experiment.model, name) for name in ("head",))
 
 
 def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""A decoder with a layer more than its base: a named error, or random weights where they are asked for."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from test_gguf import write
+from tiny import params
+from tiny_run import MODEL, experiment, loop, make_data, one_device
+
+import jprm
+from jprm.checkpoints import base
+from jprm.checkpoints.writing import decoder_tensors
+from jprm.experiment import override
+from jprm.model import transformer
+from jprm.model.lora import LoraConfig
+from jprm.model.mesh import make_mesh
+from jprm.train import initial
+from jprm.train.initial import initial_state
+
+
+class Forked(transformer.Layers):
+    """Layers of a fork, which scale their output: the parameter is a new one."""
+
+    @nn.compact
+    def __call__(self, *inputs):
+        experts_L = self.param("experts", nn.initializers.normal(1.0), (self.layers,))
+        return super().__call__(*inputs) * (1 + 0.1 * experts_L.sum()).astype(self.config.dtype)
+
+
+@pytest.fixture
+def fork(monkeypatch):
+    """The model of a fork, with a theta of its own: nothing compiled for the model before it fits."""
+    monkeypatch.setattr(transformer, "Layers", Forked)
+    return dataclasses.replace(MODEL, rope_theta=123.0)
+
+
+def started(run):
+    with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
+        state = initial_state(run)
+        return {path: np.asarray(x) for path, x in (state.trained | state.frozen).items()}
+
+
+def test_a_layer_that_the_base_lacks_is_an_error_or_starts_at_random(fork, tmp_path):
+    weights = params(MODEL)["decoder"]
+    file = write(tmp_path / "m.gguf", fork, weights)
+    run = experiment(tmp_path, model=fork, base=str(file))
+    with pytest.raises(ValueError, match="m.gguf: has no weights for decoder/layers_0/experts. Load another model, or"):
+        started(run)
+    with pytest.raises(ValueError, match="has no weights for decoder/layers_0/experts"):
+        base.load_decoder(file, fork, new="router")
+    found, random = started(override(run, ["new_parameters=experts$"])), started(dataclasses.replace(run, base=""))
+    assert found.keys() == random.keys()
+    for path, x in flatten_dict({"decoder": weights}, sep="/").items():
+        np.testing.assert_allclose(found[path], x, atol=1e-6)
+    for path in ("decoder/layers_0/experts", "head/kernel", "head/bias"):
+        np.testing.assert_array_equal(found[path], random[path])
+    assert found["decoder/layers_0/experts"].any()
+    with pytest.raises(ValueError, match="lora: decoder/layers_0/experts: adapters do not know these parameters"):
+        started(dataclasses.replace(run, new_parameters="experts$", lora=LoraConfig(rank=2)))
+    with pytest.raises(ValueError, match="layers_0/experts: Hugging Face's files have no name"):
+        list(decoder_tensors({"layers_0": {"experts": np.ones(2)}}, fork))
+
+
+def test_a_pattern_of_new_parameters_that_matches_none_is_an_error(tmp_path):
+    file = write(tmp_path / "m.gguf", MODEL, params(MODEL)["decoder"])
+    with pytest.raises(ValueError, match="new_parameters='query': .*m.gguf lacks no parameter that it matches"):
+        base.load_decoder(file, MODEL, new="query")
+
+
+def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
+    data = make_data(tmp_path / "data")
+    before = experiment(data, model=dataclasses.replace(MODEL, rope_theta=124.0), steps=1)
+    with one_device():
+        loop.train(before, tmp_path / "run")
+        old = started(dataclasses.replace(before, base=str(tmp_path / "run")))
+        monkeypatch.setattr(transformer, "Layers", Forked)
+        initial._random.clear_cache()  # of the model as it was
+        with pytest.raises(ValueError, match="run: has no weights for decoder/layers_0/experts"):
+            jprm.load(tmp_path / "run")
+    run = dataclasses.replace(before, base=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="has no weights for decoder/layers_0/experts"):
+        started(run)
+    found = started(dataclasses.replace(run, new_parameters="experts"))
+    assert found.keys() - old.keys() == {"decoder/layers_0/experts"}
+    np.testing.assert_array_equal(found["decoder/layers_0/query"], old["decoder/layers_0/query"])
