@@ -17,6 +17,7 @@ from tiny_run import MODEL, save_tokenizer
 import jprm
 from jprm import cli, registry
 from jprm.jsonl import read_records
+from jprm.score.live import LiveTrees
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"(?:^`([\w.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -58,6 +59,7 @@ def test_every_block_runs(folder, monkeypatch, capsys):
         "graded.py",
         "focal.py",
         "probit.py",
+        "look_back.py",
         "greedy.py",
         "confidence.py",
         "credited.py",
@@ -80,6 +82,14 @@ def test_every_block_runs(folder, monkeypatch, capsys):
 
     np.testing.assert_allclose(prm.score("What is 2 + 2 * 3?", ["2 * 3 = 6."]), norm.cdf(logit_P1[:, 0]), rtol=1e-6)
     assert (folder / "runs/mine/objective.py").read_text() == (folder / "focal.py").read_text()
+
+    (chain, *_) = read_records(folder / "looked.jsonl")
+    trees = LiveTrees(looking := jprm.load("runs/looking"))
+    handles = trees.open([chain["problem"]])
+    for step, score in zip(chain["steps"], chain["scores"], strict=True):
+        handles, live = trees.extend(handles, [step])
+        assert live[0] == pytest.approx(score, abs=1e-4)
+    assert "kernel" in looking.params["steps"]
 
     (found,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
     assert found["search"]["method"] == "Greedy" and found["search"]["expand"] == 2 and found["search"]["correct"]

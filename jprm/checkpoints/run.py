@@ -19,6 +19,7 @@ from jprm.storage import path_of
 FREE = (
     "head",
     "head_hidden",
+    "steps",
     "dtype",
     "remat",
     "product_layers",

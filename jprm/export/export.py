@@ -71,6 +71,8 @@ def export(
     experiment = read(path_of(prm.name) / kinds.RUN)
     if format == "peft":
         peft_tensors.check(prm, experiment)
+    if prm.config.steps:
+        raise ValueError(f"{prm.name}: model.steps={prm.config.steps!r} is a layer that no other library computes")
     config = {} if format == "peft" else config_json(prm, experiment, dtype, format)
     about = {"experiment": experiment.name, "step": prm.step, "dtype": dtype, "format": format}
     labels = find(prm.config.head).channels

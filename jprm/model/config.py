@@ -8,7 +8,7 @@ from typing import Literal
 
 import jax
 
-from jprm.model import heads
+from jprm.model import heads, step_layer
 from jprm.model.attention import registry as attention
 from jprm.model.rope import RopeScaling
 
@@ -44,6 +44,7 @@ class ModelConfig:
     tied_embeddings: bool = True  # matters to the language head only
     head: str = "binary"  # a name in `jprm.model.heads.HEADS`, or module:NAME
     head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU precede the head
+    steps: str = ""  # a layer of states at step ends before the head, module:NAME (`jprm.model.step_layer`); "": none
     layer_groups: tuple[int, ...] = ()
     """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group. A freezing rule can
     name a group, and frozen groups below the first trained one cost no backward pass. A single group always has all
@@ -85,7 +86,10 @@ class ModelConfig:
         for field, values in _CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
-        heads.find(self.head)
+        if not heads.find(self.head).channels and self.steps:
+            raise ValueError(f"steps={self.steps!r} changes states at step ends, and head {self.head!r} reads tokens")
+        if self.steps:
+            step_layer.find(self.steps)
         self.check_attention()
 
     def check_attention(self, backend: str | None = None, context: int = 1) -> None:

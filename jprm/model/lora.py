@@ -21,8 +21,8 @@ from jprm.model.config import ModelConfig
 from jprm.model.mesh import sharding
 
 A, B = "_lora_a", "_lora_b"
-TRAINED = rf"({A}|{B})$|^head/"
-"""Matches what is trained with adapters: the adapters and the head, which is new."""
+TRAINED = rf"({A}|{B})$|^(head|steps)/"
+"""Matches what is trained with adapters: the adapters, and the head and the step layer, which are new."""
 
 PRODUCTS = {
     "query": "LDR,LRKGH->LDKGH", "key": "LDR,LRKH->LDKH", "value": "LDR,LRKH->LDKH", "out": "LKGHR,LRD->LKGHD",

@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jprm.model import step_layer
 from jprm.model.attention import registry as attention
 from jprm.model.attention.interface import PROJECTED, SAVED, capped
 from jprm.model.chunked_mlp import activated, chunked_mlp, with_chunks
@@ -355,24 +356,46 @@ class HeadLayer(nn.Module):
 
 
 class Model(nn.Module):
-    """Decoder and head: `Rows` to the logits of its steps, in float32."""
+    """Decoder, step layer and head: `Rows` to the logits of its steps, in float32."""
 
     config: ModelConfig
 
-    @nn.compact
+    def setup(self):
+        self.decoder, self.head = Decoder(self.config), HeadLayer(self.config)
+        if self.config.steps:
+            self.steps = step_layer.find(self.config.steps)(self.config)
+
     def __call__(self, rows: Rows) -> Float[Array, "B S C"]:
         """Gathers hidden states at step ends before the head, which so costs S, not T."""
-        x_BTD, embed_VD = Decoder(self.config, name="decoder")(rows.tokens, rows.position, rows.until)
-        return HeadLayer(self.config, name="head")(at_tokens(x_BTD, rows.step_end), embed_VD)
+        x_BTD, embed_VD = self.decoder(rows.tokens, rows.position, rows.until)
+        return self.logits_at(at_tokens(x_BTD, rows.step_end), rows.parent, embed_VD)
+
+    def logits_at(
+        self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"], embed_VD: Float[Array, "V D"]
+    ) -> Float[Array, "B S C"]:
+        """Returns the logits of steps from the hidden states at their ends: all that scores steps goes through here."""
+        return self.head(self.states_at(x_BSD, parent_BS), embed_VD)
+
+    def states_at(self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        """Returns the states that the head reads, from the hidden states at step ends."""
+        if not self.config.steps:
+            return x_BSD
+        y_BSD = self.steps(x_BSD, parent_BS)
+        if y_BSD.shape != x_BSD.shape:
+            raise ValueError(
+                f"model.steps={self.config.steps!r} returns states of shape {y_BSD.shape} for {x_BSD.shape}; they must"
+                " be equal"
+            )
+        return y_BSD
 
 
-def _apply(module: nn.Module, params: Mapping, *inputs: Any) -> Any:
-    """Returns the module's output."""
-    return module.apply({"params": params}, *inputs)
+def _apply(module: nn.Module, params: Mapping, *inputs: Any, method: str | None = None) -> Any:
+    """Returns the output of the module or of one of its methods."""
+    return module.apply({"params": params}, *inputs, method=method)
 
 
 def head_logits(params: Mapping, config: ModelConfig, x_BSD: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
-    """Returns the head's logits at hidden states, in float32."""
+    """Returns the head's logits at hidden states, in float32. Steps are read by `logits_at_steps`."""
     return _apply(HeadLayer(config), params.get("head", {}), x_BSD, params["decoder"]["embed"])
 
 
@@ -384,6 +407,20 @@ def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B 
 def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B S C"]:
     """Returns the model's logits, as a pure function of its parameters."""
     return _apply(Model(config), params, rows)
+
+
+def logits_at_steps(
+    params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
+) -> Float[Array, "B S C"]:
+    """Returns what `step_logits` does, from the hidden states at step ends and the slot of the step before each."""
+    return _apply(Model(config), params, x_BSD, parent_BS, params["decoder"]["embed"], method="logits_at")
+
+
+def states_at_steps(
+    params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
+) -> Float[Array, "B S D"]:
+    """Returns the states that the head reads, from the hidden states at step ends."""
+    return _apply(Model(config), params, x_BSD, parent_BS, method="states_at")
 
 
 def init(config: ModelConfig, key: Array) -> dict:

@@ -1,8 +1,8 @@
 """Scores of trees that grow while a search goes on: every token is computed once.
 
-The keys and values of all live tokens are in slots on the device, a step's wherever there was room. A new step is
-computed against the slots of its path, gathered by index, and stored in free slots. Slots of steps that a search has
-released are used again.
+The keys, values and hidden states of all live tokens are in slots on the device, a step's wherever there was room. A
+new step is computed against the slots of its path, gathered by index, and stored in free slots. Slots of steps that a
+search has released are used again.
 
     trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
     roots = trees.open(["What is 2 + 2 * 3?"])
@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
 
 from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Output, find
-from jprm.model.mesh import put_rows, spec
-from jprm.model.transformer import head_logits
+from jprm.model.mesh import put_rows, sharding, spec
+from jprm.model.transformer import logits_at_steps
+from jprm.rows import at_slots
 from jprm.score.scorer import PRM
 
 SLOTS = 4096
@@ -35,8 +36,9 @@ TOKENS, CALL = 1024, 32
 """New tokens computed at once, padding included, unless one step is longer; and how many padded tokens one call less is
 worth. (With SmolLM2-135M a call reads 540 MB of weights, in 30 to 50 ms on 2 cores; a token takes 1.5 ms.)"""
 
-SHORTEST_STEP, SHORTEST_PATH = 16, 128
-"""Least tokens that steps and paths are padded to; both are powers of two, so that few shapes are compiled."""
+SHORTEST_STEP, SHORTEST_PATH, SHORTEST_CHAIN = 16, 128, 16
+"""Least tokens that steps and paths are padded to, and least steps that chains are, where the model has a step layer.
+All are powers of two, so that few shapes are compiled."""
 
 
 @dataclasses.dataclass
@@ -48,12 +50,23 @@ class _Node:
     live: bool = True  # not released
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """What is kept of the tokens in N slots, on every device: keys and values, and states after the final norm."""
+
+    cache: decode.Cache
+    x_ND: Float[Array, "N D"]
+
+
 def check(prm: PRM) -> None:
     """Raises NotImplementedError for a model whose keys and values cannot be kept."""
     if find(prm.config.head).readout is None:
         raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
     if prm.ratio is not None:
         raise NotImplementedError(f"{prm.name}: an implicit PRM is two models, and live trees are kept for one")
+    if prm.config.steps and prm.layout.last("step", 0) is not None:
+        raise NotImplementedError(f"{prm.name}: model.steps needs the end of every step, and its layout ends chains")
 
 
 class LiveTrees:
@@ -131,7 +144,7 @@ class LiveTrees:
     def _append(self, parents: Sequence[int], ids: Sequence[Sequence[int]]) -> tuple[list[int], np.ndarray]:
         lengths = [len(x) for x in ids]
         needed = sum(lengths)
-        paths = [self._path(parent) for parent in parents]
+        paths, ends = [self._path(parent) for parent in parents], [self._ends(parent) for parent in parents]
         for path, length in zip(paths, lengths, strict=True):
             self._prm.check_length(len(path) + length, "a live tree")
         with jax.set_mesh(self._prm.mesh):
@@ -143,7 +156,7 @@ class LiveTrees:
             slots = np.split(taken, np.cumsum(lengths)[:-1]) if ids else []
             score_P = np.zeros(len(ids), np.float32)
             for some in self._batches(lengths, [len(path) for path in paths]):
-                score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths)))
+                score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths, ends)))
         self.tokens += needed
         handles = list(range(self._next, self._next + len(ids)))
         self._next += len(ids)
@@ -162,6 +175,14 @@ class LiveTrees:
             parts.append(self._nodes[handle].slots)
             handle = self._nodes[handle].parent
         return np.concatenate(parts[::-1])
+
+    def _ends(self, handle: int) -> list[int]:
+        """Returns the slots of the last tokens of all steps on the path; [] for a model that reads each step alone."""
+        ends: list[int] = []
+        while self._prm.config.steps and handle >= 0 and (node := self._nodes[handle]).depth:
+            ends.append(int(node.slots[-1]))
+            handle = node.parent
+        return ends[::-1]
 
     def _batches(self, lengths: Sequence[int], depths: Sequence[int]) -> Iterator[list[int]]:
         """Yields indices of steps of similar length to compute together, in the fewest tokens and calls."""
@@ -186,15 +207,18 @@ class LiveTrees:
         devices = self._prm.mesh.shape["data"] * self._prm.mesh.shape["fsdp"]
         return devices * _power(-(-count // devices), 1)
 
-    def _compute(self, ids, slots, paths) -> np.ndarray:
+    def _compute(self, ids, slots, paths, ends) -> np.ndarray:
         P, T = self._rows(len(ids)), _power(max(map(len, ids)), SHORTEST_STEP)
         S = _power(max(map(len, paths)), SHORTEST_PATH)
         tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self._size, np.int32)  # padding: nowhere
-        path_PS, above_P, length_P = np.zeros((P, S), np.int32), np.zeros(P, np.int32), np.ones(P, np.int32)
-        for p, (own, slot, path) in enumerate(zip(ids, slots, paths, strict=True)):
+        E = _power(max(map(len, ends)) + 1, SHORTEST_CHAIN) if self._prm.config.steps else 1
+        path_PS, above_P = np.zeros((P, S), np.int32), np.zeros(P, np.int32)
+        end_PE, depth_P = np.zeros((P, E), np.int32), np.zeros(P, np.int32)
+        for p, (own, slot, path, before) in enumerate(zip(ids, slots, paths, ends, strict=True)):
             tokens_PT[p, : len(own)], place_PT[p, : len(own)] = own, slot
-            path_PS[p, : len(path)], above_P[p], length_P[p] = path, len(path), len(own)
-        rows = put_rows((tokens_PT, length_P, path_PS, above_P), self._prm.mesh)
+            path_PS[p, : len(path)], above_P[p] = path, len(path)
+            end_PE[p, : len(before) + 1], depth_P[p] = [*before, *slot[-1:]], len(before)
+        rows = put_rows((tokens_PT, path_PS, above_P, end_PE, depth_P), self._prm.mesh)
         place_PT = jax.device_put(place_PT, NamedSharding(self._prm.mesh, spec()))
         self._pool, score_P = _extend(
             self._prm.params, self._prm.config, self._prm.readout.score, self._pool, *rows, place_PT
@@ -204,22 +228,27 @@ class LiveTrees:
 
 @functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
 def _extend(
-    params, config: ModelConfig, score: Output, pool: decode.Cache, tokens_PT, length_P, path_PS, above_P, place_PT
+    params, config: ModelConfig, score: Output, pool: Pool, tokens_PT, path_PS, above_P, end_PE, depth_P, place_PT
 ):
-    """Returns the pool with the new tokens in their slots, and the scores at the steps' last tokens."""
-    pool, x_PTD = extended(params, config, pool, tokens_PT, path_PS, above_P, place_PT)
-    x_PSD = jnp.take_along_axis(x_PTD, length_P[:, None, None] - 1, axis=1)
-    return pool, score(head_logits(params, config, x_PSD))[:, 0]
+    """Returns the pool with the new tokens in their slots, and the scores of the new steps.
+
+    Args:
+      end_PE: the slots of the ends of each chain's steps; the new step is at `depth_P`, and padding follows it.
+    """
+    pool = extended(params, config, pool, tokens_PT, path_PS, above_P, place_PT)
+    step_E = jnp.arange(end_PE.shape[1])
+    logit_PEC = logits_of(params, config, pool, end_PE, jnp.where(step_E <= depth_P[:, None], step_E - 1, -1))
+    return pool, score(at_slots(logit_PEC, depth_P[:, None]))[:, 0]
 
 
-def extended(params, config: ModelConfig, pool: decode.Cache, tokens_PT, path_PS, above_P, place_PT):
-    """Returns the pool with the new tokens' keys and values in their slots, and the new tokens' hidden states.
+def extended(params, config: ModelConfig, pool: Pool, tokens_PT, path_PS, above_P, place_PT) -> Pool:
+    """Returns the pool with the new tokens' keys, values and states in their slots.
 
     Args:
       path_PS: the slots of the tokens before each row's first new one; the first `above_P` of them count.
       place_PT: the slots of the new tokens; padding has one beyond the pool.
     """
-    past = decode.Past(pool, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
+    past = decode.Past(pool.cache, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
     x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
 
     def put(slots_NKH, x_PKTH):
@@ -228,18 +257,31 @@ def extended(params, config: ModelConfig, pool: decode.Cache, tokens_PT, path_PS
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
 
-    return jax.tree.map(put, pool, new), x_PTD
+    x_ND = pool.x_ND.at[place_PT].set(jax.sharding.reshard(x_PTD, spec(None, None, None)), mode="drop")
+    return Pool(jax.tree.map(put, pool.cache, new), x_ND)
 
 
-empty_pool = jax.jit(decode.empty_slots, static_argnums=(0, 1))
+def logits_of(
+    params, config: ModelConfig, pool: Pool, end_PE: Int[Array, "P E"], parent_PE: Int[Array, "P E"]
+) -> Float[Array, "P E C"]:
+    """Returns the logits of steps that end in these slots, each after the step in place `parent_PE` of its row."""
+    x_PED = pool.x_ND.at[end_PE].get(out_sharding=sharding("batch", None, None))
+    return logits_at_steps(params, config, x_PED, parent_PE)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def empty_pool(config: ModelConfig, slots: int) -> Pool:
+    """Returns a pool of zeros."""
+    x_ND = jnp.zeros((slots, config.width), config.dtype, out_sharding=sharding(None, None))
+    return Pool(decode.empty_slots(config, slots), x_ND)
 
 
 @jax.jit
-def _doubled(pool: decode.Cache) -> decode.Cache:
-    def double(x):
-        return jnp.pad(x, [(0, x.shape[-3] if axis == x.ndim - 3 else 0) for axis in range(x.ndim)])
+def _doubled(pool: Pool) -> Pool:
+    def double(x, slots: int):
+        return jnp.pad(x, [(0, x.shape[axis] if axis == slots % x.ndim else 0) for axis in range(x.ndim)])
 
-    return jax.tree.map(double, pool)
+    return Pool(jax.tree.map(lambda x: double(x, -3), pool.cache), double(pool.x_ND, 0))
 
 
 def _power(n: int, least: int) -> int:

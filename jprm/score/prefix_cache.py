@@ -1,6 +1,6 @@
 """Scores of trees whose beginnings were scored before: only the tokens after them are computed.
 
-Keys and values of a fixed number of tokens stay on the device, each token in a slot, and its named outputs on the host.
+Keys, values and hidden states of a fixed number of tokens stay on the device, each token in a slot.
 A caller's tokens form a trie: a slot is found by the slot of the token before it and the token's id. When slots run
 out, those that were used least recently are taken, a branch's end before its beginning. Callers share nothing, so that
 none learns from the time of an answer what another has scored.
@@ -19,12 +19,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Float, Int
 
-from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout
 from jprm.model.mesh import put_rows, spec
-from jprm.model.transformer import head_logits
-from jprm.score.live import check, empty_pool, extended
+from jprm.score.live import Pool, check, empty_pool, extended, logits_of
 from jprm.score.records import check_finite
 from jprm.score.scorer import PRM
 from jprm.token_tree import TokenTree, geometry, token_tree, tokens_above
@@ -56,7 +54,6 @@ class PrefixCache:
         self._free = list(range(self.slots))
         self._used_S, self._depth_S = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int64)
         self._now = 0  # counts calls: when a slot was used
-        self._output_S = {name: np.zeros(self.slots, np.float32) for name in self._prm.output_names}
 
     def outputs_of(self, tree: ReasoningTree, caller: str) -> tuple[dict[str, Float[np.ndarray, " N"]], int]:
         """Returns a tree's named outputs, as `PRM.outputs_of`, and how many of its tokens were not computed again.
@@ -74,6 +71,7 @@ class PrefixCache:
         try:
             for some in _segments(new, above_N):
                 self._compute(tokens.tokens_N, slot_N, above_N, some)
+            outputs_M = self._read(slot_N[shape.stop_R[tokens.run_M] - 1], tokens.above_M)
         except Exception:  # the pool was given to the device, and may be lost
             self._clear()
             raise
@@ -81,9 +79,8 @@ class PrefixCache:
             key = (int(slot_N[above_N[n]]) if above_N[n] >= 0 else caller, int(tokens.tokens_N[n]))
             self._slot[key], self._key[int(slot_N[n])] = int(slot_N[n]), key
         self._used_S[slot_N], self._depth_S[slot_N] = self._now, shape.position_N
-        end_N = np.empty(len(tree.nodes), np.int64)
-        end_N[tokens.node_M] = slot_N[shape.stop_R[tokens.run_M] - 1]
-        outputs = {name: output_S[end_N] for name, output_S in self._output_S.items()}
+        at_N = np.argsort(tokens.node_M)  # every node is one of the steps
+        outputs = {name: value_M[at_N] for name, value_M in outputs_M.items()}
         for name, value_N in outputs.items():
             check_finite(tree, name, value_N)
         return outputs, total - len(new)
@@ -91,7 +88,9 @@ class PrefixCache:
     def warm_up(self) -> None:
         """Compiles everything that `outputs_of` needs."""
         for S in _path_sizes(self.slots):
-            self._run(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(min(S, self.slots), np.int64))
+            path_N = np.zeros(min(S, self.slots), np.int64)
+            self._run(np.zeros(0, np.int32), np.zeros(0, np.int64), path_N)
+            self._read(path_N, path_N - 1)
 
     def _found(self, tokens: TokenTree, caller: str) -> tuple[Int[np.ndarray, " N"], list[int]]:
         """Returns the slot of every token, -1 for a new one, and the index of the token before each."""
@@ -121,12 +120,10 @@ class PrefixCache:
         path, n = [], some[0]
         while (n := above_N[n]) >= 0:
             path.append(n)
-        outputs = self._run(tokens_N[some], slot_N[some], slot_N[path[::-1]])
-        for name, value_T in outputs.items():
-            self._output_S[name][slot_N[some]] = value_T[: len(some)]
+        self._run(tokens_N[some], slot_N[some], slot_N[path[::-1]])
 
-    def _run(self, tokens_N: np.ndarray, slot_N: np.ndarray, path_N: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the outputs at TOKENS tokens, of which the first are these; their keys and values go to the slots."""
+    def _run(self, tokens_N: np.ndarray, slot_N: np.ndarray, path_N: np.ndarray) -> None:
+        """Computes TOKENS tokens, of which the first are these; keys, values and states go to the slots."""
         mesh, S = self._prm.mesh, _path_sizes(len(path_N))[-1]
         P = mesh.shape["data"] * mesh.shape["fsdp"]  # every device has a row, and the first row is not padding
         tokens_PT, place_PT = np.zeros((P, TOKENS), np.int32), np.full((P, TOKENS), self.slots, np.int32)
@@ -136,10 +133,18 @@ class PrefixCache:
         with jax.set_mesh(mesh):
             rows = put_rows((tokens_PT, path_PS, above_P), mesh)
             place_PT = jax.device_put(place_PT, NamedSharding(mesh, spec()))
-            self._pool, outputs = _extend(
-                self._prm.params, self._prm.config, self._prm.readout, self._pool, *rows, place_PT
-            )
-        return {name: np.asarray(value_PT)[0] for name, value_PT in outputs.items()}
+            self._pool = _extend(self._prm.params, self._prm.config, self._pool, *rows, place_PT)
+
+    def _read(self, end_M: np.ndarray, parent_M: np.ndarray) -> dict[str, Float[np.ndarray, " M"]]:
+        """Returns the named outputs of steps that end in these slots; `parent_M` is the index of the step before."""
+        mesh, S = self._prm.mesh, _path_sizes(len(end_M))[-1]
+        P = mesh.shape["data"] * mesh.shape["fsdp"]  # as in `_run`
+        end_PS, parent_PS = np.zeros((P, S), np.int32), np.full((P, S), -1, np.int32)
+        end_PS[0, : len(end_M)], parent_PS[0, : len(end_M)] = end_M, parent_M
+        with jax.set_mesh(mesh):
+            rows = put_rows((end_PS, parent_PS), mesh)
+            outputs = _outputs(self._prm.params, self._prm.config, self._prm.readout, self._pool, *rows)
+        return {name: np.asarray(value_PS)[0, : len(end_M)] for name, value_PS in outputs.items()}
 
 
 def _path_sizes(tokens: int) -> list[int]:
@@ -162,8 +167,10 @@ def _segments(new: Sequence[int], above_N: Sequence[int]) -> Iterator[list[int]]
         yield some
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
-def _extend(params, config: ModelConfig, readout: Readout, pool: decode.Cache, tokens_PT, path_PS, above_P, place_PT):
-    """Returns the pool with the new tokens in their slots, and the outputs (P, T) at each of them by name."""
-    pool, x_PTD = extended(params, config, pool, tokens_PT, path_PS, above_P, place_PT)
-    return pool, readout(head_logits(params, config, x_PTD))
+_extend = jax.jit(extended, static_argnums=1, donate_argnums=2)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _outputs(params, config: ModelConfig, readout: Readout, pool: Pool, end_PS, parent_PS):
+    """Returns the outputs (P, S) by name of steps that end in these slots."""
+    return readout(logits_of(params, config, pool, end_PS, parent_PS))

@@ -147,9 +147,12 @@ class PRM:
         """Returns the head's logits at P places of one chain of token ids, (P, C) float32.
 
         Raises:
-          ValueError: as `logits`; no ids, ids beyond the vocabulary, or more than the model takes.
+          ValueError: as `logits`; a model with a step layer; no ids, ids beyond the vocabulary, or more than the model
+            takes.
         """
         self._check_logits()
+        if self.config.steps:
+            raise ValueError(f"{self.name}: model.steps reads the ends of steps, which ids do not tell: use `score`")
         self.check_length(len(ids), "token ids")
         if not ids or not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
             raise ValueError(f"token ids: give at least one, each from 0 to {self.config.vocab_size - 1:,}")

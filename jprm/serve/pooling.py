@@ -93,6 +93,8 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
             raise Refusal(400, f"{name} {value!r}: use {' or '.join(map(str, values))}", name)
     if prm.ratio is not None:
         raise Refusal(400, f"{prm.name} is an implicit PRM, which has no logits: use /v1/score", "model")
+    if prm.config.steps:
+        raise Refusal(400, f"{prm.name} reads the ends of steps, which tokens do not tell: use /v1/score", "model")
     score = prm.readout.score
     classes = isinstance(score, Weighted) and score.activation == ("softmax" if len(score.factors) > 1 else "sigmoid")
     if body.get("use_activation") is not False and not classes:

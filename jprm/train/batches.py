@@ -40,6 +40,11 @@ def check_supervision(experiment: Experiment) -> None:
         )
     if supervise == "token" and target.smoothing:
         raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0")
+    if experiment.model.steps and supervise in ("token", "outcome_tokens"):
+        raise ValueError(
+            f"data.supervise={supervise!r} puts labels at tokens, and model.steps={experiment.model.steps!r} reads the"
+            " ends of steps: use another, such as outcome_steps"
+        )
     if REFERENCE in experiment.data.extras and not experiment.reference:
         raise ValueError("data.extras has a reference's log-probabilities: name that model in `reference`")
     if target.consensus and (supervise != "step" or target.consensus not in experiment.data.extras):

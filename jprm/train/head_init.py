@@ -22,7 +22,7 @@ from jprm.model.collectives import at_tokens
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.mesh import gathered, put_rows
-from jprm.model.transformer import hidden
+from jprm.model.transformer import hidden, states_at_steps
 from jprm.objectives.targets import targets
 from jprm.progress import Bar
 from jprm.rows import Rows
@@ -90,8 +90,8 @@ def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float |
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _states(params: dict, config: ModelConfig, target: TargetConfig, rows: Rows):
-    x_BSD = at_tokens(hidden(params, config, rows), rows.step_end).astype(jnp.float32)
-    return x_BSD, *targets(rows, target)
+    x_BSD = states_at_steps(params, config, at_tokens(hidden(params, config, rows), rows.step_end), rows.parent)
+    return x_BSD.astype(jnp.float32), *targets(rows, target)
 
 
 def _path(steps: Steps, penalties: Iterable[float] = PENALTIES) -> Iterator[tuple[np.ndarray, float]]:

@@ -53,7 +53,7 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
 def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any]:
     """Returns the parameters of the reference model, sharded over the mesh that is set; {} without one.
 
-    The head is a language head, or that of a run with the same head; else there is none. Where adapters
+    The head is a language head, or that of a run with the same head and step layer; else there is none. Where adapters
     train on the reference itself, the decoder is left out: the state has it already. Without `load` the parameters are
     random.
     """
@@ -86,7 +86,7 @@ def _random(model: ModelConfig, loaded: frozenset[str], key: jax.Array) -> dict[
 
 
 def _same_head(other: Experiment, experiment: Experiment) -> bool:
-    return all(getattr(other.model, name) == getattr(experiment.model, name) for name in ("head",))
+    return all(getattr(other.model, name) == getattr(experiment.model, name) for name in ("head", "steps"))
 
 
 def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
