@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from test_step import ROWS
@@ -48,7 +49,7 @@ def test_validation_reports_the_loss(tiny_run, tmp_path, one_device):
 
 def test_own_arrays_and_an_own_function(tmp_path, one_device):
     """Without data: the experiment's files are not there."""
-    run = experiment(tmp_path, tokens=64, slots=16, rows=2, micro_rows=2)
+    run = experiment(tmp_path, tokens=64, slots=16, rows=2, micro_rows=2, steps=9)
     save_tokenizer(tmp_path / "tokenizer.json")
     seen = []
 
@@ -101,3 +102,106 @@ def test_skipped_steps_do_not_advance_the_schedule(tiny_run, one_device):
     assert [int(metric.skipped) for metric in metrics] == [0, 1, 1, 0]
     rate = schedule(skipping, 6)
     np.testing.assert_allclose([m.learning_rate for m in metrics], [rate(n) for n in (0, 1, 1, 1)], rtol=1e-6)
+
+
+def in_a_notebook(tmp_path, **changes):
+    """A trainer without data, and the rows of its steps."""
+    save_tokenizer(tmp_path / "tokenizer.json")
+    run = experiment(tmp_path, **(dict(tokens=64, slots=16, rows=2, micro_rows=2) | changes))
+    return jprm.Trainer(run), dataclasses.replace(ROWS, **{k: x[:1] for k, x in vars(ROWS).items() if k != "extras"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("step_end", 9999, r"rows.step_end\[0, 1, 3\] is 9999, and must be from 0 to 63"),
+        ("tokens", 10**6, r"rows.tokens\[0, 1, 3\] is 1000000, and must be from 0 to 255"),
+        ("tokens", -1, r"rows.tokens\[0, 1, 3\] is -1"),
+        ("parent", 16, r"rows.parent\[0, 1, 3\] is 16, and must be from -1 to 15"),
+        ("until", 3, r"rows.until\[0, 1, 3\] is 3, and must be from 4 to 64"),
+        ("position", 64, r"rows.position\[0, 1, 3\] is 64"),
+    ],
+)
+def test_rows_that_do_not_index_into_themselves_are_refused(field, value, message, tmp_path, one_device):
+    made, rows = in_a_notebook(tmp_path)
+    array = np.array(getattr(rows, field))
+    array[0, 1, 3] = value
+    with pytest.raises(ValueError, match=message):
+        made.step(dataclasses.replace(rows, **{field: array}))
+    with pytest.raises(ValueError, match="rows.label is of shape"):
+        made.step(dataclasses.replace(rows, label=rows.label[..., :8]))
+    with pytest.raises(ValueError, match="rows.tokens is of type float32, and not of integers"):
+        made.measure(dataclasses.replace(rows, tokens=rows.tokens.astype(np.float32)), made.objective)
+    assert int(made.state.step) == 0
+    assert np.isfinite(made.step(rows).means()["loss"])
+
+
+def test_a_bad_step_leaves_the_last_good_state(tmp_path, one_device):
+    made, rows = in_a_notebook(tmp_path)
+    made.step(rows)
+    good = jax.tree.map(np.array, (made.state.step, made.state.trained, made.state.optimizer))
+    bad = made.step(dataclasses.replace(rows, weight=rows.weight * np.float32("nan")))
+    assert np.isnan(bad.means()["loss"]) and not np.isfinite(bad.gradient_norm)
+    assert equal((made.state.step, made.state.trained, made.state.optimizer), good)
+    assert np.isfinite(made.step(rows).means()["loss"]) and int(made.state.step) == 2
+
+
+def test_losses_of_small_weights_are_divided_by_their_count(tmp_path, one_device):
+    """Weights are relative: multiplied by 0.05, where the count of a few labels is below 1, nothing changes."""
+    made, rows = in_a_notebook(tmp_path)
+    apart, _ = in_a_notebook(tmp_path)
+    few = dataclasses.replace(rows, weight=rows.weight * (np.cumsum(rows.weight).reshape(rows.weight.shape) <= 3))
+    light = dataclasses.replace(few, weight=few.weight * np.float32(0.05))
+    assert few.weight.sum() == 3
+    values = [
+        (each.measure(some, each.objective), each.step(some).means()) for each, some in ((made, few), (apart, light))
+    ]
+    for whole, part in zip(*values, strict=True):
+        assert part["loss"] == pytest.approx(whole["loss"], rel=1e-5) == pytest.approx(np.log(2), rel=1e-4)
+        assert part["step_accuracy"] == pytest.approx(whole["step_accuracy"])
+    trained, other = (jax.tree.map(np.asarray, each.state.trained) for each in (made, apart))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained, other)
+
+
+def test_evaluating_without_validation_data_is_an_error(tmp_path, one_device):
+    made, rows = in_a_notebook(tmp_path, valid=())
+    with pytest.raises(ValueError, match="data.valid names no file: pass files to evaluate"):
+        made.evaluate()
+    with pytest.raises(ValueError, match="there are no rows to measure the objective on"):
+        made.measure(jax.tree.map(lambda x: x[:0], rows), made.objective)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "constant"])
+def test_a_step_after_the_last_would_learn_nothing(decay, tmp_path, one_device):
+    optimizer = dataclasses.replace(experiment(tmp_path).optimizer, decay=decay)
+    made, rows = in_a_notebook(tmp_path, steps=2, optimizer=optimizer)
+    rates = [float(made.step(rows).learning_rate) for _ in range(2)]
+    assert min(rates) > 0
+    if decay == "constant":
+        assert made.step(rows).learning_rate > 0
+    else:
+        with pytest.raises(ValueError, match="all 2 steps of the experiment are done"):
+            made.step(rows)
+    skipping = dataclasses.replace(optimizer, bad_steps="skip")
+    made, _ = in_a_notebook(tmp_path, steps=2, optimizer=skipping)
+    bad = dataclasses.replace(rows, weight=rows.weight * np.float32("nan"))
+    assert [int(made.step(some).skipped) for some in (bad, rows, rows)] == [1, 0, 0]
+
+
+def mean_and_extremes(params, rows, config):
+    """An objective that judges two scores: the model's, and its opposite."""
+    loss, count, metrics = trainer.objectives.find("cross_entropy")(params, rows, config)
+    scores = metrics["scores"]
+    opposite = dataclasses.replace(scores, score_BS=1 - scores.score_BS)
+    return loss, count, {"scores": scores, "opposite": opposite}
+
+
+def test_two_judged_scores_have_names_of_their_own(tmp_path, one_device):
+    made, rows = in_a_notebook(tmp_path)
+    made = jprm.Trainer(dataclasses.replace(made.experiment, steps=20), objective=mean_and_extremes)
+    for _ in range(9):
+        made.step(rows)
+    for values in (made.step(rows).means(), made.measure(rows, made.objective)):
+        judged = {"step_accuracy", "auroc", "opposite_step_accuracy", "opposite_auroc"}
+        assert set(values) - {"labels"} == {"loss", *judged}
+        assert values["auroc"] != 0.5 and values["opposite_auroc"] == pytest.approx(1 - values["auroc"], abs=1e-6)

@@ -1,7 +1,8 @@
 """Metrics of an objective: sums that add up over micro-batches, devices and steps, and are divided on the host.
 
 An objective returns a dict. A scalar is a sum, logged divided by the objective's count; a `Mean` has a divisor of its
-own. `Judged` scores are logged as `step_accuracy` and `auroc`.
+own. `Judged` scores are logged as `step_accuracy` and `auroc`. Of several, those named `scores` are logged so, and
+others after their names: `NAME_step_accuracy`, `NAME_auroc`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ScoreSums:
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
         area = float(np.sum(right_N * (below_N + 0.5 * wrong_N)) / pairs) if pairs else None
-        return {"step_accuracy": float(self.right) / max(wrong_N.sum() + right_N.sum(), 1.0), "auroc": area}
+        return {"step_accuracy": float(self.right) / divisor(wrong_N.sum() + right_N.sum()), "auroc": area}
 
 
 @jax.tree_util.register_dataclass
@@ -65,6 +66,17 @@ class Judged:
         )
 
 
+def divisor(count: float) -> float:
+    """Returns what sums over `count` labels are divided by: the count, and 1 for none, where all sums are 0."""
+    return count if count > 0 else 1.0
+
+
+def names(metrics: dict[str, Any], name: str, values: dict[str, float | None]) -> dict[str, float | None]:
+    """Returns the values of the judged scores `name`, by the names that tell those of one objective apart."""
+    judged = [value for value in metrics.values() if isinstance(value, Judged | ScoreSums)]
+    return values if len(judged) == 1 or name == "scores" else {f"{name}_{key}": x for key, x in values.items()}
+
+
 def summed(metrics: dict[str, Any]) -> dict[str, Any]:
     """Returns the metrics with `Judged` scores summed, so that all of them add up."""
     return {name: value.sums() if isinstance(value, Judged) else value for name, value in metrics.items()}
@@ -75,7 +87,7 @@ def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
         if isinstance(value, ScoreSums):
-            values |= value.means()
+            values |= names(metrics, name, value.means())
         else:
-            values[name] = value.value() if isinstance(value, Mean) else float(value) / count
+            values[name] = value.value() if isinstance(value, Mean) else float(value) / divisor(count)
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from jprm.data.streams import Streams, own_streams
 from jprm.data.token_cache import TokenTrees
 from jprm.experiment import Experiment
 from jprm.layout import Layout, native_layout
-from jprm.rows import Rows
+from jprm.rows import PER_TOKEN, Rows
 from jprm.token_tree import REFERENCE, token_tree
 from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
@@ -161,6 +162,34 @@ def _check_reference(tree: ReasoningTree, reference: str) -> None:
             f"problem {tree.problem[:60]!r}: it has {has}, and data.extras and `reference` name those of {wanted!r}:"
             " run `jprm label reference` with that model"
         )
+
+
+def check_rows(rows: Rows, vocab_size: int) -> None:
+    """Raises ValueError naming field, row and value of host arrays that do not index into their rows.
+
+    On the device an index beyond its row reads NaN, or another token. Labels and weights are left to the loss.
+    """
+    lead, T, S = rows.tokens.shape[:-1], rows.tokens.shape[-1], rows.step_end.shape[-1]
+    fields = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)} | rows.extras
+    for name, x in fields.items():
+        shape = (*lead, T if name in PER_TOKEN else S)
+        if name != "extras" and np.shape(x) != shape:
+            raise ValueError(f"rows.{name} is of shape {np.shape(x)}, and rows.tokens and step_end make it {shape}")
+    for name, least, most in (
+        ("tokens", 0, vocab_size - 1), ("position", 0, T - 1), ("until", np.arange(1, T + 1), T),
+        ("step_end", 0, T - 1), ("parent", -1, S - 1),
+    ):  # fmt: skip
+        x = np.asarray(fields[name])
+        if x.dtype.kind not in "iu":
+            raise ValueError(f"rows.{name} is of type {x.dtype}, and not of integers")
+        bad = (x < least) | (x > most)
+        if name == "until":
+            bad &= x.any(axis=-1, keepdims=True)  # rows that another process packs are zeros here
+        if bad.any():
+            at = tuple(map(int, np.argwhere(bad)[0]))
+            raise ValueError(
+                f"rows.{name}{list(at)} is {x[at]}, and must be from {np.broadcast_to(least, x.shape)[at]} to {most}"
+            )
 
 
 def micro_batches(rows: Rows, size: int) -> Rows:

@@ -16,10 +16,10 @@ from jprm.experiment import ObjectiveConfig
 from jprm.model.lora import merge, without_adapters
 from jprm.model.parameters import join
 from jprm.objectives import Objective
-from jprm.objectives.metrics import means, summed
+from jprm.objectives.metrics import divisor, means, summed
 from jprm.rows import Rows
 from jprm.train.compiler_options import OPTIONS
-from jprm.train.optimizer import skipped
+from jprm.train.optimizer import Guarded, skipped
 
 
 @jax.tree_util.register_dataclass
@@ -58,8 +58,8 @@ class Metrics:
 
     def means(self) -> dict[str, float | None]:
         """Returns the mean loss and the objective's metrics, by the names in metrics.jsonl."""
-        count = max(float(self.count), 1.0)
-        return {"loss": float(self.loss) / count, **means(self.objective, count)}
+        count = float(self.count)
+        return {"loss": float(self.loss) / divisor(count), **means(self.objective, count)}
 
 
 def models(params: dict[str, Any], reference: dict[str, Any], config: ObjectiveConfig) -> dict[str, Any]:
@@ -80,8 +80,9 @@ def make_step(
 ) -> Callable[[State, Rows, Scalar], tuple[State, Metrics]]:
     """Returns the step for rows of shape (A, B, ...) and a learning rate; the same function for the same arguments.
 
-    The gradients of A micro-batches of B rows are summed, divided by the objective's count, and given to `tx`.
-    `backend` is what the step is compiled for, by default jax's own.
+    The gradients of A micro-batches of B rows are summed, divided by the objective's count, and given to `tx`. Where
+    the loss or the gradient is not finite, the state stays as it is. `backend` is what the step is compiled for, by
+    default jax's own.
     """
 
     def sums(trained, frozen, reference, rows: Rows):
@@ -104,17 +105,23 @@ def make_step(
             zero = jax.tree.map(jnp.zeros_like, state.trained), jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
             (gradients, found), _ = jax.lax.scan(lambda sum, rows: (add(sum, micro(rows)), None), zero, rows)
         # Written out for every gradient: with one quotient XLA merges it with the clipping's, and last digits change.
-        gradients = jax.tree.map(lambda g: g / jnp.maximum(found["count"], 1.0), gradients)
-        loss = found["loss"] / jnp.maximum(found["count"], 1.0)
+        gradients = jax.tree.map(lambda g: g / jnp.where(found["count"] > 0, found["count"], 1.0), gradients)
+        loss, norm = found["loss"] / jnp.where(found["count"] > 0, found["count"], 1.0), optax.tree.norm(gradients)
         updates, opt = tx.update(gradients, state.optimizer, state.trained, loss=loss, rate=rate)
         trained = cast(dict[str, Array], optax.apply_updates(state.trained, updates))
         metrics = Metrics(
             **found,
-            gradient_norm=optax.tree.norm(gradients),
+            gradient_norm=norm,
             parameter_norm=optax.tree.norm(trained),
             learning_rate=rate,
             skipped=jnp.float32(skipped(opt) - skipped(state.optimizer)),
         )
-        return State(state.step + 1, trained, state.frozen, opt, state.reference), metrics
+        after = state.step + 1, trained, opt
+        if not isinstance(opt, Guarded):  # a guard leaves out bad steps itself
+            good = jnp.isfinite(loss) & jnp.isfinite(norm)
+            before = state.step, state.trained, state.optimizer
+            after = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, before)
+        step, trained, opt = after
+        return State(step, trained, state.frozen, opt, state.reference), metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=OPTIONS.get(backend or jax.default_backend()))

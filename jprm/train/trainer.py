@@ -30,12 +30,12 @@ from jprm.layout import native_layout
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import join, split
 from jprm.objectives import Objective
-from jprm.objectives.metrics import Judged, means
+from jprm.objectives.metrics import Judged, divisor, means, names
 from jprm.rows import Rows
 from jprm.statistics import auroc, jsonable
 from jprm.storage import path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
-from jprm.train.batches import batches_of, check_supervision, micro_batches, training_batches, unstacked
+from jprm.train.batches import batches_of, check_rows, check_supervision, micro_batches, training_batches, unstacked
 from jprm.train.bucket_lock import lock_of
 from jprm.train.initial import initial_state, reference_params, with_fitted_head
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
@@ -100,6 +100,7 @@ class Trainer:
                 self.checkpoints = store.open_checkpoints(folder, experiment.keep, experiment.keep_every)
             with jax.set_mesh(self.mesh):
                 self.state = self._start()
+            self._calls = int(self.state.step)  # of `step`, which so does not wait for the device
         except BaseException:
             self.__exit__()
             raise
@@ -133,10 +134,17 @@ class Trainer:
     def step(self, rows: Rows) -> Metrics:
         """Updates the parameters on rows of shape (A, B, ...), or (A x data.micro_rows, ...).
 
-        Returns what the step reports, before it is computed: reading a number waits for it.
+        Returns what the step reports, before it is computed: reading a number waits for it. A step whose loss or
+        gradient is not finite changes no parameter.
+
+        Raises:
+            ValueError: names a field of the rows that the model cannot take; or after the last step of a schedule that
+                has decayed to 0.
         """
         if rows.tokens.ndim == 2:
             rows = micro_batches(rows, self.experiment.data.micro_rows)
+        check_rows(rows, self.experiment.model.vocab_size)
+        self._check_schedule()
         with jax.set_mesh(self.mesh):
             rate = self._rate(self.state.step, skipped(self.state.optimizer))
             arguments = self.state, put_rows(rows, self.mesh, lead=1), rate
@@ -144,7 +152,19 @@ class Trainer:
                 multihost.compile_together(self._step, *arguments)
                 self._compiled.add(rows.tokens.shape)
             self.state, metrics = self._step(*arguments)
+            self._calls += 1
             return metrics
+
+    def _check_schedule(self) -> None:
+        """Raises ValueError where the next update would have a rate of 0."""
+        optimizer, steps = self.experiment.optimizer, self.experiment.steps
+        if optimizer.decay == "constant" or self._calls < steps:
+            return
+        if int(self.state.step) - int(skipped(self.state.optimizer)) >= steps:
+            raise ValueError(
+                f"all {steps} steps of the experiment are done, and optimizer.decay={optimizer.decay!r} has taken the"
+                " rate to 0: make the Trainer with more `steps`, or with decay='constant'"
+            )
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
         """Returns `evaluated` over these files, by default the experiment's validation files."""
@@ -214,6 +234,8 @@ def evaluated(
     labels are all correct or all incorrect. `params` are as an objective takes them.
     """
     config = experiment.data
+    if not (files or config.valid):
+        raise ValueError("data.valid names no file: pass files to evaluate, such as trainer.evaluate(['valid.jsonl'])")
     batches = batches_of(experiment, files or config.valid, native_layout(tokenizer), once=True)
     micro = itertools.chain.from_iterable(unstacked(micro_batches(rows, config.micro_rows)) for rows, _ in batches)
     return {f"valid_{name}": value for name, value in measured(objective, params, micro, experiment.task).items()}
@@ -225,20 +247,24 @@ def measured(
     """Returns the mean loss, the metrics and the count (`labels`) over micro-batches, on the mesh that is set."""
     mesh, found = jax.sharding.get_mesh(), []
     for rows in micro:
+        check_rows(rows, config.model.vocab_size)
         arguments = objective, params, put_rows(rows, mesh), config
         if not found:
             multihost.compile_together(_evaluate, *arguments)
         found.append(gathered(_evaluate(*arguments)))
+    if not found:
+        raise ValueError("there are no rows to measure the objective on: the files hold no record that fits a row")
     losses, counts, metrics = zip(*found, strict=True)
     count = float(np.sum(counts, dtype=np.float64))
-    values: dict[str, float | None] = {"loss": float(np.sum(losses, dtype=np.float64)) / max(count, 1)}
+    values: dict[str, float | None] = {"loss": float(np.sum(losses, dtype=np.float64)) / divisor(count)}
     for name in metrics[0]:
         parts = [part[name] for part in metrics]
         if isinstance(parts[0], Judged):
-            values |= _judgement(jax.tree.map(lambda *xs: np.concatenate([x.ravel() for x in xs]), *parts))
+            judged = jax.tree.map(lambda *xs: np.concatenate([x.ravel() for x in xs]), *parts)
+            values |= names(metrics[0], name, _judgement(judged))
         else:
             total = jax.tree.map(lambda *xs: np.sum(xs, dtype=np.float64), *parts)
-            values |= means({name: total}, max(count, 1))
+            values |= means({name: total}, count)
     return {**values, "labels": count}
 
 
@@ -247,7 +273,7 @@ def _judgement(judged: Judged) -> dict[str, float | None]:
     weight_N = np.asarray(judged.weight_BS, np.float64)
     right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
     return {
-        "step_accuracy": float(right / max(weight_N.sum(), 1)),
+        "step_accuracy": float(right / divisor(weight_N.sum())),
         "auroc": jsonable(auroc(score_N, positive_N, weight_N)),
     }
 
