@@ -12,7 +12,9 @@ from test_step import ROWS
 from tiny_run import equal, experiment, lines, loop, params, save_tokenizer, trainer
 
 import jprm
+from jprm import objectives
 from jprm.data.pipeline import empty_rows
+from jprm.experiment import read
 from jprm.train.optimizer import schedule
 from jprm.train.step import make_step
 
@@ -205,3 +207,37 @@ def test_two_judged_scores_have_names_of_their_own(tmp_path, one_device):
         judged = {"step_accuracy", "auroc", "opposite_step_accuracy", "opposite_auroc"}
         assert set(values) - {"labels"} == {"loss", *judged}
         assert values["auroc"] != 0.5 and values["opposite_auroc"] == pytest.approx(1 - values["auroc"], abs=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    factor: float = 1.0
+
+    def __call__(self, params, rows, config):
+        loss, count, metrics = trainer.objectives.find("cross_entropy")(params, rows, config)
+        return self.factor * loss, count, metrics
+
+
+def test_a_run_records_the_objective_that_was_given(tiny_run, tmp_path, one_device):
+    def recorded(folder, objective, **changes):
+        with jprm.Trainer(dataclasses.replace(tiny_run.experiment, **changes), folder, objective=objective) as made:
+            made.step(next(made.batches))
+            made.save()
+        saved = read(folder / "experiment.json")
+        return saved.objective, dict(saved.objective_options)
+
+    local = lambda *given: mean_and_extremes(*given)  # noqa: E731
+    assert recorded(tmp_path / "a", mean_and_extremes) == ("test_trainer:mean_and_extremes", {})
+    assert recorded(tmp_path / "b", Scaled(2.0)) == ("test_trainer:Scaled", {"factor": 2.0})
+    assert recorded(tmp_path / "c", objectives.find("pqm", {"margin": 2.0})) == ("pqm", {"margin": 2.0})
+    assert recorded(tmp_path / "d", local)[0].endswith("<locals>.<lambda>")
+    for name, same in (("a", mean_and_extremes), ("b", Scaled(2.0)), ("d", local)):
+        with pytest.raises(ValueError, match="test_trainer:.* there, cross_entropy here.*or continue with"):
+            loop.train(tiny_run.experiment, tmp_path / name)
+        with jprm.Trainer(tiny_run.experiment, tmp_path / name, objective=same) as made:
+            assert int(made.state.step) == 1
+    named = dataclasses.replace(
+        tiny_run.experiment, objective="test_trainer:Scaled", objective_options={"factor": 2.0}, steps=2
+    )
+    assert loop.train(named, tmp_path / "b")["step"] == 2
+    assert np.isfinite(jprm.load(tmp_path / "d").score("p0 1", ["add 1"])).all()

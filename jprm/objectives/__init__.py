@@ -112,6 +112,24 @@ def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objec
     return cast(Objective, objective)
 
 
+def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the options by which an experiment records an objective that a program holds as an object.
+
+    `find` takes them, unless the object is in no module: a function of a notebook or of another function.
+    """
+    if not dataclasses.is_dataclass(objective):
+        kind = objective if hasattr(objective, "__qualname__") else type(objective)
+        return f"{kind.__module__}:{kind.__qualname__}", {}
+    kind = type(objective)
+    for name, known in OBJECTIVES.items():
+        if type(known) is kind:
+            values = {option: getattr(objective, option) for option in option_types(known)}
+            options = {option: value for option, value in values.items() if value != getattr(known, option)}
+            if dataclasses.replace(cast(Any, known), **options) == objective:
+                return name, options
+    return f"{kind.__module__}:{kind.__qualname__}", {name: getattr(objective, name) for name in option_types(kind)}
+
+
 def option_types(objective: Any) -> dict[str, Any]:
     """Returns the options of an objective: the fields of a dataclass, or of its instance, whose types are plain."""
     if not dataclasses.is_dataclass(objective):

@@ -34,7 +34,10 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
         )
         if differing:
             detail = "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in differing)
-            raise ValueError(f"{path}: is another experiment's run ({detail}). Use another --workdir")
+            fix = "Use another --workdir"
+            if "objective" in differing:
+                fix += f", or continue with objective {read(path).objective!r}: name it, or Trainer(objective=...)"
+            raise ValueError(f"{path}: is another experiment's run ({detail}). {fix}")
         _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
     workdir.mkdir(parents=True, exist_ok=True)
     objective = source(experiment.objective, workdir)

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -33,7 +35,7 @@ from jprm.objectives import Objective
 from jprm.objectives.metrics import Judged, divisor, means, names
 from jprm.rows import Rows
 from jprm.statistics import auroc, jsonable
-from jprm.storage import path_of
+from jprm.storage import Place, path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.batches import batches_of, check_rows, check_supervision, micro_batches, training_batches, unstacked
 from jprm.train.bucket_lock import lock_of
@@ -58,7 +60,8 @@ class Trainer:
     Args:
         workdir: the run's folder, on this machine or in a bucket. Training continues from its newest checkpoint.
             None: nothing is saved, and the experiment's data are not read before `batches` is.
-        objective: an objective in place of the one that `experiment.objective` names; it takes the same options.
+        objective: an objective in place of the one that `experiment.objective` names; it takes the same options. The
+            run records it by the name of its module and itself, and continues only with an objective of that name.
         position: of a caller that makes the rows itself: what is saved with the run in place of the data's position.
 
     Raises:
@@ -77,8 +80,11 @@ class Trainer:
         check_mesh(experiment.model, self.mesh, experiment.data.micro_rows, experiment.data.tokens)
         self.tokenizer = load_tokenizer(experiment.tokenizer, experiment.model.vocab_size)
         name, options = experiment.objective, experiment.objective_options
-        given = objectives.with_options(objective, options, "given to Trainer") if objective else None
-        self.objective = given or objectives.find(name, options, self.workdir)
+        if objective is None:
+            self.objective = objectives.find(name, options, self.workdir)
+        else:
+            self.objective = objectives.with_options(objective, options, "given to Trainer")
+            self.experiment = experiment = _recording(self.objective, experiment, self.workdir)
         objectives.check(self.objective, experiment.task)
         self._step = make_step(self.objective, make_optimizer(experiment.optimizer), experiment.task)
         self._compiled: set[tuple[int, ...]] = set()  # shapes of rows
@@ -222,6 +228,15 @@ class Trainer:
         self.position.set_state(run["data"])
         self.goodput = Goodput(**run["goodput"])
         return State(jnp.int32(step), trained, frozen, optimizer)
+
+
+def _recording(objective: Objective, experiment: Experiment, workdir: Place | None) -> Experiment:
+    """Returns the experiment with this objective's name and options in place of its own, unless they find it."""
+    with contextlib.suppress(ValueError):
+        if objectives.find(experiment.objective, experiment.objective_options, workdir) == objective:
+            return experiment
+    name, options = objectives.recorded(objective)
+    return dataclasses.replace(experiment, objective=name, objective_options=options)
 
 
 def evaluated(
