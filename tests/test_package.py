@@ -1,6 +1,7 @@
 """Promises about the package: cost of imports, declared requirements, sizes of files."""
 
 import ast
+import json
 import runpy
 import subprocess
 import sys
@@ -99,18 +100,62 @@ def _at_import(file):
     return tree
 
 
-def test_constraints_meet_the_lower_bounds(declared):
+def _pinned(python):
+    """The releases that constraints.txt pins for a version of Python."""
     pinned = {}
     for line in (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             requirement = Requirement(line)
-            pinned[canonicalize_name(requirement.name)] = next(iter(requirement.specifier)).version
-    for requirement in (requirement for requirements in declared.values() for requirement in requirements):
-        name = canonicalize_name(requirement.name)
-        if name == "jprm":  # an extra that includes another
+            if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+                name = canonicalize_name(requirement.name)
+                assert name not in pinned, f"constraints.txt pins {name} twice for Python {python}"
+                pinned[name] = next(iter(requirement.specifier)).version
+    return pinned
+
+
+POD = ("", "train", "gcs", "tpu", "cuda")
+"""The extras that tpu/setup.sh and tpu/Dockerfile install; none for every installation's requirements."""
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_constraints_meet_the_lower_bounds(declared, python):
+    pinned = _pinned(python)
+    for extra, requirements in declared.items():
+        if python == "3.12" and extra not in POD:
             continue
-        assert name in pinned, f"constraints.txt does not pin {name}"
-        assert requirement.specifier.contains(pinned[name]), f"{name}: {pinned[name]} is not {requirement.specifier}"
+        for requirement in requirements:
+            name = canonicalize_name(requirement.name)
+            if name == "jprm":  # an extra that includes another
+                continue
+            assert name in pinned, f"constraints.txt does not pin {name} for Python {python}"
+            assert requirement.specifier.contains(pinned[name]), (
+                f"{name}: {pinned[name]} is not {requirement.specifier}"
+            )
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_every_compiler_of_a_pod_is_pinned(python):
+    pinned = _pinned(python)
+    assert {pinned[name] for name in ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt")} == {pinned["jax"]}
+    assert {"libtpu", "nvidia-cuda-nvcc-cu12"} <= set(pinned)
+    assert not {"jax", "libtpu"} & set(_pinned("3.13"))  # the newest releases that pip finds
+
+
+@pytest.mark.slow  # pip reads the metadata of 130 packages
+@pytest.mark.parametrize("extra", ["tpu", "cuda"])
+def test_a_pod_gets_pinned_releases_alone(tmp_path, extra):
+    if sys.version_info[:2] != (3, 12):
+        pytest.skip("resolves for the Python that runs it, and pods have 3.12")
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", report]
+    command += ["-c", REPOSITORY / "constraints.txt", f"{REPOSITORY}[train,gcs,{extra}]"]
+    subprocess.run(list(map(str, command)), check=True, timeout=1200)
+    found = {
+        each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(report.read_text())["install"]
+    }
+    pinned = _pinned("3.12")
+    others = {name: version for name, version in found.items() if pinned.get(canonicalize_name(name)) != version}
+    assert set(others) == {"jprm"}
 
 
 def test_version_is_the_one_installed():

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +148,35 @@ def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_devic
     loop.train(tiny_run.experiment, tmp_path / "run")
     assert equal(params(tmp_path / "run"), params(tiny_run.folder))
     assert untimed(lines(tmp_path / "run")) == untimed(lines(tiny_run.folder))
+
+
+def test_a_compiler_that_changes_in_mid_run_is_reported(tiny_run, tmp_path, one_device, monkeypatch, capfd):
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    longer = dataclasses.replace(tiny_run.experiment, steps=7)
+    before, after = preemption.versions(), preemption.versions() | {"jaxlib": "9.9.9", "libtpu": "0.0.99"}
+    monkeypatch.setattr(preemption, "versions", lambda: after)
+    loop.train(longer, tmp_path / "run")
+    assert f"jaxlib {before['jaxlib']} -> 9.9.9" in capfd.readouterr().err
+
+
+def test_a_run_records_every_compiler_that_is_installed(monkeypatch):
+    installed = {"libtpu": "0.0.42.1", "jax-cuda12-plugin": "0.10.2"}
+
+    def version(name):
+        if name in installed:
+            return installed[name]
+        if name.startswith("jax-cuda"):
+            raise preemption.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(preemption, "metadata", types.SimpleNamespace(
+        version=version, PackageNotFoundError=preemption.metadata.PackageNotFoundError))  # fmt: skip
+    now = preemption.versions.__wrapped__()
+    assert installed.items() <= now.items() and "jax-cuda13-plugin" not in now
+    monkeypatch.setattr(preemption, "versions", lambda: now)
+    assert preemption.changed_compiler(now) is None
+    assert preemption.changed_compiler({"jax": "1.0"}) is None  # of a run that recorded less
+    assert "libtpu 0.0.40 -> 0.0.42.1" in (preemption.changed_compiler(now | {"libtpu": "0.0.40"}) or "")
 
 
 def test_a_checkpoint_says_what_it_is_and_some_are_kept(tiny_run, tmp_path, one_device):

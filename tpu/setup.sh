@@ -31,12 +31,12 @@ if [ -n "$nfs" ]; then
 fi
 
 python=${PYTHON:-}
-for name in python3.12 python3.13 python3.11 python3; do
+for name in python3.12 python3.11; do # what constraints.txt pins
   [ -n "$python" ] && break
-  if command -v "$name" > /dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then python=$name; fi
+  if "$name" -c "" 2> /dev/null; then python=$name; fi
 done
 if [ -z "$python" ]; then
-  # TPU VM images may have an older Python; uv installs a newer one for this user.
+  # TPU VM images may have another Python; uv installs a newer one for this user.
   run python3 -m pip install --user -q uv
   run python3 -m uv python install 3.12
   [ "$dry" = 1 ] && python=python3.12 || python=$(python3 -m uv python find 3.12)

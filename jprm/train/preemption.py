@@ -178,11 +178,37 @@ def _who(index: int, beat: dict[str, Any] | None, now: float) -> str:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Returns the versions of the libraries and of jprm: its commit in a checkout, or from JPRM_COMMIT."""
+    """Returns the versions of the libraries and of jprm: its commit in a checkout, or from JPRM_COMMIT.
+
+    `libtpu` and jax's plugins for CUDA are there where they are installed: they compile the step.
+    """
     commit, checkout = os.environ.get("JPRM_COMMIT") or None, pathlib.Path(jprm.__file__).parent.parent
     if (checkout / ".git").exists():
         describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             commit = subprocess.run(describe, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     libraries = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")}
+    for name in COMPILERS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            libraries[name] = metadata.version(name)
     return {"jprm": jprm.__version__, "commit": commit, "python": platform.python_version(), **libraries}
+
+
+COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+"""The distributions that compile a step, on CPUs, TPUs and GPUs."""
+
+
+def changed_compiler(before: Mapping[str, str | None]) -> str | None:
+    """Returns a sentence that names the compilers whose versions are not those of a run so far, None where all are.
+
+    `before` is what `versions` returned then. Runs of 0.1 recorded jax and jaxlib alone: what is unknown on a side does
+    not count as changed.
+    """
+    now = versions()
+    changed = [f"{name} {before[name]} -> {now[name]}" for name in COMPILERS
+               if before.get(name) and now.get(name) and before[name] != now[name]]  # fmt: skip
+    if not changed:
+        return None
+    return (
+        f"the compiler has changed since the last checkpoint ({', '.join(changed)}): later steps may round differently"
+    )

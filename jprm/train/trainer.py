@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ from jprm.train.batches import batches_of, check_rows, check_supervision, micro_
 from jprm.train.bucket_lock import lock_of
 from jprm.train.initial import initial_state, reference_params, with_fitted_head
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
-from jprm.train.preemption import Goodput, versions
+from jprm.train.preemption import Goodput, changed_compiler, versions
 from jprm.train.run_folder import claim
 from jprm.train.step import Metrics, State, make_step, models
 
@@ -225,6 +226,8 @@ class Trainer:
         trained, frozen = {}, {}
         for path, value in split(loaded["params"], "")[0].items():
             (trained if path in state.trained else frozen)[path] = value
+        if multihost.is_first() and (sentence := changed_compiler(run.get("versions", {}))):
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
         self.position.set_state(run["data"])
         self.goodput = Goodput(**run["goodput"])
         return State(jnp.int32(step), trained, frozen, optimizer)
