@@ -1,6 +1,7 @@
 """The engine's two threads: what is packed while the device is busy, and what waits to be merged."""
 
 import threading
+import time
 import types
 
 import jax
@@ -60,6 +61,17 @@ def test_a_full_batch_is_packed_while_one_runs(slow):
     prm.go.set()
     assert [future.result(60)[0]["score"].tolist() for future in futures] == [[1, 2]] * 4
     assert prm.prepared[2:] == [["C"]]
+
+
+def test_small_requests_do_not_make_the_server_look_slow(slow):
+    """A row has 256 tokens however few are asked for: larger requests are refused by the rate that is measured."""
+    prm, engine = slow
+    began, future = time.monotonic(), ask(engine, "first")
+    threading.Timer(0.2, prm.go.set).start()
+    future.result(60)
+    while engine.busy_tokens:
+        time.sleep(0.001)
+    assert row_lengths.SHORTEST / (time.monotonic() - began) <= engine.rate <= row_lengths.SHORTEST / 0.1
 
 
 def test_a_job_of_its_own_is_packed_ahead_and_a_few_small_ones_wait_to_be_merged(slow):

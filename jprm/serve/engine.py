@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jprm.score.prefix_cache import PrefixCache
+from jprm.score.row_lengths import SHORTEST
 from jprm.score.scorer import PRM
 from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
 from jprm.tree import Node, ReasoningTree
@@ -259,8 +260,8 @@ class Engine:
                 self._longest_pause = now + PAUSE_SHARE * seconds
                 self._pause = min(now + PAUSE, self._longest_pause) if self._jobs else now
                 self.busy_tokens, self._running = self.busy_tokens - tokens, False
-                if (computed := tokens - (self.cached_tokens - cached)) > 0:
-                    rate = computed / max(seconds, 1e-6)
+                if tokens and self.cached_tokens == cached:  # with a cached prefix a few tokens take as long as many
+                    rate = max(tokens, SHORTEST) / max(seconds, 1e-6)  # the shortest row has its tokens in any case
                     self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
                 self._changed.notify_all()
 
