@@ -18,6 +18,9 @@ def timed(seconds: float) -> type[asyncio.Protocol]:
     """
 
     class Timed(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]  # one of two classes
+        loop: Any
+        transport: Any
+        cycle: Any
         timer: asyncio.TimerHandle | None = None
         pending = 0  # bytes of headers so far
 
