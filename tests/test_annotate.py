@@ -68,6 +68,10 @@ def test_an_event_counts_once_and_a_restart_changes_nothing(tmp_path):
         for _ in range(3):
             answer = desk.request("POST", "/v1/annotators/ana/events", json=body)
             assert answer.json() == {"acknowledged": "the-same-one"}
+        for other in ({"rating": -1}, {"kind": "flag", "on": True}):
+            given = {key: body[key] for key in ("uuid", "task")} if "kind" in other else body
+            answer = desk.request("POST", "/v1/annotators/ana/events", json=given | other)
+            assert answer.status_code == 409 and "another event's" in answer.json()["error"]["message"]
         assert sum(event["uuid"] == "the-same-one" for event in log_of(folder)) == 1
         before = desk.tasks.by_id
     with Desk(folder) as desk:
@@ -177,6 +181,7 @@ def test_a_skipped_chain_goes_to_another_and_so_does_one_left_lying(tmp_path):
         ({"kind": "flag", "on": True, "uuid": "open-12345678"}, 400, "uuid"),
         ({"kind": "flag", "on": True, "uuid": "a\nb" * 9}, 400, "uuid"),
         ({"kind": "flag", "on": True, "task": "nobody's"}, 409, None),
+        ({"kind": "comment", "step": 99, "text": "why?"}, 400, "step"),
     ],
 )
 def test_bad_events_are_refused_and_not_stored(tmp_path, body, status, param):

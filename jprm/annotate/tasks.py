@@ -127,7 +127,7 @@ class Tasks:
         self._of: dict[str, list[str]] = {name: [] for name in study.config.annotators}
         self._on: dict[int, list[str]] = collections.defaultdict(list)  # tasks on each tree of work
         self.alternatives = {pool: [alternatives_of(tree) for tree in trees] for pool, trees in study.trees.items()}
-        self._seen: set[str] = set()
+        self._seen: dict[str, Mapping[str, Any]] = {}
         config = study.config
         double = config.double_fraction if len(config.annotators) > 1 else 0.0
         self._wanted = [1 + (chance(config.seed, "double", i) < double) for i in range(len(study.trees["work"]))]
@@ -149,8 +149,14 @@ class Tasks:
         )
 
     def known(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event of this uuid was applied: a client sends it again if its acknowledgement was lost."""
-        return event["uuid"] in self._seen
+        """Whether this event was applied: a client sends it again if its acknowledgement was lost.
+
+        Raises Conflict where its uuid is another event's.
+        """
+        seen = self._seen.get(event["uuid"])
+        if seen is not None and any(seen.get(key) != event.get(key) for key in {*seen, *event} - {"time"}):
+            raise Conflict(f"uuid {event['uuid']} is another event's: give each event a uuid of its own")
+        return seen is not None
 
     def after(self, event: Mapping[str, Any]) -> Task:
         """Returns the event's task as it would be after it. Raises Conflict where it does not fit."""
@@ -170,7 +176,7 @@ class Tasks:
             if task.pool == "work":
                 self._on[task.index].append(task.id)
         self.by_id[task.id] = task
-        self._seen.add(event["uuid"])
+        self._seen[event["uuid"]] = event
 
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
         """Returns the event that opens the annotator's next task; None where there are enough, or no more."""
