@@ -8,12 +8,11 @@ import json
 import math
 import os
 import pathlib
-import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, Self
 
-from jprm.outputs import atomic_file, only_run, only_writer, partial_of
+from jprm.outputs import atomic_file, check_input, only_run, only_writer, partial_of
 from jprm.storage import Remote, is_remote, path_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
 
@@ -89,6 +88,14 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
+def count(path: str | os.PathLike) -> int:
+    """Returns how many lines of a file are not blank. Raises ValueError where there is none, and as `read_lines`."""
+    lines = sum(1 for _ in read_lines(path))
+    if not lines:
+        raise ValueError(f"{os.fspath(path)}: holds no record: it is empty. Was the command that wrote it stopped?")
+    return lines
+
+
 @contextlib.contextmanager
 def _unchanged(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Opens a file, of this machine or a bucket, to read. Raises ValueError if it has changed when all is read."""
@@ -98,12 +105,9 @@ def _unchanged(path: str | os.PathLike) -> Iterator[IO[bytes]]:
             yield file
         after = remote.stamp()
     else:
+        check_input(path)
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError(
-                    f"{os.fspath(path)}: is not a file on disk, and it is read twice. Write it to a file first"
-                )
             yield file
             before, after = ((x.st_size, x.st_mtime_ns) for x in (found, os.fstat(file.fileno())))
     if before != after:
@@ -112,6 +116,7 @@ def _unchanged(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 def is_table(path: str | os.PathLike) -> bool:
     """Returns whether a file is Parquet or Arrow, by its first bytes."""
+    check_input(path)
     with open(path, "rb") as file:
         return file.read(max(map(len, _TABLES))).startswith(_TABLES)
 

@@ -14,21 +14,45 @@ import os
 import pathlib
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
+from jprm.digests import sha256_of
 from jprm.storage import Appended, Place, Remote, path_of
 
-VERSION = 1
-"""Of the format of outputs and their requests. A request of a newer version is refused."""
+VERSION = 2
+"""Of the format of outputs and their requests. A request of a newer version is refused. Version 1 had no digests."""
 
 
 def input_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns what a request holds of its input: path, size and time of change."""
+    """Returns what a request holds of its input: the path and a checksum, in a bucket what the store says of it.
+
+    Raises ValueError for a pipe, which cannot be read twice.
+    """
     if isinstance(remote := path_of(path), Remote):
         return {"input": remote.url, **remote.stamp()}
-    stat = os.stat(path)
-    return {"input": os.path.abspath(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns}
+    check_input(path)
+    return {"input": os.path.abspath(path), "sha256": sha256_of(path)}
+
+
+def stamp_of(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns what changes with a file's content, without reading it; a copy has another stamp."""
+    if isinstance(remote := path_of(path), Remote):
+        return {"input": remote.url, **remote.stamp()}
+    found = os.stat(path)
+    times = {"modified": found.st_mtime_ns, "changed": found.st_ctime_ns}  # a program can set the first of them alone
+    return {"input": os.path.abspath(path), "bytes": found.st_size, **times, "file": found.st_ino}
+
+
+def check_input(path: str | os.PathLike) -> None:
+    """Refuses a pipe or device before it is opened: one without a writer would be waited for.
+
+    Raises FileNotFoundError or ValueError.
+    """
+    if isinstance(remote := path_of(path), Remote):
+        remote.stamp()
+    elif not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+        raise ValueError(f"{os.fspath(path)}: is not a file on disk, and it is read twice. Write it to a file first")
 
 
 def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
@@ -94,8 +118,7 @@ def continued(
         output.parent.mkdir(parents=True, exist_ok=True)
     with Appended(part / _digest(request)) if isinstance(part, Remote) else only_writer(part) as file:
         try:
-            before = _request_in(info)
-            differ = [name for name in {**request, **before} if request.get(name) != before.get(name)]
+            differ = differing(_request_in(info), request)
             for path in (output, part, *more):
                 if differ and path.exists() and (path == output or _size(path)):
                     raise ValueError(
@@ -117,6 +140,18 @@ def continued(
                     part.unlink()
                 if not any(path.exists() for path in (output, part, *more)):
                     info.unlink(missing_ok=True)
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns which parts of two requests differ, those of a part as `PART.NAME`: none where they ask for the same."""
+    names = []
+    for name in {**now, **before}:
+        one, other = before.get(name), now.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            names += [f"{name}.{each}" for each in differing(one, other)]
+        elif one != other:
+            names.append(name)
+    return names
 
 
 def discard(path: Place | Appended) -> None:

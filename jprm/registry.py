@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -110,8 +111,10 @@ def _of_file(path: pathlib.Path, attribute: str, where: str) -> Any:
 @functools.cache
 def defined(path: str, text: str) -> dict[str, Any]:
     """Runs the text of a Python file, once, and returns what it defines."""
-    spec = importlib.machinery.ModuleSpec(f"jprm_own_{pathlib.Path(path).stem}", loader=None)
+    digest = hashlib.sha256(f"{path}\n{text}".encode()).hexdigest()[:16]  # two files may share a stem
+    spec = importlib.machinery.ModuleSpec(f"jprm_own_{pathlib.Path(path).stem}_{digest}", loader=None)
     module = importlib.util.module_from_spec(spec)
     module.__file__, sys.modules[spec.name] = path, module  # a dataclass of the file looks there for names
+    module.__dict__["__text__"] = text
     exec(compile(text, path, "exec"), module.__dict__)
     return module.__dict__

@@ -278,7 +278,7 @@ def test_data_prepared_in_a_bucket_are_those_on_disk(bucket, tmp_path, capsys):
     assert cli.main(["prepare", "jsonl", *map(str, files), "--overwrite"]) == 2
     assert f"{bucket}/in.jsonl:1: " in capsys.readouterr().err and len(load(bucket / "data")) == 10
     assert cli.main(["prepare", "jsonl", *map(str, files)]) == 2
-    assert "holds another preparation (sha256 differ)" in capsys.readouterr().err
+    assert "holds another preparation (sha256." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bucket", ["memory"], indirect=True)

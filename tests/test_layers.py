@@ -27,6 +27,7 @@ LAYERS = [
         "answers",
         "worker",
         "registry",
+        "digests",
         "compile_cache",
         "libtpu",
     ],

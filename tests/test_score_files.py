@@ -72,8 +72,8 @@ def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file
     blocked = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="blocked"))
     score_file(blocked, input_file, tmp_path / "out.jsonl")
     info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
-    assert (info["dtype"], info["attention"], info["version"]) == ("float32", "blocked", 1)
-    with pytest.raises(ValueError, match=r"of another model, input or request \(attention\)"):
+    assert (info["dtype"], info["attention"], info["version"]) == ("float32", "blocked", 2)
+    with pytest.raises(ValueError, match=r"of another model, input or request \(digests.config, attention\)"):
         score(input_file, tmp_path / "out.jsonl")
 
 
@@ -91,23 +91,23 @@ def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, scor
     kernel = prm.params["head"]["kernel"]
     changed = prm.params | {"head": prm.params["head"] | {"kernel": kernel * 1.001}}
     for make in every(dataclasses.replace(prm, params=changed)):
-        with pytest.raises(ValueError, match=r"of another model, input or request \(digest\)"):
+        with pytest.raises(ValueError, match=r"of another model, input or request \(digests.model\)"):
             make()
 
 
 def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatch):
     monkeypatch.setattr(jprm.loading, "make_mesh", make_mesh)  # all devices
     whole = jprm.load(tiny_run.folder, MeshConfig(fsdp=4, tensor=2))
-    assert whole.mesh.size == 8 and identity(whole)["digest"] == identity(prm)["digest"]
+    assert whole.mesh.size == 8 and identity(whole)["digests"] == identity(prm)["digests"]
     permuted = jax.tree.map(lambda x: x[..., ::-1] + 1, prm.params)
-    assert identity(dataclasses.replace(prm, params=permuted))["digest"] != identity(prm)["digest"]
+    assert identity(dataclasses.replace(prm, params=permuted))["digests"] != identity(prm)["digests"]
 
 
 def test_an_output_of_a_newer_version_is_refused(score, input_file, tmp_path):
     score(input_file, tmp_path / "out.jsonl")
     info = tmp_path / "out.jsonl.info.json"
-    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 2}))
-    with pytest.raises(ValueError, match="out.jsonl.info.json: is of version 2, and this jprm reads up to 1: upgrade"):
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 3}))
+    with pytest.raises(ValueError, match="out.jsonl.info.json: is of version 3, and this jprm reads up to 2: upgrade"):
         score(input_file, tmp_path / "out.jsonl")
 
 
@@ -154,7 +154,7 @@ def test_an_output_of_another_request_is_left_alone(prm, score, input_file, tmp_
     before = output.read_bytes()
     other_input = tmp_path / "other.jsonl"
     write_records(other_input, chains(2, seed=9))
-    with pytest.raises(ValueError, match=r"out.jsonl: is there, .* request \(input, bytes, modified\). Remove it"):
+    with pytest.raises(ValueError, match=r"out.jsonl: is there, .* request \(input, sha256\). Remove it"):
         score(other_input, output)
     newer = functools.partial(score_file, dataclasses.replace(prm, step=prm.step + 1))
     with pytest.raises(ValueError, match=r"of another model, input or request \(step\)"):

@@ -198,7 +198,7 @@ def score(
             the model. The output equals one process's.
     """
     from jprm import multihost
-    from jprm.outputs import check_output, input_of
+    from jprm.outputs import check_input, check_output
     from jprm.score.files import score_file
 
     _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
@@ -209,7 +209,7 @@ def score(
         from jprm.data import load as load_records
 
         prepared, input = load_records(input), os.fspath(path_of(input) / REPORT)
-    input_of(input)  # this and the next before the model is loaded
+    check_input(input)  # this and the next before the model is loaded
     check_output(output, input)
     prm = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention)
     if model and multihost.is_first():

@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection
 
+from jprm.digests import sha256_of
 from jprm.outputs import atomic_file, only_run
 
 _CHUNK = 1 << 20
@@ -36,11 +37,6 @@ def resolved(url: str) -> str:
     name, revision, file = found[1], urllib.parse.quote(found[2] or "main", safe=""), urllib.parse.quote(found[3])
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     return f"{endpoint}/datasets/{name}/resolve/{revision}/{file}"
-
-
-def sha256_of(path: str | os.PathLike) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fetch(

@@ -16,20 +16,22 @@ import rich.progress
 import rich.table
 
 from jprm.data import REPORT, readers, store
-from jprm.data.fetch import fetch, is_url, resolved, sha256_of
+from jprm.data.fetch import fetch, is_url, resolved
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
+from jprm.digests import code_of, sha256_of
 from jprm.folders import is_whole, tidy, whole_folder
 from jprm.jsonl import Rejects
 from jprm.local_copy import local_copy
-from jprm.outputs import input_of
+from jprm.outputs import differing, stamp_of
 from jprm.storage import Place, Remote, cache_folder, path_of
 from jprm.tree import tree_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What `prepare` was asked for. `sha256` holds the checksum of every local file."""
+    """What `prepare` was asked for. `sha256` holds the checksum of every local file, `code` the digests of the files of
+    a reader of the user's own."""
 
     name: str
     source: list[str]
@@ -37,6 +39,7 @@ class Request:
     options: dict[str, Any]
     on_error: str
     sha256: dict[str, str]
+    code: dict[str, str] = dataclasses.field(default_factory=dict, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,8 @@ def _request(name, source, exclude, on_error, options) -> Request:
     for path in local:
         if not path_of(path).is_file():
             raise FileNotFoundError(f"{path}: no such file. Give the path of a source or benchmark file.")
-    return Request(name, source, exclude, chosen, on_error, {path: sha256_of(local_copy(path)) for path in local})
+    sums = {path: sha256_of(local_copy(path)) for path in local}
+    return Request(name, source, exclude, chosen, on_error, sums, code=code_of(reader))
 
 
 def _report_of(out: Place) -> PrepareReport:
@@ -139,7 +143,7 @@ def _report_of(out: Place) -> PrepareReport:
 
 def _unchanged(out: Place, there: PrepareReport, request: Request, console: rich.console.Console) -> PrepareReport:
     """Returns the report of an existing folder, if it is of the same request."""
-    differ = [name for name, value in vars(request).items() if getattr(there, name) != value]
+    differ = differing({name: getattr(there, name) for name in vars(request)}, vars(request))
     if differ:
         raise ValueError(f"{out} holds another preparation ({', '.join(differ)} differ): use another name or overwrite")
     tidy(out)
@@ -196,7 +200,7 @@ def _write(
 
     def records(rejects: Rejects, progress: rich.progress.Progress) -> Iterator[tuple[str, Record]]:
         for index, path in enumerate(files):
-            task = progress.add_task(path.name, total=input_of(path)["bytes"])
+            task = progress.add_task(path.name, total=stamp_of(path)["bytes"])
 
             def advance(count: int, task: rich.progress.TaskID = task) -> None:
                 tally.read += 1

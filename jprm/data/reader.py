@@ -19,6 +19,7 @@ from typing import Any
 from jprm import jsonl
 from jprm.data.tables import read_rows
 from jprm.local_copy import local_copy
+from jprm.outputs import check_input
 from jprm.tree import RecordError, tree_of
 
 Record = dict[str, Any]
@@ -143,6 +144,7 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     file in a bucket is copied to this machine first.
     """
     path = local_copy(path)
+    check_input(path)
     with open(path, "rb") as file:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             file.seek(0)

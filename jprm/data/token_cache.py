@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from jprm.folders import made_once
-from jprm.outputs import input_of
+from jprm.outputs import stamp_of
 from jprm.progress import Bar
 from jprm.storage import Remote, is_remote, path_of
 from jprm.token_tree import TokenTree
@@ -110,8 +110,8 @@ def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Returns what identifies the data at a path: its file, or all files of its folder, with sizes and times."""
     path = path_of(path)
     if isinstance(path, Remote):
-        return [input_of(file) for file in path.files()]
-    return [input_of(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+        return [stamp_of(file) for file in path.files()]
+    return [stamp_of(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 
 def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
+from jprm.digests import digest
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
 from jprm.jsonl import dump, parse, read_trees
 from jprm.judge.judge import Judge
 from jprm.judge.load import load_judge
 from jprm.loading import load
-from jprm.outputs import input_of
+from jprm.outputs import check_input, stamp_of
 from jprm.score.files import request_of, write_scores
 from jprm.score.identity import identity
 from jprm.score.scorer import PRM
@@ -44,6 +45,11 @@ class Source(NamedTuple):
     name: str
     reader: Reader
     options: Mapping[str, Any]
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What the records depend on, beside the file."""
+        return {"reader": self.name, **self.options, "reading": digest(self.reader)}
 
     def records(self, path: PathLike) -> list[dict[str, Any]]:
         """Returns a file's records."""
@@ -124,13 +130,13 @@ def scored_trees(
     output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)
     if isinstance(prm, Judge):
-        write_scores(prm, records, output, request_of(prm, path, reader=source.name, **source.options), len(records))
+        write_scores(prm, records, output, request_of(prm, path, **source.request), len(records))
         return list(filter(is_scored, read_trees(output)))
     models = [as_in(source.name, model) for model in (prm, *also)]
     limit = {"too_long": "skip", "contexts": [model.context for model in models]} if too_long == "skip" else {}
     if limit:
         records = [record for record in records if all(model.fits(record) for model in models)]
-    request = request_of(prm, path, reader=source.name, **source.options, **limit)
+    request = request_of(prm, path, **source.request, **limit)
     write_scores(models[0], records, output, request, len(records))
     return list(read_trees(output))
 
@@ -150,9 +156,9 @@ def scorer(prm: PRM, folder: PathLike) -> Scorer:
     scored_by = identity(prm)
 
     def score(records, name):
-        digest = hashlib.sha256("".join(map(dump, records)).encode()).hexdigest()
-        output = path_of(folder) / f"{name}-{digest[:12]}.jsonl"
-        write_scores(prm, records, output, {**scored_by, name: digest}, len(records))
+        text = hashlib.sha256("".join(map(dump, records)).encode()).hexdigest()
+        output = path_of(folder) / f"{name}-{text[:12]}.jsonl"
+        write_scores(prm, records, output, {**scored_by, name: text}, len(records))
         return list(read_trees(output))
 
     return score
@@ -165,9 +171,10 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
     """
     files: dict[str, PathLike] = {}
     for path in paths:
-        place = input_of(path)["input"]
+        check_input(path)
+        place = stamp_of(path)["input"]
         other = files.setdefault(path_of(path).stem, path)
-        if input_of(other)["input"] != place:
+        if stamp_of(other)["input"] != place:
             raise ValueError(f"{other} and {path} are two files of one name, and so are their scores: rename one")
     return files
 

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from jprm.digests import digest
 from jprm.fields import tests_of
-from jprm.jsonl import dump, parse, read_lines, read_records, write_records
+from jprm.jsonl import count, dump, parse, read_lines, read_records, write_records
 from jprm.judge.critiques import cost
 from jprm.judge.judge import Judge
 from jprm.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
@@ -21,7 +22,7 @@ from jprm.label.omega import label_problems
 from jprm.label.outcomes import outcomes
 from jprm.label.rollouts import Rollouts
 from jprm.model import Dtype
-from jprm.outputs import check_output, continued, cut, finish, input_of
+from jprm.outputs import check_input, check_output, continued, cut, finish, input_of
 from jprm.policy.protocol import Policy
 from jprm.policy.sample_cache import KeptPolicy
 from jprm.progress import Bar
@@ -42,7 +43,7 @@ FLUSH_SECONDS = 1.0
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
     """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
     _check(input, output, rollouts, config.verifier)
-    with Rollouts(policy, rollouts) as drawn, _bar(output, sum(1 for _ in read_lines(input))) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_trees(_trees(input), drawn, config)
         counts = _write(output, bar.follow(trees))
     return counts | {"rollouts": drawn.sampled, "failed": drawn.failed}
@@ -52,7 +53,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
     """Writes OmegaPRM's trees for the problems of a file. The file of rollouts makes it continue."""
     _check(input, output, rollouts, config.verifier, _problems)
     left_out = collections.Counter()
-    with Rollouts(policy, rollouts) as drawn, _bar(output, sum(1 for _ in read_lines(input))) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         counts = _write(output, trees)
     return counts | dict(left_out) | {"rollouts": drawn.sampled, "failed": drawn.failed}
@@ -107,7 +108,8 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
     check_output(output, input)
     for number, tree in enumerate(_trees(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
-    _continued(input, output, {"verifier": verifier}, lambda trees: outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
+    request = {"verifier": verifier, "digests": {"verifier": digest(judge)}}
+    _continued(input, output, request, lambda trees: outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
     found = [node.correct for tree in _trees(output) for node in tree.nodes if node.correct is not None]
     return {"chains": len(found), "correct": sum(found)}
 
@@ -119,6 +121,7 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
     from jprm.score.identity import identity
 
     check_output(output, input)
+    check_input(input)
     prm = load(model)
     return _taught(input, output, identity(prm), lambda trees: taught(prm, trees))
 
@@ -160,6 +163,7 @@ def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "floa
     from jprm.score.scorer import CHUNK
 
     check_output(output, input)
+    check_input(input)
     reference = load_reference(model, dtype)
     request = identity(reference) | {"stored": dtype}
     _continued(input, output, request, lambda trees: label_trees(reference, trees), chunk=CHUNK)
@@ -177,7 +181,7 @@ def _continued(
     Raises:
       ValueError: as `jprm.outputs`; nothing is touched.
     """
-    output, total = path_of(output), sum(1 for _ in read_lines(input))
+    output, total = path_of(output), count(input)
     request = request | input_of(input)
     with continued(output, request) as opened:
         if opened is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jprm.experiment import from_json
 from jprm.jsonl import parse
-from jprm.outputs import input_of
+from jprm.outputs import stamp_of
 from jprm.policy.protocol import Policy
 from jprm.policy.server import ServerConfig, ServerPolicy
 from jprm.storage import path_of
@@ -50,7 +50,7 @@ def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Give a policy's JSON file")
     where = str(path)
-    if input_of(path)["bytes"] > _BYTES:
+    if stamp_of(path)["bytes"] > _BYTES:
         raise RecordError(where, "policy", f"has more than {_BYTES:,} bytes", _REMEDY)
     settings = parse(path.read_bytes(), where)
     if not isinstance(settings, dict):

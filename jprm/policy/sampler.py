@@ -24,6 +24,7 @@ from jaxtyping import Float32
 from jprm.chat_template import prompt_of
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
+from jprm.digests import digest as digest_of
 from jprm.experiment import read
 from jprm.layout import native_layout, prompt_layout
 from jprm.model import decode
@@ -125,7 +126,7 @@ class Sampler:
         self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
         self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
-        self._digest = hashlib.sha256(json.dumps([sampled, options.delimiter, config.dtype]).encode()).hexdigest()[:12]
+        self._digest = digest_of([sampled, options.delimiter, config, self.layout])[:12]
         self.push(params, name)
 
     def push(self, params: Mapping, name: str) -> None:

@@ -22,6 +22,7 @@ from flax.traverse_util import flatten_dict
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
+from jprm.digests import digest
 from jprm.experiment import from_json, to_json
 from jprm.jsonl import parse
 from jprm.model.mesh import on_own_mesh, own_mesh
@@ -42,7 +43,7 @@ from jprm.score.scale import check_scale
 from jprm.storage import Place, path_of
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
-from jprm.train.run_folder import claim
+from jprm.train.run_folder import check_experiment, claim, data_digest, keep_digests
 from jprm.train.trainer import Trainer
 from jprm.verify import verifiers
 
@@ -94,11 +95,10 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
     path = workdir / CONFIG
     if path.exists() and store.saved(workdir):
         there = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
-        new, old = (flatten_dict(to_json(each), sep=".") for each in (config, there))
-        differing = [key for key in new | old if key.split(".")[0] not in FREE and new.get(key) != old.get(key)]
-        if differing:
-            detail = "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in sorted(differing))
-            raise ValueError(f"{path}: is another experiment's run ({detail}). Use another --workdir")
+        check_experiment(path, to_json(there), to_json(config), FREE)
+    judges = {"verifier": verifiers.find(config.verifier), "working": verifiers.find_working(config.working)}
+    digests = {name: digest(judge) for name, judge in judges.items()}
+    keep_digests(workdir, digests | {file: data_digest(file) for file in (*config.problems, *config.held_out)})
     write_json(path, to_json(config))
 
 

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal, cast
 import jax
 
 from jprm import multihost
-from jprm.jsonl import Rejects, dump, read_lines, read_records
+from jprm.jsonl import Rejects, count, dump, read_lines, read_records
 from jprm.outputs import continued, cut, finish, input_of, stored_request
 from jprm.progress import Bar
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
@@ -51,7 +51,7 @@ def score_file(
     output = path_of(output)
     if jax.process_count() > 1 and not multihost.everywhere(path_of(input).is_file()):
         raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
-    total = sum(1 for _ in read_lines(input)) if prepared is None else len(prepared)
+    total = count(input) if prepared is None else len(prepared)
     if calibrated and not isinstance(prm, PRM):
         raise ValueError(f"{prm.name}: has no stored calibration map")
     calibration = stored_calibration(cast(PRM, prm)) if calibrated else None
@@ -118,10 +118,10 @@ def write_scores(
             return there
         file, part = opened[0]
         with Bar(f"scoring {output.name}", total, there) as bar:
-            for count, record in enumerate(lines, start=1):
+            for number, record in enumerate(lines, start=1):
                 record = record if calibration is None else mapped(calibration, record)
                 file.write(dump(record).encode() + b"\n")
-                if count % CHUNK == 0:
+                if number % CHUNK == 0:
                     file.flush()
                 bar.add()
         file.flush()

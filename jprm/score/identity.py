@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jprm import registry
+from jprm.digests import digest as digest_of
+from jprm.model.config import ModelConfig
 from jprm.score.scale import PROBABILITY
 from jprm.score.scorer import PRM, Scorer
 from jprm.tokenizer import Tokenizer, saved_bytes
@@ -26,9 +29,27 @@ def identity(prm: PRM | Scorer) -> dict[str, Any]:
     if not isinstance(prm, PRM):
         return prm.identity
     params = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
-    about = {"model": prm.name, "step": prm.step, "digest": digest(params, prm.layout.tokenizer, prm.mesh)}
+    ratio = prm.ratio and {name: value for name, value in vars(prm.ratio).items() if name != "params"}
+    digests = {
+        "model": digest(params, prm.layout.tokenizer, prm.mesh),
+        "config": digest_of(prm.config),
+        "layout": digest_of(prm.layout),
+        "head": digest_of([prm.readout, ratio, prm.semantics]),
+    } | {f"model.{name}": digest_of(part) for name, part in own_parts(prm.config).items()}
+    about = {"model": prm.name, "step": prm.step, "digests": digests}
     about |= {"dtype": prm.config.dtype, "attention": prm.config.attention}
     return about | ({} if prm.scale == PROBABILITY else {"scale": dataclasses.asdict(prm.scale)})
+
+
+def own_parts(config: ModelConfig) -> dict[str, Any]:
+    """Returns the user's own parts of a model, `module:NAME` in its config, by the config's field."""
+    return {name: registry.find(getattr(config, name), {}, f"model.{name}") for name in own_modules(config)}
+
+
+def own_modules(config: ModelConfig) -> dict[str, str]:
+    """Returns the names of the modules of `own_parts`."""
+    named = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: value.rpartition(":")[0] for name, value in named.items() if isinstance(value, str) and ":" in value}
 
 
 def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:

@@ -14,7 +14,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from jprm.jsonl import Rejects, dump, parse, read_lines, reject_with
+from jprm.digests import digest
+from jprm.jsonl import Rejects, count, dump, parse, read_lines, reject_with
 from jprm.judge.critiques import KEY
 from jprm.outputs import atomic_file, check_own, check_unchanged, continued, discard, input_of
 from jprm.policy.protocol import Policy
@@ -41,8 +42,10 @@ def read_problems(
 
     Raises:
       RecordError: for on_error='stop'. With 'skip' the line goes to `rejects`.
+      ValueError: a file without a line.
     """
     reject = reject_with(on_error, rejects)
+    count(path)  # not empty
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
@@ -85,7 +88,7 @@ def search_file(
     method, settings = type(config.method).__name__, dataclasses.asdict(cast(Any, config.method))
     about = {"method": method, **settings, "budget": config.budget, "seed": config.seed}
     request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about, "rule": config.rule,
-               "choose": config.choose}  # fmt: skip
+               "choose": config.choose, "digests": {"method": digest(config.method)}}  # fmt: skip
     with continued(output, request, samples) as opened:
         if opened is None:
             return _counts(output)

@@ -1,0 +1,377 @@
+"""What another part, code or input has made is never taken for the same: each is changed, and the call is repeated."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import pytest
+import test_sampler
+import tiny_run as tiny
+from test_scorer import short_rows  # noqa: F401  (autouse)
+from test_search_files import run as search
+from tiny_run import chains
+
+import jprm
+from jprm import cli, registry
+from jprm.checkpoints import store
+from jprm.data import readers
+from jprm.data.prepare import prepare
+from jprm.digests import code_of, digest
+from jprm.evaluate.run import Source, scored_trees
+from jprm.jsonl import read_records, write_records
+from jprm.label.files import label_outcomes, label_teacher, label_verify
+from jprm.rl.loop import claim_rl
+from jprm.score import scorer
+from jprm.score.files import score_file
+from jprm.score.identity import identity
+from jprm.search.methods import find as method_of
+from jprm.train.run_folder import claim, data_digest
+
+DIFFERS = "is there, but of another model, input or request "
+
+
+@pytest.fixture(scope="module")
+def prm(tiny_run):
+    with tiny.one_device():
+        yield jprm.load(tiny_run.folder)
+
+
+@pytest.fixture
+def input_file(tmp_path):
+    path = tmp_path / "in.jsonl"
+    write_records(path, chains(20))
+    return path
+
+
+@pytest.fixture
+def alarm():
+    """Ends a test that hangs."""
+
+    def late(*_):
+        raise TimeoutError("hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def with_layout(prm):
+    return dataclasses.replace(prm, layout=dataclasses.replace(prm.layout, later=("{step}", "\n\n")))
+
+
+def with_config(prm):
+    return dataclasses.replace(prm, config=dataclasses.replace(prm.config, rope_theta=77.0))
+
+
+@pytest.mark.parametrize(("change", "part"), [(with_config, "config"), (with_layout, "layout")])
+def test_a_model_of_another_config_or_layout_is_another_request(prm, input_file, tmp_path, change, part):
+    """Of scores, a teacher's labels and an evaluation; the parameters are the same numbers."""
+
+    def every(prm):
+        yield lambda: score_file(prm, input_file, tmp_path / "out.jsonl")
+        yield lambda: label_teacher(prm, input_file, tmp_path / "soft.jsonl")
+        yield lambda: scored_trees(prm, input_file, Source("jsonl", readers.find("jsonl"), {}), tmp_path / "scores")
+
+    for make in every(prm):
+        make()
+    for make in every(change(prm)):
+        with pytest.raises(ValueError, match=DIFFERS + rf"\(digests.{part}\)"):
+            make()
+
+
+def test_a_killed_file_is_not_continued_by_another_config(prm, input_file, tmp_path, monkeypatch):
+    whole = scorer.PRM.score_many
+
+    def stopped(self, records, speed):
+        for count, record in enumerate(whole(self, records, speed)):
+            if count == 17:
+                raise KeyboardInterrupt
+            yield record
+
+    monkeypatch.setattr(scorer.PRM, "score_many", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        score_file(prm, input_file, tmp_path / "out.jsonl")
+    monkeypatch.undo()
+    before = (tmp_path / "out.jsonl.part").read_bytes()
+    with pytest.raises(ValueError, match=r"digests.config"):
+        score_file(with_config(prm), input_file, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl.part").read_bytes() == before and not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_policy_of_another_config_has_another_name():
+    """Samples and rollouts are kept by the policy's name."""
+    model = test_sampler.MODEL
+    names = [test_sampler.make(model=each).name for each in (model, model, dataclasses.replace(model, rope_theta=77.0))]
+    assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_input_of_the_same_size_and_time_is_another_input(prm, input_file, tmp_path, again):
+    """Written over in its place, or renamed over; and the same bytes with another time are the same input."""
+    score_file(prm, input_file, tmp_path / "out.jsonl")
+    stat, text = os.stat(input_file), input_file.read_text()
+    changed = text.replace("q0 3", "q0 4", 1)
+    other = tmp_path / "other.jsonl" if again else input_file
+    other.write_text(changed.replace('"c4"', '"x4"'))
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.rename(other, input_file)
+    now = os.stat(input_file)
+    assert (now.st_size, now.st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    with pytest.raises(ValueError, match=DIFFERS + r"\(sha256\)"):
+        score_file(prm, input_file, tmp_path / "out.jsonl")
+    input_file.write_text(text)
+    assert "20 were there already" in score_file(prm, input_file, tmp_path / "out.jsonl")
+
+
+def edited(path, before, after):
+    path.write_text(path.read_text().replace(before, after))
+
+
+def test_a_verifier_whose_file_changed_is_another_request(tmp_path):
+    """Its own file, and one of the user's that it imports."""
+    write_records(tmp_path / "in.jsonl", [{"problem": "p", "steps": ["a"], "answer": "1"}])
+    own, helper = tmp_path / "verifier.py", tmp_path / "stale_helper.py"
+    helper.write_text("def reward():\n    return 0.0\n")
+    own.write_text(
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom stale_helper import reward\nsys.path.pop(0)\n"
+        "def judge(record, steps):\n    return reward()\n"
+    )
+    call = (f"{own}:judge", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert label_outcomes(*call) == label_outcomes(*call) == {"chains": 1, "correct": 0}
+    edited(helper, "0.0", "1.0")
+    del sys.modules["stale_helper"]
+    registry.defined.cache_clear()
+    with pytest.raises(ValueError, match=DIFFERS + r"\(digests.verifier\)"):
+        label_outcomes(*call)
+    (tmp_path / "out.jsonl").unlink()
+    assert label_outcomes(*call) == {"chains": 1, "correct": 1}
+    edited(own, "return reward()", "return 0.5 * reward()")
+    with pytest.raises(ValueError, match=DIFFERS + r"\(digests.verifier\)"):
+        label_outcomes(*call)
+    del sys.modules["stale_helper"]
+
+
+METHOD = '''
+import dataclasses
+from typing import ClassVar
+from jprm.search.growing_tree import ROOT, Ask
+
+@dataclasses.dataclass(frozen=True)
+class Two:
+    """Two whole chains."""
+    kind: ClassVar[str] = "tree"
+    def steps(self, tree, rule):
+        yield [Ask(ROOT, 2, "end")]
+        return None
+'''
+
+
+def test_a_search_method_whose_file_changed_is_another_request(tmp_path):
+    write_records(tmp_path / "problems.jsonl", [{"problem": "p", "steps": ["-"], "answer": "7"}])
+    own = tmp_path / "method.py"
+    own.write_text(METHOD)
+    for _ in range(2):
+        search(tmp_path, method=method_of(f"{own}:Two")())
+    edited(own, "ROOT, 2", "ROOT, 3")
+    with pytest.raises(ValueError, match=DIFFERS + r"\(digests.method\)"):
+        search(tmp_path, method=method_of(f"{own}:Two")())
+
+
+READER = """
+from jprm.data.reader import Reader
+def parse(item, where, options):
+    yield {"problem": item["problem"], "steps": item["steps"]}
+READER = Reader(parse)
+"""
+
+
+def test_a_reader_whose_file_changed_is_another_request(prm, input_file, tmp_path):
+    own = tmp_path / "reader.py"
+    own.write_text(READER)
+    name = f"{own}:READER"
+
+    def read():
+        return scored_trees(prm, input_file, Source(name, readers.find(name), {}), tmp_path / "scores")
+
+    prepared = prepare(name, [input_file], tmp_path / "prepared")
+    assert prepared == prepare(name, [input_file], tmp_path / "prepared")
+    assert len(read()) == len(read()) == 20
+    edited(own, 'item["steps"]', 'item["steps"][:1]')
+    with pytest.raises(ValueError, match=DIFFERS + r"\(reading\)"):
+        read()
+    with pytest.raises(ValueError, match=r"holds another preparation \(code\."):
+        prepare(name, [input_file], tmp_path / "prepared")
+
+
+HEAD = """
+import jax
+from jprm.model.heads import Head, Readout, HEADS
+import dataclasses
+def score(logit_BSC):
+    return jax.nn.sigmoid(logit_BSC[..., 0])
+HEAD = dataclasses.replace(HEADS["binary"], readout=Readout(score=score))
+"""
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """A user's head, as a function that edits its file."""
+    own = tmp_path / "stale_head.py"
+    own.write_text(HEAD)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def edit():
+        edited(own, "jax.nn.sigmoid(logit", "jax.nn.sigmoid(-1 * logit")
+        del sys.modules["stale_head"]
+
+    yield edit
+    sys.modules.pop("stale_head", None)
+
+
+def test_a_head_whose_file_changed_continues_no_scores(prm, head, input_file, tmp_path):
+    def own():
+        readout = registry.find("stale_head:HEAD", {}, "head").readout
+        config = dataclasses.replace(prm.config, head="stale_head:HEAD")
+        return dataclasses.replace(prm, config=config, readout=readout)
+
+    score_file(own(), input_file, tmp_path / "out.jsonl")
+    assert "20 were there already" in score_file(own(), input_file, tmp_path / "out.jsonl")
+    head()
+    with pytest.raises(ValueError, match=DIFFERS + r"\(digests.head, digests.model.head\)"):
+        score_file(own(), input_file, tmp_path / "out.jsonl")
+
+
+def test_a_run_keeps_its_heads_code_and_refuses_another(head, tmp_path, monkeypatch):
+    tiny.make_data(tmp_path)
+    experiment = tiny.experiment(tmp_path, model=dataclasses.replace(tiny.MODEL, head="stale_head:HEAD"))
+    tokenizer = jprm.tokenizer.load_tokenizer(experiment.tokenizer)
+    monkeypatch.setattr(store, "saved", lambda workdir: [3])
+    run = tmp_path / "run"
+    claim(run, experiment, tokenizer)
+    claim(run, experiment, tokenizer)
+    assert (run / "head.py").read_text() == HEAD
+    head()
+    with pytest.raises(ValueError, match=r"digests.json: head changed since the run started"):
+        claim(run, experiment, tokenizer)
+    assert (run / "head.py").read_text() == HEAD
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "valid.jsonl"])
+def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch, name):
+    """Of the same path, size and time; a copy of the same bytes is the same data."""
+    tiny.make_data(tmp_path)
+    experiment, file = tiny.experiment(tmp_path), tmp_path / name
+    tokenizer = jprm.tokenizer.load_tokenizer(experiment.tokenizer)
+    monkeypatch.setattr(store, "saved", lambda workdir: [3])
+    claim(tmp_path / "run", experiment, tokenizer)
+    stat, text = os.stat(file), file.read_text()
+    file.write_text(text.replace('"label": 1', '"label": 0', 1))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(ValueError, match=rf"{name} changed since the run started"):
+        claim(tmp_path / "run", experiment, tokenizer)
+    file.write_text(text)
+    claim(tmp_path / "run", experiment, tokenizer)
+
+
+def test_a_run_of_reinforcement_learning_keeps_its_verifier(tmp_path, monkeypatch):
+    import tiny_rl
+
+    own = tmp_path / "verifier.py"
+    own.write_text("def judge(record, steps):\n    return 1.0\n")
+    tiny_rl.make(tmp_path / "data")
+    config = dataclasses.replace(tiny_rl.experiment(tmp_path / "data"), verifier=f"{own}:judge")
+    monkeypatch.setattr(store, "saved", lambda workdir: [3])
+    claim_rl(tmp_path / "run", config)
+    claim_rl(tmp_path / "run", config)
+    edited(own, "1.0", "0.0")
+    with pytest.raises(ValueError, match="verifier changed since the run started"):
+        claim_rl(tmp_path / "run", config)
+
+
+def test_prepared_data_have_a_digest_of_their_content(tmp_path):
+    write_records(tmp_path / "in.jsonl", chains(3))
+    for name in ("one", "two"):
+        prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / name)
+    assert data_digest(tmp_path / "one") == data_digest(tmp_path / "two")
+    write_records(tmp_path / "in.jsonl", chains(4))
+    prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "two", overwrite=True)
+    assert data_digest(tmp_path / "one") != data_digest(tmp_path / "two")
+
+
+def test_a_digest_follows_values_and_code(tmp_path):
+    """Closures, defaults and methods count; order of keys, and where the file lies, do not."""
+
+    def of(text, folder="a"):
+        file = tmp_path / folder / "part.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return registry.find(f"{file}:part", {}, "part", files=True)
+
+    text = "def made(x, y=1):\n    return lambda: x + y\npart = made(1)\n"
+    assert digest(of(text)) == digest(of(text)) == digest(of(text, "b"))
+    assert digest(of(text)) != digest(of(text.replace("y=1", "y=2")))
+    assert digest({"a": 1, "b": [2.0]}) == digest({"b": [2.0], "a": 1}) != digest({"a": 1, "b": [2]})
+
+    def near(scale):
+        return lambda x: x * scale
+
+    assert digest(near(1)) == digest(near(1)) != digest(near(2))
+    assert code_of(readers.find("jsonl")) == {} and list(code_of(of(text))) == [str(tmp_path / "a" / "part.py")]
+    loop = {"a": 1}
+    loop["b"] = loop
+    assert digest(loop)
+
+
+def test_a_pipe_without_a_writer_is_refused(alarm, prm, tmp_path, capsys, monkeypatch):
+    """By every command that reads records: nothing waits."""
+    monkeypatch.setattr("jprm.loading.load", lambda *_, **__: prm)
+    pipe, out = tmp_path / "pipe", str(tmp_path / "out.jsonl")
+    os.mkfifo(pipe)
+    (tmp_path / "policy.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "model": "m"}))
+    policy = ["--policy", str(tmp_path / "policy.json"), "--input", str(pipe), "--output", out]
+    for command in (
+        ["score", "--model", "m", "--input", str(pipe), "--output", out],
+        ["label", "verify", "--kind", "arithmetic", "--input", str(pipe), "--output", out],
+        ["label", "outcomes", "--verifier", "answer", "--input", str(pipe), "--output", out],
+        ["label", "teacher", "--model", "m", "--input", str(pipe), "--output", out],
+        ["label", "mc", *policy, "--rollouts", str(tmp_path / "r.jsonl"), "--estimate", "soft"],
+        ["search", "best-of-n", *policy, "--model", "m", "--budget", "10"],
+        ["eval", "processbench", "--model", "m", "--data", str(pipe), "--calibrate", str(pipe), "--json", out],
+    ):
+        status = cli.main(command)
+        said = capsys.readouterr().err
+        assert status == 2 and "pipe: " in said and ("is not a file on disk" in said), (command, said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "policy.json"]
+
+
+def test_an_empty_input_is_refused(prm, tmp_path):
+    empty, out = tmp_path / "empty.jsonl", tmp_path / "out.jsonl"
+    empty.write_text("\n")
+    for call in (
+        lambda: score_file(prm, empty, out),
+        lambda: label_verify("arithmetic", empty, out),
+        lambda: label_outcomes("answer", empty, out),
+        lambda: label_teacher(prm, empty, out),
+        lambda: search(tmp_path, input="empty.jsonl"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="empty.jsonl: holds no record"):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+
+
+def test_an_output_of_an_earlier_release_is_refused(prm, input_file, tmp_path):
+    """It does not say what config its scores are of."""
+    score_file(prm, input_file, tmp_path / "out.jsonl")
+    info = tmp_path / "out.jsonl.info.json"
+    there = json.loads(info.read_text())
+    del there["digests"]
+    info.write_text(json.dumps(there | {"version": 1, "digest": "0" * 16}))
+    with pytest.raises(ValueError, match=DIFFERS):
+        score_file(prm, input_file, tmp_path / "out.jsonl")
+    assert len(list(read_records(tmp_path / "out.jsonl"))) == 20 and identity(prm)["digests"]
+    assert pathlib.Path(info).exists()
