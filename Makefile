@@ -16,6 +16,7 @@
 #   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
+#                                      (STORM=--edits: config, code or data change after a kill; nothing stale is left)
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, and its evaluation
 #   make clean                         removes .venv, caches and prepared data; keeps runs/

@@ -11,6 +11,7 @@ all but times, of checkpoints the parameters, of kept rollouts the set of lines.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -80,6 +82,32 @@ seconds["change"] = [end - next((t for event, t in times if event == "change"), 
 print("measured", json.dumps({event: [counts[event], max(seconds[event])] for event in counts}), file=sys.stderr)
 sys.exit(status)
 """
+SERVE = f"""import json, os, sys
+import jprm.cli, jprm.evaluate.suite, jprm.label.files, jprm.loading, jprm.search.files, jprm.train.loop
+CHILD = {CHILD!r}
+for line in sys.stdin:
+    said, *argv = json.loads(line)
+    if not (pid := os.fork()):
+        descriptor = os.open(said, os.O_WRONLY | os.O_TRUNC)
+        os.dup2(descriptor, 2)
+        os.dup2(descriptor, 1)
+        sys.argv = ["-c", *argv]
+        status = 1
+        try:
+            exec(compile(CHILD, "child", "exec"), {{"__name__": "__main__"}})
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+"""Imports jprm once, and runs `CHILD` in a fork for every line."""
+
 COMMANDS = {  # name: the arguments, and the final names that the command writes
     "prepare": ("prepare jsonl --source {inputs}/trees.jsonl --out prepared", ("prepared",)),
     "train": ("train {inputs}/experiment.py --workdir model", ()),
@@ -256,11 +284,10 @@ def storm(folder: pathlib.Path, kills: int, seed: int, most: int = 4, only: tupl
 
     Only some commands may be killed: they need no other's output.
     """
-    rng, server = random.Random(seed), Server(script)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    make_inputs(folder / "inputs", server.url)
-    commands = Commands(folder)
-    try:
+    rng = random.Random(seed)
+    with serving(script) as url:
+        make_inputs(folder / "inputs", url)
+        commands = Commands(folder)
         whole = {name: commands.undisturbed(name) for name in only or COMMANDS}
         print({name: each.events for name, each in whole.items()}, flush=True)
         shutil.copytree(folder / "run", folder / "whole")
@@ -277,6 +304,15 @@ def storm(folder: pathlib.Path, kills: int, seed: int, most: int = 4, only: tupl
             places = {" ".join(place): n for place, n in sorted(commands.places.items())}
             print(json.dumps(counts | {"after": name, "places": places}), flush=True)
         return counts
+
+
+@contextlib.contextmanager
+def serving(answer: Callable) -> Iterator[str]:
+    """Yields the address of a server that answers so."""
+    server = Server(answer)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield server.url
     finally:
         server.shutdown()
         server.server_close()
@@ -288,6 +324,14 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[], choices=["train", "rl"], help="commands that need no other's")
+    parser.add_argument(
+        "--edits", action="store_true", help="edit config, code or data between a kill and the next call"
+    )
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True)
+    asked.folder.mkdir(parents=True, exist_ok=asked.edits)
+    if asked.edits:
+        import edited_storm
+
+        edited_storm.storm(asked.folder.absolute(), asked.kills, asked.seed)
+        sys.exit()
     storm(asked.folder.absolute(), asked.kills, asked.seed, only=tuple(asked.only))

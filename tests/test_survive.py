@@ -268,3 +268,12 @@ def test_a_storm_of_kills_over_all_commands_changes_no_byte(tmp_path):
 
     said = command_storm.storm(tmp_path, kills=8, seed=1, most=1)
     assert (said["kills"], said["differing_bytes"]) == (8, 0)
+
+
+@pytest.mark.slow
+def test_a_storm_of_edits_after_kills_leaves_nothing_stale(tmp_path):
+    import edited_storm
+
+    said = edited_storm.storm(tmp_path, kills=8, seed=1)
+    assert said["kills"] == 8 and said["refused"] > 0
+    assert (said.get("stale", 0), said.get("differing_bytes", 0)) == (0, 0)
