@@ -25,10 +25,8 @@ _CACHED = functools.cached_property
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 
-STANDARD, *LIBRARIES = (
-    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
-)
-LIBRARIES = tuple(LIBRARIES)
+STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib"))
 
 
 def digest(value: Any) -> str:
