@@ -15,6 +15,7 @@ from jprm.experiment import OptimizerConfig
 from jprm.policy.engine import EngineConfig
 from jprm.rl import loop, trajectory
 from jprm.rl.credit import CreditConfig
+from jprm.rl.held_out import fresh
 
 pytestmark = pytest.mark.slow  # a minute: process 1 finds none of its programs in jax's cache, which process 0 writes
 
@@ -135,7 +136,7 @@ def test_two_learn_what_one_learns(both):
         alone = loop.train(small(folder / "data"), folder / "alone")
     drawn = [json.loads((folder / name).read_text()) for name in ("drawn.0.json", "drawn.1.json", "drawn.json")]
     assert drawn[0] == drawn[1] == drawn[2]
-    assert [update for update, _ in drawn[2]] == [-1, 1, 2, 3, 4, -1]
+    assert [update for update, _ in drawn[2]] == [-1, 1, 2, 3, 4, -1, fresh(4, report=True)]
     together = json.loads((folder / "whole/rl.json").read_bytes())
     assert together["evaluations"][-1]["gold_P"] == alone["evaluations"][-1]["gold_P"]
     # Sums over devices are in another order, and samples are decoded in other batches: float32 rounding, in 8 steps.
