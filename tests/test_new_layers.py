@@ -34,6 +34,7 @@ class Forked(transformer.Layers):
 @pytest.fixture
 def fork(monkeypatch):
     """The model of a fork, with a theta of its own: nothing compiled for the model before it fits."""
+    params(MODEL)  # made once, and before the fork
     monkeypatch.setattr(transformer, "Layers", Forked)
     return dataclasses.replace(MODEL, rope_theta=123.0)
 
