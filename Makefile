@@ -10,6 +10,7 @@
 #   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
 #   make fuzz                          property tests with fresh examples for ten minutes (FUZZ_MINUTES=10)
 #   make quickstart                    the whole loop on a small task, without downloads: runs/quickstart/report.html
+#   make gate BASE=main                what changes of scores, parameters and pages between a commit and this tree
 #   make code-world                    the same for programs judged by tests: runs/code_world/report.html
 #   make quickstart-rl                 reinforcement learning on its policy and PRM: six arms, three seeds, half an hour
 #   make annotate-demo                 human labels in a loop, by simulated annotators, after make quickstart
@@ -25,6 +26,7 @@ PYTHON ?= python3
 EXTRAS ?= test
 VENV ?= .venv
 DATA ?= $(or $(JPRM_DATA),../shared/data)
+BASE ?= main# the commit that make gate compares this tree with
 STORM ?=# options of make storm: STORM="--kills 100 --processes 4 --seed 7"
 BENCH ?=# benchmarks and their options: BENCH="score_speed -- --rounds 5"
 FUZZ_MINUTES ?= 10
@@ -42,11 +44,14 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gpu-check gpu-aot lint types fuzz install locked quickstart code-world quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked quickstart code-world quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+gate: install
+	$(BIN)/python tests/gate.py against $(BASE)
 
 # Writes the fastest blocks to jprm/model/attention/gpu_blocks.json and the figures to gpu_check.json.
 gpu-check: install
