@@ -1,4 +1,8 @@
-"""Opens a GGUF file: its metadata, and where its tensors are. Every length is checked against the file's size first."""
+"""Opens a GGUF file: its metadata, and where its tensors are. Every length is checked against the file's size first.
+
+`gguf.GGUFReader` would do for files that one trusts. It keeps a Python object for every element of an array, so a file
+of 1 MB takes half a gigabyte, and it checks neither that strings end within the file nor that tensors lie apart.
+"""
 
 from __future__ import annotations
 
