@@ -53,7 +53,7 @@ test: install
 gate: install
 	$(BIN)/python tests/gate.py against $(BASE)
 
-# Writes the fastest blocks to jprm/model/attention/gpu_blocks.json and the figures to gpu_check.json.
+# Writes the fastest blocks to jprm/methods/kernels/gpu_blocks.json and the figures to gpu_check.json.
 gpu-check: install
 	$(BIN)/python experiments/bench/gpu_check.py $(ARGS)
 

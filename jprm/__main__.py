@@ -2,6 +2,6 @@
 
 import sys
 
-from jprm.cli import main
+from jprm.apps.cli import main
 
 sys.exit(main())

@@ -19,13 +19,13 @@ import jax
 from flax.core import FrozenDict
 
 from jprm import registry
-from jprm.jsonl import parse
+from jprm.io.jsonl import parse
+from jprm.io.outputs import check_version
+from jprm.io.storage import path_of
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
-from jprm.outputs import check_version
-from jprm.storage import path_of
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2

@@ -13,6 +13,7 @@ from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.compile_cache import enable_compile_cache
 from jprm.experiment import Experiment, read_record, semantics
+from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
 from jprm.libtpu import quiet_without_tpu
 from jprm.model.attention.registry import suited
@@ -25,7 +26,6 @@ from jprm.score.implicit import LogRatio
 from jprm.score.row_lengths import LONGEST
 from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import PRM
-from jprm.storage import Place, path_of
 from jprm.tokenizer import load_tokenizer
 
 

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jprm.local_copy import local_copy
-from jprm.outputs import atomic_write
-from jprm.storage import path_of
+from jprm.io.local_copy import local_copy
+from jprm.io.outputs import atomic_write
+from jprm.io.storage import path_of
 
 CONFIG = "tokenizer_config.json"
 

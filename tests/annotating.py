@@ -13,11 +13,11 @@ import urllib.request
 
 import httpx2 as httpx
 
-from jprm.annotate import log, study
-from jprm.annotate.app import make_app
-from jprm.annotate.config import StudyConfig
-from jprm.jsonl import write_records
-from jprm.web.config import Listen
+from jprm.apps.annotate import log, study
+from jprm.apps.annotate.app import make_app
+from jprm.apps.annotate.config import StudyConfig
+from jprm.apps.web.config import Listen
+from jprm.io.jsonl import write_records
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 SECRET = 0.8675309  # a score that no page may show
@@ -123,7 +123,7 @@ class Process:
     """A server as a process, on a port of its own, to be killed. It loads no model."""
 
     CODE = (
-        "import sys, resource; from jprm.annotate.run import serve; from jprm.web.config import Listen;"
+        "import sys, resource; from jprm.apps.annotate.run import serve; from jprm.apps.web.config import Listen;"
         "limit = int(sys.argv[3]); limit and resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit));"
         "serve(sys.argv[1], Listen(port=int(sys.argv[2])))"
     )

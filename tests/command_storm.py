@@ -39,7 +39,7 @@ from test_evaluate_run import pool_file, processbench_file
 
 from jprm.checkpoints import store
 from jprm.experiment import read, to_json
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.model.mesh import make_mesh
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -72,7 +72,7 @@ if sys.argv[5] == "rl":
         happens(phase)
         at(self, update, phase)
     Watchdog.at = entered
-from jprm.cli import main
+from jprm.apps.cli import main
 status = main(sys.argv[5:])
 end, seconds = time.monotonic(), collections.defaultdict(list)
 phases = [each for each in times if each[0] != "change"] + [("", end)]
@@ -83,7 +83,7 @@ print("measured", json.dumps({event: [counts[event], max(seconds[event])] for ev
 sys.exit(status)
 """
 SERVE = f"""import json, os, sys
-import jprm.cli, jprm.evaluate.suite, jprm.label.files, jprm.loading, jprm.search.files, jprm.train.loop
+import jprm.apps.cli, jprm.evaluate.suite, jprm.methods.label.files, jprm.loading, jprm.methods.search.files, jprm.train.loop
 CHILD = {CHILD!r}
 for line in sys.stdin:
     said, *argv = json.loads(line)

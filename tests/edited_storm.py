@@ -24,12 +24,12 @@ from collections.abc import Iterator
 
 from command_storm import REPOSITORY, SERVE, Undisturbed, differing, make_inputs, script, serving
 
-from jprm.jsonl import read_records, write_records
+from jprm.io.jsonl import read_records, write_records
 
 JUDGE = "def judge(record, steps):\n    return float(len(steps) > 1)\n"
 METHOD = '''import dataclasses
 from typing import ClassVar
-from jprm.search.growing_tree import ROOT, Ask
+from jprm.methods.search.growing_tree import ROOT, Ask
 
 @dataclasses.dataclass(frozen=True)
 class Some:

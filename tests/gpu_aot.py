@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-TARGETS = pathlib.Path(__file__).parent.parent / "jprm/plan/gpu_targets"
+TARGETS = pathlib.Path(__file__).parent.parent / "jprm/apps/plan/gpu_targets"
 ARCH = {"a100": "sm_80", "h100": "sm_90a", "b200": "sm_100a"}
 CASE = dict(chip="h100", B=1, T=2048, K=2, G=2, H=128, dtype="bfloat16", attention="gpu_kernel", windowed=False)
 TENSOR_CORES = r"(wgmma\.mma_async|tcgen05\.mma|mma\.sync)\S*"
@@ -27,7 +27,8 @@ def compiled(case: dict):
     import jax.numpy as jnp
     from jax.experimental import topologies
 
-    from jprm.model.attention import gpu_blocks, gpu_kernel
+    from jprm.methods.kernels import gpu as gpu_kernel
+    from jprm.methods.kernels import gpu_blocks
     from jprm.model.attention.registry import attend, plan
     from jprm.model.config import ModelConfig
 

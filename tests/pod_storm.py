@@ -31,7 +31,7 @@ def slowly(*args, **kwargs):
     time.sleep({pace})
     return put_rows(*args, **kwargs)
 trainer.put_rows = slowly
-from jprm.cli import main
+from jprm.apps.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 EXPERIMENT = """from jprm.experiment import read

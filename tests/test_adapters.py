@@ -24,12 +24,12 @@ from published import (
 )
 
 import jprm
-from jprm import cli
 from jprm.adapters import load as loading
 from jprm.adapters import recognise, record
 from jprm.adapters.load import layout_of, token_ids
 from jprm.adapters.published import PUBLISHED
 from jprm.adapters.recognise import SIGNS
+from jprm.apps import cli
 from jprm.chat_template import render
 from jprm.checkpoints.peft import Merged
 from jprm.evaluate.equal_cost import parameters

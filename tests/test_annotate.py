@@ -6,9 +6,9 @@ import itertools
 import pytest
 from annotating import SECRET, Desk, make, truth
 
-from jprm.annotate import log, study
-from jprm.annotate.app import key_of_annotator
-from jprm.annotate.tasks import AHEAD, CLAIM_SECONDS, Conflict, Tasks
+from jprm.apps.annotate import log, study
+from jprm.apps.annotate.app import key_of_annotator
+from jprm.apps.annotate.tasks import AHEAD, CLAIM_SECONDS, Conflict, Tasks
 from jprm.fields import RecordError
 
 
@@ -82,7 +82,7 @@ def test_an_event_counts_once_and_a_restart_changes_nothing(tmp_path):
 
 
 def log_of(folder):
-    from jprm.jsonl import parse
+    from jprm.io.jsonl import parse
 
     return [parse(line, "log") for line in (folder / study.EVENTS).read_bytes().splitlines()]
 

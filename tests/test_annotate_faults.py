@@ -8,7 +8,7 @@ import threading
 import pytest
 from annotating import Process, make
 
-from jprm.annotate import study
+from jprm.apps.annotate import study
 
 
 def storm(folder, kills, seed):

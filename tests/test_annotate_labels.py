@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from annotating import Desk, chain, make, truth
 
-from jprm import cli
-from jprm.annotate.agreement import ordinal_alpha
-from jprm.annotate.config import SelectConfig
-from jprm.annotate.export import export
-from jprm.annotate.quality import _contrast, figures, tasks_of
-from jprm.annotate.select import select as select_trees
-from jprm.annotate.select import select_file
-from jprm.annotate.trees import chains_in
-from jprm.jsonl import read_records, write_records
+from jprm.apps import cli
+from jprm.apps.annotate.agreement import ordinal_alpha
+from jprm.apps.annotate.config import SelectConfig
+from jprm.apps.annotate.export import export
+from jprm.apps.annotate.quality import _contrast, figures, tasks_of
+from jprm.apps.annotate.select import select as select_trees
+from jprm.apps.annotate.select import select_file
+from jprm.apps.annotate.trees import chains_in
+from jprm.io.jsonl import read_records, write_records
 from jprm.score.scale import Scale
 from jprm.tree import record_of, tree_of
 

@@ -9,7 +9,7 @@ import uvicorn
 from annotating import SECRET, Desk, chain, make
 from browser import WIDE, axe_script, requests_of, violations
 
-from jprm.annotate import study
+from jprm.apps.annotate import study
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
 ENTER, ESCAPE, CONTROL = "\ue007", "\ue00c", "\ue009"

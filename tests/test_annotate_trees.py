@@ -9,19 +9,19 @@ import pytest
 from annotating import SECRET, Desk, chain, make
 from test_pack import LAYOUT
 
-from jprm import cli
-from jprm.annotate import study
-from jprm.annotate.agreement import ordinal_alpha
-from jprm.annotate.config import SelectConfig
-from jprm.annotate.export import export
-from jprm.annotate.quality import figures, tasks_of
-from jprm.annotate.select import select_file
-from jprm.annotate.tasks import Conflict, Task, Tasks, changed
-from jprm.annotate.trees import alternatives_of, merged, pruned
+from jprm.apps import cli
+from jprm.apps.annotate import study
+from jprm.apps.annotate.agreement import ordinal_alpha
+from jprm.apps.annotate.config import SelectConfig
+from jprm.apps.annotate.export import export
+from jprm.apps.annotate.quality import figures, tasks_of
+from jprm.apps.annotate.select import select_file
+from jprm.apps.annotate.tasks import Conflict, Task, Tasks, changed
+from jprm.apps.annotate.trees import alternatives_of, merged, pruned
 from jprm.data import prm800k
 from jprm.experiment import TargetConfig
 from jprm.fields import RecordError
-from jprm.jsonl import read_records, write_records
+from jprm.io.jsonl import read_records, write_records
 from jprm.objectives.targets import targets
 from jprm.pack import pack, token_tree
 from jprm.rows import siblings

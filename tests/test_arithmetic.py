@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from jprm.data import gsm8k
-from jprm.verify.arithmetic import check_arithmetic
+from jprm.methods.verify.arithmetic import check_arithmetic
 
 RIGHT = [
     "Natalia sold 48/2 = <<48/2=24>>24 clips in May.",

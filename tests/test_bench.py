@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import TINY, packed_trees, random_tree, visible
 
-from jprm.plan import roofline
+from jprm.apps.plan import roofline
 
 BENCH = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "bench"
 sys.path.insert(0, str(BENCH))

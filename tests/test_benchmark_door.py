@@ -8,15 +8,15 @@ import pytest
 from test_evaluate_run import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains
 
-from jprm import cli
-from jprm.cli.evaluate import evaluation
+from jprm.apps import cli
+from jprm.apps.cli.evaluate import evaluation
 from jprm.data.reader import Reader, take
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Figure, Note, Table
 from jprm.evaluate.suite import read_suite
 from jprm.evaluate.wording import interval
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.statistics import bootstrap, draws, weighted_mean
 
 

@@ -8,8 +8,8 @@ import pytest
 from test_evaluate_run import processbench_file, short_rows  # noqa: F401  (autouse)
 from tiny_run import chains, pool_of, trees
 
-from jprm import cli
-from jprm.jsonl import read_records, write_records
+from jprm.apps import cli
+from jprm.io.jsonl import read_records, write_records
 from jprm.score.calibration_map import NAME, apply, from_json, mapped
 
 

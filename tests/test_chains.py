@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from tiny import TINY, filled, logits, packed_trees, params, random_tree
 from tiny_run import MODEL, experiment, lines, loop, make_data, one_device
 
+from jprm.apps.plan.plan import plan as plan_of
+from jprm.apps.plan.topologies import find
 from jprm.experiment import TargetConfig
-from jprm.model.attention.gpu_cudnn import CUDNN as IMPLEMENTATION
+from jprm.methods.kernels.gpu_cudnn import CUDNN as IMPLEMENTATION
 from jprm.model.attention.registry import attend, plan
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
@@ -24,8 +26,6 @@ from jprm.model.transformer import init, step_logits
 from jprm.objectives.pointwise import likelihood
 from jprm.objectives.targets import targets
 from jprm.pack import empty_rows
-from jprm.plan.plan import plan as plan_of
-from jprm.plan.topologies import find
 
 B, T, K, G, H = 3, 128, 2, 2, 16
 CUDNN = dataclasses.replace(TINY, attention="cudnn", dtype="bfloat16", head_dim=H)

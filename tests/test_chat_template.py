@@ -10,8 +10,8 @@ from tiny_rl import POLICY, save_run
 from jprm import chat_template
 from jprm.chat_template import prompt_of, render, template_of
 from jprm.layout import prompt_layout
-from jprm.policy.protocol import Prefix
-from jprm.policy.sampler import SamplerConfig, load_sampler
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.tokenizer import load_tokenizer
 
 ASK = [{"role": "user", "content": "What is 2 < 3? {problem}"}]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jprm import cli
-from jprm.cli import missing
-from jprm.cli.arguments import Commands
+from jprm.apps import cli
+from jprm.apps.cli import missing
+from jprm.apps.cli.arguments import Commands
 from jprm.data.readers import READERS
 from jprm.evaluate.benchmarks import BENCHMARKS
 
@@ -74,7 +74,7 @@ def test_no_arguments_print_the_help(capsys):
 
 HELP = """
 import sys
-from jprm.cli import main
+from jprm.apps.cli import main
 heavy = {"jax", "flax", "numpy", "tensorflow_datasets", "grain", "orbax", "torch"}
 for command in eval(sys.argv[1]):
     try:
@@ -142,7 +142,7 @@ def test_train_loads_the_experiment_with_its_overrides(library):
 
 def test_convert_hands_everything_on(library, capsys):
     calls = []
-    library("jprm.export.export", export=lambda *args, **kwargs: calls.append((args, kwargs)) or args[1])
+    library("jprm.methods.export.export", export=lambda *args, **kwargs: calls.append((args, kwargs)) or args[1])
     assert cli.main("convert run out --dtype bfloat16 --format peft".split()) == 0
     assert calls == [((Path("run"), Path("out")), {"dtype": "bfloat16", "format": "peft"})]
     assert capsys.readouterr().out == "out: whole, as its SHA256SUMS says\n"
@@ -186,7 +186,7 @@ def test_an_evaluation_hands_everything_on(library, name, line, options):
     calls = []
     library("jprm.evaluate.run", run=lambda *args: calls.append(args) or {})
     library("jprm.evaluate.terminal", show=lambda blocks: None)
-    library("jprm.outputs", write_json=lambda *args: calls.append(args))
+    library("jprm.io.outputs", write_json=lambda *args: calls.append(args))
     assert cli.main(["eval", name, *line.split(), "--json", "r.json"]) == 0
     benchmark = BENCHMARKS[name]
     given = benchmark.options(model="m", to=Path("r.json"), **options)

@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 from hostile import programs as hostile
 
-from jprm import cli, fields
+from jprm import fields
+from jprm.apps import cli
 from jprm.evaluate.best_of_n import best_of_n_report, pools_of
-from jprm.jsonl import read_records, write_records
-from jprm.label.config import MonteCarloConfig, OmegaConfig
-from jprm.label.files import label_outcomes
-from jprm.label.monte_carlo import label_trees
-from jprm.label.omega import label_problems
-from jprm.label.rollouts import Rollouts
-from jprm.policy.protocol import Prefix, Sample
-from jprm.rl import rollout
-from jprm.rl.trajectory import Trajectory
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
+from jprm.methods.label.files import label_outcomes
+from jprm.methods.label.monte_carlo import label_trees
+from jprm.methods.label.omega import label_problems
+from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.rl import rollout
+from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.verify import sandbox
+from jprm.methods.verify.sandbox import Limits
+from jprm.methods.verify.verifiers import VERIFIERS, Verifier, find, judge_programs
 from jprm.tree import RecordError, tree_of, with_scores
-from jprm.verify import sandbox
-from jprm.verify.sandbox import Limits
-from jprm.verify.verifiers import VERIFIERS, Verifier, find, judge_programs
 
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox
@@ -182,7 +183,9 @@ def test_records_and_verifiers_that_do_not_fit_cost_nothing(tmp_path, capsys, mo
 
 
 def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
-    monkeypatch.setattr("jprm.verify.programs.run_servers", lambda *_, **__: [sandbox.Outcome(1, "bwrap: no")] * 2)
+    monkeypatch.setattr(
+        "jprm.methods.verify.programs.run_servers", lambda *_, **__: [sandbox.Outcome(1, "bwrap: no")] * 2
+    )
     with pytest.raises(OSError, match="did not start"):
         judge_programs([({"problem": "p", "tests": TESTS}, ["x = 1"])])
 

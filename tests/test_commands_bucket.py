@@ -17,25 +17,25 @@ from test_storage import killed_at
 from tiny_run import chains, loop
 from toy_policy import Markov
 
-from jprm import cli
+from jprm.apps import cli
+from jprm.apps.report.runs import compare, names_of
+from jprm.apps.serve import run as serving
 from jprm.checkpoints.bucket import MARK
 from jprm.checkpoints.kinds import kind_of
 from jprm.data import load
 from jprm.experiment import to_json
-from jprm.export.export import export
-from jprm.folders import is_whole, whole_folder
-from jprm.jsonl import read_records, write_records
-from jprm.label import files as label_files
-from jprm.label.config import MonteCarloConfig
-from jprm.label.files import label_monte_carlo, label_verify
-from jprm.report.runs import compare, names_of
+from jprm.io.folders import is_whole, whole_folder
+from jprm.io.jsonl import read_records, write_records
+from jprm.io.storage import Remote, named_in
+from jprm.methods.export.export import export
+from jprm.methods.label import files as label_files
+from jprm.methods.label.config import MonteCarloConfig
+from jprm.methods.label.files import label_monte_carlo, label_verify
+from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.files import search_file
+from jprm.methods.search.live_scorer import Rescorer
+from jprm.methods.search.lockstep import SearchConfig
 from jprm.score import scorer
-from jprm.search.best_of_n import BestOfN
-from jprm.search.files import search_file
-from jprm.search.live_scorer import Rescorer
-from jprm.search.lockstep import SearchConfig
-from jprm.serve import run as serving
-from jprm.storage import Remote, named_in
 
 
 @pytest.fixture(autouse=True)

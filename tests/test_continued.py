@@ -9,15 +9,15 @@ import sys
 import pytest
 
 from jprm.data.prepare import prepare
-from jprm.jsonl import Rejects, read_lines, write_records
-from jprm.outputs import atomic_file, continued, cut, only_run, partial_of
+from jprm.io.jsonl import Rejects, read_lines, write_records
+from jprm.io.outputs import atomic_file, continued, cut, only_run, partial_of
 
 REQUEST = {"model": "m"}
 
 HOLD = """
 import sys
-from jprm.outputs import continued
-from jprm.jsonl import write_records
+from jprm.io.outputs import continued
+from jprm.io.jsonl import write_records
 
 def wait():
     print("writing", flush=True)

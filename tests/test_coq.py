@@ -6,10 +6,10 @@ import time
 import pytest
 from hostile import tactics
 
+from jprm.methods.verify import coq, sandbox
+from jprm.methods.verify.coq import check_coq, check_tactics
+from jprm.methods.verify.sandbox import Limits
 from jprm.tree import tree_of
-from jprm.verify import coq, sandbox
-from jprm.verify.coq import check_coq, check_tactics
-from jprm.verify.sandbox import Limits
 
 missing = coq.refusal() or sandbox.refusal()
 pytestmark = pytest.mark.skipif(missing is not None, reason=f"needs Coq in a sandbox: {missing}")

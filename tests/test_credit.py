@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jprm.rl import credit
-from jprm.rl.credit import ADVANTAGES, CREDITS, CreditConfig
-from jprm.rl.trajectory import Trajectory
+from jprm.methods.rl import credit
+from jprm.methods.rl.credit import ADVANTAGES, CREDITS, CreditConfig
+from jprm.methods.rl.trajectory import Trajectory
 from jprm.score.scale import LOG_ODDS, PROBABILITY, Scale
 
 DIFFERENCE = Scale(threshold=0.0, weight="half")
@@ -219,7 +219,7 @@ def test_credits_name_the_scales_that_they_take():
 
 def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\nfrom jprm.rl.credit import Credit\n"
+        "import numpy as np\nfrom jprm.methods.rl.credit import Credit\n"
         "def last(r, config, start):\n    return np.where(np.arange(len(r) + 1) == len(r) - 1, np.append(r, 0), 0)\n"
         "LAST = Credit('mine', last)\n"
         "SHORT = Credit('mine', lambda r, config, start: r)\n"
@@ -231,7 +231,7 @@ def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeyp
     np.testing.assert_allclose([x[0] for x in found], credit.rloo(wanted))
     for name, message in [
         ("mine.py:SHORT", "gives 3 rewards for 3 steps"), ("mine.py:TAIL", "rewards the tail"),
-        ("mine.py:OTHER", "is a int, not a jprm.rl.credit.Credit"), ("mine.py:NONE", "defines no NONE"),
+        ("mine.py:OTHER", "is a int, not a jprm.methods.rl.credit.Credit"), ("mine.py:NONE", "defines no NONE"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=message):
             credit.segment_advantages(VERDICTS, SCORES, config(name))

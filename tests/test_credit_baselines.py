@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from jprm.rl.credit import BASELINES, CreditConfig, segment_advantages
+from jprm.methods.rl.credit import BASELINES, CreditConfig, segment_advantages
 
 DEPTH = 3
 RIGHT, ENDS = 0.7, 0.4

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import test_layers
 
-from jprm import cli
+from jprm.apps import cli
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted(REPOSITORY.glob("docs/*.md")), *sorted(REPOSITORY.glob("tpu/*.md"))]

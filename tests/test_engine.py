@@ -12,15 +12,15 @@ from tiny_rl import POLICY, experiment, make, save_run
 from tiny_run import one_device
 
 from jprm.checkpoints.safetensors import Tensors
-from jprm.export.export import export
+from jprm.methods.export.export import export
+from jprm.methods.policy import engine as engines
+from jprm.methods.policy import sampler
+from jprm.methods.policy.engine import Engine, EngineConfig, Probes, refusal
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+from jprm.methods.rl import loop
+from jprm.methods.rl.credit import CreditConfig
 from jprm.model.mesh import make_mesh
-from jprm.policy import engine as engines
-from jprm.policy import sampler
-from jprm.policy.engine import Engine, EngineConfig, Probes, refusal
-from jprm.policy.protocol import Prefix
-from jprm.policy.sampler import SamplerConfig, load_sampler
-from jprm.rl import loop
-from jprm.rl.credit import CreditConfig
 
 TIED = dataclasses.replace(POLICY, qk_norm=False)  # a Qwen2
 MODEL = dataclasses.replace(TIED, tied_embeddings=False)

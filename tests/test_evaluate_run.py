@@ -6,10 +6,11 @@ import json
 import pytest
 from tiny_run import WORDS, chains, pool_of, trees
 
-from jprm import cli, loading
+from jprm import loading
+from jprm.apps import cli
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.run import run
-from jprm.jsonl import read_lines, write_records
+from jprm.io.jsonl import read_lines, write_records
 from jprm.score import row_lengths, scorer
 
 

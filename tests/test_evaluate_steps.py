@@ -12,7 +12,7 @@ from jprm.evaluate import steps as ev
 from jprm.evaluate.benchmarks.steps import BENCHMARK
 from jprm.evaluate.scored import ScoreError
 from jprm.evaluate.terminal import show
-from jprm.outputs import write_json
+from jprm.io.outputs import write_json
 from jprm.tree import tree_of
 
 SCORE = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])

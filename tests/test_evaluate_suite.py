@@ -6,7 +6,7 @@ import shutil
 import pytest
 from test_evaluate_run import pool_file, prm800k_file, processbench_file, short_rows  # noqa: F401  (autouse)
 
-from jprm import cli
+from jprm.apps import cli
 from jprm.evaluate import suite as suites
 from jprm.score import scorer
 

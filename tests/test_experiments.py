@@ -14,10 +14,10 @@ from jax.sharding import AbstractMesh, AxisType
 from tiny_run import MODEL, chains, loop, make_data, trees
 
 import jprm
+from jprm.apps.plan.compile import training
 from jprm.experiment import from_json, load, override, to_json
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh
-from jprm.plan.compile import training
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
 SIZES = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width")

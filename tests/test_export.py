@@ -13,19 +13,19 @@ from tiny import chain_ids, chain_rows, logits, params
 from tiny_run import MODEL
 
 import jprm
-from jprm import cli
+from jprm.apps import cli
 from jprm.checkpoints import writing
 from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
-from jprm.export import export as exporting
-from jprm.export.export import export
+from jprm.io.outputs import only_run
 from jprm.layout import native_layout
+from jprm.methods.export import export as exporting
+from jprm.methods.export.export import export
 from jprm.model.heads import HEADS
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh
 from jprm.model.rope import RopeScaling
-from jprm.outputs import only_run
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import tree_of

@@ -15,8 +15,9 @@ from tiny_rl import save_run
 from tiny_run import MODEL, save_tokenizer
 
 import jprm
-from jprm import cli, registry
-from jprm.jsonl import read_records
+from jprm import registry
+from jprm.apps import cli
+from jprm.io.jsonl import read_records
 from jprm.score.live import LiveTrees
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/extending.md").read_text(encoding="utf-8")

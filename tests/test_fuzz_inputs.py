@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from stub_server import Server, reply
 from test_tree import exact, json_value, records
 
-from jprm.jsonl import dump, parse
-from jprm.policy.protocol import Prefix
-from jprm.policy.server import ServerConfig, ServerPolicy
+from jprm.io.jsonl import dump, parse
+from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.verify import sandbox
+from jprm.methods.verify.checkers import labelled
+from jprm.methods.verify.python_steps import check_python
+from jprm.methods.verify.sandbox import Limits
 from jprm.tree import RecordError, record_of, tree_of
-from jprm.verify import sandbox
-from jprm.verify.checkers import labelled
-from jprm.verify.python_steps import check_python
-from jprm.verify.sandbox import Limits
 
 ODD = json_value | st.sampled_from(
     [10**400, -(10**30), 1e308, -0.0, "\ud800", "\0", "\n\n", "x" * 10_000, "[" * 5000, float("nan"), float("-inf")]

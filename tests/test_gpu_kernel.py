@@ -18,8 +18,9 @@ from tiny import TINY, filled, packed_trees, reasoning_trees
 
 from jprm.data.prm800k import READER
 from jprm.layout import native_layout
-from jprm.model.attention import gpu_blocks, gpu_kernel
-from jprm.model.attention.gpu_blocks import Launch, Launches, default_launches, find_blocks
+from jprm.methods.kernels import gpu as gpu_kernel
+from jprm.methods.kernels import gpu_blocks
+from jprm.methods.kernels.gpu_blocks import Launch, Launches, default_launches, find_blocks
 from jprm.model.attention.registry import ATTENTION, check, suited
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.pack import pack, token_tree

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jprm.methods.rl.group import EXTRAS, group_tree
+from jprm.methods.rl.trajectory import Trajectory
 from jprm.pack import pack
-from jprm.rl.group import EXTRAS, group_tree
-from jprm.rl.trajectory import Trajectory
 
 PROMPT = [9, 8]
 

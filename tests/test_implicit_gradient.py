@@ -13,7 +13,7 @@ from tiny import TINY, Letters, chain_ids, chain_rows, params
 from tiny_run import VALUE
 
 from jprm.experiment import ObjectiveConfig
-from jprm.label.reference import label_trees
+from jprm.methods.label.reference import label_trees
 from jprm.model.int8 import held_decoder
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES, head_logits, hidden

@@ -12,12 +12,12 @@ from test_tpu import mesh_of
 from tiny import GEMMA, TINY, chain_rows, hidden, logits, optimised, params
 
 import jprm
+from jprm.apps.plan.compile import abstract_rows
 from jprm.checkpoints import base
 from jprm.model import transformer
 from jprm.model.int8 import SUMMED, Int8, held, held_decoder, quantized
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import AXES
-from jprm.plan.compile import abstract_rows
 from jprm.tokenizer import load_tokenizer
 
 ROWS = chain_rows([list(range(1, 13)), [5, 4, 3, 2, 1]], 16)

@@ -8,13 +8,13 @@ import pytest
 from stub_server import reply
 from test_sampler import make
 
-from jprm import cli
-from jprm.judge.judge import Judge
-from jprm.judge.load import load_judge
-from jprm.judge.prompts import PLAIN, PROMPTS, QWEN_CRITIQUE, THINKPRM, JudgePrompt, probability, verdicts
-from jprm.policy.protocol import Prefix
-from jprm.policy.sample_cache import PolicyError
-from jprm.policy.server import ServerConfig, ServerPolicy
+from jprm.apps import cli
+from jprm.methods.judge.judge import Judge
+from jprm.methods.judge.load import load_judge
+from jprm.methods.judge.prompts import PLAIN, PROMPTS, QWEN_CRITIQUE, THINKPRM, JudgePrompt, probability, verdicts
+from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.tree import RecordError, tree_of
 
 CHAIN = {"problem": "What is {steps} plus 2?", "steps": ["{problem} is 1.", "1 + 2 = 4.", "So 4."], "id": 7}
@@ -194,7 +194,7 @@ def write_judge(path, server, **section):
 
 
 def test_the_command_writes_scores_and_continues(serve, tmp_path, capsys, monkeypatch):
-    from jprm.judge import judge as module
+    from jprm.methods.judge import judge as module
     from jprm.score import files
 
     monkeypatch.setattr(module, "CHUNK", 2)

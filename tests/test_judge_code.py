@@ -8,13 +8,13 @@ import pytest
 from stub_server import reply
 from test_judge import judge
 
-from jprm.judge.critiques import CODE_END, RUNS
-from jprm.judge.load import load_judge
-from jprm.judge.prompts import GENPRM, PLAIN, JudgePrompt
+from jprm.methods.judge.critiques import CODE_END, RUNS
+from jprm.methods.judge.load import load_judge
+from jprm.methods.judge.prompts import GENPRM, PLAIN, JudgePrompt
+from jprm.methods.verify import sandbox
+from jprm.methods.verify.sandbox import Limits
+from jprm.methods.verify.snippets import LONGEST, printed
 from jprm.tree import RecordError
-from jprm.verify import sandbox
-from jprm.verify.sandbox import Limits
-from jprm.verify.snippets import LONGEST, printed
 
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 

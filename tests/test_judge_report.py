@@ -5,9 +5,9 @@ import re
 
 from stub_server import reply
 
-from jprm import cli
+from jprm.apps import cli
 from jprm.evaluate.suite import read_results, read_scores
-from jprm.jsonl import read_records, write_records
+from jprm.io.jsonl import read_records, write_records
 
 WRONG = "2 + 2 = 5"
 STEPS = [["2 + 2 = 4", "So 4."], [WRONG, "So 5."], ["odd", "So 4."]]

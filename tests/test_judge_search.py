@@ -7,16 +7,16 @@ from stub_server import reply
 from test_judge import judge
 from toy_search import Script
 
-from jprm import cli
-from jprm.jsonl import read_records
-from jprm.judge.prompts import QWEN_CRITIQUE, JudgePrompt
-from jprm.policy import load as policies
+from jprm.apps import cli
+from jprm.io.jsonl import read_records
+from jprm.methods.judge.prompts import QWEN_CRITIQUE, JudgePrompt
+from jprm.methods.policy import load as policies
+from jprm.methods.search.beam import Beam
+from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.files import search_file
+from jprm.methods.search.live_scorer import live_scorer
+from jprm.methods.search.lockstep import SearchConfig
 from jprm.score.identity import identity
-from jprm.search.beam import Beam
-from jprm.search.best_of_n import BestOfN
-from jprm.search.files import search_file
-from jprm.search.live_scorer import live_scorer
-from jprm.search.lockstep import SearchConfig
 from jprm.tree import record_of, tree_of
 
 TALK = JudgePrompt("talk", "{problem}: {steps} ?", step="{step}", separator=" ({critique}) ")

@@ -15,8 +15,7 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning
 
 from jprm.data.prm800k import READER
 from jprm.layout import native_layout
-from jprm.model.attention.registry import ATTENTION, attend, plan
-from jprm.model.attention.tpu_blocks import (
+from jprm.methods.kernels.tpu_blocks import (
     FIRST,
     LAST,
     LIVE,
@@ -28,6 +27,7 @@ from jprm.model.attention.tpu_blocks import (
     find_blocks,
     vmem_bytes,
 )
+from jprm.model.attention.registry import ATTENTION, attend, plan
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree

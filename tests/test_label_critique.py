@@ -6,11 +6,11 @@ import pytest
 from stub_server import reply
 from test_judge import judge
 
-from jprm import cli
-from jprm.jsonl import read_records, write_records
-from jprm.judge.prompts import PLAIN, QWEN_CRITIQUE, THINKPRM
-from jprm.label.config import CritiqueConfig
-from jprm.label.files import label_critique
+from jprm.apps import cli
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.judge.prompts import PLAIN, QWEN_CRITIQUE, THINKPRM
+from jprm.methods.label.config import CritiqueConfig
+from jprm.methods.label.files import label_critique
 
 POOL = {
     "problem": "p",

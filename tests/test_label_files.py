@@ -6,10 +6,10 @@ import threading
 import pytest
 from stub_server import Server, reply
 
-from jprm import cli
-from jprm.jsonl import read_records
-from jprm.label.files import label_consensus
-from jprm.policy.load import load_policy
+from jprm.apps import cli
+from jprm.io.jsonl import read_records
+from jprm.methods.label.files import label_consensus
+from jprm.methods.policy.load import load_policy
 from jprm.tree import RecordError
 
 

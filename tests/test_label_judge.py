@@ -5,9 +5,9 @@ import json
 import pytest
 from stub_server import reply
 
-from jprm import cli
+from jprm.apps import cli
 from jprm.evaluate.suite import Suite, results_of
-from jprm.jsonl import read_records, write_records
+from jprm.io.jsonl import read_records, write_records
 from jprm.tree import record_of, tree_of
 
 RUBRIC = "The cited rule exists <b>and</b> applies."

@@ -9,7 +9,7 @@ import pytest
 
 from jprm import libtpu
 
-CODE = "from jprm.cli import main; main(['--version']); import jax; print(jax.devices()[0].platform)"
+CODE = "from jprm.apps.cli import main; main(['--version']); import jax; print(jax.devices()[0].platform)"
 NAMES = {*libtpu.VARIABLES, "JAX_PLATFORMS", "JAX_FORCE_TPU_INIT"}
 
 

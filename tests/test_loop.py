@@ -19,7 +19,7 @@ from tiny_run import chains, equal, experiment, lines, loop, make_data, one_devi
 import jprm
 from jprm.evaluate.steps import steps_report
 from jprm.experiment import OptimizerConfig, TargetConfig
-from jprm.jsonl import read_records, write_records
+from jprm.io.jsonl import read_records, write_records
 from jprm.model.mesh import MeshConfig
 from jprm.train.initial import initial_state
 from jprm.train.log import Diverged, Log

@@ -7,8 +7,8 @@ from browser import WIDE, requests_of
 from starlette.applications import Starlette
 from test_playground import page, server  # noqa: F401  (fixtures)
 
-from jprm.report.page import FORMULA, has_formulas
-from jprm.web.pages import MATH, file_routes
+from jprm.apps.report.page import FORMULA, has_formulas
+from jprm.apps.web.pages import MATH, file_routes
 
 DRAWN = {  # text: the formulas in it
     r"Let $x^2 = 4$, so \(x = \pm 2\).": ["$x^2 = 4$", r"\(x = \pm 2\)"],
@@ -106,9 +106,9 @@ def test_hostile_formulas_are_text_or_harmless(page, server):  # noqa: F811
 def test_the_vendored_files_name_nothing_elsewhere():
     assert sum(route.path.endswith(".woff2") for route in file_routes(MATH)) == 20
     Starlette(routes=file_routes(MATH))
-    from jprm.web.files import text_of_file
+    from jprm.apps.web.files import text_of_file
 
-    style = text_of_file("jprm.web:katex/katex.min.css")
+    style = text_of_file("jprm.apps.web:katex/katex.min.css")
     used = set(re.findall(r"url\(([^)]*)\)", style))
     assert {f"/katex/{name}" for name in used} == {path for path in MATH if path.endswith(".woff2")}
-    assert "MIT" in text_of_file("jprm.web:katex/LICENSE.txt")
+    assert "MIT" in text_of_file("jprm.apps.web:katex/LICENSE.txt")

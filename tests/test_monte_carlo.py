@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_policy import Markov
 
-from jprm.label.config import Adaptive, MonteCarloConfig
-from jprm.label.monte_carlo import allocate, hard, label_trees, soft, wilson
-from jprm.label.rollouts import Rollouts
-from jprm.policy.protocol import Prefix, Sample
-from jprm.policy.sample_cache import PolicyError, prefix_key
+from jprm.methods.label.config import Adaptive, MonteCarloConfig
+from jprm.methods.label.monte_carlo import allocate, hard, label_trees, soft, wilson
+from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sample_cache import PolicyError, prefix_key
+from jprm.methods.verify.verifiers import VERIFIERS
 from jprm.tree import RecordError, record_of, tree_of
-from jprm.verify.verifiers import VERIFIERS
 
 CHAIN = {"problem": "p", "steps": ["good 0", "bad 1", "good 2"], "answer": 1}
 
@@ -177,8 +177,8 @@ KILLED = """
 import os, sys
 sys.path.insert(0, {tests!r})
 from toy_policy import Markov
-from jprm.label.monte_carlo import MonteCarloConfig, label_trees
-from jprm.label.rollouts import Rollouts
+from jprm.methods.label.monte_carlo import MonteCarloConfig, label_trees
+from jprm.methods.label.rollouts import Rollouts
 from jprm.tree import tree_of
 
 class Mortal(Markov):

@@ -23,8 +23,10 @@ from tiny_run import chains as rated_chains
 import jprm
 from jprm import objectives, registry
 from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
-from jprm.jsonl import write_records
-from jprm.label.files import label_reference
+from jprm.io.jsonl import write_records
+from jprm.methods.label.files import label_reference
+from jprm.methods.rl.group import group_tree
+from jprm.methods.rl.trajectory import Trajectory
 from jprm.model.heads import HEADS
 from jprm.model.int8 import Int8
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
@@ -32,8 +34,6 @@ from jprm.model.transformer import step_logits
 from jprm.objectives.implicit import Implicit
 from jprm.objectives.metrics import Mean, summed
 from jprm.pack import pack, token_tree
-from jprm.rl.group import group_tree
-from jprm.rl.trajectory import Trajectory
 from jprm.rows import empty_rows
 from jprm.token_tree import TokenTree
 from jprm.tree import Node, ReasoningTree, chains_of, tree_of

@@ -12,8 +12,8 @@ import pytest
 from tiny_run import MODEL, VALUE, experiment, loop, make_data, one_device
 
 import jprm
-from jprm.jsonl import read_records, write_records
-from jprm.label.reference import load_reference
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.label.reference import load_reference
 from jprm.score.implicit import LogRatio
 from jprm.statistics import auroc
 from jprm.token_tree import token_tree

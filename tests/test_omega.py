@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_policy import Markov
 
-from jprm.label.omega import (
+from jprm.methods.label.omega import (
     OmegaConfig,
     Search,
     State,
@@ -21,11 +21,11 @@ from jprm.label.omega import (
     select,
     tree_of_search,
 )
-from jprm.label.rollouts import Rollouts
-from jprm.policy.protocol import Prefix, Sample
-from jprm.policy.sample_cache import PolicyError
+from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.verify.verifiers import VERIFIERS
 from jprm.tree import chains_of, record_of, tree_of
-from jprm.verify.verifiers import VERIFIERS
 
 PROBLEM = {"problem": "p", "steps": ["unused"], "answer": 1}
 

@@ -20,9 +20,9 @@ from published import (
 )  # fmt: skip
 
 import jprm
-from jprm import cli
 from jprm.adapters import load as loading
 from jprm.adapters.published import PUBLISHED
+from jprm.apps import cli
 from jprm.chat_template import render
 from jprm.layout import TemplateLayout
 from jprm.model.mesh import make_mesh

@@ -10,7 +10,7 @@ from tiny_run import VALUE, chains, experiment, loop, make_data, pool_of
 
 import jprm
 from jprm.experiment import ObjectiveConfig
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.objectives import OBJECTIVES
 from jprm.pack import pack, token_tree
 from jprm.tree import Node, ReasoningTree, tree_of

@@ -12,10 +12,10 @@ from test_evaluate_run import processbench_file
 import jprm.evaluate.run
 import jprm.evaluate.suite
 import jprm.loading
-from jprm import cli
-from jprm.folders import whole_folder
-from jprm.outputs import atomic_write, check_output, only_run
-from jprm.policy import load as policies
+from jprm.apps import cli
+from jprm.io.folders import whole_folder
+from jprm.io.outputs import atomic_write, check_output, only_run
+from jprm.methods.policy import load as policies
 
 COMMANDS = {
     "score": "score --model {model} --input {input} --output {out}",

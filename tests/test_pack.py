@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jprm.experiment import TargetConfig
 from jprm.layout import native_layout
-from jprm.model.attention.gpu_cudnn import CUDNN
+from jprm.methods.kernels.gpu_cudnn import CUDNN
 from jprm.objectives.targets import targets
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry

@@ -14,7 +14,7 @@ from tiny import chain_rows, hidden, logits
 
 import jprm
 from jprm.checkpoints import base, peft
-from jprm.export.export import export
+from jprm.methods.export.export import export
 from jprm.model.lora import PRODUCTS, LoraConfig
 
 torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")

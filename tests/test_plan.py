@@ -16,12 +16,12 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from tiny import TINY, optimised
 
-from jprm import cli
+from jprm.apps import cli
+from jprm.apps.plan import compile, counts, hlo, report, roofline, search, topologies
+from jprm.apps.plan.topologies import GIB
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MESH_AXES, MeshConfig
-from jprm.plan import compile, counts, hlo, report, roofline, search, topologies
-from jprm.plan.topologies import GIB
 
 SLICES = [
     ("v4-32", "2x2x4", 16, 16), ("v5e-16", "4x4", 16, 16), ("v5p-128", "4x4x4", 64, 64), ("v5p-512", "4x8x8", 256, 256),
@@ -298,7 +298,7 @@ def test_refusals_of_the_command(file, capsys, monkeypatch):
 def test_layer_sizes_are_of_one_layer():
     model = dataclasses.replace(TINY, layers=3)
     mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
-    from jprm.plan.plan import layer_sizes
+    from jprm.apps.plan.plan import layer_sizes
 
     with jax.sharding.use_abstract_mesh(mesh):
         params = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jprm.plan import hlo, roofline, topologies
-from jprm.plan.collectives import collectives, group_size, nodes_of, totals
-from jprm.plan.counts import Program, count
+from jprm.apps.plan import hlo, roofline, topologies
+from jprm.apps.plan.collectives import collectives, group_size, nodes_of, totals
+from jprm.apps.plan.counts import Program, count
 
 
 @pytest.mark.parametrize(

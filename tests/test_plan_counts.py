@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jprm.plan import counts, hlo
+from jprm.apps.plan import counts, hlo
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,7 +6,7 @@ import pytest
 from test_plan import file  # noqa: F401  (a fixture)
 from tiny import optimised
 
-from jprm import cli
+from jprm.apps import cli
 
 
 @pytest.mark.parametrize("options", ["", " --scoring", " --slices 2 --set mesh.data=2 data.rows=16 data.micro_rows=16"])

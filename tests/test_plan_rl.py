@@ -8,18 +8,18 @@ import pytest
 from tiny import optimised
 from tiny_rl import PIECES, POLICY, PRM, experiment, save_run
 
-from jprm import cli
+from jprm.apps import cli
+from jprm.apps.plan import collectives, counts, depth, rl, roofline
+from jprm.apps.plan.collectives import Collective
+from jprm.apps.plan.topologies import devices, find
 from jprm.experiment import load, to_json
+from jprm.methods.rl.config import RLExperiment
 from jprm.model.mesh import make_mesh
-from jprm.plan import collectives, counts, depth, rl, roofline
-from jprm.plan.collectives import Collective
-from jprm.plan.topologies import devices, find
-from jprm.rl.config import RLExperiment
 
 FILE = """import json
 
 from jprm.experiment import from_json
-from jprm.rl.config import RLExperiment
+from jprm.methods.rl.config import RLExperiment
 
 
 def experiment():

@@ -11,10 +11,10 @@ import pytest
 import uvicorn
 from browser import WIDE, axe_script, requests_of, violations
 
-from jprm.policy.protocol import Sample
+from jprm.apps.serve.app import make_app
+from jprm.apps.serve.config import ServeConfig
+from jprm.methods.policy.protocol import Sample
 from jprm.score.scale import PROBABILITY
-from jprm.serve.app import make_app
-from jprm.serve.config import ServeConfig
 
 ENTER, ESCAPE, CONTROL, DOWN = "\ue007", "\ue00c", "\ue009", "\ue015"
 NASTY = "<img src=x onerror=\"document.title='broken'\">"

@@ -15,15 +15,15 @@ import pytest
 from tiny import TINY, chain_rows, filled, optimised, params
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.methods.rl import credit
+from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.group import group_tree
+from jprm.methods.rl.trajectory import Trajectory
 from jprm.model import transformer, vocabulary
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.objectives.metrics import Mean, means
 from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.pack import pack
-from jprm.rl import credit
-from jprm.rl.credit import CreditConfig
-from jprm.rl.group import group_tree
-from jprm.rl.trajectory import Trajectory
 
 SMALL = dataclasses.replace(TINY, head="language", vocab_size=4, layers=1, layer_groups=(1,))
 TASK = ObjectiveConfig(SMALL, TargetConfig("correctness", "none", "keep"), reference=True)

@@ -14,7 +14,7 @@ import threading
 import pytest
 import rich.console
 
-from jprm import cli
+from jprm.apps import cli
 from jprm.data import load
 from jprm.data.overlap import normalise, problems_in
 from jprm.data.prepare import prepare

@@ -11,7 +11,7 @@ from tiny_run import chains, lines, loop, make_data, of_two_processes, untimed
 
 import jprm
 from jprm import multihost
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig
 from jprm.score.files import score_file
 

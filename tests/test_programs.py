@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from jprm.verify import programs, sandbox
-from jprm.verify.programs import Program, run_programs
-from jprm.verify.sandbox import Limits
+from jprm.methods.verify import programs, sandbox
+from jprm.methods.verify.programs import Program, run_programs
+from jprm.methods.verify.sandbox import Limits
 
 pytestmark = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 

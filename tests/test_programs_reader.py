@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from jprm import cli
+from jprm.apps import cli
 from jprm.data.readers import READERS
+from jprm.methods.verify import sandbox
+from jprm.methods.verify.python_steps import program_of
+from jprm.methods.verify.verifiers import VERIFIERS
 from jprm.tree import RecordError, tree_of
-from jprm.verify import sandbox
-from jprm.verify.python_steps import program_of
-from jprm.verify.verifiers import VERIFIERS
 
 CODE = """def total(xs):
 

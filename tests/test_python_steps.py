@@ -6,12 +6,12 @@ import json
 import pytest
 from hostile import programs as hostile
 
-from jprm.jsonl import dump
+from jprm.io.jsonl import dump
+from jprm.methods.verify import sandbox
+from jprm.methods.verify.checkers import labelled
+from jprm.methods.verify.python_steps import check_python
+from jprm.methods.verify.sandbox import Limits
 from jprm.tree import RecordError, record_of, tree_of
-from jprm.verify import sandbox
-from jprm.verify.checkers import labelled
-from jprm.verify.python_steps import check_python
-from jprm.verify.sandbox import Limits
 
 pytestmark = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 

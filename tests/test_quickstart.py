@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tiny import Letters
 
-from jprm.jsonl import write_records
-from jprm.judge.judge import Judge
-from jprm.judge.prompts import JudgePrompt, verdicts
+from jprm.io.jsonl import write_records
+from jprm.methods.judge.judge import Judge
+from jprm.methods.judge.prompts import JudgePrompt, verdicts
 from jprm.tree import tree_of
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments/quickstart"
@@ -122,7 +122,7 @@ def test_the_cost_of_critiques_is_the_mean_over_all_choices_of_samples(quickstar
 
 
 def test_a_policys_samples_become_pools(quickstart):
-    from jprm.policy.protocol import Sample
+    from jprm.methods.policy.protocol import Sample
 
     whole = Sample(tuple(SOUND), 9, "stop")
     cut = Sample(tuple(SOUND[:2]), 6, "length")

@@ -3,7 +3,7 @@
 import pytest
 
 from jprm.data.readers import READERS
-from jprm.jsonl import Rejects
+from jprm.io.jsonl import Rejects
 from jprm.tree import RecordError
 
 LIST = '[{"problem": "p", "steps": ["a"]},\n{"problem": "q", "steps": ["b"]}\n]'

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jprm.data.overlap import problems_of
 from jprm.data.reader import Dropped, read_items
 from jprm.data.readers import READERS
-from jprm.jsonl import Rejects
+from jprm.io.jsonl import Rejects
 from jprm.tree import RecordError, chains_of, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}
@@ -391,6 +391,6 @@ def test_a_list_cut_anywhere_or_broken_is_noticed(tmp_path_factory, data):
 
 
 def test_reading_needs_neither_tensorflow_nor_tfds():
-    code = "import sys, jprm.data.readers, jprm.jsonl; print([m for m in sys.modules if m.startswith('tensorflow')])"
+    code = "import sys, jprm.data.readers, jprm.io.jsonl; print([m for m in sys.modules if m.startswith('tensorflow')])"
     root = pathlib.Path(__file__).resolve().parent.parent
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True).strip() == "[]"

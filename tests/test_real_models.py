@@ -16,11 +16,11 @@ from tiny import chain_rows
 
 from jprm.checkpoints.gguf import load_decoder, model_config
 from jprm.gguf_file import open_gguf
+from jprm.methods.policy import sampler
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.model.mesh import make_mesh
 from jprm.model.transformer import hidden, step_logits
-from jprm.policy import sampler
-from jprm.policy.protocol import Prefix
-from jprm.policy.sampler import SamplerConfig, load_sampler
 from jprm.tokenizer import load_tokenizer
 
 TEXT = """Denali is 5 years old. She wants 3/4 of $12.50, i.e. \\(x = \\frac{3}{4} \\cdot 12.5\\).

@@ -12,19 +12,20 @@ from conftest import REPOSITORY
 from rich.progress import TextColumn
 from test_export import untrained
 
-from jprm import cli, experiment
+from jprm import experiment
+from jprm.apps import cli
 from jprm.checkpoints.safetensors import check_sums
 from jprm.data import store
 from jprm.data.prepare import prepare
 from jprm.evaluate.suite import read_results
-from jprm.export import export as exporting
-from jprm.export.export import export
-from jprm.jsonl import parse, read_lines
-from jprm.label import files
-from jprm.policy.load import load_policy
-from jprm.progress import Bar
+from jprm.io.jsonl import parse, read_lines
+from jprm.io.progress import Bar
+from jprm.methods.export import export as exporting
+from jprm.methods.export.export import export
+from jprm.methods.label import files
+from jprm.methods.policy.load import load_policy
+from jprm.methods.verify.verdict import Verdict
 from jprm.tree import RecordError
-from jprm.verify.verdict import Verdict
 
 CHAIN = json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n"
 
@@ -66,7 +67,7 @@ def test_a_full_standard_output_is_one_line(tmp_path, args):
 
 def test_a_print_beyond_the_buffer_is_one_line_too(tmp_path):
     """It fails within the command, and leaves nothing to be flushed."""
-    code = "import sys, jprm; jprm.__version__ *= 10_000; from jprm.cli import main; sys.exit(main(['--version']))"
+    code = "import sys, jprm; jprm.__version__ *= 10_000; from jprm.apps.cli import main; sys.exit(main(['--version']))"
     command = f'exec {sys.executable} -c "{code}" > /dev/full'
     run = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, timeout=60)
     assert (run.returncode, run.stderr) == (2, b"error: standard output: No space left on device\n")
@@ -88,7 +89,7 @@ def test_a_name_that_is_not_utf8_is_refused_before_any_work(tmp_path, capsys):
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-from jprm.cli import main
+from jprm.apps.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 from browser import WIDE, axe_script, requests_of, violations
 
-from jprm import cli
+from jprm.apps import cli
+from jprm.apps.report import page
+from jprm.apps.report.collect import Page, chains, collect
+from jprm.apps.report.figures import svg
+from jprm.apps.report.training import training
 from jprm.evaluate import plots
 from jprm.evaluate.benchmark import Request
 from jprm.evaluate.benchmarks import processbench
@@ -19,12 +23,8 @@ from jprm.evaluate.blocks import Figure, Model
 from jprm.evaluate.published import SPLITS
 from jprm.evaluate.suite import Suite, results_of
 from jprm.evaluate.wording import interval
-from jprm.jsonl import write_records
-from jprm.outputs import write_json
-from jprm.report import page
-from jprm.report.collect import Page, chains, collect
-from jprm.report.figures import svg
-from jprm.report.training import training
+from jprm.io.jsonl import write_records
+from jprm.io.outputs import write_json
 from jprm.tree import tree_of
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"

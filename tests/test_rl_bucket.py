@@ -8,13 +8,13 @@ from buckets import objects
 from test_rl_loop import SOME, Killed, data, params_of, stale_experiment, whole  # noqa: F401  (fixtures)
 from tiny_run import lines, one_device, untimed
 
+from jprm.apps.report.page import report
 from jprm.checkpoints.bucket import MARK
-from jprm.policy.engine import Engine, EngineConfig, Probes
-from jprm.policy.load import load_policy
-from jprm.policy.sampler import SamplerConfig
-from jprm.report.page import report
-from jprm.rl import loop
-from jprm.storage import Remote
+from jprm.io.storage import Remote
+from jprm.methods.policy.engine import Engine, EngineConfig, Probes
+from jprm.methods.policy.load import load_policy
+from jprm.methods.policy.sampler import SamplerConfig
+from jprm.methods.rl import loop
 from jprm.train.preemption import Watchdog
 
 

@@ -11,12 +11,12 @@ import pytest
 from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
+from jprm.apps.report.page import report
 from jprm.evaluate.wording import percent
-from jprm.report.page import report
-from jprm.rl import loop, trajectory
-from jprm.rl.config import GuardConfig, RefreshConfig
-from jprm.rl.credit import CreditConfig
-from jprm.rl.held_out import pass_at
+from jprm.methods.rl import loop, trajectory
+from jprm.methods.rl.config import GuardConfig, RefreshConfig
+from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.held_out import pass_at
 from jprm.score.scale import PROBABILITY
 from jprm.train.preemption import Watchdog
 

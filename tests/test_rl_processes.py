@@ -12,10 +12,10 @@ from tiny_rl import experiment, make, save_run, stormy
 from tiny_run import lines, one_device, untimed
 
 from jprm.experiment import OptimizerConfig
-from jprm.policy.engine import EngineConfig
-from jprm.rl import loop, trajectory
-from jprm.rl.credit import CreditConfig
-from jprm.rl.held_out import fresh
+from jprm.methods.policy.engine import EngineConfig
+from jprm.methods.rl import loop, trajectory
+from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.held_out import fresh
 
 pytestmark = pytest.mark.slow  # a minute: process 1 finds none of its programs in jax's cache, which process 0 writes
 
@@ -26,7 +26,7 @@ folder, where = pathlib.Path(sys.argv[1]), sys.argv[-1]
 multihost.start(where)
 import jax
 import test_rl_processes as tests
-from jprm.rl import loop
+from jprm.methods.rl import loop
 from jprm.train.preemption import Stopped, Watchdog
 
 config = getattr(tests, sys.argv[2])(folder / "data")
@@ -54,7 +54,7 @@ import pathlib, sys
 from jprm import multihost
 multihost.start(sys.argv[-1])
 import test_rl_processes as tests
-from jprm.rl import loop
+from jprm.methods.rl import loop
 folder = pathlib.Path(sys.argv[1])
 loop.train(tests.sampled_by(sys.argv[2], folder / "data", folder / "pushed"), folder / "two")
 """

@@ -7,13 +7,13 @@ import pytest
 from tiny_rl import PRM, experiment, make, save_run
 from tiny_run import VALUE, one_device
 
-from jprm.policy.protocol import Sample
-from jprm.rl import loop, refresh
-from jprm.rl.config import RefreshConfig
-from jprm.rl.credit import CreditConfig
-from jprm.rl.rollout import Group
-from jprm.rl.trajectory import Trajectory
-from jprm.verify.verifiers import of_function
+from jprm.methods.policy.protocol import Sample
+from jprm.methods.rl import loop, refresh
+from jprm.methods.rl.config import RefreshConfig
+from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.rollout import Group
+from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.verify.verifiers import of_function
 
 
 class Digits:

@@ -11,10 +11,10 @@ from test_trajectory import PROBLEMS, drawn, policy  # noqa: F401  (fixtures)
 from tiny_rl import reward
 
 from jprm import multihost
-from jprm.jsonl import write_records
-from jprm.rl import rollout, trajectory
-from jprm.rl.trajectory import Trajectory
-from jprm.verify.verifiers import of_function
+from jprm.io.jsonl import write_records
+from jprm.methods.rl import rollout, trajectory
+from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.verify.verifiers import of_function
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from jprm.verify import sandbox
-from jprm.verify.sandbox import Limits, python, run
+from jprm.methods.verify import sandbox
+from jprm.methods.verify.sandbox import Limits, python, run
 
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox

@@ -11,10 +11,10 @@ from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains, pool_of, trees
 
 import jprm
-from jprm import cli
+from jprm.apps import cli
 from jprm.evaluate.run import scorer as scorer_of
-from jprm.jsonl import read_records, write_records
-from jprm.label.files import label_teacher
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.label.files import label_teacher
 from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer

@@ -15,7 +15,7 @@ from tiny import params
 from tiny_run import chains, pool_of, trees
 
 import jprm
-from jprm.model.attention.gpu_cudnn import CUDNN
+from jprm.methods.kernels.gpu_cudnn import CUDNN
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES

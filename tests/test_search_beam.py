@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from toy_search import Script, Table, chain
 
-from jprm.search.beam import DVTS, Beam, select_beams
-from jprm.search.growing_tree import Problem
-from jprm.search.lockstep import SearchConfig, search
-from jprm.search.result import answers, choose
+from jprm.methods.search.beam import DVTS, Beam, select_beams
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.lockstep import SearchConfig, search
+from jprm.methods.search.result import answers, choose
 
 # The greedy first step, a, leads to worse chains than b.
 STEPS = {
@@ -125,7 +125,7 @@ def test_a_policy_that_never_ends_is_stopped():
             return self.of(("on",), "step")
 
         def of(self, steps, reason):
-            from jprm.policy.protocol import Sample
+            from jprm.methods.policy.protocol import Sample
 
             return Sample(steps, 10, reason)
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 from toy_search import Script, Table
 
-from jprm.search import methods
-from jprm.search.growing_tree import Problem
-from jprm.search.lockstep import SearchConfig, search
-from jprm.search.result import answers, choose
+from jprm.methods.search import methods
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.lockstep import SearchConfig, search
+from jprm.methods.search.result import answers, choose
 
 METHOD = '''
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from jprm.search.growing_tree import ROOT, Ask, GrowingTree, Steps, at_least_one
+from jprm.methods.search.growing_tree import ROOT, Ask, GrowingTree, Steps, at_least_one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,9 @@ def greedy(tmp_path, monkeypatch):
     (tmp_path / "greedy_search.py").write_text(METHOD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(methods.METHODS, "greedy", "greedy_search:Greedy")
-    for name in [name for name in sys.modules if name == "jprm.cli" or name.startswith("jprm.cli.")]:
+    for name in [name for name in sys.modules if name == "jprm.apps.cli" or name.startswith("jprm.apps.cli.")]:
         monkeypatch.delitem(sys.modules, name)
-    yield importlib.import_module("jprm.cli")
+    yield importlib.import_module("jprm.apps.cli")
     sys.modules.pop("greedy_search", None)
 
 
@@ -79,11 +79,13 @@ def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
     """The command fills the config and hands it to the search; its checks are one line."""
     made = []
     line = ["search", "greedy", "--policy", "p", "--model", "m", "--input", "i", "--budget", "90", "--output", "o"]
-    monkeypatch.setattr("jprm.policy.load.load_policy", lambda path: path)
+    monkeypatch.setattr("jprm.methods.policy.load.load_policy", lambda path: path)
     monkeypatch.setattr("jprm.load", lambda path: Prm(), raising=False)
-    monkeypatch.setattr("jprm.search.live_scorer.live_scorer", lambda prm: prm)
+    monkeypatch.setattr("jprm.methods.search.live_scorer.live_scorer", lambda prm: prm)
     monkeypatch.setattr("jprm.score.identity.identity", lambda prm: {"model": prm.name})
-    monkeypatch.setattr("jprm.search.files.search_file", lambda *args, **_: made.append(args[-1]) or {"problems": 1})
+    monkeypatch.setattr(
+        "jprm.methods.search.files.search_file", lambda *args, **_: made.append(args[-1]) or {"problems": 1}
+    )
     assert greedy.main([*line, "--expand", "5"]) == 0
     assert capsys.readouterr().out == "o: written. problems: 1\n"
     assert made == [SearchConfig(methods.find("greedy")(expand=5), "last", budget=90)]

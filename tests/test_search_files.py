@@ -10,19 +10,19 @@ from toy_policy import Markov
 from toy_search import Script
 
 import jprm
-from jprm import cli
+from jprm.apps import cli
 from jprm.evaluate.best_of_n import best_of_n_report
-from jprm.jsonl import read_records, write_records
-from jprm.policy import load as policies
-from jprm.policy.sample_cache import PolicyError
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.policy import load as policies
+from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.search import files
+from jprm.methods.search import live_scorer as scorers
+from jprm.methods.search.beam import Beam
+from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.files import read_problems, search_file
+from jprm.methods.search.live_scorer import Rescorer
+from jprm.methods.search.lockstep import SearchConfig
 from jprm.score import identity
-from jprm.search import files
-from jprm.search import live_scorer as scorers
-from jprm.search.beam import Beam
-from jprm.search.best_of_n import BestOfN
-from jprm.search.files import read_problems, search_file
-from jprm.search.live_scorer import Rescorer
-from jprm.search.lockstep import SearchConfig
 from jprm.tree import RecordError, record_of, tree_of
 
 PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(5)]

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from jprm import cli
+from jprm.apps import cli
 from jprm.evaluate.conformal import accept_threshold
-from jprm.jsonl import read_records, write_records
-from jprm.search.conformal_filter import accept, calibrate, filter_file
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.search.conformal_filter import accept, calibrate, filter_file
 
 WAY = {"method": "BestOfN", "n": 8, "rule": "prod", "choose": "best", "policy": "p", "seed": 0}
 

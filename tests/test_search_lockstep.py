@@ -4,13 +4,13 @@ import pytest
 from toy_policy import Markov
 from toy_search import Script, Table
 
-from jprm.policy.sample_cache import PolicyError
-from jprm.search.beam import DVTS, Beam
-from jprm.search.best_of_n import BestOfN
-from jprm.search.growing_tree import Problem
-from jprm.search.live_scorer import Rescorer
-from jprm.search.lockstep import SearchConfig, search
-from jprm.search.result import answers, choose
+from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.search.beam import DVTS, Beam
+from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.live_scorer import Rescorer
+from jprm.methods.search.lockstep import SearchConfig, search
+from jprm.methods.search.result import answers, choose
 
 METHODS = [BestOfN(8), Beam(2, 3), DVTS(2, 3)]
 NAMES = [type(method).__name__ for method in METHODS]

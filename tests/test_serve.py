@@ -10,14 +10,14 @@ import pytest
 import tiny_run as tiny
 
 import jprm
-from jprm.jsonl import dump, write_records
+from jprm.apps.serve.app import make_app
+from jprm.apps.serve.config import ServeConfig
+from jprm.apps.serve.engine import Engine
+from jprm.apps.serve.openrlhf import View
+from jprm.apps.serve.run import prefix_cache
+from jprm.io.jsonl import dump, write_records
 from jprm.score import row_lengths, scorer
 from jprm.score.files import score_file
-from jprm.serve.app import make_app
-from jprm.serve.config import ServeConfig
-from jprm.serve.engine import Engine
-from jprm.serve.openrlhf import View
-from jprm.serve.run import prefix_cache
 from jprm.tree import tree_of
 
 CONFIG = ServeConfig(longest=256)

@@ -7,9 +7,9 @@ import pytest
 from test_serve import CHAIN, CONFIG, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
 from toy_policy import Markov
 
-from jprm.policy.protocol import Prefix, Sample
-from jprm.serve import alternatives
-from jprm.serve.app import make_app
+from jprm.apps.serve import alternatives
+from jprm.apps.serve.app import make_app
+from jprm.methods.policy.protocol import Prefix, Sample
 
 PROBLEM, STEPS = CHAIN["problem"], ["good 0", "bad 1"]
 

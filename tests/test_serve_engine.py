@@ -10,11 +10,11 @@ import pytest
 import tiny_run as tiny
 
 import jprm
-from jprm.jsonl import write_records
+from jprm.apps.serve.engine import BATCH_TOKENS, Engine
+from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig
 from jprm.score import row_lengths
 from jprm.score.files import score_file
-from jprm.serve.engine import BATCH_TOKENS, Engine
 from jprm.tree import tree_of
 
 
@@ -102,8 +102,8 @@ def test_equal_problems_count_once_in_a_full_batch(slow):
 
 def test_callers_who_ask_again_join_those_who_wait(slow, monkeypatch):
     """Else they would form two groups, whose small batches alternate."""
-    monkeypatch.setattr("jprm.serve.engine.PAUSE", 60.0)
-    monkeypatch.setattr("jprm.serve.engine.PAUSE_SHARE", 1e9)
+    monkeypatch.setattr("jprm.apps.serve.engine.PAUSE", 60.0)
+    monkeypatch.setattr("jprm.apps.serve.engine.PAUSE_SHARE", 1e9)
     prm, engine = slow
     futures = [ask(engine, "first")]
     assert prm.packed.acquire(timeout=60)

@@ -11,10 +11,10 @@ import pytest
 import uvicorn
 from test_serve import CHAIN, chains, prm  # noqa: F401  (a fixture)
 
-from jprm.serve.app import make_app
-from jprm.serve.config import ServeConfig
-from jprm.serve.engine import Engine
-from jprm.serve.run import listening, serve
+from jprm.apps.serve.app import make_app
+from jprm.apps.serve.config import ServeConfig
+from jprm.apps.serve.engine import Engine
+from jprm.apps.serve.run import listening, serve
 
 
 class Running:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from test_serve import CHAIN, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
 
+from jprm.apps.serve.engine import Engine
+from jprm.apps.serve.pooling import activated
 from jprm.layout import TemplateLayout
-from jprm.serve.engine import Engine
-from jprm.serve.pooling import activated
 
 
 def ids_of(prm, chain=CHAIN):  # noqa: F811

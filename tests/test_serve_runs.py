@@ -10,10 +10,10 @@ import uvicorn
 from browser import axe_script, requests_of, violations
 from starlette.testclient import TestClient
 
-from jprm.serve.app import make_app
-from jprm.serve.config import ServeConfig
-from jprm.serve.run import serve
-from jprm.serve.runs import Runs, read_lines
+from jprm.apps.serve.app import make_app
+from jprm.apps.serve.config import ServeConfig
+from jprm.apps.serve.run import serve
+from jprm.apps.serve.runs import Runs, read_lines
 
 NASTY = "<img src=x onerror=\"document.title='broken'\">"
 
@@ -65,7 +65,7 @@ def test_a_file_that_was_replaced_begins_anew_and_damage_is_counted(tmp_path):
 
 
 def test_parts_of_a_large_file_follow_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("jprm.serve.runs.PART", 50)
+    monkeypatch.setattr("jprm.apps.serve.runs.PART", 50)
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": i, "note": "x" * (i % 90)}) + "\n" for i in range(40)))
     got, file, at, end = [], "", 0, 1

@@ -11,9 +11,9 @@ import tracemalloc
 import pytest
 from stub_server import reply
 
-from jprm.policy.protocol import Prefix
-from jprm.policy.sample_cache import KeptPolicy
-from jprm.policy.server import ServerConfig, ServerPolicy, request_body
+from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy, request_body
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sample_cache import KeptPolicy
 
 KEY = "sk-very-secret"
 PROBLEM = Prefix("p")

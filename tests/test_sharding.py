@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from tiny import GEMMA, TINY, Stepper, filled, init, packed_trees, params, random_tree
 
+from jprm.apps.plan.compile import abstract_rows
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.collectives import embedding_lookup, gathered_weight
 from jprm.model.config import ModelConfig
@@ -20,7 +21,6 @@ from jprm.model.mesh import MESH_AXES, RULES, MeshConfig, _arranged, check_mesh,
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
-from jprm.plan.compile import abstract_rows
 from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State
 

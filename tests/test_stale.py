@@ -15,19 +15,20 @@ from test_search_files import run as search
 from tiny_run import chains
 
 import jprm
-from jprm import cli, registry
+from jprm import registry
+from jprm.apps import cli
 from jprm.checkpoints import store
 from jprm.data import readers
 from jprm.data.prepare import prepare
 from jprm.digests import code_of, digest
 from jprm.evaluate.run import Source, scored_trees
-from jprm.jsonl import read_records, write_records
-from jprm.label.files import label_outcomes, label_teacher, label_verify
-from jprm.rl.loop import claim_rl
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
+from jprm.methods.rl.loop import claim_rl
+from jprm.methods.search.methods import find as method_of
 from jprm.score import scorer
 from jprm.score.files import score_file
 from jprm.score.identity import identity
-from jprm.search.methods import find as method_of
 from jprm.train.run_folder import claim, data_digest
 
 DIFFERS = "is there, but of another model, input or request "
@@ -159,7 +160,7 @@ def test_a_verifier_whose_file_changed_is_another_request(tmp_path):
 METHOD = '''
 import dataclasses
 from typing import ClassVar
-from jprm.search.growing_tree import ROOT, Ask
+from jprm.methods.search.growing_tree import ROOT, Ask
 
 @dataclasses.dataclass(frozen=True)
 class Two:

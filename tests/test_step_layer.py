@@ -13,7 +13,8 @@ from tiny_run import chains, experiment, lines, loop, make_data, one_device
 
 import jprm
 from jprm.experiment import TargetConfig, from_json, to_json
-from jprm.export.export import export
+from jprm.methods.export.export import export
+from jprm.methods.search.live_scorer import Rescorer
 from jprm.model import step_layer
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
@@ -21,7 +22,6 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import at_slots
 from jprm.score.live import LiveTrees
 from jprm.score.prefix_cache import PrefixCache
-from jprm.search.live_scorer import Rescorer
 from jprm.train.batches import check_supervision
 from jprm.train.head_init import labelled_steps
 from jprm.train.initial import initial_state

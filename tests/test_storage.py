@@ -13,12 +13,13 @@ import pytest
 from buckets import objects
 from tiny_run import chains
 
-from jprm import cli, storage
-from jprm.jsonl import write_records
-from jprm.outputs import atomic_write, check_output, input_of
+from jprm.apps import cli
+from jprm.io import storage
+from jprm.io.jsonl import write_records
+from jprm.io.outputs import atomic_write, check_output, input_of
+from jprm.io.storage import Appended, Remote, path_of
 from jprm.score.files import score_file
 from jprm.score.scorer import CHUNK
-from jprm.storage import Appended, Remote, path_of
 
 COUNT = 3 * CHUNK + 7
 

@@ -6,7 +6,7 @@ import pytest
 from tiny_run import MODEL, VALUE, chains, experiment, loop, make_data
 
 from jprm.experiment import TargetConfig
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 
 RATING = TargetConfig("rating", "positive", "keep")
 POLICY = dict(

@@ -7,9 +7,9 @@ import signal
 import pytest
 from tiny_run import equal, lines, loop, make_data, params, trainer, untimed
 
-from jprm import cli
+from jprm.apps import cli
+from jprm.apps.report.runs import compare
 from jprm.experiment import load
-from jprm.report.runs import compare
 from jprm.train import sweep as sweeps
 from jprm.train.sweep import finished, grid
 

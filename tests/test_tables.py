@@ -11,12 +11,13 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
-from jprm import cli, jsonl
+from jprm.apps import cli
 from jprm.data import load, tables
 from jprm.data.fetch import resolved
 from jprm.data.overlap import problems_in
 from jprm.data.reader import read_items
 from jprm.data.readers import READERS
+from jprm.io import jsonl
 from jprm.tree import RecordError
 
 CHAIN = {"problem": "p", "steps": ["a", "b\u00e9"], "labels": [1.0, None]}

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tiny_run as tiny
 
-from jprm import folders
 from jprm.data import token_cache
 from jprm.data.token_cache import TokenTrees, cached, write
 from jprm.experiment import DataConfig
-from jprm.jsonl import write_records
+from jprm.io import folders
+from jprm.io.jsonl import write_records
 from jprm.layout import native_layout
 from jprm.token_tree import TokenTree, token_tree
 from jprm.tokenizer import load_tokenizer

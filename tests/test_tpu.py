@@ -8,14 +8,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tiny import Stepper, optimised
 
+from jprm.apps.plan import counts, hlo
+from jprm.apps.plan.compile import abstract_rows
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model import transformer
 from jprm.model.collectives import gathered_weight
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
 from jprm.model.parameters import split
-from jprm.plan import counts, hlo
-from jprm.plan.compile import abstract_rows
 from jprm.train.compiler_options import OPTIONS
 from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State

@@ -20,15 +20,15 @@ from pod import Pod
 from pod_storm import CHILD, EXPERIMENT
 from tiny import params
 
+from jprm.apps.cli import main
+from jprm.apps.report.runs import compare
 from jprm.checkpoints import bucket, store, writing
 from jprm.checkpoints.bucket import MARK
-from jprm.cli import main
 from jprm.data.prepare import prepare
 from jprm.experiment import to_json
-from jprm.jsonl import write_records
-from jprm.local_copy import local_copy
-from jprm.report.runs import compare
-from jprm.storage import Remote
+from jprm.io.jsonl import write_records
+from jprm.io.local_copy import local_copy
+from jprm.io.storage import Remote
 from jprm.tokenizer import load_tokenizer
 from jprm.train import run_lock
 from jprm.train.bucket_lock import BucketLock

@@ -8,12 +8,12 @@ import pytest
 from test_sampler import MODEL, Letters, make, prompt_ids, weights
 from tiny import chain_rows, logits
 
+from jprm.methods.policy import decoding
+from jprm.methods.policy import sampler as sampling
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.rl.trajectory import Trajectory, sample, trajectory
 from jprm.model.mesh import spec
 from jprm.model.transformer import AXES
-from jprm.policy import decoding
-from jprm.policy import sampler as sampling
-from jprm.policy.protocol import Prefix
-from jprm.rl.trajectory import Trajectory, sample, trajectory
 
 PROBLEMS = ("abc", "the problem")
 TEMPERATURE = 0.7

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tiny_run as tiny
 
-from jprm import cli, loading
-from jprm.jsonl import read_records, write_records
-from jprm.label import files
-from jprm.verify import sandbox
-from jprm.verify.verdict import Verdict
+from jprm import loading
+from jprm.apps import cli
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.label import files
+from jprm.methods.verify import sandbox
+from jprm.methods.verify.verdict import Verdict
 
 RECORDS = [
     {"problem": "p", "steps": ["2 + 2 = 4", "so 4 * 3 = 11", "fine"], "labels": [1, 1, None], "id": "a"},

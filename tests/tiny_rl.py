@@ -13,9 +13,9 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from jprm.checkpoints import store
 from jprm.experiment import OptimizerConfig, to_json
-from jprm.jsonl import write_records
-from jprm.rl.config import RefreshConfig, RLExperiment
-from jprm.rl.credit import CreditConfig
+from jprm.io.jsonl import write_records
+from jprm.methods.rl.config import RefreshConfig, RLExperiment
+from jprm.methods.rl.credit import CreditConfig
 
 PIECES = ("<eos>", "\n", " ", *"0123456789", "+", "=", "?")
 POLICY = dataclasses.replace(TINY, vocab_size=len(PIECES), head="language", attention="reference", remat="nothing")

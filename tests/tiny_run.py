@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from jprm import loading
 from jprm.adapters import load as published
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.train import loop, trainer  # noqa: F401  (for the tests)
 

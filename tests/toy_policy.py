@@ -2,7 +2,7 @@
 
 import random
 
-from jprm.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Sample
 
 
 class Markov:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from jprm.policy.protocol import Sample
+from jprm.methods.policy.protocol import Sample
 
 
 class Script:

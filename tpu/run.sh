@@ -51,7 +51,7 @@ exec 8> >(tee -a "$log")
 writer=$!
 in_bucket='
 import re, sys
-from jprm.storage import Remote
+from jprm.io.storage import Remote
 found = (re.search(r"/(\d+)/commit_success.txt$", file.url) for file in Remote(sys.argv[1]).files())
 print(max((int(step[1]) for step in found if step), default=""))'
 newest() {
@@ -60,7 +60,7 @@ newest() {
     *) find "$workdir/checkpoints" -maxdepth 1 -regex '.*/[0-9]+' 2> /dev/null | sed 's|.*/||' | sort -n | tail -n 1 ;;
   esac
 }
-write='import sys; from jprm.storage import Remote; Remote(sys.argv[1]).write_bytes(sys.stdin.buffer.read())'
+write='import sys; from jprm.io.storage import Remote; Remote(sys.argv[1]).write_bytes(sys.stdin.buffer.read())'
 record() { # writes what it reads to WORKDIR/status/HOST
   local file
   file=$workdir/status/$(hostname)

@@ -4,7 +4,7 @@
 
 1. Every attention implementation against `reference`, with gradients: chains, subtrees and padding, windows and soft
    caps, float32 and bfloat16.
-2. A sweep of the block sizes of `gpu_kernel`. The fastest of each case go to jprm/model/attention/gpu_blocks.json,
+2. A sweep of the block sizes of `gpu_kernel`. The fastest of each case go to jprm/methods/kernels/gpu_blocks.json,
    which the code reads on this kind of GPU from then on.
 3. Tokens a second of training and scoring with random weights: the shapes of SmolLM2-135M, all of it trained, and of
    Qwen2.5-7B with LoRA, beside `blocked`, cuDNN on chains, and transformers with its fastest attention.
@@ -32,8 +32,9 @@ import numpy as np
 
 from jprm import objectives
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.model.attention import gpu_blocks, gpu_kernel
-from jprm.model.attention.gpu_blocks import Launch, Launches
+from jprm.methods.kernels import gpu as gpu_kernel
+from jprm.methods.kernels import gpu_blocks
+from jprm.methods.kernels.gpu_blocks import Launch, Launches
 from jprm.model.attention.registry import attend, check, plan
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find

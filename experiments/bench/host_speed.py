@@ -24,7 +24,7 @@ from train_speed import experiment
 from jprm.data.readers import READERS
 from jprm.data.token_cache import TokenTrees
 from jprm.experiment import Experiment
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.layout import Layout, native_layout
 from jprm.pack import pack
 from jprm.tokenizer import load_tokenizer

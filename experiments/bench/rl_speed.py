@@ -32,11 +32,11 @@ import yardsticks
 sys.path.insert(0, str(yardsticks.REPOSITORY / "experiments" / "quickstart"))
 import rl
 
-from jprm.export.export import export
-from jprm.policy.protocol import Prefix
-from jprm.rl.config import RLExperiment, learner
-from jprm.rl.loop import Loop
-from jprm.rl.position import Progress
+from jprm.methods.export.export import export
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.rl.config import RLExperiment, learner
+from jprm.methods.rl.loop import Loop
+from jprm.methods.rl.position import Progress
 from jprm.train.log import Log
 from jprm.train.trainer import Trainer
 

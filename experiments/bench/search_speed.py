@@ -27,11 +27,11 @@ import yardsticks
 from score_speed import made_up_prm
 
 from jprm.data.readers import READERS
-from jprm.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.search.beam import Beam
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.score.live import SHORTEST_STEP, LiveTrees, _power
-from jprm.search.beam import Beam
-from jprm.search.growing_tree import Problem
-from jprm.search.lockstep import SearchConfig, search
 
 WIDTH = 4  # of the beams that go on from one prefix; search-and-learn's default
 

@@ -24,9 +24,9 @@ import tyro
 import yardsticks
 from score_speed import made_up_prm
 
-from jprm.jsonl import read_records
+from jprm.apps.serve.engine import Engine
+from jprm.io.jsonl import read_records
 from jprm.score.scorer import PRM, readout_of_rows
-from jprm.serve.engine import Engine
 from jprm.token_tree import token_tree
 from jprm.tree import ReasoningTree, tree_of
 

@@ -33,7 +33,7 @@ import yardsticks
 from jprm.checkpoints import base
 from jprm.data.readers import READERS
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.layout import Layout, native_layout
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import REMAT

@@ -23,12 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jprm.apps.plan.roofline import matrices
 from jprm.checkpoints import base
 from jprm.checkpoints.gguf import packaged
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
 from jprm.model.transformer import AXES
-from jprm.plan.roofline import matrices
 from jprm.rows import Rows
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -180,7 +180,7 @@ def model_flops(config: ModelConfig, tokens: float, pairs: float, training: bool
     """Returns FLOPs of the layers' matrix products and of attention's visible pairs, forward or with the backward pass.
 
     2 for a parameter and a token; 4 H for a pair and a query head; three times that with the gradients of inputs and
-    parameters. As `jprm.plan.roofline` counts, but for the pairs, which it takes for those of one chain a row. What is
+    parameters. As `jprm.apps.plan.roofline` counts, but for the pairs, which it takes for those of one chain a row. What is
     padding or computed again does not count, nor do the head and what is no matrix product.
     """
     products = 2 * sum(matrices(config).values()) * tokens + 4 * config.heads * config.head_dim * pairs

@@ -30,13 +30,13 @@ import judge
 import models
 import run as quickstart
 
+from jprm.apps.report.page import report
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.terminal import show
 from jprm.evaluate.wording import percent
-from jprm.label.files import label_outcomes
-from jprm.policy.protocol import Sample
-from jprm.policy.sampler import SamplerConfig, load_sampler
-from jprm.report.page import report
+from jprm.methods.label.files import label_outcomes
+from jprm.methods.policy.protocol import Sample
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.train.loop import train
 from jprm.train.preemption import Stopped
 

@@ -15,7 +15,7 @@ import task  # pyright: ignore[reportMissingImports]  (it is of the quickstart)
 
 from jprm.data.overlap import normalise
 from jprm.data.readers import READERS
-from jprm.jsonl import read_records, write_records
+from jprm.io.jsonl import read_records, write_records
 from jprm.tree import ReasoningTree, record_of, tree_of
 
 POLICIES = ("chatgpt", "llama7b", "llama13b")

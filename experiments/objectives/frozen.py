@@ -29,8 +29,8 @@ import recipes
 from jprm import objectives
 from jprm.evaluate.drift import drift
 from jprm.experiment import semantics
-from jprm.jsonl import parse
-from jprm.outputs import write_json
+from jprm.io.jsonl import parse
+from jprm.io.outputs import write_json
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.scale import LOG_ODDS, PROBABILITY
 

@@ -21,12 +21,12 @@ from heads import orders
 from jaxtyping import Array, Bool, Float
 
 from jprm.experiment import Experiment
+from jprm.io.progress import Bar
 from jprm.model.config import ModelConfig
 from jprm.model.transformer import norm_scale, rms_norm
 from jprm.objectives import find
 from jprm.objectives.implicit import scored_tokens
 from jprm.pack import Packed
-from jprm.progress import Bar
 from jprm.rows import Rows
 from jprm.score.implicit import log_probs_of, on_paths, path_sum
 from jprm.token_tree import Supervise

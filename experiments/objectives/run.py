@@ -26,8 +26,8 @@ import measure
 import recipes
 
 import jprm
-from jprm.jsonl import parse, read_trees
-from jprm.outputs import write_json
+from jprm.io.jsonl import parse, read_trees
+from jprm.io.outputs import write_json
 from jprm.score.files import score_file
 from jprm.score.scorer import PRM
 from jprm.train.loop import train

@@ -17,15 +17,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jprm.checkpoints import base, gguf
-from jprm.jsonl import read_trees
+from jprm.io.jsonl import read_trees
+from jprm.io.outputs import atomic_file
+from jprm.io.progress import Bar
 from jprm.layout import Layout, native_layout
 from jprm.model.attention import registry as attention
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import Layers, embed, rotary
-from jprm.outputs import atomic_file
 from jprm.pack import Packed, pack, token_tree
-from jprm.progress import Bar
 from jprm.rows import Rows
 from jprm.token_tree import Supervise
 from jprm.tokenizer import load_tokenizer

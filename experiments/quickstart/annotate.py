@@ -22,19 +22,19 @@ import task
 import tyro
 
 import jprm
-from jprm.annotate import log, study
-from jprm.annotate.app import make_app
-from jprm.annotate.config import SelectConfig, StudyConfig
-from jprm.annotate.export import export
-from jprm.annotate.quality import figures, show, tasks_of
-from jprm.annotate.select import select_file
+from jprm.apps.annotate import log, study
+from jprm.apps.annotate.app import make_app
+from jprm.apps.annotate.config import SelectConfig, StudyConfig
+from jprm.apps.annotate.export import export
+from jprm.apps.annotate.quality import figures, show, tasks_of
+from jprm.apps.annotate.select import select_file
+from jprm.apps.web.config import Listen
 from jprm.data.prepare import prepare
 from jprm.experiment import TargetConfig
-from jprm.jsonl import read_records, write_records
+from jprm.io.jsonl import read_records, write_records
 from jprm.score.files import score_file
 from jprm.statistics import auroc
 from jprm.train.loop import train
-from jprm.web.config import Listen
 
 ERRORS = {"ana": 0.01, "ben": 0.05, "eve": 0.6}
 """How often each annotator mislabels a step. Screening is to stop the last."""

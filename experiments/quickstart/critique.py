@@ -36,12 +36,12 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.terminal import show
 from jprm.evaluate.wording import interval
 from jprm.experiment import Experiment
-from jprm.jsonl import read_records, write_records
-from jprm.judge.judge import Judge
-from jprm.judge.load import load_judge
-from jprm.label.config import CritiqueConfig
-from jprm.label.files import label_critique
+from jprm.io.jsonl import read_records, write_records
 from jprm.layout import Layout
+from jprm.methods.judge.judge import Judge
+from jprm.methods.judge.load import load_judge
+from jprm.methods.label.config import CritiqueConfig
+from jprm.methods.label.files import label_critique
 from jprm.pack import token_tree
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.train.loop import train

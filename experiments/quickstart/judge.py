@@ -20,22 +20,22 @@ from rich.console import Console
 from rich.progress import track
 
 import jprm
+from jprm.apps.report.page import report
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.searches import at_own_tokens, mean_tokens
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.evaluate.terminal import show as show_tables
 from jprm.evaluate.wording import interval, percent
-from jprm.jsonl import read_records, write_records
-from jprm.policy.protocol import Policy
-from jprm.report.page import report
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.policy.protocol import Policy
+from jprm.methods.search import result as results
+from jprm.methods.search.beam import DVTS, Beam
+from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.lockstep import SearchConfig, search
+from jprm.methods.search.mcts import MCTS
 from jprm.score.live import LiveTrees
-from jprm.search import result as results
-from jprm.search.beam import DVTS, Beam
-from jprm.search.best_of_n import BestOfN
-from jprm.search.growing_tree import Problem
-from jprm.search.lockstep import SearchConfig, search
-from jprm.search.mcts import MCTS
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.tree import ReasoningTree, chains_of, tree_of
 

@@ -26,14 +26,14 @@ from rich.console import Console
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import task
 
+from jprm.apps.report.page import report
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.terminal import show
 from jprm.evaluate.wording import interval, percent
 from jprm.experiment import OptimizerConfig
-from jprm.report.page import report
-from jprm.rl.config import GuardConfig, RLExperiment
-from jprm.rl.credit import CreditConfig
-from jprm.rl.loop import train
+from jprm.methods.rl.config import GuardConfig, RLExperiment
+from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.loop import train
 from jprm.train.preemption import Stopped
 
 QUICKSTART = pathlib.Path("runs/quickstart")

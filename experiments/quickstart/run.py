@@ -44,12 +44,12 @@ import judge
 import models
 import task
 
-from jprm.jsonl import read_records, write_records
-from jprm.label.config import MonteCarloConfig
-from jprm.label.monte_carlo import label_trees
-from jprm.label.rollouts import Rollouts
-from jprm.policy.protocol import Prefix, Sample
-from jprm.policy.sampler import Sampler, SamplerConfig, load_sampler
+from jprm.io.jsonl import read_records, write_records
+from jprm.methods.label.config import MonteCarloConfig
+from jprm.methods.label.monte_carlo import label_trees
+from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.train.loop import train
 from jprm.train.preemption import Stopped
 from jprm.tree import record_of, tree_of

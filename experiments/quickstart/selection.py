@@ -22,10 +22,10 @@ import tyro
 from scipy.stats import t
 
 import jprm
-from jprm.annotate.config import SelectConfig
-from jprm.annotate.select import select
+from jprm.apps.annotate.config import SelectConfig
+from jprm.apps.annotate.select import select
 from jprm.checkpoints import base
-from jprm.jsonl import read_records
+from jprm.io.jsonl import read_records
 from jprm.model.heads import Head, find
 from jprm.statistics import auroc
 from jprm.train.head_init import Steps, fitted_head

@@ -19,8 +19,9 @@ from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
+from jprm.io.local_copy import local_copy
+from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
-from jprm.local_copy import local_copy
 from jprm.model.attention.registry import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
@@ -28,7 +29,6 @@ from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
-from jprm.storage import path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -15,7 +15,7 @@ from jprm.checkpoints import kinds
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.experiment import from_json
-from jprm.storage import named_in, path_of
+from jprm.io.storage import named_in, path_of
 from jprm.tokenizer import load_tokenizer
 
 OUTER = "pretrained_model."

@@ -11,7 +11,7 @@ import numpy as np
 from jprm.checkpoints import huggingface, peft, run
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import check_sums
-from jprm.local_copy import local_copy
+from jprm.io.local_copy import local_copy
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import put, spec

@@ -18,7 +18,7 @@ import jax
 from fsspec.config import conf
 from orbax.checkpoint import v1 as ocp
 
-from jprm.storage import Remote, cache_folder
+from jprm.io.storage import Remote, cache_folder
 
 MARK = "commit_success.txt"
 """Orbax's own name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from jprm.storage import path_of
+from jprm.io.storage import path_of
 
 RUN, PEFT, PUBLISHED = "experiment.json", "adapter_config.json", "config.json"
 

@@ -10,11 +10,11 @@ import jax
 from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN
 from jprm.experiment import read
+from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
-from jprm.storage import path_of
 
 FREE = (
     "head",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from jprm.storage import Place
+from jprm.io.storage import Place
 
 FILE, INDEX, SUMS = "model.safetensors", "model.safetensors.index.json", "SHA256SUMS"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

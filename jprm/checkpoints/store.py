@@ -20,9 +20,9 @@ from orbax.checkpoint import v1 as ocp
 
 from jprm.checkpoints import bucket
 from jprm.experiment import Experiment
+from jprm.io.storage import Place, Remote, path_of
 from jprm.model import lora, transformer
 from jprm.model.parameters import join, new_parameters
-from jprm.storage import Place, Remote, path_of
 
 FOLDER = "checkpoints"
 

@@ -22,8 +22,8 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.huggingface import LANGUAGE_HEAD, name_of
 from jprm.checkpoints.kinds import PUBLISHED, FileDtype
 from jprm.checkpoints.safetensors import FILE, INDEX
+from jprm.io.outputs import atomic_file, atomic_write
 from jprm.model.config import ModelConfig
-from jprm.outputs import atomic_file, atomic_write
 from jprm.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from jprm import jsonl
-from jprm.local_copy import local_copy
+from jprm.io import jsonl
+from jprm.io.local_copy import local_copy
 
 REPORT = "report.json"
 """The file that marks a folder as prepared. It is written last."""
@@ -14,7 +14,7 @@ REPORT = "report.json"
 def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
     """Returns the records of a prepared folder, read when accessed, or of a JSON Lines file, all in memory.
 
-    Data in a bucket are copied to this machine first (`jprm.local_copy`).
+    Data in a bucket are copied to this machine first (`jprm.io.local_copy`).
 
     Raises:
       FileNotFoundError: the path does not exist, or is a folder that is not fully prepared.

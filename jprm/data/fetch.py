@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Collection
 
 from jprm.digests import sha256_of
-from jprm.outputs import atomic_file, only_run
+from jprm.io.outputs import atomic_file, only_run
 
 _CHUNK = 1 << 20
 _HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?/(.+)")

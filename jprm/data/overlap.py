@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jprm import jsonl
 from jprm.data.reader import read_items
+from jprm.io import jsonl
 from jprm.tree import RecordError
 
 _NOTHING = re.compile(r"\\?\$|\\!|\\(?:left|right)(?![a-z])")

@@ -20,11 +20,11 @@ from jprm.data.fetch import fetch, is_url, resolved
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.digests import code_of, sha256_of
-from jprm.folders import is_whole, tidy, whole_folder
-from jprm.jsonl import Rejects
-from jprm.local_copy import local_copy
-from jprm.outputs import differing, stamp_of
-from jprm.storage import Place, Remote, cache_folder, path_of
+from jprm.io.folders import is_whole, tidy, whole_folder
+from jprm.io.jsonl import Rejects
+from jprm.io.local_copy import local_copy
+from jprm.io.outputs import differing, stamp_of
+from jprm.io.storage import Place, Remote, cache_folder, path_of
 from jprm.tree import tree_of
 
 

@@ -16,10 +16,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jprm import jsonl
 from jprm.data.tables import read_rows
-from jprm.local_copy import local_copy
-from jprm.outputs import check_input
+from jprm.io import jsonl
+from jprm.io.local_copy import local_copy
+from jprm.io.outputs import check_input
 from jprm.tree import RecordError, tree_of
 
 Record = dict[str, Any]
@@ -140,7 +140,7 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a JSON list, or row of a table.
 
     A first byte `[` makes a file a list, whose elements are numbered by their line. Tables are Parquet and Arrow files
-    (`jprm.data.tables`). The unreadable rest of a broken list is one last item, which `jprm.jsonl.parse` refuses. A
+    (`jprm.data.tables`). The unreadable rest of a broken list is one last item, which `jprm.io.jsonl.parse` refuses. A
     file in a bucket is copied to this machine first.
     """
     path = local_copy(path)

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from jprm import jsonl
 from jprm.data.reader import Record
+from jprm.io import jsonl
 
 
 class Records(tfds.core.GeneratorBasedBuilder):

@@ -16,10 +16,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from jprm.folders import made_once
-from jprm.outputs import stamp_of
-from jprm.progress import Bar
-from jprm.storage import Remote, is_remote, path_of
+from jprm.io.folders import made_once
+from jprm.io.outputs import stamp_of
+from jprm.io.progress import Bar
+from jprm.io.storage import Remote, is_remote, path_of
 from jprm.token_tree import TokenTree
 
 VERSION = 1

@@ -16,15 +16,15 @@ from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
 from jprm.digests import digest
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
-from jprm.jsonl import dump, parse, read_trees
-from jprm.judge.judge import Judge
-from jprm.judge.load import load_judge
+from jprm.io.jsonl import dump, parse, read_trees
+from jprm.io.outputs import check_input, stamp_of
+from jprm.io.storage import path_of
 from jprm.loading import load
-from jprm.outputs import check_input, stamp_of
+from jprm.methods.judge.judge import Judge
+from jprm.methods.judge.load import load_judge
 from jprm.score.files import request_of, write_scores
 from jprm.score.identity import identity
 from jprm.score.scorer import PRM
-from jprm.storage import path_of
 from jprm.tree import ReasoningTree
 
 PathLike = str | os.PathLike

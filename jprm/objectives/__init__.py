@@ -35,6 +35,7 @@ from jaxtyping import Scalar
 
 from jprm import registry
 from jprm.experiment import LOG_RATIO, ObjectiveConfig, from_json
+from jprm.io.storage import path_of
 from jprm.objectives.bradley_terry import bradley_terry
 from jprm.objectives.cross_entropy import cross_entropy
 from jprm.objectives.implicit import implicit
@@ -46,7 +47,6 @@ from jprm.objectives.squared_error import squared_error
 from jprm.objectives.td_lambda import td_lambda
 from jprm.objectives.ternary_cross_entropy import ternary_cross_entropy
 from jprm.rows import Rows
-from jprm.storage import path_of
 
 Objective = Callable[[dict[str, Any], Rows, ObjectiveConfig], tuple[Scalar, Scalar, dict[str, Any]]]
 
@@ -56,7 +56,7 @@ OBJECTIVES: dict[str, Objective] = {
     "squared_error": squared_error,
     "next_token": next_token,
     "likelihood": Pointwise(likelihood),  # of any head that has one
-    "policy_gradient": policy_gradient,  # on groups of samples, which `jprm.rl` makes
+    "policy_gradient": policy_gradient,  # on groups of samples, which `jprm.methods.rl` makes
     "bradley_terry": bradley_terry,
     "pqm": pqm,
     "td_lambda": td_lambda,

@@ -1,11 +1,11 @@
-"""Policy gradients on trees of samples (`jprm.rl.group`): clipped ratios of tokens or sequences, and a KL term.
+"""Policy gradients on trees of samples (`jprm.methods.rl.group`): clipped ratios of tokens or sequences, and a KL term.
 
 A slot has the sums U and D of its samples' positive and negative advantages, norms folded in, and one ratio r:
 
     loss = -sum_slots w [min(r, 1 + clip_high) U + max(r, 1 - clip_low) D] + kl sum_slots weight KL
 
 which is that of GRPO, Dr. GRPO, RLOO, REINFORCE and their relatives exactly: they differ in their advantages
-(`jprm.rl.credit`). The loss is divided by the number of samples.
+(`jprm.methods.rl.credit`). The loss is divided by the number of samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FARTHEST = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class PolicyGradient:
-    """An objective for the language head and rows of `jprm.rl.group.group_tree`.
+    """An objective for the language head and rows of `jprm.methods.rl.group.group_tree`.
 
     ratio: `token`, p / p_old of each token (PPO, GRPO). `sequence`, the geometric mean of the ratios of the sample up
         to the slot, for advantages at the samples' last tokens (GSPO, Zheng et al. 2025).

@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
-from jprm.outputs import atomic_write
+from jprm.io.outputs import atomic_write
+from jprm.io.storage import path_of
 from jprm.score.records import as_written
 from jprm.score.scorer import PRM
 from jprm.statistics import equal_mass_bins
-from jprm.storage import path_of
 from jprm.tree import in_order_of, record_of, tree_of, with_scores
 
 CLIP = 1e-9

@@ -13,16 +13,16 @@ from typing import IO, Any, Literal, cast
 import jax
 
 from jprm import multihost
-from jprm.jsonl import Rejects, count, dump, read_lines, read_records
-from jprm.outputs import continued, cut, finish, input_of, stored_request
-from jprm.progress import Bar
+from jprm.io.jsonl import Rejects, count, dump, read_lines, read_records
+from jprm.io.outputs import continued, cut, finish, input_of, stored_request
+from jprm.io.progress import Bar
+from jprm.io.storage import Appended, path_of
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.identity import identity
 from jprm.score.in_flight import Speed
 from jprm.score.multihost import score_many
 from jprm.score.scale import Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer
-from jprm.storage import Appended, path_of
 
 
 def score_file(

@@ -70,7 +70,7 @@ def check(prm: PRM) -> None:
 
 
 class LiveTrees:
-    """A scorer of live trees with a PRM's scores: those of `prm.score_many`, to rounding. See `jprm.search`.
+    """A scorer of live trees with a PRM's scores: those of `prm.score_many`, to rounding. See `jprm.methods.search`.
 
     Attributes:
       tokens: computed so far, padding left out: those of each problem and of each step once.

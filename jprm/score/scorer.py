@@ -42,7 +42,7 @@ CHUNK = 64
 
 
 class Scorer(Protocol):
-    """What scores files besides a `PRM`: `jprm.judge.judge.Judge`."""
+    """What scores files besides a `PRM`: `jprm.methods.judge.judge.Judge`."""
 
     @property
     def name(self) -> str: ...

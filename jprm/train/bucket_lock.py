@@ -11,7 +11,7 @@ import json
 import threading
 import time
 
-from jprm.storage import Place, Remote
+from jprm.io.storage import Place, Remote
 from jprm.train import run_lock
 from jprm.train.run_lock import RunLock
 

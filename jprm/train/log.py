@@ -13,10 +13,10 @@ import numpy as np
 
 from jprm import multihost
 from jprm.experiment import Experiment, to_json
-from jprm.outputs import atomic_write
+from jprm.io.outputs import atomic_write
+from jprm.io.progress import Bar
+from jprm.io.storage import Place, Remote
 from jprm.pack import PackReport
-from jprm.progress import Bar
-from jprm.storage import Place, Remote
 from jprm.train.preemption import Goodput, versions
 from jprm.train.step import Metrics
 from jprm.train.trackers import Trackers

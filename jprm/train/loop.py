@@ -12,8 +12,8 @@ from typing import Any
 
 from jprm import multihost
 from jprm.experiment import Experiment
-from jprm.outputs import atomic_file
-from jprm.storage import path_of
+from jprm.io.outputs import atomic_file
+from jprm.io.storage import path_of
 from jprm.train.log import Callback, Log
 from jprm.train.preemption import Stopped, Watchdog, stop_signal
 from jprm.train.profile import Profile

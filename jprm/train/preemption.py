@@ -23,8 +23,8 @@ from jax.experimental import multihost_utils
 
 import jprm
 from jprm import multihost
-from jprm.outputs import atomic_file
-from jprm.storage import Place
+from jprm.io.outputs import atomic_file
+from jprm.io.storage import Place
 
 HEARTBEATS = "heartbeats"
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jprm import multihost
-from jprm.storage import Place, Remote
+from jprm.io.storage import Place, Remote
 
 FOLDER = "profile"
 

@@ -14,11 +14,11 @@ from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN
 from jprm.digests import digest, sha256_of, text_of
 from jprm.experiment import Experiment, read, to_json, written
-from jprm.jsonl import parse
+from jprm.io.jsonl import parse
+from jprm.io.outputs import atomic_file, differing, write_json
+from jprm.io.storage import Place, Remote, path_of
 from jprm.objectives import COPY, source
-from jprm.outputs import atomic_file, differing, write_json
 from jprm.score.identity import own_modules, own_parts
-from jprm.storage import Place, Remote, path_of
 from jprm.tokenizer import Tokenizer
 
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds", "base",

@@ -20,8 +20,8 @@ import threading
 import time
 from typing import IO, Any
 
-from jprm.outputs import NO_LOCKS, atomic_write, check_output
-from jprm.storage import Place
+from jprm.io.outputs import NO_LOCKS, atomic_write, check_output
+from jprm.io.storage import Place
 
 FILE = "training.lock"
 BEAT, MISSED = 5.0, 6

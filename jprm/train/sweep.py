@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from jprm import multihost
 from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, load, override, read
-from jprm.storage import Place, path_of
+from jprm.io.storage import Place, path_of
 from jprm.train.log import Diverged
 from jprm.train.loop import train
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 from flax.traverse_util import flatten_dict
 
 from jprm import registry
-from jprm.outputs import atomic_file
-from jprm.storage import Place, is_remote
+from jprm.io.outputs import atomic_file
+from jprm.io.storage import Place, is_remote
 
 IDS = "trackers.json"
 """The file in a run's folder that holds each tracker's id of the run."""

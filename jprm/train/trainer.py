@@ -29,6 +29,7 @@ from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN
 from jprm.data.streams import Streams
 from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, to_json
+from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import join, split
@@ -36,7 +37,6 @@ from jprm.objectives import Objective
 from jprm.objectives.metrics import Judged, divisor, means, names
 from jprm.rows import Rows
 from jprm.statistics import auroc, jsonable
-from jprm.storage import Place, path_of
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.batches import batches_of, check_rows, check_supervision, micro_batches, training_batches, unstacked
 from jprm.train.bucket_lock import lock_of

@@ -16,7 +16,7 @@ from jprm.evaluate.paired import mean_differences
 from jprm.evaluate.prmbench import CLASSES, prm_scores
 from jprm.evaluate.processbench import average_draws, cross_fit, right_at, weighted_f1
 from jprm.evaluate.votes import vote_accuracy
-from jprm.label.monte_carlo import wilson
+from jprm.methods.label.monte_carlo import wilson
 from jprm.statistics import Draws, auroc, average_precision, difference, draws, interval, weighted_mean
 
 LARGE = 200_000

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, ttest_rel
 
-from jprm.rl import guards
-from jprm.rl.config import GuardConfig
+from jprm.methods.rl import guards
+from jprm.methods.rl.config import GuardConfig
 
 SIZES = {"200 x 4, 20 evaluations": (200, 4, 20), "100 x 4, 50": (100, 4, 50), "200 x 8, 5": (200, 8, 5)}
 """Problems x samples and evaluations after the start; the last is the quickstart's."""

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from jprm.label.config import Adaptive, MonteCarloConfig
-from jprm.label.monte_carlo import label_trees, wilson
-from jprm.label.sequential import confidence_sequence, unbiased, undecided
-from jprm.policy.protocol import Sample
+from jprm.methods.label.config import Adaptive, MonteCarloConfig
+from jprm.methods.label.monte_carlo import label_trees, wilson
+from jprm.methods.label.sequential import confidence_sequence, unbiased, undecided
+from jprm.methods.policy.protocol import Sample
+from jprm.methods.verify.verifiers import Outcome, Verifier
 from jprm.tree import Node, ReasoningTree
-from jprm.verify.verifiers import Outcome, Verifier
 
 PREFIXES = 1000
 

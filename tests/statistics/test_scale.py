@@ -7,18 +7,18 @@ import json
 import numpy as np
 import pytest
 
-from jprm import cli
 from jprm.adapters.published import PUBLISHED
+from jprm.apps import cli
 from jprm.evaluate.benchmark import Request
 from jprm.evaluate.benchmarks.steps import figures as steps_figures
 from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.evaluate.processbench import average_f1, processbench_report
 from jprm.evaluate.steps import steps_report
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
+from jprm.methods.search.growing_tree import GrowingTree, Problem
+from jprm.methods.search.result import choose
 from jprm.score.rules import PROBABILITY_RULES
 from jprm.score.scale import PROBABILITY
-from jprm.search.growing_tree import GrowingTree, Problem
-from jprm.search.result import choose
 from jprm.tree import tree_of
 
 PURE, PQM = PUBLISHED["pure"].score_scale, PUBLISHED["pqm"].score_scale
@@ -108,7 +108,7 @@ def test_a_weighted_vote_of_scores_below_0_is_no_vote_for_the_first(scale, winne
 
 
 def grown(scores, scale):
-    from jprm.policy.protocol import Sample
+    from jprm.methods.policy.protocol import Sample
 
     tree = GrowingTree(Problem("p", "7"), 0, None, scale)
     for i, score in enumerate(scores):

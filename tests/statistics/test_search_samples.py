@@ -4,9 +4,9 @@ import numpy as np
 from toy_policy import Markov
 from toy_search import Script, Table
 
-from jprm.search.growing_tree import Problem
-from jprm.search.lockstep import SearchConfig, search
-from jprm.search.mcts import MCTS
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.lockstep import SearchConfig, search
+from jprm.methods.search.mcts import MCTS
 
 
 class Same:

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from jprm import cli
+from jprm.apps import cli
 from jprm.evaluate.searches import searches_report
-from jprm.jsonl import write_records
+from jprm.io.jsonl import write_records
 from jprm.statistics import difference, draws, weighted_mean
 from jprm.tree import tree_of
 

@@ -41,7 +41,7 @@ class Options(CommandOptions):
 def run(options: Options) -> Report:
     from jprm.adapters.recognise import named
     from jprm.evaluate.run import scored_files, source
-    from jprm.jsonl import read_trees
+    from jprm.io.jsonl import read_trees
     from jprm.loading import load
     from jprm.score.files import stored_scale
 

@@ -41,8 +41,8 @@ class Options(CommandOptions):
 def run(options: Options) -> Report:
     from jprm.evaluate.equal_cost import equal_cost_report
     from jprm.evaluate.run import scored_trees, source
+    from jprm.io.storage import path_of
     from jprm.loading import load
-    from jprm.storage import path_of
 
     loaded = {path_of(prm.name).name: prm for prm in map(load, options.model)}
     if len(loaded) < len(options.model):

@@ -31,7 +31,7 @@ class Options(CommandOptions):
 def run(options: Options) -> Report:
     from jprm.evaluate.run import by_name
     from jprm.evaluate.searches import searches_report
-    from jprm.jsonl import read_trees
+    from jprm.io.jsonl import read_trees
     from jprm.score.files import stored_scale
 
     files = {name: list(read_trees(path)) for name, path in by_name(options.searches).items()}

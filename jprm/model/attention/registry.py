@@ -20,13 +20,13 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from jprm import registry
+from jprm.methods.kernels.gpu import GPU_KERNEL, ampere_or_later
+from jprm.methods.kernels.gpu_cudnn import CUDNN
+from jprm.methods.kernels.tpu import KERNEL
 from jprm.model.attention.blocked import BLOCKED
 from jprm.model.attention.cpu_paths import PATHS
-from jprm.model.attention.gpu_cudnn import CUDNN
-from jprm.model.attention.gpu_kernel import GPU_KERNEL, ampere_or_later
 from jprm.model.attention.interface import Implementation
 from jprm.model.attention.reference import REFERENCE
-from jprm.model.attention.tpu_kernel import KERNEL
 from jprm.model.mesh import parts
 
 if TYPE_CHECKING:

@@ -1,0 +1,195 @@
+"""The labelling server as an ASGI application: the page, an annotator's next tasks, and events.
+
+An event is checked, on the disk, applied and acknowledged, in this order, one at a time. `shown` is all that a page
+gets of a tree: never a label or where it comes from, and scores only in a study of anchoring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from jprm.apps.annotate.log import Log
+from jprm.apps.annotate.study import Study, chance
+from jprm.apps.annotate.tasks import REASONS, Conflict, Task, Tasks
+from jprm.apps.annotate.trees import scores_of
+from jprm.apps.web.config import Listen
+from jprm.apps.web.files import text_of_file
+from jprm.apps.web.guards import HANDLERS, Refusal, field, guards, json_of
+from jprm.apps.web.pages import MATH, file_routes, page_route
+
+FILES = {
+    "/base.css": "jprm.apps.web:base.css",
+    "/app.css": "jprm.apps.web:app.css",
+    "/chain.js": "jprm.apps.web:chain.js",
+    "/annotate.css": "jprm.apps.annotate:annotate.css",
+    "/annotate.js": "jprm.apps.annotate:annotate.js",
+    **MATH,
+}
+PERSONAL = re.compile(r"/v1/annotators/([\w.-]{1,64})/", re.ASCII)
+LONGEST_COMMENT = 2000
+
+
+def make_app(
+    study: Study, log: Log, config: Listen, key: str | None = None, clock: Callable[[], float] = time.time
+) -> Starlette:
+    """Returns the application. With a key, every annotator needs a key of their own (`key_of_annotator`)."""
+
+    def expected(path: str) -> str | None:
+        if key is None or not path.startswith("/v1/"):
+            return None  # the page itself holds nothing of the study
+        found = PERSONAL.match(path)
+        return key_of_annotator(key, found[1] if found else "")
+
+    name = hashlib.sha256(study.salt.encode()).hexdigest()[:12]  # keeps studies on one address apart in a browser
+    page = text_of_file("jprm.apps.annotate:annotate.html").replace("{{ study }}", name)
+    routes = [
+        page_route("/", page, "annotate.html"),
+        page_route("/guidelines.txt", study.guidelines, "guidelines.txt"),
+        *file_routes(FILES),
+        Route("/v1/annotators/{annotator}/next", _next, methods=["POST"]),
+        Route("/v1/annotators/{annotator}/events", _event, methods=["POST"]),
+        Route("/health", lambda request: PlainTextResponse("ok")),
+    ]
+    app = Starlette(routes=routes, middleware=guards(config, expected), exception_handlers=HANDLERS)
+    app.state.listen, app.state.clock = config, clock
+    app.state.tasks, app.state.log, app.state.one_at_a_time = Tasks(study, log.events), log, asyncio.Lock()
+    return app
+
+
+def key_of_annotator(key: str, annotator: str) -> str:
+    """Returns an annotator's own key, which the server's key gives and which does not give it away."""
+    return hmac.new(key.encode(), f"annotator {annotator}".encode(), "sha256").hexdigest()[:32]
+
+
+def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
+    """Returns what the page gets of a task: the texts, and what the annotator said.
+
+    `after` has the alternatives after the problem and after every step. Their order is drawn for each annotator: that
+    of the record may be a model's.
+    """
+    tree, names = tasks.tree(task), (tasks.study.config.seed, "order", task.annotator, task.pool, task.index)
+    return {
+        "task": task.id,
+        "problem": tree.problem,
+        "steps": [node.text for node in tree.nodes],
+        "after": [sorted(some, key=lambda i: chance(*names, i)) for some in tasks.alternatives[task.pool][task.index]],
+        "acts": [[act.step, act.rating] for act in task.acts],
+        "finish": task.finish,
+        "flagged": task.flagged,
+        "comments": task.comments,
+    } | ({"scores": [round(score, 2) for score in scores_of(tree)]} if tasks.anchored(task) else {})
+
+
+async def _next(request: Request) -> Response:
+    """Opens tasks until the annotator has enough, and returns them, with the last finished one to undo."""
+    await json_of(request)
+    annotator, state = _annotator(request), request.app.state
+    tasks: Tasks = state.tasks
+    async with state.one_at_a_time:
+        while event := tasks.next(annotator, state.clock()):
+            await _store(state, event)
+    mine = tasks.of(annotator)
+    finished = [task for task in mine if task.finish]
+    screening = tasks.screening(annotator)
+    if screening["passed"] is None:
+        del screening["right"]  # which tasks were right would say what the labels are
+    return JSONResponse(
+        {
+            "tasks": [shown(tasks, task) for task in mine if not task.finish],
+            "previous": shown(tasks, max(finished, key=lambda task: task.touched)) if finished else None,
+            "finished": len(finished),
+            "screening": screening,
+        }
+    )
+
+
+async def _event(request: Request) -> Response:
+    """Stores one event. One that is there already is acknowledged again."""
+    state = request.app.state
+    event = read_event(await json_of(request), _annotator(request), state.clock())
+    async with state.one_at_a_time:
+        try:
+            known = state.tasks.known(event)
+            task = None if known else state.tasks.after(event)
+        except Conflict as error:
+            raise Refusal(409, str(error)) from None
+        if task is not None:
+            _check_step(state.tasks, task, event)
+            await _store(state, event)
+    return JSONResponse({"acknowledged": event["uuid"]})
+
+
+def _check_step(tasks: Tasks, task: Task, event: Mapping[str, Any]) -> None:
+    """Refuses a step that the task lacks. Studies of earlier releases may have comments on such: they stay readable."""
+    steps, step = len(tasks.tree(task).nodes), event.get("step")
+    if step is not None and step >= steps:
+        raise Refusal(400, f"step {step} does not exist: the task has steps 0 to {steps - 1}", "step")
+
+
+async def _store(state: Any, event: Mapping[str, Any]) -> None:
+    try:
+        await asyncio.to_thread(state.log.append, event)
+    except OSError as error:
+        reason = error.strerror or error
+        raise Refusal(507, f"the server could not store this: {reason}. Nothing that it confirmed is lost") from None
+    state.tasks.apply(event)
+
+
+def _annotator(request: Request) -> str:
+    name = request.path_params["annotator"]
+    if name not in request.app.state.tasks.study.config.annotators:
+        raise Refusal(404, f"there is no annotator {name!r} in this study", "annotator")
+    return name
+
+
+def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str, Any]:
+    """Returns a client's event as it is stored. Raises Refusal naming the field that is unknown, absent or wrong."""
+    step = body.get("step")
+    if step is not None and (type(step) is not int or step < 0):
+        raise Refusal(400, "step is not the index of a step", "step")
+    kind = field(body, "kind", str)
+    event: dict[str, Any] = {"uuid": field(body, "uuid", str), "kind": kind, "annotator": annotator}
+    if not re.fullmatch(r"[\w-]{8,64}", event["uuid"], re.ASCII) or event["uuid"].startswith("open-"):
+        raise Refusal(400, "uuid has other than 8 to 64 letters, digits and dashes", "uuid")
+    event["task"] = field(body, "task", str)
+    if kind == "rate":
+        event |= {"step": step, "rating": field(body, "rating", int), "seconds": _seconds(body)}
+        if event["rating"] not in (-1, 0, 1):
+            raise Refusal(400, "rating is -1, 0 or 1", "rating")
+    elif kind == "choose":
+        event |= {"step": step, "seconds": _seconds(body)}
+    elif kind == "undo":
+        event["step"] = step
+    elif kind == "flag":
+        event["on"] = field(body, "on", bool)
+    elif kind == "comment":
+        event |= {"step": step, "text": field(body, "text", str).strip()}
+        if not 0 < len(event["text"]) <= LONGEST_COMMENT:
+            raise Refusal(400, f"text has 1 to {LONGEST_COMMENT:,} characters", "text")
+    elif kind == "finish":
+        event |= {"reason": field(body, "reason", str), "seconds": _seconds(body)}
+        if event["reason"] not in REASONS:
+            raise Refusal(400, f"reason is one of {', '.join(REASONS)}", "reason")
+    else:
+        raise Refusal(400, "kind is rate, choose, undo, flag, comment or finish", "kind")
+    if unknown := sorted(set(body) - set(event)):
+        raise Refusal(400, f"{unknown[0]} is unknown for {kind}", unknown[0])
+    return event | {"time": now}
+
+
+def _seconds(body: Mapping[str, Any]) -> float:
+    seconds = field(body, "seconds", (int, float))
+    if not 0 <= seconds <= 86400:
+        raise Refusal(400, "seconds is from 0 to 86,400", "seconds")
+    return round(float(seconds), 3)

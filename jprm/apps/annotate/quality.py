@@ -1,0 +1,262 @@
+"""What a study's labels are worth: agreement, known and repeated tasks, drift and time."""
+
+from __future__ import annotations
+
+import collections
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from jprm.apps.annotate import log, study
+from jprm.apps.annotate.agreement import alpha_of, coincidences
+from jprm.apps.annotate.tasks import REASONS, Task, Tasks
+from jprm.apps.annotate.trees import alike, is_chain, scores_of
+from jprm.statistics import bootstrap, difference, draws, weighted_mean
+
+
+def tasks_of(folder: str | os.PathLike) -> Tasks:
+    """Returns a study's tasks. Raises ValueError where it is none, or is being served."""
+    found = study.read(folder)
+    with log.opened(found.events) as events:
+        return Tasks(found, events.events)
+
+
+def labellings(tasks: Tasks) -> dict[int, list[Task]]:
+    """Returns the finished tasks of every labelled tree of work, one an annotator, without repetitions."""
+    found: dict[int, list[Task]] = collections.defaultdict(list)
+    for task in tasks.by_id.values():
+        if task.pool == "work" and task.finish and not task.again:
+            found[task.index].append(task)
+    return dict(sorted(found.items()))
+
+
+def figures(tasks: Tasks) -> dict[str, Any]:
+    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. None stands for no data."""
+    seed, done = tasks.study.config.seed, labellings(tasks)
+    names = tasks.study.config.annotators
+    return {
+        "tasks": {"in_study": len(tasks.study.trees["work"]), "labelled": len(done),
+                  "labelled_twice": sum(len(some) > 1 for some in done.values()),
+                  "steps": sum(len(set().union(*(task.ratings for task in some))) for some in done.values())},
+        "agreement": _agreement(tasks, [some for some in done.values() if len(some) > 1], seed),
+        "annotators": {name: _annotator(tasks, name, seed) for name in names},
+        "anchoring": _anchoring(tasks, [task for some in done.values() for task in some if task.rated], seed),
+    }  # fmt: skip
+
+
+def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict[str, Any]:
+    """Returns alpha over the steps that two rated, how often they agree that one is wrong or not, and how often they
+    name the same first error of a chain, or none."""
+    units, task_U = [], []
+    for number, some in enumerate(twice):
+        for ratings in _steps(some):
+            units.append(ratings)
+            task_U.append(number)
+    pairs_UCC = coincidences(units)
+
+    def alpha(weight_RU: np.ndarray) -> np.ndarray:
+        return alpha_of(np.einsum("ru,uck->rck", weight_RU, pairs_UCC))
+
+    both = [some for some in twice if all(task.rated for task in some)]
+    chains = [some for some in both if is_chain(tasks.tree(some[0]))]
+    same = [float(len({task.error for task in some}) == 1) for some in chains]
+    return {
+        "steps": len(units),
+        "alpha": bootstrap(alpha, task_U, seed=seed, fraction=False).json() if units else None,
+        "wrong_or_not": _fraction([float(len({rating == -1 for rating in unit}) == 1) for unit in units], seed, task_U),
+        "chains": len(chains),
+        "first_error": _fraction(same, seed),
+        "apart": [found for some in both if (found := _apart(tasks, some))],
+    }
+
+
+def _steps(some: Sequence[Task]) -> list[list[int]]:
+    """Returns the ratings of every step that at least two annotators rated."""
+    ratings = [task.ratings for task in some]
+    given = [[one[step] for one in ratings if step in one] for step in sorted(set().union(*ratings))]
+    return [values for values in given if len(values) > 1]
+
+
+def _apart(tasks: Tasks, some: Sequence[Task]) -> dict[str, Any] | None:
+    """Returns on what annotators differ: a chain's first error, or which of a tree's steps that they rated is wrong."""
+    index, tree = some[0].index, tasks.tree(some[0])
+    if is_chain(tree):
+        errors = {task.annotator: task.error for task in some}
+        return {"task": index, "first_error": errors} if len(set(errors.values())) > 1 else None
+    wrong = {task.annotator: task.wrong for task in some}
+    steps = {
+        step: given
+        for step in range(len(tree.nodes))
+        if len(set((given := {name: one[step] for name, one in wrong.items() if step in one}).values())) > 1
+    }
+    return {"task": index, "wrong": steps} if steps else None
+
+
+def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
+    mine = [task for task in tasks.of(name) if task.finish]
+    work = [task for task in mine if task.pool == "work" and not task.again]
+    before = {task.index: task for task in work if task.rated}
+    known = [task for task in mine if task.pool == "gold"]
+    again = [task for task in mine if task.again and task.rated and task.index in before]
+    seconds = [act.seconds for task in mine for act in task.acts if act.rating is not None]
+    total = [sum(act.seconds for act in task.acts) for task in mine]
+    return {
+        "tasks": len(mine),
+        "finish": {reason: sum(task.finish == reason for task in mine) for reason in REASONS},
+        "flagged": sum(task.flagged for task in mine),
+        "steps": sum(len(task.ratings) for task in mine),
+        "minutes": sum(total) / 60,
+        "seconds_a_step": statistics.median(seconds) if seconds else None,
+        "seconds_a_task": statistics.median(total) if mine else None,
+        "screening": tasks.screening(name) if tasks.study.trees["screening"] else None,
+        "gold": _fraction([tasks.as_known(task) for task in known], seed),
+        "repeats": _fraction([alike(tasks.tree(task), task.wrong, before[task.index].wrong) for task in again], seed),
+        "drift": _drift([task for task in work if task.acts], seed),
+    }
+
+
+def _fraction(hits: Sequence[float], seed: int, task_N: Sequence[int] | None = None) -> dict[str, Any] | None:
+    """Returns the mean with its 95 % interval over tasks, which are one a hit unless given, and the number of hits `n`;
+    None for no hit."""
+    if not hits:
+        return None
+    hit_N = np.array(hits)
+    tasks = np.arange(len(hits)) if task_N is None else task_N
+    found = bootstrap(lambda weight_RN: weighted_mean(hit_N, weight_RN), tasks, seed=seed)
+    return found.json() | {"n": len(hits)}
+
+
+def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
+    """Returns the second half of an annotator's tasks less the first: seconds a step, and fraction of a task's steps
+    rated wrong. None for fewer than 8 tasks."""
+    if len(work) < 8:
+        return None
+    late_N, task_N = np.arange(len(work)) >= len(work) / 2, range(len(work))
+    wrong_N = [sum(task.wrong.values()) / len(task.wrong) for task in work]
+    return {
+        "seconds_a_step": _contrast(list(map(_seconds_a_step, work)), late_N, task_N, seed),
+        "rated_wrong": _contrast(wrong_N, late_N, task_N, seed),
+    }
+
+
+def _seconds_a_step(task: Task) -> float:
+    return sum(act.seconds for act in task.acts) / len(task.ratings)
+
+
+def _contrast(value_N: Sequence[float], second_N: np.ndarray, task_N: Sequence[int], seed: int) -> dict[str, Any]:
+    """Returns how much larger the mean of the marked values is than that of the others, with a 95 % interval over
+    tasks."""
+    x_N, one_N = np.array(value_N), second_N.astype(float)
+
+    def change(weight_RN: np.ndarray) -> np.ndarray:
+        return weighted_mean(x_N, weight_RN * one_N) - weighted_mean(x_N, weight_RN * (1 - one_N))
+
+    return difference(draws(change, task_N, seed=seed)).json()
+
+
+DOUBTED = 0.5
+"""A model doubts a step whose score is below it."""
+
+
+def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any] | None:
+    """Returns what showing scores changes, shown less hidden: `agreement`, how often the first error is the first step
+    that the model doubts, or there is neither; `with_an_error`; `seconds_a_step`. None for fewer than 8 of either.
+
+    Chance decides who sees the scores of what, so the differences are effects of seeing them (Tversky and Kahneman
+    1974).
+    """
+    shown_N = np.array([tasks.anchored(task) for task in rated], bool)
+    if min(shown_N.sum(), (~shown_N).sum()) < 8:
+        return None
+    chain_N, agrees_N = [task.index for task in rated], []
+    for task in rated:
+        doubted = next((i for i, score in enumerate(scores_of(tasks.tree(task))) if score < DOUBTED), None)
+        agrees_N.append(float(task.error == doubted))
+    return {
+        "shown": int(shown_N.sum()),
+        "hidden": int((~shown_N).sum()),
+        "agreement": _contrast(agrees_N, shown_N, chain_N, seed),
+        "with_an_error": _contrast([float(task.error is not None) for task in rated], shown_N, chain_N, seed),
+        "seconds_a_step": _contrast(list(map(_seconds_a_step, rated)), shown_N, chain_N, seed),
+    }
+
+
+def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
+    """Prints the report as tables and sentences."""
+    tasks, agreement = found["tasks"], found["agreement"]
+    console.print(
+        f"{tasks['labelled']:,} of {tasks['in_study']:,} tasks labelled, {tasks['labelled_twice']:,} of them twice:"
+        f" {tasks['steps']:,} steps"
+    )
+    if agreement["alpha"]:
+        console.print(
+            f"Ordinal alpha {_number(agreement['alpha'])} over {agreement['steps']:,} steps that two rated; both or"
+            f" neither call one wrong in {_percent(agreement['wrong_or_not'])}",
+            highlight=False,
+        )
+    if agreement["chains"]:
+        console.print(
+            f"The same first error or none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains",
+            highlight=False,
+        )
+    if anchoring := found["anchoring"]:
+        console.print(
+            f"Scores were shown on {anchoring['shown']:,} labellings and hidden on {anchoring['hidden']:,}. Shown less"
+            f" hidden: first errors as the model's {_points(anchoring['agreement'])} points, chains with an error"
+            f" {_points(anchoring['with_an_error'])}, seconds a step {_number(anchoring['seconds_a_step'], '+.1f')}",
+            highlight=False,
+        )
+    table = rich.table.Table(box=rich.box.SIMPLE)
+    table.add_column("")
+    rows = {
+        "tasks": lambda one: f"{one['tasks']:,}",
+        "minutes": lambda one: f"{one['minutes']:.1f}",
+        "seconds a step, median": lambda one: _plain(one["seconds_a_step"]),
+        "seconds a task, median": lambda one: _plain(one["seconds_a_task"]),
+        "screening": lambda one: (
+            f"{one['screening']['right']:g} of {one['screening']['tasks']}" if one["screening"] else ""
+        ),
+        "known tasks, as known": lambda one: _percent(one["gold"], n=True),
+        "repeated tasks, as before": lambda one: _percent(one["repeats"], n=True),
+        "drift: seconds a step": lambda one: _number(one["drift"] and one["drift"]["seconds_a_step"], "+.1f"),
+        "drift: steps rated wrong, points": lambda one: _points(one["drift"] and one["drift"]["rated_wrong"]),
+        "skipped, given up, bad problem": lambda one: " / ".join(
+            str(one["finish"][reason]) for reason in ("skip", "give_up", "bad_problem")
+        ),
+        "flagged": lambda one: f"{one['flagged']:,}",
+    }
+    for name in found["annotators"]:
+        table.add_column(name, justify="right")
+    for what, cell in rows.items():
+        table.add_row(what, *(cell(one) for one in found["annotators"].values()))
+    console.print(table)
+    console.print("Brackets are 95 % intervals over tasks. Drift is the second half of the tasks less the first.")
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _number(found: Mapping[str, Any] | None, form: str = ".2f") -> str:
+    if not found or found["value"] is None:
+        return ""
+    inside = "" if found["low"] is None else f" [{found['low']:{form}}, {found['high']:{form}}]"
+    return f"{found['value']:{form}}{inside}"
+
+
+def _points(found: Mapping[str, Any] | None) -> str:
+    scaled = found and {key: None if found[key] is None else 100 * found[key] for key in ("value", "low", "high")}
+    return _number(scaled, "+.0f")
+
+
+def _percent(found: Mapping[str, Any] | None, n: bool = False) -> str:
+    if not found:
+        return ""
+    inside = "" if found["low"] is None else f" [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
+    return f"{100 * found['value']:.0f} %{inside}" + (f" of {found['n']}" if n else "")

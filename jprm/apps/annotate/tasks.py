@@ -1,0 +1,238 @@
+"""Who labels what: every annotator's tasks, as the events say, and what comes next."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jprm.apps.annotate.study import Study, chance
+from jprm.apps.annotate.trees import Alternatives, alike, alternatives_of, known_wrong
+from jprm.tree import ReasoningTree
+
+AHEAD = 2
+"""Tasks that an annotator has at a time: the current one, and the next, for when the connection is lost."""
+
+CLAIM_SECONDS = 24 * 3600.0
+"""How long an unfinished task waits for its annotator before another gets it too."""
+
+REPEAT_AFTER = 20
+"""Tasks between a task and its repetition."""
+
+FINISHED = ("solution", "found_error")
+REASONS = (*FINISHED, "give_up", "bad_problem", "skip")
+"""How a task ends: at the end of a path, where no alternative is acceptable, or for one of three reasons without."""
+
+
+class Conflict(ValueError):
+    """An event that does not fit what came before, such as a second rating of one step from another window."""
+
+
+class Act(NamedTuple):
+    """A rating of a step, or with `rating` None the choice of a rated step. `chosen`: the path goes on from it."""
+
+    step: int
+    rating: int | None
+    seconds: float
+    chosen: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A tree in front of an annotator, and what was said of it. `again` marks a repetition."""
+
+    id: str
+    annotator: str
+    pool: str
+    index: int
+    again: bool
+    opened: float
+    touched: float
+    acts: tuple[Act, ...] = ()
+    finish: str | None = None
+    flagged: bool = False
+    comments: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def rated(self) -> bool:
+        """Whether a path was rated to its end, or to where no alternative is acceptable."""
+        return self.finish in FINISHED
+
+    @property
+    def path(self) -> list[int]:
+        """The steps from which the annotator went on."""
+        return [act.step for act in self.acts if act.chosen]
+
+    @property
+    def ratings(self) -> dict[int, int]:
+        """The last rating of every rated step."""
+        return {act.step: act.rating for act in self.acts if act.rating is not None}
+
+    @property
+    def wrong(self) -> dict[int, bool]:
+        """Whether each rated step is rated wrong."""
+        return {step: rating == -1 for step, rating in self.ratings.items()}
+
+    @property
+    def error(self) -> int | None:
+        """The first step rated wrong, None where none is."""
+        return next((step for step, wrong in self.wrong.items() if wrong), None)
+
+
+def changed(task: Task, after: Alternatives, event: Mapping[str, Any]) -> Task:
+    """Returns the task, of a tree with these alternatives, after an event. Raises Conflict where it does not fit.
+
+    A step without alternatives that is not rated wrong is chosen with its rating.
+    """
+    kind = event["kind"]
+    task = dataclasses.replace(task, touched=event["time"])
+    if kind == "flag":
+        return dataclasses.replace(task, flagged=event["on"])
+    if kind == "comment":
+        return dataclasses.replace(task, comments=(*task.comments, {k: event[k] for k in ("step", "text")}))
+    if kind == "undo":
+        if event["step"] != (None if task.finish else task.acts[-1].step if task.acts else -1):
+            raise Conflict("this is not the last thing done: another window is at work on this task")
+        return dataclasses.replace(task, **({"finish": None} if task.finish else {"acts": task.acts[:-1]}))
+    if task.finish:
+        raise Conflict("the task is finished: undo first")
+    path, ratings = task.path, task.ratings
+    here = after[path[-1] + 1 if path else 0]
+    wrong = [ratings.get(step) == -1 for step in here]
+    if kind == "finish":
+        complete = "solution" if not here else "found_error" if all(wrong) else None
+        if event["reason"] != complete and event["reason"] in FINISHED:
+            raise Conflict("steps are left to rate")
+        return dataclasses.replace(task, finish=event["reason"])
+    step, lone = event["step"], len(here) == 1
+    if step not in here or (lone and step in ratings):
+        raise Conflict("this is not a next step: another window is at work on this task")
+    if kind == "rate":
+        act = Act(step, event["rating"], event["seconds"], lone and event["rating"] != -1)
+    elif len(ratings.keys() & set(here)) < len(here) or ratings[step] == -1:
+        raise Conflict("a step is chosen that is not wrong, when all its alternatives are rated")
+    else:
+        act = Act(step, None, event["seconds"], True)
+    return dataclasses.replace(task, acts=(*task.acts, act))
+
+
+class Tasks:
+    """All tasks of a study. It changes by `apply` alone, so the events in their order give the same tasks again."""
+
+    def __init__(self, study: Study, events: Iterable[Mapping[str, Any]] = ()):
+        self.study = study
+        self.by_id: dict[str, Task] = {}
+        self._of: dict[str, list[str]] = {name: [] for name in study.config.annotators}
+        self._on: dict[int, list[str]] = collections.defaultdict(list)  # tasks on each tree of work
+        self.alternatives = {pool: [alternatives_of(tree) for tree in trees] for pool, trees in study.trees.items()}
+        self._seen: dict[str, Mapping[str, Any]] = {}
+        config = study.config
+        double = config.double_fraction if len(config.annotators) > 1 else 0.0
+        self._wanted = [1 + (chance(config.seed, "double", i) < double) for i in range(len(study.trees["work"]))]
+        for event in events:
+            self.apply(event)
+
+    def of(self, annotator: str) -> list[Task]:
+        """Returns the annotator's tasks in the order in which they were opened."""
+        return [self.by_id[id] for id in self._of.get(annotator, ())]
+
+    def tree(self, task: Task) -> ReasoningTree:
+        return self.study.trees[task.pool][task.index]
+
+    def anchored(self, task: Task) -> bool:
+        """Whether the annotator sees the model's scores in this task, which chance decides."""
+        config = self.study.config
+        return (
+            task.pool == "work" and chance(config.seed, "anchor", task.annotator, task.index) < config.anchored_fraction
+        )
+
+    def known(self, event: Mapping[str, Any]) -> bool:
+        """Whether this event was applied: a client sends it again if its acknowledgement was lost.
+
+        Raises Conflict where its uuid is another event's.
+        """
+        seen = self._seen.get(event["uuid"])
+        if seen is not None and any(seen.get(key) != event.get(key) for key in {*seen, *event} - {"time"}):
+            raise Conflict(f"uuid {event['uuid']} is another event's: give each event a uuid of its own")
+        return seen is not None
+
+    def after(self, event: Mapping[str, Any]) -> Task:
+        """Returns the event's task as it would be after it. Raises Conflict where it does not fit."""
+        if event["kind"] == "open":
+            fields = {key: event[key] for key in ("annotator", "pool", "index", "again")}
+            return Task(event["task"], **fields, opened=event["time"], touched=event["time"])
+        task = self.by_id.get(event["task"])
+        if task is None or task.annotator != event["annotator"]:
+            raise Conflict("this task is not this annotator's")
+        return changed(task, self.alternatives[task.pool][task.index], event)
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Takes an event. Raises Conflict, and changes nothing, where it does not fit."""
+        task = self.after(event)
+        if event["kind"] == "open":
+            self._of.setdefault(task.annotator, []).append(task.id)
+            if task.pool == "work":
+                self._on[task.index].append(task.id)
+        self.by_id[task.id] = task
+        self._seen[event["uuid"]] = event
+
+    def next(self, annotator: str, now: float) -> dict[str, Any] | None:
+        """Returns the event that opens the annotator's next task; None where there are enough, or no more."""
+        mine = self.of(annotator)
+        if sum(task.finish is None for task in mine) >= AHEAD:
+            return None
+        place = self._place(annotator, mine, now)
+        if place is None:
+            return None
+        pool, index, again = place
+        id = hashlib.sha256(f"{self.study.salt} {annotator} {pool} {index} {again}".encode()).hexdigest()[:20]
+        names = {"uuid": f"open-{id}", "kind": "open", "annotator": annotator, "task": id}
+        return {**names, "pool": pool, "index": index, "again": again, "time": now}
+
+    def as_known(self, task: Task) -> float:
+        """Returns how far a finished task is labelled as is known (`alike`)."""
+        tree = self.tree(task)
+        return task.rated * alike(tree, task.wrong, known_wrong(tree))
+
+    def screening(self, annotator: str) -> dict[str, Any]:
+        """Returns how many screening tasks there are, are done and were labelled as known, and whether that passes.
+
+        `passed` is None until all are done.
+        """
+        trees = self.study.trees["screening"]
+        done = [task for task in self.of(annotator) if task.pool == "screening" and task.finish]
+        right = round(sum(map(self.as_known, done)), 2)
+        passed = right >= self.study.config.pass_screening * len(trees) if len(done) == len(trees) else None
+        return {"tasks": len(trees), "done": len(done), "right": right, "passed": passed}
+
+    def _place(self, annotator: str, mine: list[Task], now: float) -> tuple[str, int, bool] | None:
+        """Returns the pool, the index and whether it is a repetition of the next task."""
+        screened = sum(task.pool == "screening" for task in mine)
+        if screened < len(self.study.trees["screening"]):
+            return "screening", screened, False
+        if not self.screening(annotator)["passed"]:
+            return None
+        config, count = self.study.config, len(mine) - screened
+        drawn = chance(config.seed, "kind", annotator, count)
+        if drawn < config.gold_fraction and (left := list(self._left(mine, "gold"))):
+            return "gold", min(left, key=lambda i: chance(config.seed, "gold", annotator, i)), False
+        if config.gold_fraction <= drawn < config.gold_fraction + config.repeat_fraction:
+            before = [task for task in mine[:-REPEAT_AFTER] if task.pool == "work" and task.rated and not task.again]
+            again = {task.index for task in mine if task.again}
+            if old := [task.index for task in before if task.index not in again]:
+                return "work", old[int(chance(config.seed, "repeat", annotator, count) * len(old))], True
+        left = self._left(mine, "work")
+        return next((("work", i, False) for i in left if self._open(i, now)), None)
+
+    def _left(self, mine: list[Task], pool: str) -> Iterator[int]:
+        """Yields the trees of a pool that the annotator has not had."""
+        seen = {task.index for task in mine if task.pool == pool}
+        return (i for i in range(len(self.study.trees[pool])) if i not in seen)
+
+    def _open(self, index: int, now: float) -> bool:
+        """Whether a tree needs a further annotator."""
+        tasks = [self.by_id[id] for id in self._on[index]]
+        busy = [task for task in tasks if task.finish or now - task.touched < CLAIM_SECONDS]
+        return sum(task.finish != "skip" and not task.again for task in busy) < self._wanted[index]

@@ -1,0 +1,395 @@
+"""The `jprm` command: parses, calls the library, prints.
+
+A command imports what it calls when it runs, so that `jprm --help` needs neither jax nor a second. A refusal of the
+library (a bad record, a missing file, an unsupported combination) is one `error:` line and exit status 2.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import inspect
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+import jprm
+from jprm.apps.cli.annotate import annotate
+from jprm.apps.cli.arguments import (
+    Adapter,
+    Commands,
+    Distributed,
+    Files,
+    Folder,
+    JudgeFile,
+    OneModel,
+    OnError,
+    Settings,
+    one_of,
+    one_scorer,
+    scorer_of,
+)
+from jprm.apps.cli.evaluate import add as add_benchmark
+from jprm.apps.cli.evaluate import evaluation
+from jprm.apps.cli.label import label
+from jprm.apps.cli.missing import extra_hint
+from jprm.apps.cli.plan import plan
+from jprm.apps.cli.report import report
+from jprm.apps.cli.rl import rl
+from jprm.apps.cli.runs import runs, sweep, table
+from jprm.apps.cli.search import add as add_method
+from jprm.apps.cli.search import search
+from jprm.apps.cli.serve import serve
+from jprm.compile_cache import enable_compile_cache
+from jprm.fields import shortened
+from jprm.io.outputs import FULL
+from jprm.io.storage import path_of
+from jprm.libtpu import quiet_without_tpu
+from jprm.methods.export import FileDtype, Format
+from jprm.methods.search.methods import METHODS
+from jprm.model import Dtype
+
+DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of
+a chain of reasoning.
+
+A first run, from step labels to figures:
+  jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
+    --set human_written=unlabelled control_questions=drop
+  jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
+  jprm eval steps --model runs/prm800k_smollm2 --data phase1_test.jsonl --neutral positive --json steps.json
+
+JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints the version."""
+
+REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
+"""Errors whose message is written for the user. Any other is a bug and shows its traceback."""
+
+NO_WRITE = {errno.EPIPE, *FULL}
+"""Errors of an output that nobody reads, or that is full."""
+
+app = Commands()
+
+
+@app.command
+def prepare(
+    name: Annotated[Positional[str], arg(metavar="NAME")],
+    source: Annotated[tuple[str, ...], arg(metavar="FILE|URL ...")],
+    out: Folder,
+    exclude: Files = (),
+    sha256: Annotated[tuple[str, ...], arg(metavar="HEX ...", help_behavior_hint="")] = (),
+    on_error: OnError = "stop",
+    overwrite: FlagCreatePairsOff[bool] = False,
+    set_: Settings = (),
+) -> None:
+    """Read step labels into reasoning trees on disk.
+
+    Prints what was read, kept and rejected, and why. A stopped command leaves no data set.
+
+    For example:
+      jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
+        --set human_written=unlabelled control_questions=drop
+      jprm prepare gsm8k --source train.jsonl --out data/gsm8k --exclude processbench/gsm8k.json \\
+        --set calculator_marks=strip
+      jprm prepare jsonl --source mine.jsonl --out data/mine --on-error skip
+      jprm prepare columns --source mine.parquet --out data/mine --set problem=question steps=solution.steps
+
+    Args:
+        name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math,
+            programs, pools, trl, text, jsonl, or columns for records of other names; or your own reader, module:NAME or
+            FILE.py:NAME.
+        source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
+            downloaded into `downloads` beside DIR, or into ~/.cache/jprm/downloads for a DIR in a bucket.
+            hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
+        out: The folder to write, also in a bucket. It must hold no other data set, unless --overwrite is given.
+        exclude: Benchmark files, whose problems are left out and counted. Problems are compared by normalised text.
+        sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
+        on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        overwrite: Replace the data set in DIR.
+        set_: Options of the source. The error for a missing one lists all, with their values.
+    """
+    from jprm.data.prepare import prepare
+
+    options = dict(_setting(item) for item in set_)
+    if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
+        raise ValueError(f"--set {taken[0]}: unknown, not an option of a reader")
+    checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite}
+    prepare(name, source, out, exclude=exclude, **checked, **options)
+
+
+@app.command
+def train(
+    experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
+    workdir: Folder,
+    set_: Settings = (),
+    distributed: Distributed = None,
+) -> None:
+    """Train the model that an experiment file describes; the same command continues a stopped run.
+
+    SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts.
+
+    For example:
+      jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
+      jprm train experiments/prm800k_smollm2.py --workdir runs/short --set steps=20 optimizer.learning_rate=1e-4
+      jprm train experiments/prm800k_smollm2.py --workdir gs://BUCKET/runs/pod --distributed auto
+
+    Args:
+        experiment: The file that describes the run.
+        workdir: The folder for checkpoints, metrics and the configuration, on this machine or in a bucket
+            (gs://BUCKET/RUN, s3://BUCKET/RUN). A run in it is continued.
+        set_: Values that replace the experiment's, by their path in its configuration.
+        distributed: For several processes, given to each: `auto` reads the cluster's environment (Cloud TPU, GKE,
+            Slurm, Open MPI); or INDEX/COUNT@HOST:PORT, with a free port of process 0's host. DIR must be in a gs://
+            bucket or on a file system that all share. Default: one process.
+    """
+    from jprm import multihost
+    from jprm.experiment import load
+    from jprm.train.loop import train
+    from jprm.train.preemption import Stopped
+
+    multihost.start(distributed)
+    try:
+        train(load(experiment, set_), workdir)
+    except Stopped as stopped:
+        print(f"stopped: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
+
+
+@app.command
+def score(
+    input: Annotated[str, arg(metavar="F.jsonl|DIR")],
+    output: Annotated[str, arg(metavar="G.jsonl")],
+    model: OneModel = None,
+    judge: JudgeFile = None,
+    on_error: OnError = "stop",
+    adapter: Adapter = None,
+    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
+    attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+    calibrated: FlagCreatePairsOff[bool] = False,
+    distributed: Distributed = None,
+) -> None:
+    """Score every step of the chains, pools and trees of a file; the same command continues a stopped one.
+
+    For example:
+      jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
+      jprm score --model Qwen2.5-Math-PRM-7B --input pool.jsonl --output scored.jsonl
+      jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
+      jprm score --judge judge.json --input pool.jsonl --output judged.jsonl
+
+    Args:
+        model: The folder of a trained or a published model, also in a bucket. Give this or --judge.
+        judge: A policy's JSON file with a section `judge`: a language model that writes critiques, whose verdicts are
+            the scores. The output has the critiques and their cost under `judge`.
+        input: Records to score, one per line, or a folder that `jprm prepare` wrote. Input and output may be in a
+            bucket: gs://BUCKET/F.jsonl, s3://BUCKET/F.jsonl.
+        output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
+        on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
+        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
+        attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
+            for TPUs, `gpu_kernel` for NVIDIA GPUs, `cudnn` for chains in bfloat16 on them, `blocked` for all. Default:
+            `gpu_kernel` on a GPU; elsewhere the model's own where it runs here, `blocked` for a published model.
+        calibrated: Map scores to probabilities by the map that `jprm eval calibration --store` stored.
+        distributed: For several processes, as in `jprm train`. Each scores its part on its own devices, which must fit
+            the model. The output equals one process's.
+    """
+    from jprm import multihost
+    from jprm.io.outputs import check_input, check_output
+    from jprm.score.files import score_file
+
+    _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
+    multihost.start(distributed)
+    prepared = None
+    if path_of(input).is_dir():
+        from jprm.data import REPORT
+        from jprm.data import load as load_records
+
+        prepared, input = load_records(input), os.fspath(path_of(input) / REPORT)
+    check_input(input)  # this and the next before the model is loaded
+    check_output(output, input)
+    prm = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention)
+    if model and multihost.is_first():
+        print(prm.read_as, file=sys.stderr)
+    summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, prepared=prepared)
+    if multihost.is_first():
+        print(summary)
+    if judge:
+        from jprm.io.jsonl import read_records
+        from jprm.methods.judge.critiques import cost
+
+        print("critiques: " + ", ".join(f"{name}: {count}" for name, count in cost(read_records(output)).items()))
+
+
+def _check_scorer(model: str | None, judge: Path | None, *options: Any) -> None:
+    """Refuses no scorer or two, and options of models for a judge."""
+    one_scorer("score", model, judge)
+    if judge and any(options):
+        raise ValueError("score: --adapter, --dtype, --attention, --calibrated and --distributed are for --model")
+
+
+@app.command
+def convert(
+    source: Annotated[Positional[Path], arg(metavar="SRC")],
+    target: Annotated[Positional[Path], arg(metavar="DST")],
+    dtype: FileDtype = "float32",
+    format: Format = "transformers",
+) -> None:
+    """Write a trained model as a folder that transformers, vLLM or PEFT loads, with the same logits.
+
+    The same command continues a stopped one, and checks a finished folder against its SHA256SUMS.
+
+    For example:
+      jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2
+      jprm convert runs/lora exported/adapters --format peft
+
+    Args:
+        source: The folder of a trained model, also in a bucket.
+        target: The folder to write, also in a bucket. A stopped command leaves DST.partial, which it continues, never
+            half a DST.
+        dtype: Type of the numbers in the files. The model's own is float32.
+        format: transformers: a token classifier with merged adapters, which vLLM serves too; of a policy, a causal
+            language model. qwen2-prm: the format of Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the
+            head of a LoRA run.
+    """
+    from jprm.methods.export.export import export
+
+    print(f"{export(source, target, dtype=dtype, format=format)}: whole, as its SHA256SUMS says")
+
+
+app.command(
+    evaluations := evaluation(),
+    name="eval",
+    help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.",
+)
+app.command(report)
+app.command(runs)
+app.command(table)
+app.command(sweep)
+app.command(serve)
+app.command(plan)
+app.command(rl)
+app.command(
+    label,
+    name="label",
+    help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), outcomes, teacher, judge,"
+    " consensus; reference, a frozen model's log-probabilities; and critique, training data of generative verifiers.",
+)
+app.command(
+    annotate,
+    name="annotate",
+    help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.",
+)
+app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status.
+
+    That is 0, 2 for a refusal of the library, 130 for Ctrl-C, or 141 if the reader of standard output has gone.
+    """
+    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    enable_compile_cache()
+    quiet_without_tpu()
+    try:
+        try:
+            if odd := [item for item in args if not _is_text(item)]:
+                raise ValueError(f"{odd[0]!a}: is not UTF-8, which outputs and their requests hold; rename the file")
+            if args == ["--version"]:
+                print(f"jprm {jprm.__version__}")
+            else:
+                _check_addresses(args)
+                _add_own(*args[:2])
+                app.cli(prog="jprm", description=DESCRIPTION, args=args)
+            return 0
+        finally:
+            print(end="", flush=True)  # fails here rather than when the interpreter ends
+    except KeyboardInterrupt:
+        print("stopped: the same command continues from what is saved", file=sys.stderr)
+        return 130
+    except ModuleNotFoundError as error:
+        hint = extra_hint(error)
+        if hint is None or os.environ.get("JPRM_TRACEBACK") == "1":
+            raise
+        print(f"error: {hint}", file=sys.stderr)
+        return 2
+    except REFUSALS as error:
+        if isinstance(error, OSError) and error.errno in NO_WRITE and (lost := _lost_output()):
+            if isinstance(lost, BrokenPipeError):
+                return 128 + signal.SIGPIPE
+            error = lost
+        if os.environ.get("JPRM_TRACEBACK") == "1":
+            raise error
+        print(f"error: {_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _add_own(command: str = "", name: str = "") -> None:
+    """Adds the command of a method or a benchmark outside the library, as in `jprm search FILE.py:NAME`."""
+    if ":" in name and command == "search":
+        add_method(name)
+    if ":" in name and command == "eval":
+        add_benchmark(evaluations, name)
+
+
+ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
+
+FIELDS_IN_BUCKETS = (
+    "base", "reference", "tokenizer", "data.train", "data.valid", "policy", "prm", "second_prm", "problems", "held_out",
+    "refresh.replay",
+)  # fmt: skip
+"""Fields of an experiment that may be in a bucket."""
+
+
+def _check_addresses(args: Sequence[str]) -> None:
+    """Raises ValueError for a bucket's address of what must be on this machine: code, and studies, which grow."""
+    for word in filter(ADDRESS.search, args):
+        field, code = re.match(r"([\w.]+)=", word), re.search(r"\.py(:\w+)?$", word)
+        if code or args[0] == "annotate" or (field and field[1] not in FIELDS_IN_BUCKETS):
+            raise ValueError(
+                f"{word}: is to be a file or folder of this machine; what may be in a bucket is in docs/guide.md. Copy"
+                " it here first"
+            )
+
+
+def _is_text(argument: str) -> bool:
+    """Returns whether an argument was UTF-8: other bytes become half surrogate pairs, which no file can hold."""
+    try:
+        return bool(argument.encode()) or not argument
+    except UnicodeEncodeError:
+        return False
+
+
+def _lost_output() -> OSError | None:
+    """Returns why standard output takes nothing more: it is full, or nobody reads it, as after `jprm --help | head`.
+
+    What is left to print then goes nowhere; else the interpreter would complain when it ends.
+    """
+    try:
+        print(flush=True)
+        return None
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        error.filename = "standard output"
+        return error
+
+
+def _line(error: BaseException) -> str:
+    """Returns the message as one line of bounded length."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return shortened(f"{error.filename}: {error.strerror}", 2000)
+    return shortened(" ".join(str(error).split()), 2000) or type(error).__name__
+
+
+def _setting(item: str) -> tuple[str, Any]:
+    """Returns the parts of `key=value`, the value as a Python literal if it is one, else as text."""
+    key, equals, value = item.partition("=")
+    if not key or not equals:
+        raise ValueError(f"--set {item}: not of the form KEY=VALUE")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value

@@ -1,0 +1,148 @@
+"""Types of arguments that several commands take, and configs as groups of options."""
+
+import dataclasses
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args
+
+from tyro.conf import arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro.extras import SubcommandApp
+
+from jprm.io.outputs import check_output
+from jprm.io.storage import path_of
+
+
+def one_of(choices: Any) -> Any:
+    """Returns the annotation of an option that takes one of a Literal's values or is left out."""
+    return arg(metavar="{" + ",".join(get_args(choices)) + "}", help_behavior_hint="")
+
+
+OnError = Literal["stop", "skip"]
+Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
+Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
+Folder = Annotated[Path, arg(metavar="DIR")]
+OneModel = Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")]
+JudgeFile = Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")]
+PolicyFile = Annotated[Path, arg(metavar="P")]
+Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
+Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
+Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
+
+
+ADDRESSES = ConstructorRegistry()
+
+
+@ADDRESSES.primitive_rule
+def _path(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Makes a `jprm.io.storage.Remote` of an address that is given for a Path, which would lose one of its slashes."""
+    if kind.type is not Path:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda words: path_of(words[0]),
+        is_instance=lambda value: isinstance(value, os.PathLike),
+        str_from_instance=lambda value: [os.fspath(value)],
+    )
+
+
+class Commands(SubcommandApp):
+    """A group of commands. The group's help says one sentence of each, a command's own help all of its docstring.
+
+    Arguments' descriptions are paragraphs, where tyro would keep the docstring's lines.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registered: dict[str, tuple[Any, str]] = {}
+
+    def command(self, func: Any = None, *, name: str | None = None, help: str = "") -> Any:
+        if func is None:
+            return lambda func: self.command(func, name=name, help=help)
+        if inspect.isfunction(func):
+            func.__doc__ = re.sub(r"\n {8,}", " ", inspect.cleandoc(func.__doc__ or ""))
+        self.registered[name or func.__name__] = func, help or " ".join((func.__doc__ or "").split("\n\n")[0].split())
+        return func
+
+    def cli(self, *, args: Sequence[str], **options: Any) -> Any:
+        self._describe(args)
+        return super().cli(args=args, registry=ADDRESSES, **options)
+
+    def _describe(self, args: Sequence[str]) -> None:
+        """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
+        for name, (func, sentence) in self.registered.items():
+            chosen = [word.replace("_", "-") for word in args[:1]] == [name.replace("_", "-")]
+            whole = chosen and not isinstance(func, Commands)
+            super().command(func, name=name, help=None if whole else sentence)
+            if isinstance(func, Commands):
+                func._describe(args[1:] if chosen else [])
+
+
+def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:
+    """Returns the command `run(options, own)` with a config's fields as its own options and its docstring as its help.
+
+    `types` replaces the types of fields that the command line writes differently.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    fields = [(name, kind, defaults[name]) for name, kind in types.items()]
+    # Without checks: tyro would rewrite their errors. `built` makes them.
+    unchecked = {"__doc__": "", "__post_init__": lambda self: None}
+    own = dataclasses.make_dataclass(config.__name__, fields, bases=(config,), frozen=True, namespace=unchecked)
+
+    def call(options: Any, own: Any) -> None:
+        check_outputs(options)
+        run(options, own)
+
+    call.__annotations__ = {"options": Annotated[options, arg(name="")], "own": Annotated[own, arg(name="")]}
+    call.__doc__ = config.__doc__
+    return call
+
+
+def built(config: type, options: Any, **more: Any) -> Any:
+    """Returns the config that a command's own options describe, with `more` fields replaced."""
+    return config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(config)} | more)
+
+
+def check_outputs(options: Any) -> None:
+    """Refuses options whose output files are no files, or others of their paths (`check_output`)."""
+    paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
+    for name in {"output", "to", "rollouts", "critiques"} & paths.keys():
+        others = [path for other, values in paths.items() if other != name for path in values]
+        check_output(paths[name][0], *(path for path in others if isinstance(path, os.PathLike)))
+
+
+def print_counts(counts: Mapping[str, Any], path: Path) -> None:
+    """Reports a written file and what was counted."""
+    print(f"{path}: written. " + ", ".join(f"{name}: {count}" for name, count in counts.items()))
+
+
+def opened(model: Path, adapter: str | None) -> Any:
+    """Returns what evaluations take for a model: its folder, or the loaded model if an adapter is named."""
+    if adapter is None:
+        return model
+    from jprm.loading import load
+
+    return load(model, adapter=adapter)
+
+
+def one_scorer(command: str, model: str | None, judge: Path | None) -> None:
+    """Refuses no scorer or two."""
+    if (model is None) == (judge is None):
+        raise ValueError(f"{command}: give --model DIR or --judge P.json, one of the two")
+
+
+def scorer_of(command: str, model: str | None, judge: Path | None, **options: Any) -> Any:
+    """Returns the loaded model, with `options` of `jprm.load`, or the judge."""
+    one_scorer(command, model, judge)
+    if judge is not None:
+        from jprm.methods.judge.load import load_judge
+
+        return load_judge(judge)
+    import jprm
+
+    return jprm.load(cast(str, model), **options)

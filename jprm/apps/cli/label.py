@@ -1,0 +1,241 @@
+"""`jprm label`: labels steps without humans."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, arg
+
+from jprm.apps.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, one_of, print_counts
+from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
+from jprm.methods.verify.checkers import Kind
+from jprm.model import Dtype
+
+label = Commands()
+
+Input = Annotated[Path, arg(metavar="F.jsonl")]
+Output = Annotated[Path, arg(metavar="G.jsonl")]
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutOptions:
+    """
+    Attributes:
+      policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
+      input: Records with problems and answers, one per line.
+      output: The same as trees of values.
+      rollouts: The file that keeps rollouts. Those that it holds are not sampled again.
+    """
+
+    policy: PolicyFile
+    input: Input
+    output: Output
+    rollouts: Annotated[Path, arg(metavar="R.jsonl")]
+
+
+def label_mc(files: Any, own: Any) -> None:
+    from jprm.methods.label.files import label_monte_carlo
+    from jprm.methods.policy.load import load_policy
+
+    adaptive = Adaptive(*own.adaptive) if own.adaptive else None
+    config = built(MonteCarloConfig, own, adaptive=adaptive)
+    policy = load_policy(files.policy)
+    print_counts(label_monte_carlo(policy, files.input, files.output, files.rollouts, config), files.output)
+
+
+def label_omega(files: Any, own: Any) -> None:
+    from jprm.methods.label.files import label_omega
+    from jprm.methods.policy.load import load_policy
+
+    config, policy = built(OmegaConfig, own), load_policy(files.policy)
+    print_counts(label_omega(policy, files.input, files.output, files.rollouts, config), files.output)
+
+
+@dataclasses.dataclass(frozen=True)
+class CritiqueOptions:
+    """
+    Attributes:
+      judge: The JSON file of a judge, as for `jprm score`.
+      input: Records with labelled steps, one per line.
+      output: One record for each kept critique.
+      critiques: The file that keeps all critiques. Those that it holds are not sampled again.
+    """
+
+    judge: Annotated[Path, arg(metavar="P.json")]
+    input: Input
+    output: Output
+    critiques: Annotated[Path, arg(metavar="K.jsonl")]
+
+
+def label_critique(files: Any, own: Any) -> None:
+    from jprm.methods.judge.load import load_judge
+    from jprm.methods.label.files import label_critique
+
+    config, judge = built(CritiqueConfig, own), load_judge(files.judge)
+    print_counts(label_critique(judge, files.input, files.output, files.critiques, config), files.output)
+
+
+AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
+label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers))
+label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, budget=Count))
+label.command(name="critique")(command(label_critique, CritiqueConfig, CritiqueOptions, threshold=Number))
+
+
+@label.command(name="verify")
+def label_verify(
+    kind: Kind,
+    input: Input,
+    output: Output,
+    unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
+) -> None:
+    """Formal labels: steps checked by computation. A step that cannot be checked stays unlabelled.
+
+    The same command continues a stopped one.
+
+    For example:
+      jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl
+      jprm label verify --kind python --input programs.jsonl --output checked.jsonl
+      jprm label verify --kind coq --input proofs.jsonl --output checked.jsonl
+
+    Args:
+        kind: Equations and inequalities (arithmetic); code, with the record's `tests` (python); tactics, with its
+            `theorem` (coq).
+        input: Chains, pools or trees, one per line.
+        output: The same as trees, with 1 (correct), 0 (incorrect) or no label on every step.
+        unsafe_no_sandbox: Run python and coq without bubblewrap, with limits on time and memory alone: the code may do
+            whatever you may.
+    """
+    from jprm.methods.label.files import label_verify
+
+    print_counts(label_verify(kind, input, output, in_sandbox=not unsafe_no_sandbox), output)
+
+
+@label.command(name="outcomes")
+def label_outcomes(
+    verifier: str,
+    input: Input,
+    output: Output,
+) -> None:
+    """Outcomes: whether each whole chain is correct, by a verifier, as best of n and outcome models need it.
+
+    Programs are judged by their record's `tests`. A sample then has `passed`, the number of tests that pass, and as its
+    `answer` letters that are equal for programs that do the same on the tests' calls, so that votes count them
+    together. The same command continues a stopped one.
+
+    For example:
+      jprm label outcomes --verifier tests --input pools.jsonl --output judged.jsonl
+
+    Args:
+        verifier: The record's `answer`, its `tests` (programs), or your own, module:NAME or FILE.py:NAME.
+        input: Chains, pools or trees, one per line.
+        output: The same, with `correct` on every chain or sample, or on the node where a chain ends.
+    """
+    from jprm.methods.label.files import label_outcomes
+
+    print_counts(label_outcomes(verifier, input, output), output)
+
+
+@label.command(name="teacher")
+def label_teacher(
+    model: Folder,
+    input: Input,
+    output: Output,
+) -> None:
+    """Soft labels: the scores of an existing model.
+
+    The same command continues a stopped one.
+
+    For example:
+      jprm label teacher --model runs/prm800k_smollm2 --input chains.jsonl --output soft.jsonl
+
+    Args:
+        model: The teacher: a folder that `jprm score` takes.
+        input: Chains, pools or trees, one per line.
+        output: The same as trees, with a probability on every step.
+    """
+    from jprm.methods.label.files import label_teacher
+
+    print_counts(label_teacher(model, input, output), output)
+
+
+@label.command(name="reference")
+def label_reference(
+    model: Annotated[Path, arg(metavar="MODEL")],
+    input: Input,
+    output: Output,
+    dtype: Annotated[Dtype, one_of(Dtype)] = "float32",
+) -> None:
+    """Log-probabilities of a frozen language model, which training against it (`implicit`) then need not compute.
+
+    Train on the output with `--set reference=MODEL 'data.extras=["reference"]'`. The same command continues a stopped
+    one.
+
+    For example:
+      jprm label reference --model SmolLM2.gguf --input pools.jsonl --output with_reference.jsonl
+
+    Args:
+        model: The reference: what an experiment's `reference` may be.
+        input: Chains, pools or trees, one per line.
+        output: The same as trees, with a number under `reference` in every node.
+        dtype: How its parameters are stored.
+    """
+    from jprm.methods.label.files import label_reference
+
+    print_counts(label_reference(model, input, output, dtype), output)
+
+
+@label.command(name="judge")
+def label_by_judge(
+    judge: Annotated[Path, arg(metavar="P.json")],
+    input: Input,
+    output: Output,
+    domain: str,
+    rubric: str,
+) -> None:
+    """Soft labels: the scores of a judge, for domains where nothing can be computed. People should audit a sample.
+
+    The same command continues a stopped one. Every record states the domain and the rubric, which reports show.
+
+    For example:
+      jprm label judge --judge judge.json --input chains.jsonl --output soft.jsonl --domain law \\
+        --rubric "A step is correct if the cited rule exists and applies to the facts."
+
+    Args:
+        judge: The JSON file of a judge, as for `jprm score`.
+        input: Chains, pools or trees, one per line.
+        output: The same as trees, with a probability on every step that a critique judges, and the critiques.
+        domain: What the problems are about.
+        rubric: What a correct step is taken to be. The judge's prompt should say the same.
+    """
+    from jprm.methods.judge.load import load_judge
+    from jprm.methods.label.files import label_judge
+
+    print_counts(label_judge(load_judge(judge), input, output, domain, rubric), output)
+
+
+@label.command(name="consensus")
+def label_consensus(
+    input: Annotated[Path, arg(metavar="F.jsonl")],
+    other: Annotated[Path, arg(metavar="G.jsonl")],
+    output: Annotated[Path, arg(metavar="H.jsonl")],
+    threshold: Number = None,
+    other_threshold: Number = None,
+) -> None:
+    """Keep the chains on whose first error two sources of labels agree.
+
+    For example:
+      jprm label consensus --input values.jsonl --other teacher.jsonl --output agreed.jsonl
+
+    Args:
+        input: Labelled records. The kept chains have these labels.
+        other: The same chains, labelled by another source.
+        output: The kept chains, each a tree of one branch.
+        threshold: Labels of the input below it are errors. Default: 0.5 for correctness, 0 for ratings; for values a
+            step is an error if no rollout is correct.
+        other_threshold: The same for the other source.
+    """
+    from jprm.methods.label.files import label_consensus
+
+    print_counts(label_consensus(input, other, output, (threshold, other_threshold)), output)

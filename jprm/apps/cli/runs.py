@@ -1,0 +1,117 @@
+"""`jprm runs`, `jprm table` and `jprm sweep`: several runs of one experiment, and how they compare."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from jprm.apps.cli.arguments import Distributed, Folder, Settings
+
+Json = Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")]
+
+
+def runs(
+    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    to: Json = None,
+) -> None:
+    """Compare runs: the settings in which they differ, and the last value of each metric.
+
+    For example:
+      jprm runs runs/short runs/long
+      jprm runs runs/rates --json rates.json
+
+    Args:
+        folder: Runs of `jprm train`, finished or not, or folders of runs, such as a sweep's; also in a bucket.
+        to: A file for everything that differs and every metric, beyond what the table shows.
+    """
+    from jprm.apps.report.runs import compare, tables
+    from jprm.evaluate.terminal import show
+    from jprm.io.outputs import write_json
+
+    comparison = compare(folder)
+    if to:
+        write_json(to, comparison)
+    show(tables(comparison))
+
+
+def table(
+    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    over: Annotated[tuple[str, ...], arg(metavar="FIELD ...")] = ("seed",),
+    csv: FlagCreatePairsOff[bool] = False,
+    latex: FlagCreatePairsOff[bool] = False,
+    markdown: FlagCreatePairsOff[bool] = False,
+) -> None:
+    """Print a table for a paper: the mean, spread and interval of every figure over seeds, and tests between settings.
+
+    Runs that are equal but for the fields of --over are one group. The other groups are compared with the first. What
+    `jprm eval suite` found is known for every problem: its intervals draw seeds and problems both, and differences
+    pair the problems. With one seed an interval has the problems alone. A metric of training has the seeds alone.
+
+    For example:
+      jprm table results/seed0 results/seed1 results/seed2
+      jprm table results runs --over seed data.seed --latex > table.tex
+
+    Args:
+        folder: Folders of `jprm eval suite` or `jprm train`, or folders of such. The first one's group is what the
+            others are compared with.
+        over: Fields in which the runs of a group may differ.
+        csv: Print all figures with all digits, a line each.
+        latex: Print LaTeX, for the package booktabs.
+        markdown: Print Markdown.
+    """
+    from jprm.apps.report.table import as_csv, as_latex, as_markdown, table_of, tables
+    from jprm.evaluate.terminal import show
+
+    if csv + latex + markdown > 1:
+        raise ValueError("--csv, --latex and --markdown: give one of them")
+    rows = table_of(folder, over)
+    if csv:
+        print(as_csv(rows), end="")
+    elif latex or markdown:
+        print((as_latex if latex else as_markdown)(list(tables(rows))), end="")
+    else:
+        show(tables(rows))
+
+
+def sweep(
+    experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
+    workdir: Folder,
+    set_: Settings,
+    to: Json = None,
+    distributed: Distributed = None,
+) -> None:
+    """Train an experiment at every point of a grid of settings; the same command continues a stopped sweep.
+
+    The runs follow each other in one process, so runs of equal shapes compile once. Each has its folder in DIR, named
+    by its settings. Ends with the table of `jprm runs DIR`. A run that diverges does not end the others.
+
+    For example:
+      jprm sweep experiments/prm800k_smollm2.py --workdir runs/rates --set optimizer.learning_rate=1e-5,3e-5 seed=0,1,2
+      jprm sweep experiments/tiny.py --workdir runs/lists --set 'data.train=["a.jsonl"],["a.jsonl","b.jsonl"]'
+
+    Args:
+        experiment: The file that describes the runs.
+        workdir: The folder for the runs, on this machine or in a bucket.
+        set_: Values that replace the experiment's, by their path in its configuration; several, separated by commas,
+            for a field that varies.
+        to: A file for the comparison, as of `jprm runs --json`.
+        distributed: For several processes, as in `jprm train`.
+    """
+    from jprm import multihost
+    from jprm.train import sweep as sweeps
+    from jprm.train.preemption import Stopped
+
+    multihost.start(distributed)
+    try:
+        folders, diverged = sweeps.sweep(experiment, set_, workdir, lambda line: print(line, file=sys.stderr))
+    except Stopped as stopped:
+        print(f"stopped: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
+    if multihost.is_first():
+        runs(tuple(cast(list[Path], folders)), to)
+    if diverged:
+        raise FloatingPointError(f"{len(diverged)} of {len(folders)} runs diverged: {'; '.join(diverged)}")

@@ -1,0 +1,129 @@
+"""`jprm search`: finds a chain for each problem, with a policy that writes steps and a model that scores them.
+
+Every method of `jprm.methods.search.methods` is a command, and so is the user's own, `module:NAME` or `FILE.py:NAME`. Its
+options are its config's fields and those of `SearchOptions`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from jprm.apps.cli.arguments import (
+    Commands,
+    JudgeFile,
+    OneModel,
+    OnError,
+    PolicyFile,
+    built,
+    command,
+    one_of,
+    print_counts,
+    scorer_of,
+)
+from jprm.methods.search.methods import METHODS, Choice, find
+from jprm.score.rules import Rule
+
+search = Commands()
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """
+    Attributes:
+      policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
+      model: The folder of the model that scores the steps. Give this or --judge.
+      judge: The JSON file of a judge, as for `jprm score`. The output has its critiques and their cost under `judge`.
+      input: Records with `problem` and, where known, `answer`, one per line.
+      budget: Generated tokens per problem, at most.
+      output: One record per problem: everything sampled, its scores, and under `search` what was chosen. The same
+        command continues a stopped one; it searches no problem and pays for no sample twice.
+      choose: The finished chain with the highest score, the answer of most chains, or the answer with the largest sum
+        of scores.
+      by: The output of the model that scores steps: `score`, or, of a head with bounds, `low`, which prefers steps that
+        are surely correct, or `high`.
+      rule: From step scores to a chain score. Default: the rule of the model's authors, or of its label semantics.
+      seed: Number of the first sample.
+      at_once: Problems that advance together.
+      on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
+    """
+
+    policy: PolicyFile
+    input: Annotated[Path, arg(metavar="PROBLEMS.jsonl")]
+    budget: Annotated[int, arg(metavar="TOKENS")]
+    output: Annotated[Path, arg(metavar="F.jsonl")]
+    model: OneModel = None
+    judge: JudgeFile = None
+    choose: Choice = "best"
+    by: Annotated[str, arg(metavar="OUTPUT")] = "score"
+    rule: Annotated[Rule | None, one_of(Rule)] = None
+    seed: int = 0
+    at_once: int = 32
+    on_error: OnError = "stop"
+
+
+def _searching(method: type) -> Callable[[Any, Any], None]:
+    def run(options: SearchOptions, own: Any) -> None:
+        from jprm.methods.policy.load import load_policy
+        from jprm.methods.search.files import search_file
+        from jprm.methods.search.live_scorer import live_scorer
+        from jprm.methods.search.lockstep import SearchConfig
+        from jprm.score.identity import identity
+
+        chosen = built(method, own)
+        prm = scorer_of("search", options.model, options.judge)
+        by = {} if options.by == "score" else {"by": options.by}
+        if by:
+            if options.judge:
+                raise ValueError("search: --by is for --model; a judge gives scores alone")
+            prm = prm.by(options.by)
+        policy = load_policy(options.policy)
+        rule = options.rule or prm.rule
+        config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
+        files = options.input, options.output
+        counts = search_file(policy, live_scorer(prm), identity(prm) | by, *files, config, on_error=options.on_error)
+        print_counts(counts, options.output)
+
+    return run
+
+
+def add(name: str) -> None:
+    """Adds the command of a method: one of `METHODS`, or the user's own."""
+    method = find(name)
+    search.command(name=name)(command(_searching(method), method, SearchOptions))
+
+
+for _name in METHODS:
+    add(_name)
+
+
+@search.command(name="filter")
+def conformal_filter(
+    input: Annotated[Path, arg(metavar="RESULTS.jsonl")],
+    calibration: Annotated[Path, arg(metavar="KNOWN.jsonl")],
+    output: Annotated[Path, arg(metavar="F.jsonl")],
+    error_rate: float,
+    confidence: float = 0.9,
+) -> None:
+    """Accept the results of a search, or abstain, so that at most a given fraction of accepted answers is incorrect.
+
+    The threshold on the score of the chosen chain comes from results on other problems with known answers. The
+    guarantee holds for problems like those, searched the same way. If no threshold gives it, nothing is accepted.
+
+    For example:
+      jprm search filter --input best.jsonl --calibration known.jsonl --error-rate 0.1 --output accepted.jsonl
+
+    Args:
+        input: A file that `jprm search` wrote.
+        calibration: The same search's results for other problems, whose answers are known.
+        output: The records of the input, with `accepted` under `search`.
+        error_rate: Fraction of accepted answers that may be incorrect.
+        confidence: Fraction of calibration sets for which that holds.
+    """
+    from jprm.methods.search.conformal_filter import filter_file
+
+    print_counts(filter_file(input, calibration, output, error_rate, confidence), output)

@@ -1,0 +1,148 @@
+"""What the page shows, as plain data: results and scores of one or several models, and every chain once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jprm.evaluate.benchmark import Scores
+from jprm.evaluate.blocks import Model
+from jprm.evaluate.compare import check_same_records, compare, drawn_figures
+from jprm.evaluate.run import is_scored
+from jprm.evaluate.scored import scores_of
+from jprm.evaluate.suite import read_results, read_scores
+from jprm.io.storage import path_of
+from jprm.methods.judge.critiques import KEY
+from jprm.tree import ReasoningTree, chains_of
+
+BINS, COLUMNS = 10, 12
+"""Size of the heat maps: bins of the score, and steps; the last column holds all later ones."""
+
+
+class Page(NamedTuple):
+    """What the page shows. `comparisons` has `a`, `b` and `rows` of each pair of models."""
+
+    models: list[Model]
+    comparisons: list[dict[str, Any]]
+    chains: dict[str, Any]
+    heat: list[dict[str, list[list[int]]]]
+
+
+def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, Any]], list[Scores]]:
+    """Returns the results and the scores in folders of `jprm eval suite`, of the records that all models scored.
+
+    Raises ValueError where two are not of one suite.
+    """
+    results = [read_results(folder) for folder in folders]
+    for found, folder in zip(results, folders, strict=True):
+        if any(found[key] != results[0][key] for key in ("sections", "neutral", "seed")):
+            raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
+    pairs = zip(folders, results, strict=True)
+    scores = _scored_by_all([read_scores(folder, found, unread=True) for folder, found in pairs])
+    for of_other in scores[1:]:
+        check_same_records(list(results[0]["data"]), scores[0], of_other)
+    return results, scores
+
+
+def collect(folders: Sequence[str | os.PathLike]) -> Page:
+    """Reads the folders of `jprm eval suite`. Raises ValueError where there is none, or two are not of one suite."""
+    if not folders:
+        raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
+    results, scores = read_suites(folders)
+    names = [found["model"]["name"] for found in results]
+    names = [
+        f"{name} ({path_of(folder).name})" if names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    drawn = [drawn_figures(found, of) for found, of in zip(results, scores, strict=True)] if len(names) > 1 else []
+    comparisons = [
+        {"a": names[i], "b": names[j], "rows": compare(drawn[i], drawn[j])}
+        for i, j in itertools.combinations(range(len(names)), 2)
+    ]
+    return Page(list(map(Model, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))
+
+
+def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
+    """Returns the scores without the records that a judge left unscored."""
+    kept = {
+        name: [all(map(is_scored, trees)) for trees in zip(*(of_model[name] for of_model in scores), strict=True)]
+        for name in scores[0]
+    }
+    return [{name: list(itertools.compress(trees, kept[name])) for name, trees in of.items()} for of in scores]
+
+
+def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
+    """Returns the browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree:
+
+    `f`, `p` its file and problem by index, `t` texts of the steps, `d` their depth (trees), `l` labels (1 right, 0
+    wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null), and
+    where a model is a judge `j`, by model: [step, status, tokens, text] of each critique that ends at a step.
+    """
+    problems: dict[str, int] = {}
+    items = []
+    for f, name in enumerate(scores[0]):
+        for trees in zip(*(of_model[name] for of_model in scores), strict=True):
+            p = problems.setdefault(trees[0].problem, len(problems))
+            orders = chains_of(trees[0]) if trees[0].kind == "pool" else [_depth_first(trees[0])]
+            columns = scores_of(trees)
+            told = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
+            items += [{"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(told, order) for order in orders]
+    return {"models": list(names), "files": list(scores[0]), "problems": list(problems), "items": items}
+
+
+def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int]) -> dict[str, Any]:
+    """Returns one of the items of `chains`: the nodes `order` of a tree, with the scores of each model."""
+    labels = [tree.nodes[i].label for i in order]
+    if tree.semantics == "rating":
+        labels = [None if label is None else (label + 1) / 2 for label in labels]
+    item: dict[str, Any] = {"t": [tree.nodes[i].text for i in order], "l": labels}
+    if tree.kind == "tree":
+        depth: list[int] = []
+        for node in tree.nodes:
+            depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
+        item["d"] = [depth[i] for i in order]
+    outcome = tree.extra.get("correct") if tree.kind == "tree" else tree.nodes[order[-1]].correct
+    return item | {"c": [[round(float(score_N[i]), 4) for i in order] for score_N in scores], "o": outcome}
+
+
+def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
+    """Returns the critiques of each model that end at one of the nodes `order`, {} where there are none."""
+    place = {node: i for i, node in enumerate(order)}
+    found = [
+        [
+            [place[node], one["status"], one["tokens"], one["text"]]
+            for one in of
+            for node in one["nodes"]
+            if node in place
+        ]
+        for of in told
+    ]
+    return {"j": found} if any(found) else {}
+
+
+def _depth_first(tree: ReasoningTree) -> list[int]:
+    below: dict[int, list[int]] = {}
+    for i, node in enumerate(tree.nodes):
+        below.setdefault(node.parent, []).append(i)
+    order, stack = [], below.get(-1, [])[::-1]
+    while stack:
+        order.append(stack.pop())
+        stack += below.get(order[-1], [])[::-1]
+    return order
+
+
+def heat(scores: Scores) -> dict[str, list[list[int]]]:
+    """Counts [bin of score][step] of right and of wrong steps, over all labelled steps of all files."""
+    found = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
+    for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
+        item = _item(tree, scores_of([tree]), range(len(tree.nodes)))
+        depth = item.get("d") or range(len(item["t"]))
+        for j, label, score in zip(depth, item["l"], item["c"][0], strict=True):
+            if label is not None and label != 0.5:
+                rows = found["right steps" if label > 0.5 else "wrong steps"]
+                rows[min(int(max(score, 0.0) * BINS), BINS - 1)][min(j, COLUMNS - 1)] += 1
+    return found

@@ -1,0 +1,241 @@
+"""`jprm report`: one HTML page that needs nothing else: no network, no server, no fonts.
+
+The template escapes everything that comes from data; the page's script sets it with `textContent`. The policy in the
+page's head forbids the browser any request.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from jprm.apps.report.collect import Page, collect
+from jprm.apps.report.figures import svg
+from jprm.apps.report.rl import First, collect_runs, is_run
+from jprm.apps.report.training import training
+from jprm.apps.web.files import text_of_file
+from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
+from jprm.evaluate.plots import heat_maps, slug
+from jprm.evaluate.wording import ABSENT, decided, figures_in, interval, percent, points, words
+from jprm.io.outputs import atomic_file, check_output
+from jprm.io.storage import Place, Remote, path_of
+
+SORTS = {
+    "convincing": "most convincing wrong chains first",
+    "doubted": "most doubted right chains first",
+    "step": "largest distance from a label first",
+    "models": "largest distance between models first",
+    "file": "in the order of the files",
+}
+
+SCRIPTS = ("jprm.apps.web:math.js", "jprm.apps.web:chain.js", "jprm.apps.report:page.js")
+KATEX = ("jprm.apps.web:katex/katex.min.js",)
+"""270 KB, for pages with formulas. They are MathML, which browsers draw without KaTeX's style and fonts."""
+
+FORMULA = re.compile(  # as in jprm/apps/web/math.js
+    r"\\\[|\$\$|\\begin\{|\\\(|(?<![\\$])\$(?![\s$])(?:[^$\\\n]|\\[^\n]){1,2000}?(?<!\s)\$(?!\d)"
+)
+
+More = Mapping[str, Iterable[Block]]
+
+
+def report(
+    folders: Sequence[str | os.PathLike],
+    out: str | os.PathLike,
+    figures: str | os.PathLike | None = None,
+    more: More | None = None,
+) -> None:
+    """Writes the page for the folders of `jprm eval suite`, or of `jprm rl`; each figure into `figures` as SVG.
+
+    `more` holds sections of the caller's own by heading, which follow the comparison.
+
+    Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
+    """
+    check_output(out, *(file for folder in folders for file in _files(path_of(folder))))
+    if folders and is_run(folders[0]):
+        page, sections, verdicts, first = collect_runs(folders)
+    else:
+        page = collect(folders)
+        sections = list(sections_of(page, more or {}))
+        verdicts = [(model.name, list(verdict(model))) for model in page.models]
+        first = First([(name, lead(sentences)) for name, sentences in verdicts if sentences], tiles(page.models))
+    drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
+    with atomic_file(out) as file:
+        file.write(html(page, sections, drawn, verdicts, first).encode())
+    if figures is not None:
+        for name, text in drawn.items():
+            with atomic_file(path_of(figures) / f"{name}.svg") as file:
+                file.write(text.encode())
+
+
+def _files(folder: Place) -> Iterable[Place]:
+    """Returns the files that the page may be made of, which it must not replace."""
+    return folder.files() if isinstance(folder, Remote) else folder.rglob("*.json*")
+
+
+def html(
+    page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str],
+    verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (), first: First | None = None,
+) -> str:  # fmt: skip
+    """Returns the page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
+    several = len(page.models) > 1
+    figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]
+    picture = dataclasses.replace(figures[0], name=f"first-{figures[0].name}") if figures else None
+    loader = jinja2.PackageLoader("jprm.apps.report", ".")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.get_template("page.html").render(
+        title="jprm: " + ", ".join(model.name for model in page.models),
+        models=page.models,
+        leads=first.leads if first else [],
+        tiles=first.tiles if first else [],
+        picture=picture,
+        picture_svg=Markup(svg(picture)) if picture else "",
+        verdicts=verdicts,
+        sections=[(id, head, [(type(block).__name__, block) for block in blocks]) for id, head, blocks in sections],
+        svg={name: Markup(text) for name, text in drawn.items()},
+        sorts=[(key, said) for key, said in SORTS.items() if several or key != "models"],
+        files=[("", "all"), *enumerate(page.chains["files"])],
+        names=list(enumerate(page.chains["models"])),
+        chains=Markup(embedded(page.chains)),
+        css=Markup("".join(text_of_file(file) for file in ("jprm.apps.web:base.css", "jprm.apps.report:page.css"))),
+        js=Markup("".join(map(text_of_file, [*(KATEX if has_formulas(page.chains) else ()), *SCRIPTS]))),
+    )
+
+
+def has_formulas(chains: Mapping[str, Any]) -> bool:
+    """Returns whether a problem, a step or a critique of the browser's data may have a formula."""
+    texts = itertools.chain(
+        chains["problems"],
+        (text for item in chains["items"] for text in item["t"]),
+        (told[3] for item in chains["items"] for of in item.get("j", ()) for told in of),
+    )
+    return any(FORMULA.search(text) for text in texts)
+
+
+def embedded(data: Any) -> str:
+    """Returns JSON that no text inside can close or comment out: `<` is written as its escape."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def verdict(model: Model) -> Iterator[tuple[str, str]]:
+    """Yields (`good`, `bad` or `open`, sentence) for every benchmark in a model's results."""
+    for name, benchmark in BENCHMARKS.items():
+        if name in model.results:
+            yield from benchmark.verdict(model.results)
+
+
+def lead(sentences: Sequence[tuple[str, str]]) -> str:
+    """Returns one sentence on a verdict's sentences: how many are of each kind."""
+    count = collections.Counter(kind for kind, _ in sentences)
+    names = {"good": ("strength", "strengths"), "bad": ("fault", "faults"), "open": ("undecided", "undecided")}
+    parts = [f"{count[kind]} {some[count[kind] > 1]}" for kind, some in names.items() if count[kind]]
+    return f"{len(sentences)} finding{'s'[: len(sentences) > 1]}: {', '.join(parts)}."
+
+
+def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Returns what the first screen's four figures are, and (model, value, interval) of each."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for model in models:
+        for name, benchmark in BENCHMARKS.items():
+            for what, figure in benchmark.headline(model.results) if name in model.results else ():
+                value, _, inside = interval(figure).partition(" ")
+                found.setdefault(what, []).append((model.name, value, inside))
+    return list(found.items())[:4]
+
+
+def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
+    """Yields (id, heading, blocks) of every section that has something to show."""
+    own = {name: x for name, x in BENCHMARKS.items() if name in page.models[0].results}
+    found: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
+    found += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
+    found += [
+        (name.replace("_", "-"), benchmark.title, benchmark.section(page.models)) for name, benchmark in own.items()
+    ]
+    found += [(slug(name), str(other["title"]), _plain(page.models, name)) for name, other in _others(page).items()]
+    found += [("heat", "Scores by step", _heat(page)), ("training", "Training", _training(page.models))]
+    found += [("left-out", "What was left out", _left_out(page))]
+    for name, heading, blocks in found:
+        if blocks := list(blocks):
+            yield name, heading, blocks
+
+
+def _others(page: Page) -> dict[str, Any]:
+    """Returns the user's own benchmarks that are not registered here, as the results name them.
+
+    A results file may come from elsewhere, so the code that it names is not run.
+    """
+    others = page.models[0].results.get("others", {})
+    return {name: other for name, other in others.items() if name not in BENCHMARKS}
+
+
+def _plain(models: Sequence[Model], name: str) -> Iterator[Block]:
+    """Yields every figure of a benchmark whose code is not at hand."""
+    columns = {model.name: dict(figures_in(model.results.get(name))) for model in models}
+    whats = dict.fromkeys(what for column in columns.values() for what in column)
+    rows = [[words(what), *(column.get(what, ABSENT) for column in columns.values())] for what in whats]
+    if rows:
+        yield Table("Figures with their 95 % intervals", ("", *columns), rows)
+
+
+def _comparison(page: Page) -> Iterator[Block]:
+    for pair in page.comparisons:
+        rows = [
+            [row["what"], points(row) if row["low"] is not None else percent(row["value"]), percent(row["better"]),
+             decided(row)]
+            for row in pair["rows"]
+        ]  # fmt: skip
+        columns = ("", "difference", "ahead in % of draws", f"{pair['a']} is")
+        yield Table(f"{pair['a']} less {pair['b']}, on the same problems", columns, rows)
+    if page.comparisons:
+        yield Note(
+            "Both models met the same problems, so these are drawn together and the difference is taken within each"
+            " draw: it can be sure where the two intervals overlap. “Undecided” is not “equal”."
+        )
+
+
+def _heat(page: Page) -> Iterator[Block]:
+    for model, counts in zip(page.models, page.heat, strict=True):
+        if any(any(map(any, rows)) for rows in counts.values()):
+            yield Figure(
+                name=f"heat-{slug(model.name)}",
+                title="Scores by step",
+                description=f"Scores of {model.name} by step, right and wrong steps.",
+                caption=model.name,
+                note="A column is the first, second, ... step of a chain; its cells divide that column's steps by"
+                " score, dark for many. A good scorer is dark at the top for right steps and at the bottom for wrong"
+                " ones, in every column alike.",
+                draw=lambda figure, counts=counts: heat_maps(figure, counts),
+                size=(8.2, 3.2),
+            )
+
+
+def _training(models: Sequence[Model]) -> Iterator[Block]:
+    return training([(model.name, model.results["model"]["folder"]) for model in models])
+
+
+def _left_out(page: Page) -> Iterator[Block]:
+    results = page.models[0].results
+    rows = [[f"file {path}", "is not there"] for path in results["absent"]]
+    too_long = results.get("too_long", {})
+    rows += [[f"{name}: records with a chain too long for the model", str(n)] for name, n in too_long.items() if n]
+    for model in page.models:
+        unread = model.results.get("unread", {}).items()
+        rows += [[f"{name}: records with a step that {model.name} did not judge", str(n)] for name, n in unread if n]
+    for other in _others(page).values():
+        what = "shown as plain numbers, as this page runs no code that results name: register it and call the library"
+        rows.append([f"drawing and comparison of {other['benchmark']}", what])
+    for name, benchmark in BENCHMARKS.items():
+        if name in results:
+            rows += [[what, str(count)] for what, count in benchmark.left_out(results[name]) if count]
+    if rows:
+        yield Table("", ("", "count"), rows)

@@ -1,0 +1,270 @@
+"""Tables for a paper: runs grouped by their settings, with the mean and spread over seeds, and tests between groups.
+
+A figure of a suite is known for every problem, so seeds and problems are drawn both (`jprm.statistics.mean_of_runs`).
+A metric of training is one number a run: its interval has the seeds alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jprm.apps.report.collect import read_suites
+from jprm.apps.report.runs import METRICS, last_metrics, names_of, setting
+from jprm.checkpoints.kinds import RUN
+from jprm.evaluate.blocks import Table
+from jprm.evaluate.compare import drawn_figures
+from jprm.evaluate.wording import ABSENT
+from jprm.experiment import read, to_json
+from jprm.io.storage import Place, Remote, path_of
+from jprm.statistics import Draws, Estimate, difference_of_runs, mean_of_runs
+
+RESULTS = "results.json"
+UNTOLD = ("name", "trackers")
+"""Fields that may differ between runs of one group: they change nothing that is computed."""
+
+
+class Run(NamedTuple):
+    """One trained model: its settings by path, None where its folder is gone, and its figures."""
+
+    name: str
+    settings: Mapping[str, Any] | None
+    figures: Mapping[str, Draws]
+
+
+class Group(NamedTuple):
+    """Runs that are equal but for their seeds. `label` has the settings that tell it from the other groups."""
+
+    label: Mapping[str, str]
+    seeds: tuple[str, ...]  # of each run, as text
+    runs: tuple[Run, ...]
+
+
+class Row(NamedTuple):
+    """One figure of one group, and its difference to the first group. `over` names what the interval has drawn."""
+
+    group: Mapping[str, str]
+    figure: str
+    runs: int
+    problems: int  # 0 for a metric of training
+    mean: Estimate
+    spread: float  # standard deviation over runs; NaN for one
+    over: str
+    less_first: Estimate | None
+    less_over: str
+
+
+def table_of(folders: Sequence[str | os.PathLike], over: Sequence[str] = ("seed",)) -> list[Row]:
+    """Returns the rows of a table, by figure and group. The first run's group is what the others are compared with.
+
+    Args:
+      folders: of `jprm eval suite` or of `jprm train`, or folders that hold such.
+      over: fields of an experiment in which the runs of a group may differ.
+
+    Raises:
+      FileNotFoundError, ValueError: names the folder that is neither, runs of another suite, an unknown field, or two
+        runs of one seed.
+    """
+    groups = _groups(_runs(folders), over)
+    figures = dict.fromkeys(name for group in groups for run in group.runs for name in run.figures)
+    return [row for figure in figures for row in _rows(groups, figure)]
+
+
+def _rows(groups: Sequence[Group], figure: str) -> Iterator[Row]:
+    first: tuple[Group, list[Draws]] | None = None
+    for group in groups:
+        runs = [run.figures[figure] for run in group.runs if figure in run.figures]
+        if not runs:
+            continue
+        if len(runs) < len(group.runs):
+            absent = next(run.name for run in group.runs if figure not in run.figures)
+            raise ValueError(f"{absent}: has no {figure!r}, and other runs of its group have. Evaluate it too")
+        less, less_over = None, ""
+        if first is None:
+            first = group, runs
+        else:
+            same = sorted(first[0].seeds) == sorted(group.seeds)
+            sides = (first[1], first[0].seeds), (runs, group.seeds)
+            one, other = ([x for _, x in sorted(zip(s, r, strict=True), key=lambda p: p[0])] for r, s in sides)
+            less = difference_of_runs(other, one, same_seeds=same)
+            less_over = _over(min(len(one), len(other)), runs[0].groups)
+        values = [run.value for run in runs]
+        spread = float(np.std(values, ddof=1)) if len(runs) > 1 else math.nan
+        over = _over(len(runs), runs[0].groups)
+        yield Row(group.label, figure, len(runs), runs[0].groups, mean_of_runs(runs), spread, over, less, less_over)
+
+
+def _over(runs: int, problems: int) -> str:
+    """Returns what an interval of so many runs and problems is over."""
+    return " and ".join(["seeds"] * (runs > 1) + ["problems"] * (problems > 1)) or "nothing"
+
+
+def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
+    """Returns the runs in the order of the folders; a suite's figures join the metrics of the run that it evaluated."""
+    found: dict[str, Run] = {}
+    suites = [place for folder in folders for place in _places(path_of(folder), RESULTS)]
+    trained = [place for folder in folders for place in _places(path_of(folder), RUN)]
+    for folder in map(path_of, folders):
+        if not _places(folder, RESULTS) and not _places(folder, RUN):
+            raise FileNotFoundError(f"{folder}: has no {RESULTS} of `jprm eval suite` and no {RUN} of `jprm train`")
+    results, scores = read_suites(list(dict.fromkeys(suites))) if suites else ([], [])
+    for result, of_model in zip(results, scores, strict=True):
+        folder = str(result["model"]["folder"])
+        if folder in found:
+            raise ValueError(f"{folder}: two of the folders evaluate this model. Name one of them")
+        settings = _settings(path_of(folder)) if (path_of(folder) / RUN).is_file() else None
+        found[folder] = Run(folder, settings, drawn_figures(result, of_model))
+    for place in dict.fromkeys(trained):
+        metrics = last_metrics(place / METRICS)
+        numbers = {
+            name.replace("_", " "): Draws(float(value), np.zeros(0), 0)
+            for name, value in metrics.items()
+            if name.startswith("valid_") and name != "valid_labels" and isinstance(value, int | float)
+        }
+        folder = str(place.resolve())
+        known = found[folder].figures if folder in found else {}
+        found[folder] = Run(folder, _settings(place), {**known, **numbers})
+    return list(found.values())
+
+
+def _places(folder: Place, name: str) -> list[Place]:
+    """Returns the folder if it holds the file, else the folders directly in it that do."""
+    if (folder / name).is_file():
+        return [folder]
+    if isinstance(folder, Remote):
+        return [file.parent for file in folder.files() if file.name == name and file.parent.parent == folder]
+    return [file.parent for file in sorted(folder.glob(f"*/{name}"))]
+
+
+def _settings(run: Place) -> dict[str, Any]:
+    return flatten_dict(to_json(read(run / RUN)), sep=".")
+
+
+def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
+    """Returns the runs by their settings; a run whose settings are not known is a group of its own, by its name."""
+    known = [run.settings for run in runs if run.settings is not None]
+    fields = dict.fromkeys(field for settings in known for field in settings)
+    if known and (unknown := [field for field in over if field not in fields]):
+        near = ", ".join(field for field in fields if "seed" in field)
+        raise ValueError(f"--over {unknown[0]}: is no field of these experiments; those of seeds are {near}")
+    told = [field for field in fields if field not in (*over, *UNTOLD)]
+    differ = [field for field in told if len({json.dumps(settings.get(field)) for settings in known}) > 1]
+    members: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        key = (run.name,) if run.settings is None else tuple(json.dumps(run.settings.get(field)) for field in differ)
+        members.setdefault(key, []).append(run)
+    short = dict(zip((run.name for run in runs), names_of([run.name for run in runs]), strict=True))
+    groups = []
+    for some in members.values():
+        settings = some[0].settings
+        label = {"run": short[some[0].name]} if settings is None else {f: setting(settings.get(f)) for f in differ}
+        seeds = tuple(json.dumps([run.settings.get(f) for f in over]) if run.settings else run.name for run in some)
+        if len(set(seeds)) < len(seeds):
+            twice = [run.name for run, seed in zip(some, seeds, strict=True) if seeds.count(seed) > 1]
+            raise ValueError(f"{twice[0]} and {twice[1]}: equal settings and one {', '.join(over)}. Name one of them")
+        groups.append(Group(label, seeds, tuple(some)))
+    return groups
+
+
+CAPTION = (
+    "Mean over runs and its 95 % interval; the spread is the standard deviation over runs. Differences are to the first"
+    " group: problems are paired, and seeds too where both groups have the same. p is two-sided and not corrected for"
+    " the number of comparisons."
+)
+
+
+def tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yields a table a figure: a row a group."""
+    for figure in dict.fromkeys(row.figure for row in rows):
+        some = [row for row in rows if row.figure == figure]
+        scale = 100.0 if some[0].problems else 1.0
+        heads = dict.fromkeys(name for row in some for name in row.group)
+        cells = [
+            [*(row.group.get(head, ABSENT) for head in heads), str(row.runs), _number(scale * row.mean.value, scale),
+             _number(scale * row.spread, scale), _interval(row.mean, scale), row.over,
+             *_difference(row, scale)]
+            for row in some
+        ]  # fmt: skip
+        counts = f", {some[0].problems} problems" if some[0].problems else ""
+        unit = ", %" if some[0].problems else ""
+        columns = (*(heads or [""]), "runs", "mean", "spread", "95 %", "interval over", "difference", "95 %", "p")
+        cells = cells if heads else [["", *row] for row in cells]
+        yield Table(f"{figure}{unit}{counts}", columns, cells, caption=CAPTION if figure == rows[-1].figure else "")
+
+
+def _difference(row: Row, scale: float) -> list[str]:
+    if row.less_first is None:
+        return [ABSENT] * 3
+    p = row.less_first.p
+    return [f"{_number(scale * row.less_first.value, scale, '+')}", _interval(row.less_first, scale, "+"),
+            ABSENT if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"]  # fmt: skip
+
+
+def _interval(mean: Estimate, scale: float, sign: str = "") -> str:
+    found = mean.interval()
+    if math.isnan(found.low):
+        return ABSENT
+    return f"[{_number(scale * found.low, scale, sign)}, {_number(scale * found.high, scale, sign)}]"
+
+
+def _number(value: float, scale: float, sign: str = "") -> str:
+    """Returns a percentage with one decimal, or another number with four digits."""
+    return ABSENT if math.isnan(value) else format(value, f"{sign}.1f" if scale == 100 else f"{sign}.4g")
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Returns a line a figure and group, with all digits: fractions, not percentages."""
+    heads = list(dict.fromkeys(name for row in rows for name in row.group))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([
+        *heads, "figure", "runs", "problems", "mean", "spread", "low", "high", "interval_over", "difference",
+        "difference_low", "difference_high", "difference_over", "p",
+    ])  # fmt: skip
+    for row in rows:
+        less = row.less_first
+        figures = [row.mean.value, row.spread, *row.mean.interval()[1:], row.over]
+        figures += [*less.interval(), row.less_over, less.p] if less else [None] * 5
+        cells = [*(row.group.get(head) for head in heads), row.figure, row.runs, row.problems, *figures]
+        writer.writerow(["" if x is None or (isinstance(x, float) and math.isnan(x)) else x for x in cells])
+    return out.getvalue()
+
+
+def as_markdown(blocks: Sequence[Table]) -> str:
+    """Returns the tables in GitHub's Markdown."""
+    parts = []
+    for block in blocks:
+        lines = [block.columns, ["---"] + ["--:"] * (len(block.columns) - 1), *filter(None, block.rows)]
+        text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        parts.append("\n\n".join(filter(None, (f"**{block.title}**", text, block.caption))))
+    return "\n\n".join(parts) + "\n"
+
+
+_LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "<": "$<$", ">": "$>$",
+}  # fmt: skip
+
+
+def as_latex(blocks: Sequence[Table]) -> str:
+    """Returns the tables as LaTeX, for the package booktabs."""
+    parts = []
+    for block in blocks:
+        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (block.columns, *filter(None, block.rows))]
+        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+        inside = [rf"\begin{{tabular}}{{l{'r' * (len(block.columns) - 1)}}}", *body, r"\end{tabular}"]
+        caption = rf"\caption{{{_escaped(' '.join(filter(None, (block.title + '.', block.caption))))}}}"
+        parts.append("\n".join([r"\begin{table}", r"\centering", *inside, caption, r"\end{table}"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _escaped(text: str) -> str:
+    text = "".join(_LATEX.get(char, char) for char in text)
+    return f"${text}$" if text[:1] in "+-" and text[1:2].isdigit() else text

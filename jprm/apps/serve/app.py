@@ -1,0 +1,168 @@
+"""The server as an ASGI application: routes, who may call them, and what is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import prometheus_client
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jprm.apps.serve import runs
+from jprm.apps.serve.alternatives import Writer, alternatives
+from jprm.apps.serve.config import ServeConfig
+from jprm.apps.serve.engine import Closed, Engine
+from jprm.apps.serve.http import Server, server_of, shutting_down
+from jprm.apps.serve.openrlhf import View, get_reward
+from jprm.apps.serve.pooling import pooling
+from jprm.apps.serve.score import rerank, score
+from jprm.apps.web.files import text_of_file
+from jprm.apps.web.guards import HANDLERS, guards
+from jprm.apps.web.pages import MATH, file_routes, page_route
+from jprm.methods.policy.protocol import Policy
+
+PAGE = {
+    "/base.css": "jprm.apps.web:base.css",
+    "/app.css": "jprm.apps.web:app.css",
+    "/call.js": "jprm.apps.web:call.js",
+    "/chain.js": "jprm.apps.web:chain.js",
+    "/playground.css": "jprm.apps.serve:playground.css",
+    "/playground.js": "jprm.apps.serve:playground.js",
+    **MATH,
+}
+"""The playground's files."""
+
+OPEN = ("/health", "/ready", "/", *PAGE, "/runs", *runs.FILES)
+"""Routes that need no key: a load balancer asks them, or they are the page that asks for the key."""
+
+
+def make_app(
+    engines: Sequence[Engine],
+    config: ServeConfig,
+    key: str | None = None,
+    view: View | None = None,
+    policy: Policy | None = None,
+    shown: runs.Runs | None = None,
+) -> Starlette:
+    """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
+
+    Args:
+      engines: one a model; the first is the default. Without one there are no routes of scores.
+      key: what a client sends as `Authorization: Bearer KEY`; None where no key is needed.
+      view: how OpenRLHF's prompts are written.
+      policy: what writes the steps of /v1/continue.
+      shown: runs whose curves the page /runs shows.
+    """
+    registry = prometheus_client.CollectorRegistry()
+    routes = [
+        *(_routes_of_scores(policy, shown) if engines else ()),
+        *(_routes_of_runs(bool(engines)) if shown else ()),
+        Route("/health", lambda request: PlainTextResponse("ok")),
+        Route("/ready", lambda request: PlainTextResponse("ready")),
+        Route("/metrics", _metrics),
+    ]
+    middleware = [
+        Middleware(_Measured, registry=registry, paths=[route.path for route in routes]),
+        *guards(config, lambda path: None if path in OPEN else key),
+    ]
+    handlers = {**HANDLERS, Closed: lambda request, error: shutting_down(error).response()}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        for engine in engines:  # what was admitted has been answered: uvicorn waits for its connections
+            engine.close()
+        if writer:
+            writer.close()
+
+    writer = Writer(policy) if policy else None
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.state.listen, app.state.runs = config, shown
+    app.state.server, app.state.view, app.state.registry = (
+        Server({engine.name: engine for engine in engines}, config, writer),
+        view or View(),
+        registry,
+    )
+    waiting = prometheus_client.Gauge("jprm_waiting_tokens", "Tokens that wait.", ["model"], registry=registry)
+    rate = prometheus_client.Gauge("jprm_tokens_per_second", "Measured rate.", ["model"], registry=registry)
+    for engine in engines:
+        waiting.labels(engine.name).set_function(lambda engine=engine: engine.waiting_tokens)
+        rate.labels(engine.name).set_function(lambda engine=engine: engine.rate)
+    return app
+
+
+def _routes_of_scores(policy: Policy | None, shown: runs.Runs | None) -> list[Route]:
+    page = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
+    return [
+        Route("/v1/score", score, methods=["POST"]),
+        Route("/v1/rerank", rerank, methods=["POST"]),
+        Route("/v1/continue", alternatives, methods=["POST"]),
+        Route("/get_reward", get_reward, methods=["POST"]),
+        Route("/pooling", pooling, methods=["POST"]),
+        Route("/v1/models", _models),
+        page_route("/", page.replace("{{ runs }}", '<a href="runs">Runs</a>' if shown else ""), "playground.html"),
+        *file_routes(PAGE),
+    ]
+
+
+def _routes_of_runs(playground: bool) -> list[Route]:
+    page = text_of_file("jprm.apps.serve:runs.html")
+    page = page.replace("{{ playground }}", '<a href=".">Playground</a>' if playground else "")
+    return [
+        page_route("/runs", page, "runs.html"),
+        *([] if playground else [Route("/", lambda request: RedirectResponse("runs"))]),
+        *file_routes(runs.FILES),
+        Route("/v1/runs", runs.runs),
+        Route("/v1/runs/metrics", runs.metrics),
+    ]
+
+
+async def _models(request: Request) -> Response:
+    engines = server_of(request).engines
+    data = [
+        {"id": name, "object": "model", "owned_by": "jprm", "max_model_len": e.longest, "rule": e.prm.rule,
+         "semantics": e.prm.semantics, "scale": e.prm.scale.weight, "step": e.prm.step}
+        for name, e in engines.items()
+    ]  # fmt: skip
+    return JSONResponse({"object": "list", "data": data})
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(
+        prometheus_client.generate_latest(request.app.state.registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
+    )
+
+
+class _Measured:
+    """Counts requests and their seconds by route and status, and nothing of what they hold."""
+
+    def __init__(self, app: ASGIApp, registry: prometheus_client.CollectorRegistry, paths: Sequence[str]):
+        self.app, self.paths = app, paths
+        self.seconds = prometheus_client.Histogram(
+            "jprm_request_seconds", "Time from the request to the end of its answer.", ["route", "status"],
+            registry=registry, buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+        )  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            known = scope["path"] if scope["path"] in self.paths else "other"
+            self.seconds.labels(known, status).observe(time.monotonic() - began)

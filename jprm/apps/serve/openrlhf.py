@@ -1,0 +1,99 @@
+"""`POST /get_reward`: the remote reward model of OpenRLHF, `openrlhf.utils.remote_rm_utils`.
+
+It sends {"query": [prompt and response], "prompts": [prompt], "labels": [...]} and reads {"rewards", "scores",
+"extra_logs"}. A view says how a prompt was written, since it is a chat template's text and not the problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jprm.apps.serve.http import admit, answer, server_of, tokens_of
+from jprm.apps.serve.score import chains, rule_of
+from jprm.apps.web.guards import Refusal, field, json_of, of_record
+from jprm.experiment import from_json
+from jprm.io.storage import path_of
+from jprm.tree import ReasoningTree, RecordError, tree_of
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """How a trainer writes prompts and responses.
+
+    Attributes:
+      prompt: the text of a prompt, with {problem} where the problem is.
+      ends: texts that may end a response and are not part of it, such as <|im_end|>.
+      segmentation: the rule that splits a response into steps (`jprm.steps.RULES`, or auto).
+    """
+
+    prompt: str = "{problem}"
+    ends: tuple[str, ...] = ()
+    segmentation: str = "auto"
+
+    def __post_init__(self):
+        if self.prompt.count("{problem}") != 1:
+            raise ValueError("prompt must hold {problem} once")
+
+    def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
+        """Returns the response's chain, None where it is blank. Raises Refusal for texts of another form."""
+        before, after = self.prompt.split("{problem}")
+        if not query.startswith(prompt):
+            raise Refusal(400, f"{where}: query does not begin with its prompt", "query")
+        if not (prompt.startswith(before) and prompt.endswith(after) and len(prompt) > len(before) + len(after)):
+            raise Refusal(400, f"{where}: the prompt is not written as the view's {self.prompt!r}", "prompts")
+        problem, response = prompt[len(before) : len(prompt) - len(after)], query[len(prompt) :]
+        for end in self.ends:
+            response = response.rstrip().removesuffix(end)
+        if not response.strip():
+            return None
+        try:
+            return tree_of({"problem": problem, "response": response, "segmentation": self.segmentation}, where)
+        except RecordError as error:
+            raise of_record(error) from None
+
+
+def read_view(path: str | os.PathLike) -> View:
+    """Reads a view from a JSON file. Raises ValueError naming the file and the field."""
+    try:
+        return from_json(View, json.loads(path_of(path).read_bytes()))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is no view of prompts: {error}") from error
+
+
+async def get_reward(request: Request) -> Response:
+    """Rewards each query by its chain's score. A blank response gets 0, or the lowest reward of all if that is less."""
+    body = await json_of(request)
+    server, view = server_of(request), request.app.state.view
+    engine = server.engine(body.get("model"))
+    rule = rule_of(engine.prm, body.get("rule"))
+    queries, prompts = field(body, "query", list), field(body, "prompts", list)
+    if len(queries) != len(prompts) or not all(isinstance(text, str) for text in [*queries, *prompts]):
+        raise Refusal(400, "query and prompts are two lists of texts, of the same length", "query")
+    admit(request, engine)
+
+    def read() -> tuple[list[ReasoningTree | None], int]:
+        pairs = enumerate(zip(prompts, queries, strict=True))
+        trees = [view.tree(prompt, query, f"query[{i}]") for i, (prompt, query) in pairs]
+        return trees, tokens_of(request, engine, [tree for tree in trees if tree])
+
+    trees, tokens = await asyncio.to_thread(read)
+    found = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))
+    scores = [next(found)["score"] if tree else None for tree in trees]
+    known = [
+        chains(engine.prm, tree, score_N, rule)[0]["score"]
+        for tree, score_N in zip(trees, scores, strict=True)
+        if tree is not None and score_N is not None
+    ]
+    left, lowest = iter(known), min([0.0, *known])
+    rewards = [lowest if score_N is None else next(left) for score_N in scores]
+    logs = {
+        "lowest_step": [lowest if score_N is None else float(score_N.min()) for score_N in scores],
+        "steps": [0.0 if score_N is None else float(len(score_N)) for score_N in scores],
+    }
+    return JSONResponse({"rewards": rewards, "scores": rewards, "extra_logs": logs})

@@ -1,0 +1,130 @@
+"""`POST /pooling`: vLLM's route for token classifiers, with the task `token_classify`.
+
+A chain of token ids gives the head's outputs at every token (vLLM's pooling type ALL), or, where the model's layout
+ends each step with a token of its own, at these tokens (STEP). What vLLM's fields ask for and this server would not do
+exactly is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jprm.apps.serve.engine import Engine
+from jprm.apps.serve.http import admit, answer, check_size, server_of
+from jprm.apps.serve.score import usage
+from jprm.apps.web.guards import Refusal, field, json_of
+from jprm.layout import TemplateLayout
+from jprm.model.heads import Weighted
+from jprm.score.row_lengths import SHORTEST
+from jprm.score.scorer import PRM
+from jprm.tokenizer import JsonTokenizer
+
+_REFUSED = {
+    "messages": "a chat template is not applied here: send its text or token ids as `input`",
+    "truncate_prompt_tokens": "a chain is never cut: send the tokens that are meant",
+    "dimensions": "outputs of classes have no other dimensions",
+    "normalize": "outputs of classes are not normalised",
+}
+
+
+async def pooling(request: Request) -> Response:
+    """Returns the outputs of each chain of `input`: probabilities, or logits with `use_activation: false`."""
+    body = await json_of(request)
+    engine = server_of(request).engine(body.get("model"))
+    _check(body, engine.prm)
+    admit(request, engine)
+    chains = await asyncio.to_thread(_chains, engine, body)
+    places = [_places(engine.prm, ids) for ids in chains]
+    counts = [max(len(ids), SHORTEST) for ids in chains]  # each takes a row of its own
+    check_size(request, engine, sum(counts))
+    futures = [
+        engine.run(lambda ids=ids, at=at: engine.prm.token_logits(ids, at), count)
+        for ids, at, count in zip(chains, places, counts, strict=True)
+    ]
+    try:
+        outputs = [await answer(request, future) for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+    if body.get("use_activation") is not False:
+        outputs = [activated(logit_PC) for logit_PC in outputs]
+    packed = body.get("encoding_format") == "base64"
+    data = [
+        {"index": i, "object": "pooling",
+         "data": base64.b64encode(x_PC.astype("<f4").tobytes()).decode() if packed else x_PC.tolist()}
+        for i, x_PC in enumerate(outputs)
+    ]  # fmt: skip
+    made = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
+    return JSONResponse(made | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
+
+
+def activated(logit_PC: Float[np.ndarray, "P C"]) -> Float[np.ndarray, "P C"]:
+    """Returns what vLLM's classifiers give by default: the sigmoid of one logit, the softmax of several."""
+    if logit_PC.shape[1] == 1:
+        return 1 / (1 + np.exp(-logit_PC))
+    weight_PC = np.exp(logit_PC - logit_PC.max(axis=1, keepdims=True))
+    return weight_PC / weight_PC.sum(axis=1, keepdims=True)
+
+
+def _check(body: dict[str, Any], prm: PRM) -> None:
+    """Raises Refusal for fields that would not be followed exactly, and for models whose outputs are no classes."""
+    if body.get("task") not in (None, "token_classify"):
+        raise Refusal(400, f"task {body['task']!r}: this server has token_classify alone", "task")
+    for name, why in _REFUSED.items():
+        if body.get(name) is not None:
+            raise Refusal(400, f"{name}: {why}", name)
+    for name, values in {
+        "encoding_format": ("float", "base64"),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+        "use_activation": (True, False),
+    }.items():
+        if (value := body.get(name)) is not None and value not in values:
+            raise Refusal(400, f"{name} {value!r}: use {' or '.join(map(str, values))}", name)
+    if prm.ratio is not None:
+        raise Refusal(400, f"{prm.name} is an implicit PRM, which has no logits: use /v1/score", "model")
+    if prm.config.steps:
+        raise Refusal(400, f"{prm.name} reads the ends of steps, which tokens do not tell: use /v1/score", "model")
+    score = prm.readout.score
+    classes = isinstance(score, Weighted) and score.activation == ("softmax" if len(score.factors) > 1 else "sigmoid")
+    if body.get("use_activation") is not False and not classes:
+        raise Refusal(400, "use_activation: this model's logits are no classes; ask for false", "use_activation")
+
+
+def _chains(engine: Engine, body: dict[str, Any]) -> list[list[int]]:
+    """Returns the token ids of every chain of `input`. Raises Refusal for what is no chain, or too long a one."""
+    given = field(body, "input", (str, list))
+    several = isinstance(given, list) and not all(type(x) is int for x in given)
+    special = body.get("add_special_tokens") is not False
+    chains = [_ids(engine.prm, x, special) if isinstance(x, str) else x for x in (given if several else [given])]
+    for ids in chains:
+        if not (isinstance(ids, list) and ids and all(type(x) is int for x in ids)):
+            raise Refusal(400, "input is a text, token ids, or a list of these, none of them empty", "input")
+        if len(ids) > engine.longest:
+            raise Refusal(400, f"a chain has {len(ids):,} tokens, and this server takes {engine.longest:,}", "input")
+    return chains
+
+
+def _ids(prm: PRM, text: str, special: bool) -> list[int]:
+    """Returns the ids of a text in which special tokens are read as such, as vLLM reads them."""
+    tokenizer = prm.layout.tokenizer
+    if not isinstance(tokenizer, JsonTokenizer):
+        raise Refusal(400, "input is a text, and this model has no tokenizer.json: send token ids", "input")
+    return tokenizer.encode_control(text, special)
+
+
+def _places(prm: PRM, ids: Sequence[int]) -> list[int]:
+    """Returns where outputs are read: at the token that ends each step, where the layout has one, else everywhere."""
+    layout = prm.layout
+    end = layout.end_of_step if isinstance(layout, TemplateLayout) else None
+    return [i for i, token in enumerate(ids) if end is None or token == end]

@@ -1,0 +1,137 @@
+"""Runs while they train: their metrics over HTTP, as far as they are written, for a page that draws them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jprm.apps.report.runs import METRICS, find_runs, names_of
+from jprm.apps.web.guards import Refusal
+from jprm.checkpoints.kinds import RUN
+from jprm.io.jsonl import parse
+from jprm.io.storage import Place, Remote
+from jprm.tree import RecordError
+
+FILES = {
+    "/runs/base.css": "jprm.apps.web:base.css",
+    "/runs/app.css": "jprm.apps.web:app.css",
+    "/runs/call.js": "jprm.apps.web:call.js",
+    "/runs/runs.css": "jprm.apps.serve:runs.css",
+    "/runs/runs.js": "jprm.apps.serve:runs.js",
+}
+"""The page's files."""
+
+PART = 2**20
+"""Bytes of metrics that one answer reads at most."""
+
+
+class Runs:
+    """The runs in some folders, those that appear later in a folder of runs included.
+
+    Raises FileNotFoundError for a folder that is no run and has none.
+    """
+
+    def __init__(self, folders: Sequence[str | os.PathLike]):
+        self._folders = folders
+        find_runs(folders)
+
+    def by_name(self) -> dict[str, Place]:
+        """Returns the runs' folders by their names, which leave out the path that all share."""
+        found = find_runs(self._folders)
+        return dict(zip(names_of([os.fspath(folder) for folder in found]), found, strict=True))
+
+
+async def runs(request: Request) -> Response:
+    """`GET /v1/runs`: every run, what it is to take, and how long ago it wrote."""
+    found = await asyncio.to_thread(lambda: [_state(*run) for run in request.app.state.runs.by_name().items()])
+    return JSONResponse({"object": "list", "data": found})
+
+
+async def metrics(request: Request) -> Response:
+    """`GET /v1/runs/metrics?run=NAME&file=ID&from=BYTE`: the whole lines after a byte, and where to go on.
+
+    A file that another has replaced, as when a run starts anew, is read from its beginning.
+    """
+    name = request.query_params.get("run", "")
+    folder = (await asyncio.to_thread(request.app.state.runs.by_name)).get(name)
+    if folder is None:
+        raise Refusal(404, f"there is no run {name!r}", "run")
+    start = request.query_params.get("from", "0")
+    if not (start.isascii() and start.isdigit() and len(start) < 16):
+        raise Refusal(400, "from is no number of bytes", "from")
+    made = await asyncio.to_thread(read_lines, folder / METRICS, request.query_params.get("file", ""), int(start))
+    return JSONResponse(made)
+
+
+@contextlib.contextmanager
+def _opened(path: Place) -> Iterator[tuple[IO[bytes], str, int]]:
+    """Opens a file; yields it, what tells it from another of its name, and its size."""
+    if isinstance(path, Remote):  # every object is a new one; those of one run begin with the same line
+        content = path.read_bytes()
+        yield io.BytesIO(content), hashlib.sha256(content.partition(b"\n")[0]).hexdigest()[:16], len(content)
+        return
+    with path.open("rb") as opened:
+        about = os.fstat(opened.fileno())
+        yield opened, f"{about.st_dev}-{about.st_ino}", about.st_size
+
+
+def read_lines(path: Place, file: str, start: int) -> dict[str, Any]:
+    """Returns the numbers of the whole lines after byte `start`: `file`, `from`, `next`, `end` of the file and `lines`.
+
+    Half a line, which is still being written, is left for the next call. Whole lines that are no JSON objects are left
+    out and counted as `damaged`. Without a file there are no lines.
+    """
+    try:
+        with _opened(path) as (opened, now, size):
+            start = start if file == now and start <= size else 0
+            opened.seek(start)
+            data = opened.read(PART)
+            whole = data[: data.rfind(b"\n") + 1]
+            while not whole and len(data) == PART and (more := opened.readline()):  # a line longer than a part
+                data += more
+                whole = data[: data.rfind(b"\n") + 1]
+    except FileNotFoundError:
+        return {"file": "", "from": 0, "next": 0, "end": 0, "lines": [], "damaged": 0}
+    lines, damaged = [], 0
+    for line in whole.splitlines():
+        try:
+            value = json.loads(line, parse_constant=lambda name: None)  # NaN is no number that a page could draw
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            lines.append({k: v for k, v in value.items() if type(v) in (int, float) and math.isfinite(v)})
+        else:
+            damaged += 1
+    end = max(size, start + len(whole))
+    return {"file": now, "from": start, "next": start + len(whole), "end": end, "lines": lines, "damaged": damaged}
+
+
+def _state(name: str, folder: Place) -> dict[str, Any]:
+    config = _config(folder / RUN)
+    try:
+        written = folder / METRICS
+        modified = written.modified() if isinstance(written, Remote) else written.stat().st_mtime
+        quiet: float | None = max(0.0, time.time() - modified)
+    except FileNotFoundError:
+        quiet = None  # nothing is written yet
+    return {"id": name, "experiment": config.get("name", name), "steps": config.get("steps"), "quiet_seconds": quiet}
+
+
+def _config(path: Place) -> dict[str, Any]:
+    """Returns a run's configuration, {} where it is just being replaced or is of no use."""
+    try:
+        found = parse(path.read_bytes(), path.name)
+    except (OSError, RecordError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,151 @@
+"""What every server's routes share: who may call, reading a body within limits, and errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jprm.apps.web.config import Listen
+from jprm.io.jsonl import parse
+from jprm.tree import RecordError
+
+KEY = "JPRM_API_KEY"
+"""The environment variable that holds the key, which a command line would show to all users of the machine."""
+
+
+DEEPEST = 100
+"""Objects and lists within each other, in a request."""
+
+
+class Refusal(Exception):
+    """An answer that is an error: a status, a message, and the field of the request that it is about."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.param, self.headers = status, message, param, headers
+
+    def response(self) -> Response:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message[:1000], "type": kind, "param": self.param, "code": self.status}
+        return JSONResponse({"error": error}, self.status, self.headers)
+
+
+HANDLERS: dict[Any, Any] = {
+    Refusal: lambda request, error: error.response(),
+    404: lambda request, error: Refusal(404, f"there is no route {request.url.path}").response(),
+    405: lambda request, error: Refusal(405, f"{request.url.path} takes no {request.method}").response(),
+    Exception: lambda request, error: Refusal(500, f"{type(error).__name__}; the server's log has more").response(),
+}
+"""What an application answers to errors."""
+
+
+def key_of(config: Listen) -> str | None:
+    """Returns the key that clients need, None for none. Raises ValueError where others reach a server without one."""
+    key = os.environ.get(KEY) or None
+    if key is None and not config.loopback:
+        raise ValueError(f"host {config.host}: others can reach it. Set {KEY}, or use 127.0.0.1")
+    return key
+
+
+def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
+    """Returns the middleware that checks host, origin and key. `expected` returns the key of a path, None for none."""
+    names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
+    return [
+        Middleware(TrustedHostMiddleware, allowed_hosts=names if config.loopback or config.hosts else ["*"]),
+        Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
+                   allow_headers=["Authorization", "Content-Type"]),
+        Middleware(_Key, expected=expected),
+    ]  # fmt: skip
+
+
+class _Key:
+    """Refuses requests without the key, comparing in constant time."""
+
+    def __init__(self, app: ASGIApp, expected: Callable[[str], str | None]):
+        self.app, self.expected = app, expected
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (key := self.expected(scope["path"])) is not None:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, f"Bearer {key}".encode()):
+                refusal = Refusal(401, "no valid key: send it as Authorization: Bearer KEY")
+                await refusal.response()(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+async def body_of(request: Request) -> bytes:
+    """Returns the request's body. Raises Refusal where it is too large (413) or too slow (408)."""
+    config, parts, size = request.app.state.listen, [], 0
+    try:
+        async with asyncio.timeout(config.body_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > config.body_bytes:
+                    raise Refusal(413, f"the body is larger than {config.body_bytes:,} bytes: send it in parts")
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {config.body_seconds:g} seconds") from None
+    return b"".join(parts)
+
+
+def kind_of_body(request: Request) -> str:
+    """Returns the type of the body's content, in lower case and without parameters."""
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+async def json_of(request: Request) -> dict[str, Any]:
+    """Returns the request's JSON object.
+
+    Raises Refusal as `body_of`, for another type of content (415), which a page of another site may send unasked, and
+    for anything else (400).
+    """
+    if (kind := kind_of_body(request)) != "application/json":
+        raise Refusal(415, f"the body is of type {kind or 'unknown'}: send Content-Type: application/json")
+    value = await asyncio.to_thread(json_in, await body_of(request), "body")
+    if not isinstance(value, dict):
+        raise Refusal(400, "the body is no JSON object")
+    return value
+
+
+def json_in(text: bytes, where: str) -> Any:
+    """Returns the JSON value of a text. Raises Refusal (400) for anything else, and for more than DEEPEST levels."""
+    try:
+        value = parse(text, where)
+    except RecordError as error:
+        raise of_record(error) from None
+    inner = [value]
+    for _ in range(DEEPEST):
+        parents = [one for one in inner if isinstance(one, dict | list)]
+        inner = [child for one in parents for child in (one.values() if isinstance(one, dict) else one)]
+    if any(isinstance(one, dict | list) for one in inner):
+        raise Refusal(400, f"{where}: objects and lists are nested more than {DEEPEST} deep")
+    return value
+
+
+def of_record(error: RecordError) -> Refusal:
+    return Refusal(400, str(error), error.field)
+
+
+def field(body: Mapping[str, Any], name: str, kinds: type | Sequence[type], default: Any = None) -> Any:
+    """Returns a field of the body. Raises Refusal where it has another type, or lacks and has no default."""
+    value = body.get(name)
+    kinds = (kinds,) if isinstance(kinds, type) else tuple(kinds)
+    if value is None:
+        if default is None:
+            raise Refusal(400, f"{name} is absent", name)
+        return default
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise Refusal(400, f"{name} is of type {type(value).__name__}, not {wanted}", name)
+    return value

@@ -1,0 +1,231 @@
+"""JSON Lines files of records: read with errors that say where, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any, Self
+
+from jprm.io.outputs import atomic_file, check_input, only_run, only_writer, partial_of
+from jprm.io.storage import Remote, is_remote, path_of
+from jprm.tree import ReasoningTree, RecordError, tree_of
+
+_TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
+"""First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
+
+
+def read_records(
+    path: str | os.PathLike, *, on_error: str = "stop", rejects: Rejects | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields the valid records of a JSON Lines file in order; blank lines are skipped.
+
+    Args:
+      path: a UTF-8 file, one record a line.
+      on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
+      rejects: takes the bad lines; required for `skip`.
+
+    Raises:
+      RecordError: for `stop`: FILE:LINE, field, reason and fix. Two records with one `id` are an error too.
+    """
+    return (record for record, _ in _read(path, reject_with(on_error, rejects)))
+
+
+def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """Yields the records of a JSON Lines file as trees. Raises RecordError as `read_records` does."""
+    return (tree for _, tree in _read(path, reject_with("stop", None)))
+
+
+def _read(
+    path: str | os.PathLike, reject: Callable[[bytes, RecordError], None]
+) -> Iterator[tuple[dict[str, Any], ReasoningTree]]:
+    """Yields every valid record and its tree."""
+    first_of: dict[str, int] = {}
+    for number, line in read_lines(path):
+        where = f"{os.fspath(path)}:{number}"
+        try:
+            record = parse(line, where)
+            tree = tree_of(record, where)
+            if isinstance(record.get("id"), str | int):
+                first = first_of.setdefault(json.dumps(record["id"]), number)
+                if first != number:
+                    reason = f"{record['id']!r} is the id of line {first} too"
+                    raise RecordError(where, "id", reason, "Make ids unique, or remove one of the two lines.")
+        except RecordError as error:
+            reject(line, error)
+        else:
+            yield record, tree
+
+
+def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes one record a line, to a temporary file that takes the name when it is whole."""
+    alone = contextlib.nullcontext() if is_remote(path) else only_run(path)  # an object appears whole, by any writer
+    with alone, atomic_file(path) as file:
+        for record in records:
+            file.write(dump(record).encode() + b"\n")
+
+
+def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+    """Yields (line number from 1, bytes with their line end) of every line that is not blank.
+
+    Raises:
+      ValueError: a pipe, which cannot be read twice; a Parquet or Arrow file; or a file that changed while it was read.
+    """
+    with _unchanged(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1 and line.startswith(_TABLES):
+                raise ValueError(
+                    f"{os.fspath(path)}: is a Parquet or Arrow file, where JSON Lines are read. Read it with"
+                    " `jprm prepare NAME --source FILE --out DIR` (the extra `parquet`), and give DIR where a command"
+                    " takes prepared folders"
+                )
+            if line.strip():
+                yield number, line
+
+
+def count(path: str | os.PathLike) -> int:
+    """Returns how many lines of a file are not blank. Raises ValueError where there is none, and as `read_lines`."""
+    lines = sum(1 for _ in read_lines(path))
+    if not lines:
+        raise ValueError(f"{os.fspath(path)}: holds no record: it is empty. Was the command that wrote it stopped?")
+    return lines
+
+
+@contextlib.contextmanager
+def _unchanged(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """Opens a file, of this machine or a bucket, to read. Raises ValueError if it has changed when all is read."""
+    if isinstance(remote := path_of(path), Remote):
+        before = remote.stamp()
+        with remote.reading() as file:
+            yield file
+        after = remote.stamp()
+    else:
+        check_input(path)
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            yield file
+            before, after = ((x.st_size, x.st_mtime_ns) for x in (found, os.fstat(file.fileno())))
+    if before != after:
+        raise ValueError(f"{os.fspath(path)}: changed while it was read. Run again when nothing writes it")
+
+
+def is_table(path: str | os.PathLike) -> bool:
+    """Returns whether a file is Parquet or Arrow, by its first bytes."""
+    check_input(path)
+    with open(path, "rb") as file:
+        return file.read(max(map(len, _TABLES))).startswith(_TABLES)
+
+
+def parse(line: bytes, where: str) -> Any:
+    """Returns the JSON value of a line.
+
+    Raises:
+      RecordError: invalid UTF-8, truncated or invalid JSON, NaN and infinite numbers, a key that an object has twice.
+    """
+    remedy = "Write one whole JSON object a line, in UTF-8; null stands for an absent number."
+    if not line.strip():
+        raise RecordError(where, "line", "is empty where a record is due: the file was cut off", remedy)
+    try:
+        value = json.loads(
+            line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once
+        )
+        if b"\\u" in line:  # an escape may stand for half a surrogate pair, which no file can hold
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise RecordError(where, "line", "holds half a surrogate pair", "Write whole characters.") from None
+    except UnicodeDecodeError as error:
+        raise RecordError(where, "line", f"is not UTF-8 at byte {error.start}", remedy) from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(where, "line", f"is not JSON: {error}", remedy) from None
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    """Returns the record as one line of JSON.
+
+    Raises:
+      ValueError: a NaN or infinite number, which JSON does not have.
+    """
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+
+class Rejects:
+    """A file of the refused lines, byte for byte.
+
+    A context manager. When its block ends well, the file takes its name, or an earlier run's file is removed where
+    there are no rejects. When the block ends with an error, nothing changes.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = path_of(path)
+        self.errors: list[RecordError] = []
+        self._written = contextlib.ExitStack()
+        self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
+
+    @property
+    def count(self) -> int:
+        return len(self.errors)
+
+    def add(self, line: bytes, error: RecordError) -> None:
+        """Keeps the line; one that ends its file without a line end gets one, so that the next does not join it."""
+        self.errors.append(error)
+        self._file.write(line if line.endswith(b"\n") else line + b"\n")
+
+    def __enter__(self) -> Self:
+        if isinstance(self.path, Remote):
+            self._file = self._written.enter_context(tempfile.NamedTemporaryFile())
+            return self
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._written.enter_context(only_writer(partial_of(self.path)))
+        self._file.truncate(0)  # of a run that was killed
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with self._written:
+            self._file.flush()
+            if isinstance(self.path, Remote) and kind is None and self.errors:
+                self.path.upload(self._file.name)
+            elif kind is None and self.errors:
+                os.replace(self._file.name, self.path)
+            else:
+                if not isinstance(self.path, Remote):
+                    pathlib.Path(self._file.name).unlink()
+                if kind is None:
+                    self.path.unlink(missing_ok=True)
+
+
+def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
+    """Returns the function that takes a bad line: it raises the error (`stop`) or adds to `rejects` (`skip`)."""
+    if on_error == "skip" and rejects is not None:
+        return rejects.add
+    if on_error != "stop":
+        raise ValueError(f"on_error is {on_error!r}: use 'stop', or 'skip' with `rejects`, where the bad lines go")
+
+    def stop(line: bytes, error: RecordError) -> None:
+        raise error
+
+    return stop
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is there twice in an object")
+    return found
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large for a float")
+    return number

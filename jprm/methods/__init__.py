@@ -1,0 +1,1 @@
+"""What is done with a process reward model: policies, labels, search, judges, checks, reinforcement learning."""

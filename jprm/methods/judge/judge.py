@@ -1,0 +1,212 @@
+"""`Judge`: a policy that writes critiques, with the interface of a PRM.
+
+judge = load_judge("judge.json")
+judge.score(problem, steps)          # one score a step, NaN where no critique could be read
+judge.score_many(records)            # records of any kind, with their scores and critiques
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jprm.methods.judge.critiques import KEY, Critique, ask, read, report
+from jprm.methods.judge.prompts import JudgePrompt
+from jprm.methods.policy.protocol import Policy
+from jprm.score.records import as_written, chain_tree
+from jprm.score.scale import PROBABILITY, Scale
+from jprm.score.scorer import CHUNK
+from jprm.tree import ReasoningTree, chains_of, in_order_of, record_of, tree_of, with_scores
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judgement:
+    """What critiques say about a tree of N nodes.
+
+    Attributes:
+      score_N: float32; NaN where no critique could be read.
+      report: counts, generated tokens, and `critiques`; JSON values.
+    """
+
+    score_N: Float[np.ndarray, " N"]
+    report: dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """A question, the paths that it is about, as node indices of a tree, and its critiques."""
+
+    question: str
+    paths: list[Sequence[int]]
+    critiques: list[Critique]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """A generative verifier, ready to score.
+
+    A critique's score of a step is the probability of its verdict's token where the policy reports log-probabilities
+    (`logprobs`), else 1 or 0. A step's score is the mean over the critiques that could be read. Truncated, unreadable
+    and failed critiques are counted and give no score. For prompts about whole chains, the steps after the first
+    incorrect one have its score: they are not judged, and the rule `min` ignores them.
+
+    Attributes:
+      policy: who writes the critiques.
+      prompt: what it is asked.
+      samples: critiques per question.
+      seed: number of the first one.
+    """
+
+    policy: Policy
+    prompt: JudgePrompt
+    samples: int = 1
+    seed: int = 0
+
+    semantics = "correctness"
+    scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
+    output_names = ("score",)
+
+    def __post_init__(self):
+        if self.samples < 1:
+            raise ValueError(f"samples is {self.samples}: it must be 1 or more")
+
+    @property
+    def name(self) -> str:
+        """Identifies the policy and the prompt."""
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self.prompt)).encode()).hexdigest()[:8]
+        return f"{self.policy.name}/{self.prompt.name}#{digest}"
+
+    @property
+    def rule(self) -> str:
+        """The rule that makes a chain's score of its steps'."""
+        return "prod" if self.prompt.asks == "step" else "min"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the scores depend on, for the request of a file that holds them."""
+        return {"judge": self.name, "samples": self.samples, "seed": self.seed}
+
+    def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
+        """Returns one score a step, (P,) float32, NaN where no critique could be read.
+
+        Raises:
+          TypeError, ValueError: as `jprm.score.scorer.PRM.score`.
+          PolicyError: every critique failed.
+        """
+        return self.judgements([chain_tree(problem, steps)])[0].score_N
+
+    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the records in order with their scores, and under `judge` the critiques and what they cost.
+
+        A chain or sample with a step without a score has no scores at all; a node without one has no `score`.
+
+        Raises:
+          RecordError: a record that is not valid.
+          PolicyError: every critique of `CHUNK` records failed.
+        """
+        records = iter(records)
+        while chunk := list(itertools.islice(records, CHUNK)):
+            trees = [tree_of(record) for record in chunk]
+            for record, tree, judgement in zip(chunk, trees, self.judgements(trees), strict=True):
+                made = record_of(with_scores(tree, _writable(tree, judgement.score_N), {}))
+                yield in_order_of(record, made | {KEY: {"name": self.name, **judgement.report}})
+
+    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
+        """Returns (N,) float32 for each tree of N nodes, NaN where no critique could be read."""
+        return [judgement.score_N for judgement in self.judgements(trees)]
+
+    def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
+        """Returns `{"score": (N,)}` for each tree, as `score_trees`."""
+        return [{"score": score_N} for score_N in self.score_trees(trees)]
+
+    def judgements(self, trees: Sequence[ReasoningTree]) -> list[Judgement]:
+        """Returns what critiques say about each tree.
+
+        Raises:
+          PolicyError: every critique failed.
+        """
+        asked = self.critiques(trees, [self.paths(tree) for tree in trees])
+        return [_judgement(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
+
+    def paths(self, tree: ReasoningTree) -> list[list[int]]:
+        """Returns the paths, as node indices from the problem, that questions about a tree are about."""
+        if self.prompt.asks != "step":
+            return chains_of(tree)
+        paths: list[list[int]] = []
+        for i, node in enumerate(tree.nodes):
+            paths.append([*(paths[node.parent] if node.parent >= 0 else []), i])
+        return paths
+
+    def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
+        """Returns the critiques of some of each tree's `paths`. Equal questions about a tree are asked once.
+
+        A conversation needs the critiques of earlier steps, so it is about all paths.
+
+        Raises:
+          PolicyError: every critique failed.
+        """
+        answers: list[list[Asked]] = [[] for _ in trees]
+        if self.prompt.converses:
+            paths = [self.paths(tree) for tree in trees]
+            depths = range(1, 1 + max((len(path) for each in paths for path in each), default=0))
+            rounds = [[[path for path in each if len(path) == depth] for each in paths] for depth in depths]
+        else:
+            rounds = [paths]
+        for some in rounds:
+            asked = [self._questions(*each) for each in zip(trees, some, map(_said, answers), strict=True)]
+            written = iter(self.ask([question for questions in asked for question in questions]))
+            for answer, questions in zip(answers, asked, strict=True):
+                answer += [Asked(question, about, next(written)) for question, about in questions.items()]
+        return answers
+
+    def ask(self, questions: Sequence[str]) -> list[list[Critique]]:
+        """Returns `samples` critiques for each question, as `jprm.methods.judge.critiques.ask`."""
+        return ask(self.policy, self.prompt, questions, self.samples, self.seed)
+
+    def _questions(
+        self, tree: ReasoningTree, paths: Sequence[Sequence[int]], said: Mapping[int, str]
+    ) -> dict[str, list[Sequence[int]]]:
+        """Returns the paths that each question is about."""
+        found: dict[str, list[Sequence[int]]] = {}
+        for path in paths:
+            steps, critiques = [tree.nodes[i].text for i in path], [said.get(i, "") for i in path[:-1]]
+            found.setdefault(self.prompt.filled(tree.plain_problem, steps, critiques), []).append(path)
+        return found
+
+
+def _said(answers: Sequence[Asked]) -> dict[int, str]:
+    """Returns the first critique of each node."""
+    return {path[-1]: answer.critiques[0].text for answer in answers for path in answer.paths}
+
+
+def _judgement(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
+    """Returns the means over the critiques that could be read, and the report on all of them."""
+    scores: list[list[float]] = [[] for _ in tree.nodes]
+    judged = []
+    for _, paths, critiques in answers:
+        for critique in critiques:
+            reading = read(prompt, critique, len(paths[0]))
+            judged.append(([path[-1] for path in paths], critique, reading))
+            for path in paths if reading.scores else ():
+                for node, value in zip(path[-len(reading.scores) :], reading.scores, strict=True):
+                    scores[node].append(value)
+    score_N = np.array([np.mean(values) if values else np.nan for values in scores], np.float32)
+    return Judgement(score_N, report(judged))
+
+
+def _writable(tree: ReasoningTree, score_N: np.ndarray) -> list[float | None]:
+    """Returns the scores as records hold them: in a chain or sample at every step or at none."""
+    scores = [None if np.isnan(score) else as_written(score) for score in score_N]
+    if tree.kind == "tree":
+        return scores
+    starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
+    for start, end in itertools.pairwise([*starts, len(scores)]):
+        if None in scores[start:end]:
+            scores[start:end] = [None] * (end - start)
+    return scores

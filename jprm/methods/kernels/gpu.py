@@ -1,0 +1,352 @@
+"""Interval attention on an NVIDIA GPU: flash attention (Dao 2023) over the pairs of blocks that hold a visible pair.
+
+There are three kernels: forward, with an online softmax that keeps the log-sum-exp of every query; dq; dk and dv. A
+program of the first two has a block of queries of one head and walks its blocks of keys (`gpu_blocks`); a program of
+the third has a block of keys and walks the blocks of queries of all heads that share it, so no gradient is summed
+outside. Pairs in which every query sees every key come first and are computed without a mask.
+
+Products take the inputs' dtype and sum in float32; float32 products have full precision, not TF32. Powers are of two,
+which is the instruction that GPUs have. Memory is linear in T beside the tables, 4 bytes a pair of blocks.
+
+The kernels are written in Pallas and lowered by Triton. docs/gpu.md says why, and what the compiled kernels take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Int
+
+from jprm.methods.kernels.gpu_blocks import Blocks, Launch, find_blocks, launches, padded_head
+from jprm.model.attention.blocked import unsplit
+from jprm.model.attention.interface import HIDDEN, SAVED, Implementation, capped, with_backward
+from jprm.model.mesh import parts, spec
+
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
+
+LOG2_E = math.log2(math.e)
+
+PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
+"""Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
+logits, the gradients of weights, keys and values."""
+
+
+def capability() -> str:
+    """Returns the compute capability of this machine's GPU, such as 9.0; for AMD a name."""
+    return jax.local_devices()[0].compute_capability
+
+
+def ampere_or_later() -> bool:
+    """Returns whether this machine's GPU runs the kernels; True where there is none, as when a plan is compiled."""
+    if jax.default_backend() != "gpu":
+        return True
+    major = capability().split(".")[0]
+    return major.isdecimal() and int(major) >= 8
+
+
+def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
+    if backend == "tpu":
+        return "attention='gpu_kernel' is for NVIDIA GPUs; a TPU takes attention='kernel'"
+    if config.head_dim > 256:
+        return f"attention='gpu_kernel' takes heads of at most 256, not head_dim={config.head_dim}; choose 'blocked'"
+    if backend == "gpu" and not ampere_or_later():
+        return (
+            "attention='gpu_kernel' is for NVIDIA GPUs of compute capability 8.0 (Ampere) and later, and this one's is"
+            f" {capability()}; choose attention='blocked'"
+        )
+    return None
+
+
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Blocks:
+    """Finds the pairs of blocks. Raises ValueError for split rows whose parts are no multiple of a block."""
+    T, split = until_BT.shape[1], parts(until_BT)
+    found = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
+    if split > 1 and T % (split * found.tile):
+        raise ValueError(
+            f"attention='gpu_kernel' takes rows of a multiple of {found.tile} tokens in each of {split} parts, not {T}"
+        )
+    until_BT, position_BT = unsplit(until_BT, position_BT)
+    more = -T % found.tile  # of padding tokens, each of which sees itself alone
+    alone = jnp.broadcast_to(jnp.arange(T + 1, T + more + 1, dtype=until_BT.dtype), (len(until_BT), more))
+    until_BS = jnp.concatenate([until_BT, alone], axis=1) if more else until_BT
+    return find_blocks(until_BS, jnp.pad(position_BT, ((0, 0), (0, more))), found, split)
+
+
+def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
+    """Returns FLOPs of a call of each kernel on a device's rows, each of which one chain fills: all pairs of blocks.
+
+    Trees need fewer, and a kernel skips the others. Where rows are split over `context`, the figures are for the device
+    that has their last queries and so most pairs.
+    """
+    found = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
+    heads = config.group * config.kv_heads // tensor
+    of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
+
+    def pairs(launch: Launch) -> int:
+        starts = range(tokens - tokens // context, tokens, launch.query)
+        return sum(-(-(start + launch.query) // launch.key) for start in starts) * launch.query * launch.key
+
+    by_kernel = dict(zip(PRODUCTS, (found.forward, found.dq, found.dkv), strict=True))
+    return {name: of_pair * PRODUCTS[name] * pairs(launch) for name, launch in by_kernel.items()}
+
+
+def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
+    T, H = q_BTKGH.shape[1], q_BTKGH.shape[-1]
+    q, k, v = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH))
+    heads = dict(queries=[q], keys=[k, v])
+    y, log_BKGT = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
+    # remat="dots" keeps what the backward pass needs of the forward pass, like products.
+    y, log_BKGT = checkpoint_name(y, SAVED), checkpoint_name(log_BKGT, SAVED)
+    return y[:, :T, ..., :H], (q_BTKGH, k_BTKH, v_BTKH, blocks, y, log_BKGT)
+
+
+def _backward(config: ModelConfig, saved, dy_BTKGH):
+    """Returns the gradients (Dao et al. 2022).
+
+    With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
+    """
+    q_BTKGH, k_BTKH, v_BTKH, blocks, y, log_BKGT = saved
+    T, H = q_BTKGH.shape[1], q_BTKGH.shape[-1]
+    q, k, v, dy = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH, dy_BTKGH))
+    inner_BKGT = jnp.sum(dy.astype(jnp.float32) * y.astype(jnp.float32), axis=-1).transpose(0, 2, 3, 1)
+    heads = dict(queries=[q, dy], keys=[k, v], rows=[log_BKGT, inner_BKGT])
+    found = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
+    return *(x[:, :T, ..., :H] for x in found), None
+
+
+def _padded(x_BTNH, blocks: Blocks):
+    """Returns heads of a size that is a power of two, in rows of as many tokens as the tables are for.
+
+    A padded head's further elements are zero: they add nothing to a product, and their output is dropped.
+    """
+    tokens = blocks.until.shape[1] - x_BTNH.shape[1]
+    head = padded_head(x_BTNH.shape[-1]) - x_BTNH.shape[-1]
+    if not tokens and not head:
+        return x_BTNH
+    return jnp.pad(x_BTNH, [(0, 0), (0, tokens), *[(0, 0)] * (x_BTNH.ndim - 3), (0, head)])
+
+
+def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
+    """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
+
+    heads, results: by kind, `queries` (B, T, K, G, H), `keys` (B, S, K, H), `rows` (B, K, G, T).
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return call(blocks, heads)
+    split = parts(heads["queries"][0]) > 1
+    tokens = "tokens" if split else None
+    rows, tables = spec("batch"), spec("batch", tokens)
+    of_blocks = dataclasses.replace(
+        blocks, until=rows, position=rows, forward=tables, dq=tables, dkv=tables,
+        window=None if blocks.window is None else spec(),
+    )  # fmt: skip
+    kinds = dict(
+        queries=spec("batch", tokens, "kv_heads"),
+        keys=spec("batch", tokens, "kv_heads"),
+        rows=spec("batch", "kv_heads", None, tokens),
+    )
+    places = of_blocks, {kind: [kinds[kind]] * len(arrays) for kind, arrays in heads.items()}
+    arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
+    out = tuple(kinds[kind] for kind in results)
+    return jax.shard_map(call, in_specs=places, out_specs=out, check_vma=False)(*arguments)
+
+
+def _whole_rows(blocks: Blocks, heads: dict) -> list[Array]:
+    """Returns all keys and values of the rows, of which a device may have a part."""
+    if heads["keys"][0].shape[1] == blocks.until.shape[1]:
+        return heads["keys"]
+    return [jax.lax.all_gather(x, "context", axis=1, tiled=True) for x in heads["keys"]]
+
+
+def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
+    (q,) = heads["queries"]
+    B, T, K, G, _ = q.shape
+    log = jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)
+    inputs = dict(queries=[q], keys=_whole_rows(blocks, heads))
+    return _run(_forward_kernel, blocks.launches.forward, blocks.forward, blocks, config, inputs, [q], [log])
+
+
+def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
+    own, inputs = heads["keys"][0].shape[1], heads | dict(keys=_whole_rows(blocks, heads))
+    found = blocks.launches
+    (dq,) = _run(_dq_kernel, found.dq, blocks.dq, blocks, config, inputs, heads["queries"][:1], [])
+    dkv = _run(_dkv_kernel, found.dkv, blocks.dkv, blocks, config, inputs, inputs["keys"], [])
+    if own < blocks.until.shape[1]:  # every device has a term of all keys' gradients
+        dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=1, tiled=True) for x in dkv]
+    return dq, *dkv
+
+
+def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inputs: dict, outputs, rows: list):
+    """Runs a kernel in programs over the major blocks of its table, heads and rows.
+
+    inputs: `queries` (B, T, K, G, H), `keys` (B, S, K, H) and `rows` (B, K, G, T) by kind. A kernel takes them in this
+    order, then `outputs`, which are as queries or as keys, and `rows`. A program sees the part of its head, in its
+    major blocks where it has a block of that kind.
+    """
+    B, T, K, G, H = inputs["queries"][0].shape
+    S, by_key = blocks.until.shape[1], kernel is _dkv_kernel
+    M = table.shape[1]
+
+    def place(i, n, b):
+        # The last queries of a row have most work, as have its first keys: programs with much work start first.
+        k, g = (n, 0) if by_key else (jax.lax.div(n, G), jax.lax.rem(n, G))
+        return b, (i if by_key else M - 1 - i), k, g
+
+    def at(shape, index):
+        return pl.BlockSpec(shape, lambda *ids: index(*place(*ids)))
+
+    if by_key:
+        queries = at((None, T, None, G, H), lambda b, i, k, g: (b, 0, k, 0, 0))
+        keys = at((None, launch.key, None, H), lambda b, i, k, g: (b, i, k, 0))
+        values = at((None, None, G, T), lambda b, i, k, g: (b, k, 0, 0))
+    else:
+        queries = at((None, launch.query, None, None, H), lambda b, i, k, g: (b, i, k, g, 0))
+        keys = at((None, S, None, H), lambda b, i, k, g: (b, 0, k, 0))
+        values = at((None, None, None, launch.query), lambda b, i, k, g: (b, k, g, i))
+    kinds = dict(queries=queries, keys=keys, rows=values)
+    taken = [(kinds[kind], x) for kind in kinds for x in inputs.get(kind, ())]
+    line = at((None, None, table.shape[2]), lambda b, i, k, g: (b, i, 0))
+    row, both = at((None, S), lambda b, i, k, g: (b, 0)), pl.BlockSpec((2,), lambda *_: (0,))
+    made = [(keys if by_key else queries, x) for x in outputs] + [(values, x) for x in rows]
+
+    def call(interpret: bool, *operands):
+        return pl.pallas_call(
+            functools.partial(kernel, config, launch, blocks.window is not None),
+            grid=(M, K if by_key else K * G, B),
+            in_specs=[both, line, row, row, *(where for where, _ in taken)],
+            out_specs=[where for where, _ in made],
+            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in made],
+            compiler_params=plgpu.CompilerParams(num_warps=launch.warps, num_stages=launch.stages),
+            interpret=interpret,
+            name=kernel.__name__.strip("_"),
+        )(*operands)
+
+    first = jax.lax.axis_index("context") * T if T < S else 0
+    numbers = jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
+    operands = (numbers, table, blocks.until, blocks.position, *(x for _, x in taken))
+    # The program's platform need not be the platform of the machine that compiles it.
+    return jax.lax.platform_dependent(*operands, cuda=functools.partial(call, False), cpu=functools.partial(call, True))
+
+
+def _forward_kernel(config, launch, windowed, numbers, line, until, position, q, k, v, y, log):
+    t, q_TH = pl.num_programs(0) - 1 - pl.program_id(0), q[...]
+
+    def visit(masked: bool, p, state):
+        top_T, total_T, acc_TH = state
+        keys = pl.ds(line[2 + p] * launch.key, launch.key)
+        logit_TS, _ = _logits(q_TH, k[keys, :], config)
+        if masked or windowed:
+            seen_TS = _seen(t, line[2 + p], launch, numbers, until, position, windowed, keys_first=False)
+            logit_TS = jnp.where(seen_TS, logit_TS, HIDDEN)
+        # A query that has seen no key so far has weights of exp2(HIDDEN - HIDDEN) = 1. The first key that it sees, at
+        # the latest itself, removes them: exp2(HIDDEN - top) is exactly 0.
+        new_T = jnp.maximum(top_T, jnp.max(logit_TS, axis=1))
+        weight_TS = jnp.exp2(logit_TS - new_T[:, None])
+        fade_T = jnp.exp2(top_T - new_T)
+        total_T = fade_T * total_T + jnp.sum(weight_TS, axis=1)
+        acc_TH = fade_T[:, None] * acc_TH + _dot(weight_TS.astype(v.dtype), v[keys, :], (1, 0))
+        return new_T, total_T, acc_TH
+
+    start_T = jnp.zeros((launch.query,), jnp.float32)
+    state = start_T + HIDDEN, start_T, jnp.zeros(q_TH.shape, jnp.float32)
+    state = jax.lax.fori_loop(0, line[0], functools.partial(visit, False), state)
+    top_T, total_T, acc_TH = jax.lax.fori_loop(line[0], line[1], functools.partial(visit, True), state)
+    y[...] = (acc_TH / total_T[:, None]).astype(y.dtype)
+    log[...] = top_T + jnp.log2(total_T)
+
+
+def _dq_kernel(config, launch, windowed, numbers, line, until, position, q, dy, k, v, log, inner, dq):
+    t, q_TH, dy_TH = pl.num_programs(0) - 1 - pl.program_id(0), q[...], dy[...]
+    log_T1, inner_T1 = log[...][:, None], inner[...][:, None]
+
+    def visit(masked: bool, p, acc_TH):
+        keys = pl.ds(line[2 + p] * launch.key, launch.key)
+        k_SH, seen_TS = k[keys, :], None
+        if masked or windowed:
+            seen_TS = _seen(t, line[2 + p], launch, numbers, until, position, windowed, keys_first=False)
+        logit_TS, slope_TS = _logits(q_TH, k_SH, config)
+        dweight_TS = _dot(dy_TH, v[keys, :], (1, 1))
+        _, dlogit_TS = _weights(logit_TS, slope_TS, dweight_TS, seen_TS, log_T1, inner_T1)
+        return acc_TH + _dot(dlogit_TS.astype(k_SH.dtype), k_SH, (1, 0))
+
+    acc_TH = jnp.zeros(q_TH.shape, jnp.float32)
+    acc_TH = jax.lax.fori_loop(0, line[0], functools.partial(visit, False), acc_TH)
+    acc_TH = jax.lax.fori_loop(line[0], line[1], functools.partial(visit, True), acc_TH)
+    dq[...] = (acc_TH * config.query_scale).astype(dq.dtype)
+
+
+def _dkv_kernel(config, launch, windowed, numbers, line, until, position, q, dy, k, v, log, inner, dk, dv):
+    s, G, k_SH, v_SH = pl.program_id(0), q.shape[1], k[...], v[...]
+
+    def visit(masked: bool, first, count, i, state):
+        dk_SH, dv_SH = state
+        g, t = jax.lax.div(i, count), line[2 + first + jax.lax.rem(i, count)]
+        queries, seen_ST = pl.ds(t * launch.query, launch.query), None
+        if masked or windowed:
+            seen_ST = _seen(t, s, launch, numbers, until, position, windowed, keys_first=True)
+        q_TH, dy_TH = q[queries, g, :], dy[queries, g, :]
+        logit_ST, slope_ST = _logits(k_SH, q_TH, config)
+        dweight_ST = _dot(v_SH, dy_TH, (1, 1))
+        log_1T, inner_1T = log[g, queries][None], inner[g, queries][None]
+        weight_ST, dlogit_ST = _weights(logit_ST, slope_ST, dweight_ST, seen_ST, log_1T, inner_1T)
+        dv_SH += _dot(weight_ST.astype(dy_TH.dtype), dy_TH, (1, 0))
+        dk_SH += _dot(dlogit_ST.astype(q_TH.dtype), q_TH, (1, 0))
+        return dk_SH, dv_SH
+
+    zero_SH, whole, rest = jnp.zeros(k_SH.shape, jnp.float32), line[0], line[1] - line[0]
+    state = zero_SH, zero_SH
+    state = jax.lax.fori_loop(0, G * whole, functools.partial(visit, False, 0, whole), state)
+    dk_SH, dv_SH = jax.lax.fori_loop(0, G * rest, functools.partial(visit, True, whole, rest), state)
+    dk[...] = (dk_SH * config.query_scale).astype(dk.dtype)
+    dv[...] = dv_SH.astype(dv.dtype)
+
+
+def _seen(t, s, launch: Launch, numbers, until, position, windowed: bool, keys_first: bool):
+    """Whether queries of block t see keys of block s. numbers: the layer's window, the row's index of query 0."""
+    query_T = numbers[1] + t * launch.query + jnp.arange(launch.query)
+    key_S, keys = s * launch.key + jnp.arange(launch.key), pl.ds(s * launch.key, launch.key)
+
+    def along(query, key):
+        return (query[None, :], key[:, None]) if keys_first else (query[:, None], key[None, :])
+
+    query, key = along(query_T, key_S)
+    _, end = along(query_T, until[keys])
+    seen = (key <= query) & (query < end)
+    if windowed:
+        at_query, at_key = along(position[pl.ds(numbers[1] + t * launch.query, launch.query)], position[keys])
+        seen &= at_query - at_key < numbers[0]
+    return seen
+
+
+def _logits(a_MH, b_NH, config: ModelConfig):
+    """Returns the logits times log2(e), and the derivative of the soft cap, None without one (tanh' = 1 - tanh^2)."""
+    logit, cap = _dot(a_MH, b_NH, (1, 1)), config.attention_softcap
+    if not cap:
+        return logit * (config.query_scale * LOG2_E), None
+    logit = capped(logit * config.query_scale, cap)
+    return logit * LOG2_E, 1 - jnp.square(logit / cap)
+
+
+def _weights(logit, slope, dweight, seen, log, inner):
+    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap."""
+    weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
+    dlogit = weight * (dweight - inner)
+    return weight, dlogit if slope is None else dlogit * slope
+
+
+def _dot(a, b, contracted: tuple[int, int]):
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    axes = (contracted[:1], contracted[1:])
+    return jax.lax.dot_general(a, b, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+GPU_KERNEL = Implementation(plan, with_backward(_forward, _backward), refuses, backend="gpu", flops=flops)

@@ -1,0 +1,369 @@
+"""Interval attention on a TPU: flash attention (Dao et al. 2022) over the pairs of blocks that hold a visible pair.
+
+There are three kernels: forward, with an online softmax that keeps the log-sum-exp of every query; dq; dk and dv. Each
+walks a table of block pairs (`tpu_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
+are neither fetched nor computed. A step handles the G query heads of a key-value head together, so it reads keys and
+values once and makes the mask once.
+
+Products take the inputs' dtype and sum in float32; float32 products have full precision. Memory is linear in T.
+
+Logits are (queries, keys) in the first two kernels and (keys, queries) in the third, so that no product transposes its
+left side. Values per token are stored in rows of T, not in 128 lanes a token; a kernel turns a row into a column where
+it needs one. Heads of 64 fill half of the 128 lanes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Int
+
+from jprm.methods.kernels.tpu_blocks import (  # fmt: skip
+    FIRST,
+    LANES,
+    LAST,
+    LIVE,
+    MINOR,
+    SMEM,
+    VMEM_LIMIT,
+    Blocks,
+    block_sizes,
+    find_blocks,
+    most_pairs,
+)
+from jprm.model.attention.blocked import unsplit
+from jprm.model.attention.interface import HIDDEN, SAVED, Implementation, capped, with_backward
+from jprm.model.mesh import parts, spec
+
+if TYPE_CHECKING:
+    from jprm.model.config import ModelConfig
+
+PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
+"""Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
+logits, the gradients of weights, keys and values."""
+
+
+def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
+    if backend == "gpu":
+        return "attention='kernel' is for TPUs; a GPU takes attention='gpu_kernel'"
+    return None
+
+
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Blocks:
+    """Finds the pairs of blocks. Raises ValueError for rows or heads that no blocks fit (`block_sizes`)."""
+    T, split = until_BT.shape[1], parts(until_BT)
+    sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
+    until_BT, position_BT = unsplit(until_BT, position_BT)
+    return find_blocks(until_BT, position_BT, sizes, split)
+
+
+def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
+    """Returns FLOPs of a call of each kernel on a device's rows, each of which one chain fills: all pairs of blocks.
+
+    Trees need fewer, and a kernel skips the others. Where rows are split over `context`, the figures are for the device
+    that has their last queries and so most pairs: the others wait for it.
+    """
+    sizes = block_sizes(tokens, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, context)
+    pairs = most_pairs(tokens, sizes, context) * sizes.query * sizes.key
+    heads = config.group * config.kv_heads // tensor
+    return {name: 2.0 * n * rows * heads * config.head_dim * pairs for name, n in PRODUCTS.items()}
+
+
+def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
+    q_BKGTH, k_BKTH, v_BKTH = q_BTKGH.transpose(0, 2, 3, 1, 4), k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
+    heads = dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH])
+    y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
+    # remat="dots" keeps what the backward pass needs of the forward pass, like products.
+    y_BKGTH, log_BKG1T = checkpoint_name(y_BKGTH, SAVED), checkpoint_name(log_BKG1T, SAVED)
+    return y_BKGTH.transpose(0, 3, 1, 2, 4), (q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T)
+
+
+def _backward(config: ModelConfig, saved, dy_BTKGH):
+    """Returns the gradients (Dao et al. 2022).
+
+    With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
+    """
+    q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T = saved
+    dy_BKGTH = dy_BTKGH.transpose(0, 2, 3, 1, 4)
+    inner_BKG1T = jnp.sum(dy_BKGTH.astype(jnp.float32) * y_BKGTH.astype(jnp.float32), axis=-1)[:, :, :, None]
+    heads = dict(queries=[q_BKGTH, dy_BKGTH], keys=[k_BKTH, v_BKTH], rows=[log_BKG1T, inner_BKG1T])
+    results = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
+    dq_BKGTH, dk_BKTH, dv_BKTH = results
+    return dq_BKGTH.transpose(0, 3, 1, 2, 4), dk_BKTH.swapaxes(1, 2), dv_BKTH.swapaxes(1, 2), None
+
+
+def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
+    """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
+
+    heads, results: by the kinds of `_walk`. Tokens are split if the blocks have several parts.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return call(blocks, heads)
+    tokens = "tokens" if blocks.count.shape[1] > 1 else None
+    rows, tables = spec("batch"), spec("batch", tokens)
+    of_blocks = dataclasses.replace(
+        blocks, until=rows, position=rows, by_query=tables, by_key=tables, count=tables,
+        window=None if blocks.window is None else spec(),
+    )  # fmt: skip
+    kinds = dict(
+        queries=spec("batch", "kv_heads", None, tokens),
+        keys=spec("batch", "kv_heads", tokens),
+        rows=spec("batch", "kv_heads", None, None, tokens),
+    )
+    places = of_blocks, {kind: [kinds[kind]] * len(arrays) for kind, arrays in heads.items()}
+    arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
+    out = tuple(kinds[kind] for kind in results)
+    return jax.shard_map(call, in_specs=places, out_specs=out, check_vma=False)(*arguments)
+
+
+def _whole(blocks: Blocks, heads: dict) -> dict:
+    """Returns the heads with all keys and values of the row, of which a device may have a part."""
+    if heads["keys"][0].shape[2] == blocks.until.shape[1]:
+        return heads
+    return heads | dict(keys=[jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in heads["keys"]])
+
+
+def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
+    (q_BKGTH,) = heads["queries"]
+    G, T, H = q_BKGTH.shape[2:]
+    acc, state = (pltpu.VMEM((G, blocks.sizes.query, width), jnp.float32) for width in (H, LANES))
+    return _walk(
+        _forward_kernel, blocks, config, "query",
+        inputs=_whole(blocks, heads),
+        outputs=dict(queries=[q_BKGTH], rows=[jax.ShapeDtypeStruct((*q_BKGTH.shape[:3], 1, T), jnp.float32)]),
+        scratch=[acc, state, state],
+    )  # fmt: skip
+
+
+def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
+    inputs, own = _whole(blocks, heads), heads["keys"][0].shape[2]
+    G, H = inputs["queries"][0].shape[2], inputs["queries"][0].shape[4]
+    sums = pltpu.VMEM((G, blocks.sizes.query, H), jnp.float32)
+    (dq_BKGTH,) = _walk(_dq_kernel, blocks, config, "query", inputs, dict(queries=inputs["queries"][:1]), [sums])
+    sums = pltpu.VMEM((blocks.sizes.key, H), jnp.float32)
+    dkv = _walk(_dkv_kernel, blocks, config, "key", inputs, dict(keys=inputs["keys"]), [sums, sums])
+    if own < blocks.until.shape[1]:  # every device has a term of all keys' gradients
+        dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=2, tiled=True) for x in dkv]
+    return dq_BKGTH, *dkv
+
+
+def _pair(K: int, P: int, major: str, table, i, p):
+    """Returns the table's entry at a grid step, which holds its flags, and its blocks of queries and of keys."""
+    entry = table[jax.lax.div(i, K) * P + p]
+    of = entry >> 17, (entry >> 3) & MINOR
+    return entry, *(of if major == "query" else of[::-1])
+
+
+def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec], list[pl.BlockSpec]]:
+    """Returns block specs of arrays by their kind (`_walk`), and of `until` and positions of queries and of keys."""
+    K, G, H = shape
+
+    def place(*index):
+        def of_step(i, p, table, _):
+            _, query, key = pair(table, i, p)
+            named = dict(b=jax.lax.div(i, K), k=jax.lax.rem(i, K), query=query, key=key)
+            return tuple(named.get(x, x) for x in index)
+
+        return of_step
+
+    kinds = dict(
+        queries=pl.BlockSpec((None, None, G, sizes.query, H), place("b", "k", 0, "query", 0)),
+        keys=pl.BlockSpec((None, None, sizes.key, H), place("b", "k", "key", 0)),
+        rows=pl.BlockSpec((None, None, G, 1, sizes.query), place("b", "k", 0, 0, "query")),
+    )
+    marks = [pl.BlockSpec((None, 2, n), place("b", 0, x)) for n, x in ((sizes.query, "query"), (sizes.key, "key"))]
+    return kinds, marks
+
+
+def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
+    """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
+
+    inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
+    of queries; `keys` (B, K, S, H), of the block of keys; `rows` (B, K, G, 1, T), of the block of queries. A kernel
+    takes them in this order. The queries are all of the row's, or one device's part of them.
+    """
+    B, K, G, T, H = inputs["queries"][0].shape
+    S, table_BP = blocks.until.shape[1], blocks.by_query if major == "query" else blocks.by_key
+    P = table_BP.shape[1]
+    if 4 * B * P > SMEM:
+        raise ValueError(
+            f"attention='kernel': the tables of {B} rows of {S:,} tokens take {4 * B * P:,} bytes of a TPU core's "
+            f"scalar memory, and {SMEM:,} are for them; give a device fewer rows at a time"
+        )
+    pair = functools.partial(_pair, K, P, major)
+    kinds, marks = _specs(pair, (K, G, H), blocks.sizes)
+    taken = [(kinds[kind], x) for kind in kinds for x in inputs.get(kind, ())]
+    results = [(kinds[kind], x) for kind, arrays in outputs.items() for x in arrays]
+
+    def run(interpret: bool, steps, *operands):
+        return pl.pallas_call(
+            functools.partial(kernel, config, blocks.window is not None, pair),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=2,
+                grid=(B * K, steps),  # rows and heads in one axis, so that a chip's two cores can share it
+                in_specs=[*marks, *(place for place, _ in taken)],
+                out_specs=[place for place, _ in results],
+                scratch_shapes=scratch,
+            ),
+            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in results],
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+            ),
+            interpret=interpret,
+            name=kernel.__name__.strip("_"),
+        )(*operands)
+
+    first = jax.lax.axis_index("context") * T if T < S else 0
+    numbers = jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
+    marks_B2S = jnp.stack([blocks.until, blocks.position], axis=1)
+    marks_B2T = jax.lax.dynamic_slice_in_dim(marks_B2S, first, T, axis=2)
+    operands = (table_BP.reshape(-1), numbers, marks_B2T, marks_B2S, *(x for _, x in taken))
+    # The program's platform need not be the platform of the machine that compiles it.
+    platforms = dict(tpu=functools.partial(run, False), cpu=functools.partial(run, True))
+    return jax.lax.platform_dependent(jnp.max(blocks.count), *operands, **platforms)
+
+
+def _forward_kernel(
+    config, windowed, pair, table, numbers, of_query, of_key,
+    q_GTH, k_SH, v_SH, y_GTH, log_G1T, acc_GTH, top_GTL, total_GTL,
+):  # fmt: skip
+    entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
+    G, bq, H = q_GTH.shape
+
+    @pl.when(entry & FIRST != 0)
+    def _():
+        top_GTL[...] = jnp.full_like(top_GTL, HIDDEN)
+        total_GTL[...] = jnp.zeros_like(total_GTL)
+        acc_GTH[...] = jnp.zeros_like(acc_GTH)
+
+    @pl.when(entry & LIVE != 0)
+    def _():
+        seen_TS = _seen(t, s, of_query, of_key, numbers, windowed, keys_first=False)
+
+        @pl.loop(0, G)
+        def _(g):
+            # A query that has seen no key so far has weights of exp(HIDDEN - HIDDEN) = 1. The first key that it sees,
+            # at the latest itself, removes them: exp(HIDDEN - top) is exactly 0.
+            logit_TS = jnp.where(seen_TS, _logits(q_GTH[g], k_SH[...], config), HIDDEN)
+            top_TL = jnp.maximum(top_GTL[g], jnp.max(logit_TS, axis=1, keepdims=True))
+            weight_TS = jnp.exp(logit_TS - _lanes(top_TL, logit_TS.shape[1]))
+            fade_TL = jnp.exp(top_GTL[g] - top_TL)
+            total_GTL[g] = fade_TL * total_GTL[g] + jnp.sum(weight_TS, axis=1, keepdims=True)
+            acc_GTH[g] = _lanes(fade_TL, H) * acc_GTH[g] + _dot(weight_TS.astype(v_SH.dtype), v_SH[...], (1, 0))
+            top_GTL[g] = top_TL
+
+    @pl.when(entry & LAST != 0)
+    def _():
+        @pl.loop(0, G)
+        def _(g):
+            y_GTH[g] = (acc_GTH[g] / _lanes(total_GTL[g], H)).astype(y_GTH.dtype)
+            log_G1T[g] = (top_GTL[g] + jnp.log(total_GTL[g])).T[:1]
+
+
+def _dq_kernel(
+    config, windowed, pair, table, numbers, of_query, of_key,
+    q_GTH, dy_GTH, k_SH, v_SH, log_G1T, inner_G1T, dq_GTH, acc_GTH,
+):  # fmt: skip
+    entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
+
+    @pl.when(entry & FIRST != 0)
+    def _():
+        acc_GTH[...] = jnp.zeros_like(acc_GTH)
+
+    @pl.when(entry & LIVE != 0)
+    def _():
+        seen_TS = _seen(t, s, of_query, of_key, numbers, windowed, keys_first=False)
+
+        @pl.loop(0, q_GTH.shape[0])
+        def _(g):
+            logit_TS = _logits(q_GTH[g], k_SH[...], config)
+            dweight_TS = _dot(dy_GTH[g], v_SH[...], (1, 1))
+            log_T1, inner_T1 = log_G1T[g, 0][:, None], inner_G1T[g, 0][:, None]
+            _, dlogit_TS = _weights(logit_TS, dweight_TS, seen_TS, log_T1, inner_T1, config)
+            acc_GTH[g] += _dot(dlogit_TS.astype(k_SH.dtype), k_SH[...], (1, 0))
+
+    @pl.when(entry & LAST != 0)
+    def _():
+        dq_GTH[...] = (acc_GTH[...] * config.query_scale).astype(dq_GTH.dtype)
+
+
+def _dkv_kernel(
+    config, windowed, pair, table, numbers, of_query, of_key,
+    q_GTH, dy_GTH, k_SH, v_SH, log_G1T, inner_G1T, dk_SH, dv_SH, dk_acc_SH, dv_acc_SH,
+):  # fmt: skip
+    entry, t, s = pair(table, pl.program_id(0), pl.program_id(1))
+
+    @pl.when(entry & FIRST != 0)
+    def _():
+        dk_acc_SH[...] = jnp.zeros_like(dk_acc_SH)
+        dv_acc_SH[...] = jnp.zeros_like(dv_acc_SH)
+
+    @pl.when(entry & LIVE != 0)
+    def _():
+        seen_ST = _seen(t, s, of_query, of_key, numbers, windowed, keys_first=True)
+
+        @pl.loop(0, q_GTH.shape[0])
+        def _(g):
+            logit_ST = _logits(k_SH[...], q_GTH[g], config)
+            dweight_ST = _dot(v_SH[...], dy_GTH[g], (1, 1))
+            weight_ST, dlogit_ST = _weights(logit_ST, dweight_ST, seen_ST, log_G1T[g], inner_G1T[g], config)
+            dv_acc_SH[...] += _dot(weight_ST.astype(dy_GTH.dtype), dy_GTH[g], (1, 0))
+            dk_acc_SH[...] += _dot(dlogit_ST.astype(q_GTH.dtype), q_GTH[g], (1, 0))
+
+    @pl.when(entry & LAST != 0)
+    def _():
+        dk_SH[...] = (dk_acc_SH[...] * config.query_scale).astype(dk_SH.dtype)
+        dv_SH[...] = dv_acc_SH[...].astype(dv_SH.dtype)
+
+
+def _seen(t, s, of_query, of_key, numbers, windowed: bool, keys_first: bool):
+    """Whether queries of block t see keys of block s; `of_query` and `of_key` hold `until` and positions.
+
+    numbers: the layer's window, and the row's index of the first query.
+    """
+    bq, bk = of_query.shape[1], of_key.shape[1]
+    shape = (bk, bq) if keys_first else (bq, bk)
+    query = numbers[1] + t * bq + jax.lax.broadcasted_iota(jnp.int32, shape, int(keys_first))
+    key = s * bk + jax.lax.broadcasted_iota(jnp.int32, shape, 1 - int(keys_first))
+
+    def broadcast(row, along_columns: bool):
+        return row[:, None] if along_columns else row[None, :]
+
+    seen = (key <= query) & (query < broadcast(of_key[0], keys_first))
+    if windowed:
+        seen &= broadcast(of_query[1], not keys_first) - broadcast(of_key[1], keys_first) < numbers[0]
+    return seen
+
+
+def _logits(a_MH, b_NH, config: ModelConfig):
+    return capped(_dot(a_MH, b_NH, (1, 1)) * config.query_scale, config.attention_softcap)
+
+
+def _weights(logit, dweight, seen, log, inner, config: ModelConfig):
+    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap."""
+    weight = jnp.exp(jnp.where(seen, logit, HIDDEN) - log)
+    dlogit = weight * (dweight - inner)
+    if cap := config.attention_softcap:  # tanh' = 1 - tanh^2
+        dlogit *= 1 - jnp.square(logit / cap)
+    return weight, dlogit
+
+
+def _dot(a, b, contracted: tuple[int, int]):
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    axes = (contracted[:1], contracted[1:])
+    return jax.lax.dot_general(a, b, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+def _lanes(x_TL, width: int):
+    """Returns a column that is stored in all lanes at another width."""
+    return jnp.tile(x_TL, (1, -(-width // LANES)))[:, :width]
+
+
+KERNEL = Implementation(plan, with_backward(_forward, _backward), refuses, backend="tpu", flops=flops)

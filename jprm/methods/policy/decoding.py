@@ -1,0 +1,126 @@
+"""The programs of a sampler: prompts, then a loop of one token more for all samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jprm.methods.policy.sampling import draw, pick
+from jprm.model import decode
+from jprm.model.config import ModelConfig
+from jprm.model.mesh import sharding
+from jprm.model.transformer import head_logits
+
+RUNNING, STEP, STOP = range(3)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """The state of B unfinished samples: what the decoding loop carries."""
+
+    count: Array  # tokens written so far by running samples
+    last_B: Array  # the last token
+    progress_B: Array  # a column of the progress table
+    end_B: Array  # RUNNING, STEP or STOP
+    written_BN: Array
+    logprob_BN: Array  # of every written token, at the sampling temperature
+    length_B: Array  # tokens written, the last one included
+    logprob_B: Array
+    cache: decode.Cache
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.Past:
+    """Returns the keys of prompt `row_R[r]` for every r, without its last token, with which decoding begins."""
+    S = tokens_US.shape[1]
+    position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
+    _, cache = decode.forward(params, config, tokens_US, position_US)
+    place = sharding("batch", "kv_heads", None, None)
+    cache = jax.tree.map(lambda x: x.at[row_R].get(out_sharding=place), cache)
+    length_R = length_U.at[row_R].get(out_sharding=sharding("batch"))
+    return decode.Past(cache, jnp.arange(S) < length_R[:, None] - 1)
+
+
+def next_token(
+    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step
+) -> Samples:
+    """Returns the samples with one token more."""
+    position_B1 = (first_B + s.count)[:, None]
+    x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, s.count)
+    logit_BV = head_logits(params, config, x_B1D[:, 0])
+    key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
+    token_B = draw(key, logit_BV, temperature, top_p)
+    logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
+    scaled_BV = logit_BV / (temperature or 1.0)
+    drawn_B1 = (pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1))[:, None]
+    running_B = s.end_B == RUNNING
+    progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
+    ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
+    end_B = jnp.where(at_step & (progress_B < 0), STEP, RUNNING)
+    return Samples(
+        count=s.count + 1,
+        last_B=token_B,
+        progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
+        end_B=jnp.where(running_B, jnp.where(ends_B, STOP, end_B), s.end_B),
+        written_BN=jax.lax.dynamic_update_slice_in_dim(s.written_BN, token_B[:, None], s.count, 1),
+        logprob_BN=jax.lax.dynamic_update_slice_in_dim(s.logprob_BN, drawn_B1, s.count, 1),
+        length_B=s.length_B + running_B,
+        logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
+        cache=cache,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), donate_argnums=4)
+def decode_samples(
+    params, config: ModelConfig, temperature, top_p, samples: Samples, past, first_B, key_B, table_VP, stop_V, at_step,
+    limit,
+) -> Samples:  # fmt: skip
+    """Decodes until all samples have ended, `limit` is reached, or the cache is full."""
+    capacity = samples.written_BN.shape[1]
+
+    def again(s: Samples):
+        return (s.count < jnp.minimum(limit, capacity)) & jnp.any(s.end_B == RUNNING)
+
+    def body(s: Samples) -> Samples:
+        return next_token(params, config, temperature, top_p, s, past, first_B, key_B, table_VP, stop_V, at_step)
+
+    return jax.lax.while_loop(again, body, samples)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def grown(samples: Samples, size: int) -> Samples:
+    """Returns the samples with room for `size` tokens."""
+
+    def pad(x: Array, axis: int) -> Array:
+        return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
+
+    cache = jax.tree.map(lambda x: pad(x, 2), samples.cache)
+    written_BN, logprob_BN = pad(samples.written_BN, 1), pad(samples.logprob_BN, 1)
+    return dataclasses.replace(samples, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def kept(state, row_Q, m: int):
+    """Returns samples, m a row, and what else has an entry for each of them or for each row, of the rows `row_Q`."""
+    index_B = (row_Q[:, None] * m + jnp.arange(m)).reshape(-1, out_sharding=sharding("batch"))
+    samples, first_B, key_B, past = state
+
+    def take(x: Array, index: Array) -> Array:
+        rest = ("kv_heads", None, None) if x.ndim == 4 else (None,) * (x.ndim - 1)
+        return x.at[index].get(out_sharding=sharding("batch", *rest)) if x.ndim else x
+
+    of_samples = jax.tree.map(lambda x: take(x, index_B), (samples, first_B, key_B))
+    return *of_samples, jax.tree.map(lambda x: take(x, row_Q), past)
+
+
+@jax.jit
+def keys(number_B, hash_B):
+    return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
+
+
+empty_cache = jax.jit(decode.empty_cache, static_argnums=(0, 1, 2))

@@ -1,0 +1,323 @@
+"""A policy whose tokens a server samples, SGLang or vLLM. Parameters reach it as files, and every push is tested.
+
+A server may report an update and go on with its old weights, and training on its samples then fails silently. So after
+every push the server computes the log-probabilities of kept tokens, and the learner's must be equal within a tolerance.
+
+    sglang   /update_weights_from_disk, /generate
+    vllm     /collective_rpc (`reload_weights`, with VLLM_SERVER_DEV_MODE=1) and /reset_prefix_cache, /v1/completions
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import math
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import httpx2
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32
+
+from jprm import multihost
+from jprm.checkpoints import writing
+from jprm.checkpoints.kinds import FileDtype
+from jprm.io.storage import Place, is_remote
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, power, text_hash
+from jprm.model import vocabulary
+from jprm.model.config import ModelConfig
+from jprm.model.mesh import put_rows
+from jprm.pack import pack
+from jprm.rows import empty_rows
+from jprm.token_tree import merged, next_tokens
+from jprm.tokenizer import Tokenizer
+
+Ids = Sequence[int]
+Call = tuple[str, dict[str, Any]]
+"""Path and body of a request."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """The server, and what its log-probabilities must equal.
+
+    url: without a path, such as http://localhost:30000.
+    model: the server's name of the model; SGLang needs none.
+    folder: where parameters are written, which the server must be able to read. Empty: `engine` in the run's folder.
+    dtype: of the numbers in these files.
+    tolerance: the largest mean distance, in nats a token, of the server's log-probabilities from the learner's.
+    concurrency: requests in flight at once.
+    timeout_s: of one request.
+    """
+
+    url: str
+    kind: Literal["sglang", "vllm"] = "sglang"
+    model: str = ""
+    folder: str = ""
+    dtype: FileDtype = "bfloat16"
+    tolerance: float = 0.05
+    concurrency: int = 64
+    timeout_s: float = 600.0
+
+    def __post_init__(self):
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"engine.url={self.url!r}: write the server's address, such as http://localhost:30000")
+        if not self.tolerance > 0 or self.concurrency < 1 or not self.timeout_s > 0:
+            raise ValueError("engine: tolerance, concurrency and timeout_s must be above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialect:
+    """How a kind of server is called.
+
+    update: (folder, model) to the calls after which it serves the parameters in the folder.
+    draw: (model, prompt, most tokens, seed) to the call that samples at temperature 1 over all tokens.
+    drawn: its reply to ids, their log-probabilities and whether the end of text was sampled.
+    force: (model, ids) to the call that computes the log-probabilities of these ids.
+    forced: its reply, and the ids, to a log-probability for each but the first.
+    """
+
+    update: Callable[[str, str], list[Call]]
+    draw: Callable[[str, list[int], int, int], Call]
+    drawn: Callable[[Any], tuple[list[int], list[float], bool]]
+    force: Callable[[str, list[int]], Call]
+    forced: Callable[[Any, list[int]], list[float]]
+
+
+def _sglang_drawn(reply: Any) -> tuple[list[int], list[float], bool]:
+    meta = reply["meta_info"]
+    pairs = meta["output_token_logprobs"]
+    return [int(pair[1]) for pair in pairs], [pair[0] for pair in pairs], meta["finish_reason"]["type"] == "stop"
+
+
+def _sglang_forced(reply: Any, ids: list[int]) -> list[float]:
+    pairs = reply["meta_info"]["input_token_logprobs"]
+    if [pair[1] for pair in pairs] != ids:
+        raise ValueError("the reply is of other ids")
+    return [pair[0] for pair in pairs[1:]]
+
+
+def _vllm_drawn(reply: Any) -> tuple[list[int], list[float], bool]:
+    (choice,) = reply["choices"]
+    return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"] == "stop"
+
+
+def _vllm_forced(reply: Any, ids: list[int]) -> list[float]:
+    found = reply["choices"][0]["prompt_logprobs"]
+    return [by_id[str(token)]["logprob"] for by_id, token in zip(found[1:], ids[1:], strict=True)]
+
+
+_ALL = {"temperature": 1.0, "top_p": 1.0}
+DIALECTS = {
+    "sglang": Dialect(
+        update=lambda folder, model: [("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})],
+        draw=lambda model, prompt, most, seed: ("/generate", {
+            "input_ids": prompt, "return_logprob": True,
+            "sampling_params": {**_ALL, "top_k": -1, "max_new_tokens": most, "sampling_seed": seed},
+        }),
+        drawn=_sglang_drawn,
+        force=lambda model, ids: ("/generate", {
+            "input_ids": ids, "return_logprob": True, "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+        }),
+        forced=_sglang_forced,
+    ),
+    "vllm": Dialect(
+        update=lambda folder, model: [
+            ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
+            ("/reset_prefix_cache", {}),
+        ],
+        draw=lambda model, prompt, most, seed: ("/v1/completions", {
+            "model": model, "prompt": prompt, **_ALL, "max_tokens": most, "seed": seed, "logprobs": 0,
+            "return_token_ids": True,
+        }),
+        drawn=_vllm_drawn,
+        force=lambda model, ids: ("/v1/completions", {
+            "model": model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0,
+        }),
+        forced=_vllm_forced,
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Probes:
+    """prefixes: whose samples are kept for the test of a push. folder: where parameters are written, if the server's
+    settings name none. positions: the most tokens of a prompt and a sample."""
+
+    prefixes: Sequence[Prefix]
+    folder: Place
+    positions: int
+
+
+class Engine(Sampler):
+    """A `Sampler` whose draws and parameters are on a server. Its samples are not reproducible bit for bit.
+
+    Raises ValueError for a server that serves other parameters than those pushed, ConnectionError for one that fails.
+    """
+
+    def __init__(
+        self, engine: EngineConfig, probes: Probes, params: Mapping, config: ModelConfig, tokenizer: Tokenizer,
+        mesh: Mesh, options: SamplerConfig, name: str,
+    ):  # fmt: skip
+        if options.temperature != 1 or options.top_p != 1:
+            raise ValueError(
+                "an engine samples at temperature=1 and top_p=1: servers report unscaled log-probabilities"
+            )
+        self.engine, self._calls, self._probes = engine, DIALECTS[engine.kind], probes
+        if is_remote(place := engine.folder or probes.folder):
+            raise ValueError(
+                f"engine.folder: {place} is in a bucket; name a folder that this machine and the server have"
+            )
+        self._folder = pathlib.Path(place)
+        self._pushed: pathlib.Path | None = None
+        self._client = httpx2.Client(timeout=engine.timeout_s)
+        self._kept: list[tuple[list[int], tuple[int, ...]]] = []  # prompts and samples
+        self._learner: Float32[np.ndarray, " N"] | None = None  # their log-probabilities at the last push
+        super().__init__(params, config, tokenizer, mesh, options, name)
+
+    def push(self, params: Mapping, name: str) -> None:
+        """Writes the parameters, has the server load them, and tests that it did.
+
+        Process 0 writes. Every process tests: one address may be several servers, such as localhost on each host.
+        """
+        before, self._pushed = self._pushed, pathlib.Path(multihost.first(lambda: self._load(params, name)))
+        self._test(params, name)
+        self.name = f"{name}#{self._digest}"
+        if before is not None and before != self._pushed and multihost.is_first():
+            shutil.rmtree(before, ignore_errors=True)
+
+    def _load(self, params: Mapping, name: str) -> str:
+        """Writes the parameters and has the server load them; returns their folder."""
+        out = self._folder / f"step_{name.rpartition('@')[2]}"
+        partial = out.with_name(out.name + ".partial")
+        for path in (out, partial):
+            shutil.rmtree(path, ignore_errors=True)
+        partial.mkdir(parents=True)
+        writing.causal_lm(partial, params, self._stacked, self.tokenizer, self._probes.positions, self.engine.dtype)
+        partial.rename(out)
+        for path, body in self._calls.update(str(out.resolve()), self.engine.model):
+            reply = self._post(path, body)
+            if isinstance(reply, Mapping) and reply.get("success") is False:
+                raise ConnectionError(f"{self.engine.url}{path}: refused the parameters: {reply.get('message')}")
+        return str(out)
+
+    def _test(self, params: Mapping, name: str) -> None:
+        if not self._kept:
+            drawn = self.draw(self._probes.prefixes, 1, until="end", seed=0)
+            prompts = [self.prompt(probe) for probe in self._probes.prefixes]
+            self._kept = [(prompt, one.ids) for prompt, (one,) in zip(prompts, drawn, strict=True)]
+        learner_N = log_probabilities(params, self._stacked, self.mesh, self._kept)
+        server_N = np.concatenate(self._together(self._forced, self._kept))
+        if reason := refusal(server_N, learner_N, self._learner, self.engine.tolerance):
+            raise ValueError(f"{self.engine.url}: after the push of {name} {reason}")
+        self._learner = learner_N
+
+    def _forced(self, kept: tuple[list[int], tuple[int, ...]]) -> Float32[np.ndarray, " T"]:
+        prompt, sampled = kept
+        ids = [*prompt, *sampled]
+        path, body = self._calls.force(self.engine.model, ids)
+        found = self._read(path, body, lambda reply: self._calls.forced(reply, ids))
+        return np.array(found[len(prompt) - 1 :], np.float32)
+
+    def draw(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int,
+        stream: tuple[int, ...] = (),
+    ) -> list[list[Drawn]]:  # fmt: skip
+        """As `Sampler.draw`, of whole chains."""
+        if until != "end":
+            raise NotImplementedError("an engine samples whole chains: until='end'")
+        jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]
+        drawn = self._together(self._draw, jobs)
+        return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
+
+    def _draw(self, job: tuple[list[int], int]) -> Drawn:
+        path, body = self._calls.draw(self.engine.model, job[0], self.options.max_tokens, job[1])
+        ids, logprobs, ended = self._read(path, body, self._calls.drawn)
+        if ended and (not ids or ids[-1] != self.tokenizer.eos):
+            raise ValueError(
+                f"{self.engine.url}{path}: a sample that ended does not end with the tokenizer's end of text"
+                f" ({self.tokenizer.eos}): the server leaves it out, or has another"
+            )
+        known = all(type(i) is int and 0 <= i < len(self._stop_V) for i in ids)
+        if not ids or len(ids) != len(logprobs) or not known or not all(map(math.isfinite, logprobs)):
+            raise ValueError(f"{self.engine.url}{path}: a sample is no list of ids with their log-probabilities")
+        return Drawn(tuple(ids), np.array(logprobs, np.float32), sum(logprobs), "stop" if ended else "length")
+
+    def _together(self, function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
+        with concurrent.futures.ThreadPoolExecutor(self.engine.concurrency) as pool:
+            return list(pool.map(function, jobs))
+
+    def _read(self, path: str, body: dict[str, Any], read: Callable[[Any], Any]) -> Any:
+        reply = self._post(path, body)
+        try:
+            return read(reply)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.engine.url}{path}: a reply of another form than {self.engine.kind}'s: {error!r}"
+            ) from error
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            reply = self._client.post(self.engine.url.rstrip("/") + path, json=body)
+        except httpx2.HTTPError as error:
+            raise ConnectionError(f"{self.engine.url}{path}: {type(error).__name__}: {error}") from error
+        if reply.status_code != 200:
+            raise ConnectionError(f"{self.engine.url}{path}: status {reply.status_code}: {reply.text[:200]!r}")
+        return reply.json() if reply.content else None
+
+
+def refusal(
+    server_N: Float32[np.ndarray, " N"], learner_N: Float32[np.ndarray, " N"],
+    before_N: Float32[np.ndarray, " N"] | None, tolerance: float,
+) -> str:  # fmt: skip
+    """Returns why a server's log-probabilities of kept tokens are not the learner's; empty where they are.
+
+    Small updates move them by less than rounding does. So the part t of the learner's move since the last push
+    (`before_N`) that the server has made is estimated by least squares: 1 with the new parameters, 0 with the old ones.
+    It is refused where t is below one half by two standard errors.
+    """
+    apart = float(np.abs(server_N - learner_N).mean())
+    if not apart <= tolerance:
+        return (
+            f"its log-probabilities of {len(server_N)} kept tokens lie {apart:.4f} nats from the learner's, more than"
+            f" engine.tolerance={tolerance:g}: it serves other weights, or another tokenizer's ids"
+        )
+    if before_N is None or not (square := float(np.sum((learner_N - before_N) ** 2))):
+        return ""
+    moved_N = learner_N - before_N
+    t = float(np.sum((server_N - before_N) * moved_N)) / square
+    rest = float(np.sum((server_N - before_N - t * moved_N) ** 2)) / max(len(moved_N) - 1, 1)
+    if t + 2 * math.sqrt(rest / square) < 0.5:
+        return (
+            f"its log-probabilities of {len(server_N)} kept tokens have made {t:.2f} of the learner's move since the"
+            " last push: it still serves the weights from before"
+        )
+    return ""
+
+
+def log_probabilities(
+    params: Mapping, config: ModelConfig, mesh: Mesh, sequences: Sequence[tuple[Ids, Ids]]
+) -> Float32[np.ndarray, " N"]:
+    """Returns the model's log-probability of every sampled token of (prompt, sampled ids), one after the other."""
+    trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
+    size = power(max(len(tree.tokens_N) for tree in trees))
+    packed = pack(trees, size, size, too_long="error", chains=config.chain_rows)
+    split = mesh.shape["data"] * mesh.shape["fsdp"]
+    filler = empty_rows(-len(packed.rows.tokens) % split, size, size)
+    rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), packed.rows, filler)
+    with jax.set_mesh(mesh):
+        log_BS = np.asarray(_log_probabilities(params, config, put_rows(rows, mesh)))
+    found = [np.zeros(len(ids), np.float32) for _, ids in sequences]
+    for row, slot in zip(*np.nonzero(packed.tree_BS >= 0), strict=True):
+        tree = int(packed.tree_BS[row, slot])
+        found[tree][packed.node_BS[row, slot] - len(sequences[tree][0])] = log_BS[row, slot]
+    return np.concatenate(found)
+
+
+_log_probabilities = jax.jit(vocabulary.log_probabilities, static_argnums=1)

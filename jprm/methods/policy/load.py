@@ -1,0 +1,95 @@
+"""Loads a policy by its path: a model, or a JSON file that describes one."""
+
+from __future__ import annotations
+
+import os
+import typing
+from typing import Any
+
+from jprm.experiment import from_json
+from jprm.io.jsonl import parse
+from jprm.io.outputs import stamp_of
+from jprm.io.storage import path_of
+from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
+from jprm.methods.policy.protocol import Policy
+from jprm.tree import RecordError
+
+_BYTES = 1_000_000
+"""Of a policy's JSON file: a model's weights, named by mistake, are not read."""
+
+_REMEDY = (
+    'Write {"url": "http://localhost:8000/v1", "model": NAME} for a server, with other fields of ServerConfig as'
+    ' needed, or {"model": FOLDER or GGUF}, with those of SamplerConfig.'
+)
+
+
+def load_policy(path: str | os.PathLike) -> Policy:
+    """Returns the policy of a path.
+
+    A run's folder, a Hugging Face folder or a GGUF file is sampled in this process with `SamplerConfig`'s defaults. A
+    JSON file is a server, {"url": ..., "model": ...} with further fields of `ServerConfig`, or a model, {"model": PATH}
+    with further fields of `SamplerConfig`.
+
+    Raises:
+      RecordError: a file that is no JSON object, or has a field that is unknown, missing or of the wrong type.
+      FileNotFoundError, ValueError: a model that is absent, damaged or not supported.
+    """
+    path = path_of(path)
+    if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
+        raise FileNotFoundError(f"{path}: no such file or folder. Give a model's, or a policy's JSON file")
+    if path.is_dir() or path.suffix == ".gguf":
+        from jprm.methods.policy.sampler import load_sampler
+
+        return load_sampler(path)
+    return policy_of(policy_settings(path), str(path))
+
+
+def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns the object in a policy's JSON file. Raises FileNotFoundError or RecordError where there is none."""
+    path = path_of(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file. Give a policy's JSON file")
+    where = str(path)
+    if stamp_of(path)["bytes"] > _BYTES:
+        raise RecordError(where, "policy", f"has more than {_BYTES:,} bytes", _REMEDY)
+    settings = parse(path.read_bytes(), where)
+    if not isinstance(settings, dict):
+        raise RecordError(where, "policy", "is no JSON object", _REMEDY)
+    return settings
+
+
+def policy_of(settings: dict[str, Any], where: str) -> Policy:
+    """Returns the policy that a JSON file's object describes. Raises as `load_policy`; `where` names the file."""
+    if "model" not in settings:
+        raise RecordError(where, "model", "is absent", _REMEDY)
+    if "url" in settings:
+        _check(settings, ServerConfig, where, _REMEDY)
+        try:
+            return ServerPolicy(ServerConfig(**settings))
+        except ValueError as error:
+            raise RecordError(where, "policy", str(error), _REMEDY) from None
+
+    from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+
+    settings = dict(settings)
+    model = settings.pop("model")
+    if not isinstance(model, str) or not model:
+        raise RecordError(where, "model", f"is {model!r}, not the path of a folder or a GGUF file", _REMEDY)
+    _check(settings, SamplerConfig, where, _REMEDY)
+    try:
+        options = SamplerConfig(**settings)
+    except ValueError as error:
+        raise RecordError(where, "policy", str(error), _REMEDY) from None
+    return load_sampler(model, options)
+
+
+def _check(settings: dict[str, Any], kind: type, where: str, remedy: str) -> None:
+    """Raises RecordError for a setting that `kind` has no field for, or of another type than the field."""
+    types = typing.get_type_hints(kind)
+    for name, value in settings.items():
+        if name not in types:
+            raise RecordError(where, name, "is no setting of a policy", f"Use {', '.join(types)}.")
+        try:
+            from_json(types[name], value, name)
+        except ValueError as error:
+            raise RecordError(where, name, str(error).removeprefix(f"{name}: "), remedy) from None

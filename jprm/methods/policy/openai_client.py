@@ -1,0 +1,339 @@
+"""A policy on an OpenAI-compatible HTTP server: vLLM, SGLang, llama.cpp and others.
+
+Every sample is its own request with its own seed: token counts are exact, one failure costs one sample, and servers
+that cache prefixes compute a shared prompt once. `finish_reason` tells whether a completion is whole. What ended it, a
+step's delimiter or the end of the text, is read from the first of these in the reply: the delimiter in the text (vLLM's
+`include_stop_str_in_output` and SGLang's `no_stop_trim` are requested), `stop_reason` (vLLM), `matched_stop` (SGLang).
+Without any of them, text counts as a finished step, and an empty text as the end of the chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import email.utils
+import hashlib
+import json
+import os
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import httpx2
+
+from jprm.fields import shortened
+from jprm.methods.policy.protocol import Prefix, Sample
+
+_REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
+"""Limits of a reply: in all, and for every token of `max_tokens`, each of which may have 20 log-probabilities."""
+
+_RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerConfig:
+    """The server and the sampling settings.
+
+    Attributes:
+      url: the base address with its version: http://localhost:8000/v1.
+      model: the server's name of the model.
+      key_variable: environment variable that holds the key, whose value is never printed or stored.
+      endpoint: `completions` sends one text. `chat` sends messages, the last being the assistant's unfinished one
+        (`continue_final_message` of vLLM and SGLang).
+      prompt: the text before the steps, for `chat` the user's message; `{problem}` is replaced.
+      delimiter: ends every step. A step never contains it.
+      max_tokens: per sample. A sample that reaches it is marked `length`.
+      logprobs: whether to request the log-probabilities of the sampled tokens and their sum.
+      extra: further keys of the request's body.
+      concurrency: requests in flight at once.
+      request_timeout_s, total_timeout_s: seconds for one attempt, and for one sample with all retries and waits.
+      retries: attempts after the first, on time-outs, lost connections, unreadable replies and statuses such as 429
+        and 503.
+      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; every next range is doubled, up to 60 s. A
+        longer `Retry-After` is honoured.
+    """
+
+    url: str
+    model: str
+    key_variable: str | None = None
+    endpoint: Literal["completions", "chat"] = "completions"
+    prompt: str = "{problem}\n\n"
+    delimiter: str = "\n\n"
+    temperature: float = 0.8
+    top_p: float = 1.0
+    max_tokens: int = 2048
+    logprobs: bool = False
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    concurrency: int = 32
+    request_timeout_s: float = 120.0
+    total_timeout_s: float = 600.0
+    retries: int = 6
+    backoff_s: float = 1.0
+
+    def __post_init__(self):
+        try:
+            url = httpx2.URL(self.url)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"url is {self.url!r}: {error}") from None
+        known = url.scheme in ("http", "https") and url.host and not set(url.host) & set("[] %")
+        if not known or not 0 < (url.port or 80) < 2**16:
+            raise ValueError(f"url is {self.url!r}: write the base address, such as http://localhost:8000/v1")
+        if url.userinfo:
+            raise ValueError("url holds a password: put it in an environment variable and set key_variable to its name")
+        if "{problem}" not in self.prompt:
+            raise ValueError("prompt has no {problem}")
+        if not self.delimiter:
+            raise ValueError("delimiter is empty: steps need one to end them")
+        for field in ("concurrency", "max_tokens", "request_timeout_s", "total_timeout_s", "backoff_s"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
+        for field in ("retries", "temperature"):
+            if not getattr(self, field) >= 0:
+                raise ValueError(f"{field} is {getattr(self, field)}: it must be 0 or more")
+
+
+class _Retry(Exception):
+    """An attempt that failed and may succeed later. `after_s`: the wait that the server requests."""
+
+    def __init__(self, reason: str, after_s: float = 0.0):
+        super().__init__(reason)
+        self.after_s = after_s
+
+
+class _Refused(Exception):
+    """An attempt that would fail again."""
+
+
+class ServerPolicy:
+    """A `Policy` that samples from a server.
+
+    Raises:
+      ValueError: the environment variable for the key is not set or holds no key.
+    """
+
+    def __init__(self, config: ServerConfig):
+        self.config = config
+        self._key()
+        sampled = ("endpoint", "prompt", "delimiter", "temperature", "top_p", "max_tokens", "extra")
+        settings = {field: getattr(config, field) for field in sampled}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=dict).encode()).hexdigest()
+        self.name = f"{config.model}#{digest[:12]}"
+
+    def sample(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
+    ) -> list[list[Sample]]:
+        """As `Policy.sample`.
+
+        Raises:
+          RuntimeError: the caller runs in an event loop, where it can await `sample_async`.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # none
+            return asyncio.run(self.sample_async(prefixes, n, until=until, seed=seed))
+        raise RuntimeError("an event loop is running: await ServerPolicy.sample_async instead of calling sample")
+
+    async def sample_async(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
+    ) -> list[list[Sample]]:
+        config = self.config
+        key = self._key()
+        slots = asyncio.Semaphore(config.concurrency)
+        limits = httpx2.Limits(max_connections=config.concurrency)
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=config.request_timeout_s) as client:
+
+            async def one(prefix: Prefix, number: int) -> Sample:
+                async with slots:
+                    try:
+                        return await self._persist(client, prefix, until, number)
+                    except _Refused as error:
+                        return Sample((), 0, "error", error=str(error))
+
+            drawn = await asyncio.gather(*(one(prefix, seed + j) for prefix in prefixes for j in range(n)))
+        return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
+
+    def _key(self) -> str:
+        """Returns the key, read when needed and stored nowhere; "" if none is configured."""
+        variable = self.config.key_variable
+        if variable is None:
+            return ""
+        key = os.environ.get(variable, "").strip()
+        if not key:
+            raise ValueError(f"environment variable {variable}, which holds the server's key, is not set")
+        if not (key.isascii() and key.isprintable()) or " " in key:  # an HTTP error would quote it
+            raise ValueError(f"environment variable {variable} holds no key: a key is printable ASCII without spaces")
+        return key
+
+    def _short(self, text: str) -> str:
+        """Returns a server's text as one line, without the key, which some servers repeat."""
+        if key := self._key():
+            text = text.replace(key, "***")
+        text = " ".join(text.split())
+        return repr(text if len(text) <= 200 else text[:200] + "…")
+
+    async def _persist(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
+        """Makes attempts until one succeeds or is refused, or attempts or time run out."""
+        config = self.config
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + config.total_timeout_s
+        reason = ""
+        for attempt in range(config.retries + 1):
+            limit = min(config.request_timeout_s, deadline - loop.time())
+            try:
+                async with asyncio.timeout(limit):  # of the whole attempt, also from a server that drips bytes
+                    return await self._attempt(client, prefix, until, seed)
+            except _Retry as error:
+                reason, after_s = str(error), error.after_s
+            except (TimeoutError, httpx2.TimeoutException):
+                # If an earlier failure left less time than a reply may take, that failure is the reason.
+                if not reason or limit == config.request_timeout_s:
+                    reason = f"no reply in {limit:.3g} s"
+                after_s = 0.0
+            except httpx2.RequestError as error:
+                reason, after_s = f"no connection ({type(error).__name__}: {error})", 0.0
+            wait = max(after_s, min(60.0, config.backoff_s * 2**attempt) * random.uniform(0.5, 1.0))
+            if attempt == config.retries or loop.time() + wait >= deadline:
+                raise _Refused(f"{config.url}: {reason}; given up after {attempt + 1} attempts")
+            await asyncio.sleep(wait)
+        raise AssertionError("unreachable")
+
+    async def _attempt(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
+        config = self.config
+        path = "/chat/completions" if config.endpoint == "chat" else "/completions"
+        body = request_body(config, prefix, until, seed)
+        async with client.stream("POST", config.url.rstrip("/") + path, json=body) as response:
+            content = await self._content(response)
+        text = content.decode("utf-8", "replace")  # JSON is UTF-8, whatever charset the header names
+        if response.status_code in _RETRY:
+            raise _Retry(f"status {response.status_code}: {self._short(text)}", _retry_after(response.headers))
+        if response.status_code != 200:
+            raise _Refused(f"{config.url}: status {response.status_code}: {self._short(text)}")
+        try:
+            reply = json.loads(content)
+        except (ValueError, RecursionError):
+            raise _Retry(f"the reply is not JSON: {self._short(text)}") from None
+        try:
+            return read_reply(config, prefix, until, reply)
+        except ValueError as error:
+            raise _Refused(f"{config.url}: {shortened(str(error), 200)}: {self._short(text)}") from None
+
+    async def _content(self, response: httpx2.Response) -> bytearray:
+        """Returns the body of a reply, which is neither decompressed nor longer than a sample's can be."""
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            raise _Retry(f"the reply is compressed ({self._short(encoding)}), which was not requested")
+        most = _REPLY_BYTES + _TOKEN_BYTES * self.config.max_tokens
+        content = bytearray()
+        async for piece in response.aiter_raw():
+            content += piece
+            if len(content) > most:
+                raise _Refused(f"{self.config.url}: the reply is longer than {most:,} bytes")
+        return content
+
+
+def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) -> dict[str, Any]:
+    """Returns the JSON body that requests one sample from the server: a completion, or an answer in a chat."""
+    prompt = config.prompt.replace("{problem}", prefix.problem)
+    written = "".join(step + config.delimiter for step in prefix.steps)
+    body: dict[str, Any] = {
+        "model": config.model,
+        "n": 1,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+        "seed": seed,
+    }
+    if config.endpoint == "completions":
+        body["prompt"] = prompt + written
+        if config.logprobs:
+            body["logprobs"] = 1
+    else:
+        body["messages"] = [{"role": "user", "content": prompt}]
+        if written:
+            body["messages"].append({"role": "assistant", "content": written})
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if config.logprobs:
+            body["logprobs"] = True
+    if until == "step":
+        body |= {"stop": [config.delimiter], "include_stop_str_in_output": True, "no_stop_trim": True}
+    return body | dict(config.extra)
+
+
+def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> Sample:
+    """Returns the sample in a reply.
+
+    Raises:
+      ValueError: a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
+    """
+    choices = reply.get("choices") if isinstance(reply, Mapping) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+        found = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
+        raise ValueError(f"the reply has {found}, not the one choice requested")
+    choice = choices[0]
+    message = choice.get("message")
+    text = choice.get("text")
+    if config.endpoint == "chat":
+        text = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(text, str):
+        raise ValueError("the choice has no text")
+    if not text.isascii() and re.search("[\ud800-\udfff]", text):  # no file can hold it
+        raise ValueError("the text holds half a surrogate pair")
+    finish = choice.get("finish_reason")
+    if finish not in ("stop", "length"):
+        raise ValueError(f"finish_reason is {finish!r}, neither 'stop' nor 'length'")
+    usage = reply.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens < 2**31:
+        raise ValueError("the reply has no usage.completion_tokens, so its tokens cannot be counted")
+
+    steps = tuple(step.strip("\r\n") for step in text.split(config.delimiter) if step.strip())
+    if until == "step" and finish == "stop":
+        matched = choice.get("stop_reason", choice.get("matched_stop"))
+        if config.delimiter in text or matched == config.delimiter:
+            finish = "step"
+        elif "stop_reason" not in choice and "matched_stop" not in choice and steps:
+            finish = "step"  # the server does not tell what ended it
+        steps = steps[:1]
+        if finish == "step" and not steps:
+            raise ValueError("the step is blank")
+    if finish == "stop" and not steps and not prefix.steps:
+        raise ValueError("the text is empty")
+    logprob, token_logprobs = _logprobs(config, choice)
+    return Sample(steps, tokens, finish, logprob, token_logprobs=token_logprobs)
+
+
+def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
+    """Returns the sum of the tokens' log-probabilities, and each with its token's text; None and () if unknown."""
+    given = choice.get("logprobs")
+    if not config.logprobs or not isinstance(given, Mapping):
+        return None, ()
+    if config.endpoint == "chat":
+        content = given.get("content")
+        content = content if isinstance(content, list) else [None]
+        content = [token if isinstance(token, Mapping) else {} for token in content]
+        values, texts = ([token.get(key) for token in content] for key in ("logprob", "token"))
+    else:
+        values, texts = given.get("token_logprobs"), given.get("tokens")
+    if not isinstance(values, list):
+        return None, ()
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values) or not all(-1e300 < number < 1e300 for number in numbers):
+        return None, ()  # samples are kept as JSON, which has no NaN
+    names = [text for text in texts if isinstance(text, str)] if isinstance(texts, list) else []
+    pairs = zip(names, map(float, numbers), strict=True) if len(names) == len(numbers) else ()
+    return float(sum(numbers)), tuple(pairs)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Returns the seconds of a `Retry-After`, given as seconds or as a date; 0 if there is no readable one."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        if value.isdecimal():
+            return float(value)
+        due = email.utils.parsedate_to_datetime(value)
+        return max(0.0, (due - datetime.datetime.now(datetime.UTC)).total_seconds())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return 0.0

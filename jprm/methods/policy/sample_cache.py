@@ -1,0 +1,139 @@
+"""A policy whose samples are kept on disk, so that a killed run pays for none of them twice."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import IO, Any, Literal, Self
+
+from jprm.io.jsonl import dump, parse
+from jprm.io.outputs import growing
+from jprm.io.storage import path_of
+from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.tree import RecordError
+
+Until = Literal["step", "end"]
+Place = tuple[Until, str, int]
+
+
+class PolicyError(ValueError):
+    """A policy that gave no sample."""
+
+
+def prefix_key(prefix: Prefix) -> str:
+    """Returns the hash of a prefix's problem and steps."""
+    return hashlib.sha256(json.dumps([prefix.problem, *prefix.steps]).encode()).hexdigest()
+
+
+class KeptPolicy:
+    """A `Policy` that keeps another policy's samples in a JSON Lines file and samples only missing ones.
+
+    A call's samples are stored before it returns. Failed ones are not kept, so they are sampled again. Nothing derived
+    from a sample is stored, such as whether its answer is correct. A context manager that locks the file; in a bucket,
+    where it is pieces (`jprm.io.storage.Appended`), the second of two runs that write it is refused.
+
+    Attributes:
+      sampled: samples that the other policy has given to this object.
+
+    Raises:
+      RecordError: FILE:LINE of a line that is no sample. An unfinished last line, which a kill leaves, is cut off.
+      ValueError: another run is writing the file.
+    """
+
+    def __init__(self, policy: Policy, path: str | os.PathLike):
+        self.policy, self.path, self.name, self.sampled = policy, path_of(path), policy.name, 0
+        self._kept: dict[Place, Sample] = {}
+        self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(growing(self.path))
+            self._read()
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._held.__exit__(*error)
+
+    @property
+    def answered(self) -> bool:
+        """Whether any sample of this policy is kept."""
+        return bool(self._kept)
+
+    def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
+        """Returns (first, count) of the runs of sample numbers seed .. seed + n - 1 of a prefix that are not kept."""
+        return runs([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
+
+    def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
+        """Returns the kept ones of a prefix's samples seed .. seed + n - 1."""
+        places: list[Place] = [(until, prefix_key(prefix), number) for number in range(seed, seed + n)]
+        return [self._kept[place] for place in places if place in self._kept]
+
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
+        keys = [prefix_key(prefix) for prefix in prefixes]
+        missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
+        for key, prefix in zip(keys, prefixes, strict=True):
+            for run in self.missing(key, n, until, seed):
+                missing[run][key] = prefix
+        failed: dict[Place, Sample] = {}
+        for (first, count), asked in missing.items():
+            drawn = self.policy.sample(list(asked.values()), count, until=until, seed=first)
+            places: list[Place] = [(until, key, first + i) for key in asked for i in range(count)]
+            found: dict[Place, Sample] = dict(
+                zip(places, (sample for samples in drawn for sample in samples), strict=True)
+            )
+            failed |= {place: sample for place, sample in found.items() if sample.finish_reason == "error"}
+            self._keep({place: sample for place, sample in found.items() if place not in failed})
+        wanted: list[list[Place]] = [[(until, key, number) for number in range(seed, seed + n)] for key in keys]
+        return [[failed.get(place) or self._kept[place] for place in each] for each in wanted]
+
+    def _keep(self, found: dict[Place, Sample]) -> None:
+        self._kept |= found
+        self.sampled += len(found)
+        self._file.write("".join(dump(self._record(*each)) + "\n" for each in found.items()).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _record(self, place: Place, sample: Sample) -> dict[str, Any]:
+        until, prefix, seed = place
+        record = {"policy": self.name, "until": until, "prefix": prefix, "seed": seed} | dataclasses.asdict(sample)
+        del record["error"], record["token_logprobs"]
+        return record
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            self._read_line(line, f"{self.path}:{number}")
+            whole += len(line)
+        self._file.truncate(whole)
+
+    def _read_line(self, line: bytes, where: str) -> None:
+        record = parse(line, where)
+        try:
+            if record["policy"] == self.name:
+                sample = Sample(tuple(record["steps"]), record["tokens"], record["finish_reason"], record["logprob"])
+                self._kept[record["until"], record["prefix"], record["seed"]] = sample
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            remedy = "Remove the line, or name another file."
+            raise RecordError(where, "sample", f"cannot be read: {error!r}", remedy) from None
+
+
+def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns (first, count) of the runs of consecutive numbers in an increasing list."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and sum(runs[-1]) == number:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((number, 1))
+    return runs

@@ -1,0 +1,247 @@
+"""`RLExperiment`: what `jprm rl` runs, and the policy's training as an `Experiment`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from flax.core import FrozenDict
+
+from jprm.checkpoints import base
+from jprm.checkpoints.kinds import RUN, kind_of
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, frozen, read
+from jprm.io.storage import path_of
+from jprm.methods.policy.engine import EngineConfig
+from jprm.methods.rl import credit as credits
+from jprm.methods.rl.credit import CreditConfig
+from jprm.model.config import ModelConfig
+from jprm.model.heads import of_channels
+from jprm.model.lora import LoraConfig
+from jprm.model.mesh import MeshConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What an update learns from, and the objective with the options that it must have.
+
+    samples: whether the policy samples; else the solutions in the files of problems are learnt, as many tokens as the
+        samples of an update would have.
+    pairs: whether right and wrong continuations are compared (`jprm.methods.rl.preferences`).
+    """
+
+    objective: str
+    options: Mapping[str, Any] = FrozenDict()
+    samples: bool = True
+    pairs: bool = False
+
+
+_DPO = Method("implicit", FrozenDict(loss="dpo"), pairs=True)
+METHODS = {
+    "policy_gradient": Method("policy_gradient"),  # samples with their credit
+    "rejection": Method("next_token"),  # the samples that the verifier accepts (Dong et al. 2023; Gulcehre et al. 2023)
+    "dpo": _DPO,
+    "step_dpo": _DPO,
+    "demonstrations": Method("next_token", samples=False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardConfig:
+    """What an update must not pay for, and what ends a run.
+
+    floor: the reward of a chain that is blank or was cut off; below 0 it counts under every credit.
+    gaming: end the run, and restore the best checkpoint, where the PRM's score is above the best checkpoint's and fewer
+        answers are correct. An evaluation raises the suspicion, and fresh samples of both policies decide: at most 5 %
+        of runs without a loss are ended (`jprm.methods.rl.guards.check`).
+    kl_budget: end the run where the estimate of KL(policy, start), in nats a token, is above it; 0: no limit.
+    disagreement: end the run where the mean distance between the two PRMs' scores of a step exceeds it; 0: no limit.
+    """
+
+    floor: float = -1.0
+    gaming: bool = True
+    kl_budget: float = 0.0
+    disagreement: float = 0.0
+
+    def __post_init__(self):
+        if not -math.inf < self.floor <= 0:
+            raise ValueError(f"guards.floor={self.floor} must be a finite number, at most 0")
+        for field in ("kl_budget", "disagreement"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"guards.{field}={getattr(self, field)} must be a finite number, not below 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class RefreshConfig:
+    """The PRM's own learning, on steps of the current policy.
+
+    every: updates from one refresh to the next, each on the last update's samples; 0: the PRM stays as it is.
+    labels: `working`, the check of the working; `rollouts`, whether the verifier accepts completions of a step by the
+        current policy; `outcome`, the verifier's rewards of chains, for an outcome model or an implicit PRM.
+    rollouts, chains: for labels="rollouts", completions of each step, and samples of each problem that are labelled.
+    steps, learning_rate: of the PRM's optimizer, which otherwise is the one that its run had.
+    replay: files of labelled steps that are trained on too, such as the PRM's own data.
+    """
+
+    every: int = 0
+    steps: int = 50
+    learning_rate: float = 1e-4
+    replay: tuple[str, ...] = ()
+    labels: Literal["working", "rollouts", "outcome"] = "working"
+    rollouts: int = 8
+    chains: int = 4
+
+    def __post_init__(self):
+        if self.every < 0 or min(self.steps, self.rollouts, self.chains) < 1 or not self.learning_rate > 0:
+            raise ValueError(
+                "refresh: every must not be below 0; steps, learning_rate, rollouts, chains must be above 0"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RLExperiment:
+    """A policy's reinforcement learning.
+
+    An update samples `samples` chains of `problems_an_update` problems, has the verifier and the PRM judge them, gives
+    every token its credit, and trains on them in `minibatches` steps of the optimizer.
+
+    policy: the run, Hugging Face folder or GGUF file that the policy starts from.
+    model: what its files do not hold, or what to change of a run's model: dtype, remat, attention, ...
+    problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with what else the verifier needs, such as
+      `tests`; evaluations use the second alone.
+    prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
+    verifier: `answer`, `tests` (of programs), or your own, `module:NAME` or `FILE.py:NAME`: a function from (record,
+      steps) to a reward in [0, 1], or a `jprm.methods.verify.verifiers.Verifier`.
+    working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
+    method: in `METHODS`.
+    tokens: of a row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
+    sampler_rows: the most samples decoded at once.
+    stale: the most updates that the policy which samples is behind the one that learns: the samples of an update are
+        drawn so many updates before. 0: they are drawn by the policy that learns from them.
+    reference: keep the start's parameters and measure the KL against them.
+    checkpoint_every: updates from one checkpoint to the next. A new best evaluation has one too.
+    engine: a server that samples in place of this process. Such a run does not continue bit for bit.
+    """
+
+    name: str
+    policy: str
+    problems: tuple[str, ...]
+    held_out: tuple[str, ...]
+    credit: CreditConfig
+    optimizer: OptimizerConfig
+    updates: int
+    method: Literal["policy_gradient", "rejection", "dpo", "step_dpo", "demonstrations"] = "policy_gradient"
+    objective_options: Mapping[str, Any] = FrozenDict()
+    model: Mapping[str, Any] = FrozenDict()
+    prm: str = ""
+    second_prm: str = ""
+    verifier: str = "answer"
+    working: str = "arithmetic"
+    guards: GuardConfig = GuardConfig()
+    refresh: RefreshConfig = RefreshConfig()
+    problems_an_update: int = 16
+    samples: int = 16
+    temperature: float = 1.0
+    max_tokens: int = 512
+    sampler_rows: int = 256
+    minibatches: int = 1
+    stale: int = 0
+    tokens: int = 2048
+    micro_rows: int = 1
+    lora: LoraConfig = LoraConfig()
+    reference: bool = True
+    engine: EngineConfig | None = None
+    evaluate_every: int = 10
+    evaluate_samples: int = 4
+    mesh: MeshConfig = MeshConfig()
+    seed: int = 0
+    checkpoint_every: int = 10
+    keep: int = 2
+    stall_seconds: int = 300
+    trackers: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for field in ("objective_options", "model"):
+            object.__setattr__(self, field, frozen(getattr(self, field), field))
+        for field in ("updates", "problems_an_update", "samples", "max_tokens", "sampler_rows", "minibatches", "tokens",
+                      "micro_rows", "evaluate_every", "evaluate_samples", "checkpoint_every"):  # fmt: skip
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be positive")
+        if self.stale < 0 or (self.stale and not METHODS[self.method].samples):
+            raise ValueError(f"stale={self.stale} must not be below 0, and is of methods that sample")
+        if self.engine and self.temperature != 1:
+            raise ValueError(
+                f"temperature={self.temperature} must be 1 with an engine, whose log-probabilities are of 1"
+            )
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature} must be above 0: the policy has to explore")
+        if self.problems_an_update % self.minibatches:
+            raise ValueError(
+                f"problems_an_update={self.problems_an_update} is no multiple of minibatches={self.minibatches}"
+            )
+        if "temperature" in self.objective_options:
+            raise ValueError("objective_options.temperature is the samples': set temperature alone")
+        if set_by_method := set(METHODS[self.method].options) & set(self.objective_options):
+            raise ValueError(f"objective_options.{min(set_by_method)} is set by method={self.method!r}: leave it out")
+        last, ratio = self.credit.norm == "last", self.objective_options.get("ratio", "token")
+        if self.method == "policy_gradient" and last != (ratio == "sequence"):
+            raise ValueError(
+                f"credit.norm={self.credit.norm!r} with objective_options.ratio={ratio!r}: ratios of sequences belong"
+                " to norm='last', which puts a sample's advantage on its last token, and to nothing else"
+            )
+        if not self.problems or not self.held_out:
+            raise ValueError("problems and held_out each name at least one JSON Lines file")
+        if self.method == "policy_gradient" and credits.find(self.credit.name).prm and not self.prm:
+            raise ValueError(f"credit.name={self.credit.name!r} needs the scores of a PRM: set prm to its folder")
+        if self.refresh.every and not (self.prm and METHODS[self.method].samples):
+            raise ValueError(f"refresh.every={self.refresh.every} needs a prm, and a method that samples")
+        if self.second_prm and not self.prm:
+            raise ValueError("second_prm is there to disagree with a prm, and prm is empty")
+        if self.guards.disagreement and not self.second_prm:
+            raise ValueError(f"guards.disagreement={self.guards.disagreement} needs second_prm")
+        if self.guards.kl_budget and not self.reference:
+            raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true")
+
+
+def learner(config: RLExperiment) -> Experiment:
+    """Returns the policy's training as an experiment, whose data are the loop's own updates."""
+    rows, method = config.micro_rows, METHODS[config.method]
+    options = {"temperature": config.temperature} if config.method == "policy_gradient" else method.options
+    return Experiment(
+        name=config.name,
+        model=model_of(config.policy, config.model),
+        tokenizer=config.policy,
+        data=DataConfig(
+            train=config.problems, supervise="outcome" if method.pairs else "token", too_long="error",
+            tokens=config.tokens, slots=4 * config.samples if method.pairs else config.tokens,
+            rows=rows, micro_rows=rows, seed=config.seed % 2**32,
+        ),
+        target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
+        objective=method.objective,
+        objective_options={**config.objective_options, **options},
+        optimizer=config.optimizer,
+        steps=config.updates * config.minibatches,
+        base=config.policy,
+        reference=config.policy if config.reference else "",
+        lora=config.lora,
+        mesh=config.mesh,
+        seed=config.seed,
+        log_every=config.minibatches,
+        checkpoint_every=config.checkpoint_every * config.minibatches,
+        keep=config.keep,
+        stall_seconds=config.stall_seconds,
+        trackers=config.trackers,
+    )  # fmt: skip
+
+
+def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfig:
+    """Returns the model of a policy. Raises ValueError for a reward model, FileNotFoundError where nothing is."""
+    if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
+        raise ValueError(f"model.{min(unknown)} is no field of a model")
+    if kind_of(path) != "run":
+        return base.model_config(path, head=of_channels(0), **changes)
+    model = dataclasses.replace(read(path_of(path) / RUN).model, **changes)
+    if model.head != of_channels(0):
+        raise ValueError(f"{path}: its head is {model.head!r}; a policy has a language head")
+    return model

@@ -1,0 +1,462 @@
+"""Credit: rewards of a group of samples to an advantage for every token, as pure numpy functions.
+
+A group is G samples of one problem. A sample is P steps and a tail, the tokens after its last step, of which there may
+be none. So a chain has P + 1 segments, and an array over them ends in P1. The verifier's reward arrives with the tail.
+Letters: G samples, P steps, T tokens of one sample.
+
+    reward of a segment -> sum of what follows (`to_go`) -> less the group's baseline -> every token of the segment
+
+A credit (`CREDITS`, or the user's own) says what a segment is rewarded for, and what the PRM's scores must be. Credits
+take the verifier's reward too; those that leave the PRM alone have names that say so, because a policy learns to please
+a PRM faster than to be correct.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jprm import registry
+from jprm.methods.rl.trajectory import Trajectory
+from jprm.score.scale import WEIGHTS, Scale, check_scale
+
+EQUAL = 1e-6
+"""Returns that differ by less, relative to the largest, are equal: float32 scores do not tell them apart."""
+
+Array = np.ndarray
+Process = list[Float[Array, " P1"]]
+Statistics = Callable[[Float[Array, " G"]], tuple[Float[Array, " G"], float]]
+"""Returns of a group to the baseline of every sample, and the scale by which advantages are divided."""
+
+
+# Outcome advantages over a group.
+
+
+def _no_baseline(return_G: Array) -> tuple[Array, float]:
+    return np.zeros_like(return_G), 1.0
+
+
+def _mean(return_G: Array) -> tuple[Array, float]:
+    return np.full_like(return_G, return_G.mean()), 1.0
+
+
+def _leave_one_out(return_G: Array) -> tuple[Array, float]:
+    return (return_G.sum() - return_G) / (len(return_G) - 1), 1.0
+
+
+def _standard(return_G: Array) -> tuple[Array, float]:
+    return np.full_like(return_G, return_G.mean()), float(np.std(return_G, ddof=1))
+
+
+ADVANTAGES: dict[str, Statistics] = {
+    "reinforce": _no_baseline,  # Williams 1992
+    "dr_grpo": _mean,  # Liu et al. 2025: of whole samples (G - 1) / G of RLOO
+    "rloo": _leave_one_out,  # Kool et al. 2019, Ahmadian et al. 2024
+    "grpo": _standard,  # Shao et al. 2024; G - 1 in the deviation, as in TRL and verl
+}
+"""Baselines by name: none, the group's mean, the mean of the others, the mean with division by the deviation."""
+
+
+def checked(reward_G: Float[Array, " G"], name: str) -> None:
+    """Raises ValueError for an unknown name, a reward that is not finite, or a group of one, which has no baseline."""
+    if name not in ADVANTAGES:
+        raise ValueError(f"advantage={name!r} is not one of {', '.join(ADVANTAGES)}")
+    if not np.isfinite(reward_G).all():
+        raise ValueError("a reward or a score is not finite: see that the PRM and the verifier return numbers")
+    if len(reward_G) < 2 and name != "reinforce":
+        raise ValueError(f"advantage={name!r} compares the samples of a group, and this group has {len(reward_G)}")
+
+
+def outcome(reward_G: Float[Array, " G"], name: str) -> Float[Array, " G"]:
+    """Returns the advantages of whole samples: rewards less the baseline, divided by the scale.
+
+    A baseline over the other samples does not depend on the sample, and the mean over all scales the expected gradient
+    by (G - 1) / G. A group without variance gives 0, except under "reinforce", which has no baseline.
+
+    Raises ValueError as `checked` does.
+    """
+    reward_G = np.asarray(reward_G, np.float64)
+    checked(reward_G, name)
+    if name != "reinforce" and equal(reward_G):
+        return np.zeros(len(reward_G))
+    baseline_G, scale = ADVANTAGES[name](reward_G)
+    return (reward_G - baseline_G) / scale
+
+
+def equal(return_N: Float[Array, " N"]) -> bool:
+    """Returns whether returns have no variance, rounding aside."""
+    return bool(np.ptp(return_N) <= EQUAL * max(1.0, np.abs(return_N).max()))
+
+
+def grpo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
+    """Returns (R - mean) / deviation (Shao et al. 2024, DeepSeekMath)."""
+    return outcome(reward_G, "grpo")
+
+
+def dr_grpo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
+    """Returns R - mean (Liu et al. 2025, "Understanding R1-Zero-Like Training")."""
+    return outcome(reward_G, "dr_grpo")
+
+
+def rloo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
+    """Returns R - mean of the others (Kool et al. 2019; Ahmadian et al. 2024)."""
+    return outcome(reward_G, "rloo")
+
+
+def reinforce(reward_G: Float[Array, " G"], baseline: Literal["none", "mean", "others"]) -> Float[Array, " G"]:
+    """R - baseline (Williams 1992): 0, the group's mean (Dr. GRPO), or the mean of the others (RLOO)."""
+    names = {"none": "reinforce", "mean": "dr_grpo", "others": "rloo"}
+    if baseline not in names:
+        raise ValueError(f"baseline={baseline!r} is not one of {', '.join(names)}")
+    return outcome(reward_G, names[baseline])
+
+
+# Credit of steps: rewards of P + 1 segments from the scores of P steps.
+
+
+def sum_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
+    """Every step is rewarded with its score. Where scores are above 0, steps pay, and the policy adds some."""
+    return np.append(np.asarray(score_P, np.float64), 0.0)
+
+
+def min_form(score_P: Float[Array, " P"], temperature: float) -> Float[Array, " P1"]:
+    """c_j = softmax_j(-r / T) r_j (Cheng et al. 2025, PURE, equation 6): the worst step decides.
+
+    The sum of c goes to the minimum of r as T goes to 0, and to the mean as T goes to infinity. A step's c depends on
+    the steps that follow it, so rewards to go are no unbiased gradient of E[sum c], as those of other forms are.
+    """
+    score_P = np.asarray(score_P, np.float64)
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature} must be above 0; small ones come near the minimum")
+    if not len(score_P):
+        return np.zeros(1)
+    weight_P = np.exp((score_P.min() - score_P) / temperature)
+    return np.append(weight_P / weight_P.sum() * score_P, 0.0)
+
+
+def shaping(potential_P: Float[Array, " P"], gamma: float) -> Float[Array, " P1"]:
+    """gamma Phi_{j+1} - Phi_j, Phi_j being the score after j steps (Ng et al. 1999). The optimal policy stays.
+
+    Phi is 0 before the first step, which shifts all samples of a problem alike, and after the end, which must be so in
+    episodes (Grzes 2017): with gamma = 1 the sum is 0. The tail has the last step's potential to lose.
+    """
+    phi = np.concatenate([[0.0], np.asarray(potential_P, np.float64), [0.0]])
+    return gamma * phi[1:] - phi[:-1]
+
+
+def progress(value_P: Float[Array, " P"], start: float) -> Float[Array, " P1"]:
+    """V_j - V_{j-1} (Setlur et al. 2024): a step's advantage under the prover whose success rate the PRM predicts.
+
+    `start` is the value before the first step.
+    """
+    return np.append(np.diff(np.asarray(value_P, np.float64), prepend=start), 0.0)
+
+
+def implicit(log_ratio_P: Float[Array, " P"]) -> Float[Array, " P1"]:
+    """q_j - q_{j-1}, q_j being beta log(p / p_reference) of the chain up to step j (Yuan et al. 2024; PRIME)."""
+    return progress(log_ratio_P, 0.0)
+
+
+def gate(credit_P1: Float[Array, " P1"], correct: bool) -> Float[Array, " P1"]:
+    """Returns the credit of a chain that the verifier accepts; of others only what is below 0, so that they never pay.
+
+    The product of credit and verdict would also forgive an incorrect chain its worst steps.
+    """
+    return credit_P1 if correct else np.minimum(credit_P1, 0.0)
+
+
+def to_go(reward_P1: Float[Array, " P1"], gamma: float = 1.0) -> Float[Array, " P1"]:
+    """Returns the reward to go of every segment: the sum over k >= j of gamma^(k - j) r_k."""
+    total, return_P1 = 0.0, np.zeros(len(reward_P1))
+    for segment in reversed(range(len(reward_P1))):
+        return_P1[segment] = total = float(reward_P1[segment]) + gamma * total
+    return return_P1
+
+
+# Baselines: rewards of every sample's segments to the advantages of the segments. They differ in the variance of the
+# gradient: docs/credit.md has figures. C_j is the reward to go of segment j.
+
+
+def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
+    """C_j - b, b over the samples' full returns C_1 (Kool et al. 2019, Ahmadian et al. 2024, of whole samples).
+
+    The same baseline for all segments, though the last ones of a chain expect other returns than the first ones.
+    """
+    return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
+    total_G = np.array([return_P1[0] for return_P1 in return_GP1])
+    if name != "reinforce" and equal(total_G if name == "grpo" else np.concatenate(return_GP1)):
+        return [np.zeros(len(return_P1)) for return_P1 in return_GP1]
+    baseline_G, scale = ADVANTAGES[name](total_G)
+    return [(return_P1 - baseline) / scale for return_P1, baseline in zip(return_GP1, baseline_G, strict=True)]
+
+
+def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
+    """C_j - b_j, b_j over the C_j of the samples that reach the j-th segment (Peters & Schaal 2008).
+
+    b_j is 0 where no other sample does. It depends on j, which is known before the segment is sampled, and on other
+    samples: the gradient is unbiased, whatever the lengths.
+    """
+    return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
+    advantages = [np.zeros(len(return_P1)) for return_P1 in return_GP1]
+    for j in range(max(map(len, return_GP1))):
+        reaching = [g for g, return_P1 in enumerate(return_GP1) if len(return_P1) > j]
+        return_N = np.array([return_GP1[g][j] for g in reaching])
+        if len(reaching) == 1:
+            baseline_N = np.zeros(1)
+        else:
+            baseline_N = return_N if equal(return_N) else ADVANTAGES[name](return_N)[0]
+        for g, advantage in zip(reaching, return_N - baseline_N, strict=True):
+            advantages[g][j] = advantage
+    return advantages
+
+
+def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
+    """The sum of gamma^(k - j) (c_k - m) over the steps k >= j.
+
+    m is the mean over the other samples of a sample's mean step reward (Cui et al. 2025, PRIME, and Cheng et al. 2025,
+    PURE, per token), with "dr_grpo" over all samples. With "grpo" c_k is less the mean of all steps of the group and
+    divided by their deviation (Shao et al. 2024, DeepSeekMath, section 4.1.3): sums of several steps are no multiple of
+    the deviation of full returns.
+
+    m is subtracted as many times as steps follow. Where the policy decides how many, that changes what is maximised: a
+    step costs m.
+    """
+    steps_GP, count = [reward_P1[:-1] for reward_P1 in reward_GP1], len(reward_GP1)
+    step_N = np.concatenate(steps_GP)
+    if not len(step_N) or equal(step_N):
+        return [np.zeros(len(reward_P1)) for reward_P1 in reward_GP1]
+    centre_G, scale = np.full(count, step_N.mean()), 1.0
+    if name == "grpo":
+        scale = float(step_N.std(ddof=1))
+    else:
+        mean_G = np.array([step_P.mean() if len(step_P) else 0.0 for step_P in steps_GP])
+        counted_GG = np.array([len(step_P) > 0 for step_P in steps_GP]) & ~(
+            np.eye(count, dtype=bool) & (name == "rloo")
+        )
+        centre_G = counted_GG @ mean_G / np.maximum(counted_GG.sum(1), 1)
+    pairs = zip(steps_GP, centre_G, strict=True)
+    return [to_go(np.append((step_P - centre) / scale, 0.0), gamma) for step_P, centre in pairs]
+
+
+BASELINES = {"to_go": less_return_to_go, "return": less_full_return, "step": less_step_reward}
+"""What is subtracted from the returns of segments, by name."""
+
+
+# Named credits.
+
+Form = Callable[["Float[Array, ' P']", "CreditConfig", float], "Float[Array, ' P1']"]
+"""(scores of the steps, options, mean score of the group's first steps) to rewards of segments."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Credit:
+    """What the steps of a chain are rewarded for.
+
+    form: (scores of the steps, options, mean score of the group's first steps) to rewards of P + 1 segments; None
+        rewards no step.
+    scales: of the scores that `form` takes, as `jprm.score.scale.Scale.weight` names them.
+    tail: whether the form rewards the tail, which is no step.
+    verifier: whether the verifier's reward counts.
+    follows: whether a segment answers for the rewards that follow it. Progress is an advantage already.
+    """
+
+    source: str
+    form: Form | None = None
+    verifier: bool = True
+    follows: bool = True
+    scales: tuple[str, ...] = ("score", "half")
+    tail: bool = False
+
+    @property
+    def prm(self) -> bool:
+        """Whether the credit needs the scores of steps."""
+        return self.form is not None
+
+
+_POTENTIAL = Credit("Ng et al. 1999", lambda r, config, start: shaping(r, config.gamma), scales=WEIGHTS, tail=True)
+_WITH_VERIFIER = {
+    "sum": Credit("step rewards of PPO: Wang et al. 2024, Math-Shepherd", lambda r, config, start: sum_form(r)),
+    "min_form": Credit("Cheng et al. 2025, PURE", lambda r, config, start: min_form(r, config.temperature)),
+    "implicit": Credit("Cui et al. 2025, PRIME", lambda r, config, start: implicit(r), scales=("sigmoid",)),
+    "progress": Credit(
+        "Setlur et al. 2024, PAV", lambda r, config, start: progress(r, start), follows=False, scales=("score",)
+    ),
+}
+PRM_ALONE = "_prm_alone"
+CREDITS: dict[str, Credit] = {
+    "verifier": Credit("outcome alone: RLVR, Lambert et al. 2024"),
+    "shaping": _POTENTIAL,
+    **_WITH_VERIFIER,
+    **{name + PRM_ALONE: dataclasses.replace(x, verifier=False) for name, x in _WITH_VERIFIER.items()},
+}
+"""Credits by name. Shaping rewards nothing by itself, so it has no PRM alone. Any potential shapes, also log odds."""
+
+
+def find(name: str) -> Credit:
+    """Returns the credit of a name in `CREDITS`, `module:NAME` or `FILE.py:NAME`; errors as `registry.find`."""
+    return registry.find(name, CREDITS, "credit.name", Credit, files=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class CreditConfig:
+    """From rewards and scores to tokens.
+
+    name: in `CREDITS`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
+    advantage: in `ADVANTAGES`.
+    baseline: in `BASELINES`; None is `step` with advantage="grpo", which has no other, and `to_go` otherwise.
+    norm: what a token's advantage is divided by. `sequence`, the tokens of its sample (GRPO); `group`, the mean number
+        of tokens in the group (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole
+        advantage on its last token, for the ratio of sequences (GSPO).
+    length: tokens, for norm=constant.
+    weight: of steps' rewards beside the verifier's.
+    temperature: of the min-form.
+    gamma: discount by segment.
+    offset: added to every score. -1 makes probabilities at most 0, so that an added step never pays.
+    gate: apply `gate`.
+    """
+
+    name: str
+    advantage: str
+    norm: Literal["sequence", "group", "constant", "last"]
+    length: int = 0
+    weight: float = 1.0
+    temperature: float = 0.1
+    gamma: float = 1.0
+    offset: float = 0.0
+    gate: bool = False
+    baseline: Literal["to_go", "return", "step"] | None = None
+
+    def __post_init__(self):
+        credit = find(self.name)
+        if self.advantage not in ADVANTAGES:
+            raise ValueError(f"credit.advantage={self.advantage!r} is not one of {', '.join(ADVANTAGES)}")
+        if self.norm not in ("sequence", "group", "constant", "last"):
+            raise ValueError(f"credit.norm={self.norm!r} is not one of sequence, group, constant, last")
+        if (self.norm == "constant") != (self.length > 0):
+            raise ValueError(f"credit.norm={self.norm!r} with length={self.length}: norm='constant' alone has a length")
+        if not self.temperature > 0 or not 0 < self.gamma <= 1:
+            raise ValueError(f"credit: temperature={self.temperature} must be above 0, gamma={self.gamma} in (0, 1]")
+        if self.baseline is not None and (self.baseline not in BASELINES or self.advantage == "reinforce"):
+            raise ValueError(
+                f"credit.baseline={self.baseline!r} with advantage={self.advantage!r}: baselines are"
+                f" {', '.join(BASELINES)}, and advantage='reinforce' has none"
+            )
+        if self.advantage == "grpo" and self.baseline not in (None, "step"):
+            raise ValueError(
+                f"credit.baseline={self.baseline!r} does not fit advantage='grpo': it divides by the deviation of step"
+                " rewards. Leave baseline out, or choose another advantage"
+            )
+        if credit.tail and self.of_steps:
+            raise ValueError(
+                f"credit.name={self.name!r} rewards the tail, which a baseline of steps leaves out: choose"
+                " advantage='rloo' or 'dr_grpo', and baseline='to_go' or 'return'"
+            )
+        if self.offset and "sigmoid" in credit.scales:
+            raise ValueError(
+                f"credit.offset={self.offset} does not fit {self.name!r}: it shifts probabilities, and a constant added"
+                " to log ratios or to a potential means nothing"
+            )
+        if self.gate and (credit.tail or not credit.prm or not credit.verifier):
+            raise ValueError(f"credit.gate does not fit {self.name!r}: it takes a PRM's credit beside the verifier's")
+        if self.norm == "last" and not credit.follows:
+            raise ValueError(f"credit.norm='last' has one advantage a sample, which {self.name!r} has not")
+
+    @property
+    def of_steps(self) -> bool:
+        """Whether the baseline is of steps' rewards."""
+        return self.baseline == "step" or self.advantage == "grpo"
+
+    @property
+    def subtracted(self) -> Callable[[Process, str, float], Process]:
+        """The function of `BASELINES`."""
+        default = {"grpo": "step", "reinforce": "return"}.get(self.advantage, "to_go")  # reinforce subtracts 0
+        return BASELINES[self.baseline or default]
+
+    def check(self, scale: Scale, model: str) -> None:
+        """Raises ValueError where the scores of a PRM are not what the credit takes."""
+        credit = find(self.name)
+        if credit.prm:
+            check_scale(scale, credit.scales, model, f"credit.name={self.name!r}")
+
+
+def segment_advantages(
+    reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
+) -> list[Float[Array, " P1"]]:
+    """Returns the advantages of the segments of every sample.
+
+    Args:
+        reward_G: the verifier's rewards, above 0 for a correct sample. One below 0 is a penalty, as of a chain that was
+            cut off, and counts under every credit.
+        scores: the PRM's scores of every sample's steps. `verifier` looks at their number alone.
+
+    Raises ValueError as `checked` does, and for a form that does not give P + 1 rewards.
+    """
+    credit = find(config.name)
+    scores = [np.asarray(score_P, np.float64) + config.offset for score_P in scores]
+    first = [score_P[0] for score_P in scores if len(score_P)]
+    start = float(np.mean(first)) if first else 0.0
+    process = []
+    for reward, score_P in zip(reward_G, scores, strict=True):
+        step_P1 = np.zeros(len(score_P) + 1)
+        if credit.form:
+            step_P1 = np.asarray(credit.form(score_P, config, start), np.float64)
+        if len(step_P1) != len(score_P) + 1:
+            raise ValueError(
+                f"credit.name={config.name!r}: gives {len(step_P1)} rewards for {len(score_P)} steps, and needs one for"
+                " each and one for the tail"
+            )
+        if step_P1[-1] and not credit.tail:
+            raise ValueError(f"credit.name={config.name!r}: rewards the tail, and its Credit has tail=False")
+        process.append(gate(step_P1, reward > 0) if config.gate else step_P1)
+    outcome_G = np.array([reward if credit.verifier or reward < 0 else 0.0 for reward in reward_G], np.float64)
+    checked(outcome_G, config.advantage)
+    checked(np.concatenate(process), "reinforce")
+    arriving = [
+        np.append(np.zeros(len(step_P1) - 1), reward) for step_P1, reward in zip(process, outcome_G, strict=True)
+    ]
+    whole = less_full_return(arriving, config.advantage, config.gamma)
+    earned = config.subtracted(process, config.advantage, config.gamma) if credit.follows else process
+    return [of_R + config.weight * of_steps for of_R, of_steps in zip(whole, earned, strict=True)]
+
+
+def token_weights(lengths: Sequence[int], config: CreditConfig) -> list[Float[Array, " T"]]:
+    """Returns the weight of every token of every sample, by `config.norm`; with `last`, as with `sequence`.
+
+    Divided by the number of samples, their sum over a group is 1, or the mean length over `config.length`.
+    """
+    mean = sum(lengths) / max(len(lengths), 1)
+    scale = {"group": mean, "constant": config.length}
+    return [np.full(length, 1.0 / max(scale.get(config.norm, length), 1)) for length in lengths]
+
+
+def token_advantages(
+    trajectories: Sequence[Trajectory],
+    reward_G: Float[Array, " G"],
+    scores: Sequence[Float[Array, " P"]],
+    config: CreditConfig,
+) -> list[Float[Array, " T"]]:
+    """Returns the advantage of every token of a group, its norm folded in: a segment's on all its tokens.
+
+    Raises ValueError where a sample has not one score a step, and as `segment_advantages` does.
+    """
+    for index, (one, score_P) in enumerate(zip(trajectories, scores, strict=True)):
+        if len(score_P) != len(one.step_stop):
+            raise ValueError(f"sample {index} has {len(one.step_stop)} steps and {len(score_P)} scores")
+    advantages = segment_advantages(reward_G, scores, config)
+    lengths = [len(one.ids) for one in trajectories]
+    if config.norm == "last":
+        return [np.append(np.zeros(n - 1), x[0]) for n, x in zip(lengths, advantages, strict=True)]
+    weights = token_weights(lengths, config)
+    return [
+        weight_T * np.repeat(advantage_P1, segment_lengths(one))
+        for one, advantage_P1, weight_T in zip(trajectories, advantages, weights, strict=True)
+    ]
+
+
+def segment_lengths(one: Trajectory) -> Int[Array, " P1"]:
+    """Returns the number of tokens of every step and of the tail."""
+    return np.diff([0, *one.step_stop, len(one.ids)])

@@ -1,0 +1,376 @@
+"""`train`: a policy learns from its own samples, update by update, and from its newest checkpoint on.
+
+An update is a function of the parameters, the seed and its number: problems, samples, rewards and scores are made anew
+from them. So a run that was killed anywhere, and continued, ends bit for bit like one that was not (on one mesh).
+
+Every process runs this loop. The learner's parameters are split over the devices of all processes. Each process samples
+and judges a part of the problems on its own devices, with a copy of the policy. All processes then learn from the same
+groups. Process 0 writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from jprm import loading, multihost
+from jprm.checkpoints import store
+from jprm.digests import digest
+from jprm.experiment import from_json, to_json
+from jprm.io.jsonl import parse
+from jprm.io.outputs import write_json
+from jprm.io.storage import Place, path_of
+from jprm.methods.policy.engine import Engine, Probes
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Sampler, SamplerConfig
+from jprm.methods.rl import RESULT, guards, refresh, rollout
+from jprm.methods.rl.config import METHODS, RLExperiment, learner
+from jprm.methods.rl.held_out import STREAM, Scores, drift, evaluation, fresh, train_figures
+from jprm.methods.rl.position import Ahead, Progress
+from jprm.methods.rl.refresh import step_auroc
+from jprm.methods.rl.trajectory import sample
+from jprm.methods.verify import verifiers
+from jprm.model.mesh import on_own_mesh, own_mesh
+from jprm.model.parameters import join
+from jprm.pack import PackReport
+from jprm.rows import Rows
+from jprm.score.scale import check_scale
+from jprm.train.log import Callback, Log
+from jprm.train.preemption import Stopped, Watchdog, stop_signal
+from jprm.train.run_folder import check_experiment, claim, data_digest, keep_digests
+from jprm.train.trainer import Trainer
+
+CONFIG, BEST = "rl_experiment.json", "best"
+FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds", "trackers")
+"""Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
+
+PROBES = 16
+"""Held-out problems of whose samples an engine must know the probability after every push."""
+
+VERSION = 1
+"""Of rl.json."""
+
+
+def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Trains to `config.updates`, or until a guard ends the run, from the newest checkpoint in `workdir`.
+
+    Returns what it also writes to `rl.json`: the verdict, and the figures of every evaluation. `workdir` is a run of
+    the policy, `workdir`/best one of its best evaluation.
+
+    Raises:
+        ValueError: `workdir` holds another experiment's run, or parts of the experiment do not fit each other.
+        Diverged: the loss is not finite; names the last good checkpoint.
+        Stopped: after SIGTERM, when the state is saved.
+    """
+    if config.refresh.every:
+        refresh.check(config)
+    workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
+    multihost.first(lambda: claim_rl(workdir, config))
+    with (
+        stop_signal() as asked_to_stop,
+        Watchdog(workdir, config.stall_seconds) as watchdog,
+        Trainer(experiment, workdir, position=progress) as trainer,
+    ):
+        assert trainer.checkpoints is not None
+        if trainer.checkpoints.latest is None and multihost.is_first():
+            (workdir / "metrics.jsonl").unlink(missing_ok=True)
+        with Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log:
+            loop = Loop(config, trainer, progress, log, watchdog.at)
+            stopped = loop.run(asked_to_stop)
+            trainer.checkpoints.wait()
+        if stopped:
+            raise Stopped(f"SIGTERM: saved at update {progress.update} of {config.updates}; the same command continues")
+        return loop.write(finished=True)
+
+
+def claim_rl(workdir: Place, config: RLExperiment) -> None:
+    """Writes the experiment into its folder. Raises ValueError where another experiment's run is there."""
+    path = workdir / CONFIG
+    if path.exists() and store.saved(workdir):
+        there = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
+        check_experiment(path, to_json(there), to_json(config), FREE)
+    judges = {"verifier": verifiers.find(config.verifier), "working": verifiers.find_working(config.working)}
+    digests = {name: digest(judge) for name, judge in judges.items()}
+    keep_digests(workdir, digests | {file: data_digest(file) for file in (*config.problems, *config.held_out)})
+    write_json(path, to_json(config))
+
+
+class Loop:
+    """The updates of one run. `at(update, phase)` is called before each phase."""
+
+    def __init__(
+        self, config: RLExperiment, trainer: Trainer, progress: Progress, log: Log, at: Callable[[int, str], None]
+    ):
+        self.config, self.trainer, self.progress, self.log, self.at = config, trainer, progress, log, at
+        self.verifier = verifiers.find(config.verifier)
+        self.working = verifiers.find_working(config.working)
+        self.records = rollout.read_records(config.problems, self.verifier, solved=not METHODS[config.method].samples)
+        self.held_out = rollout.read_records(config.held_out, self.verifier)
+        self.prm = loading.load(self._prm) if config.prm else None
+        self.second = loading.load(config.second_prm) if config.second_prm else None
+        if self.prm is not None and config.method == "policy_gradient":
+            config.credit.check(self.prm.scale, config.prm)
+        if self.prm is not None and self.second is not None:
+            check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
+        options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
+        make = functools.partial(Engine, config.engine, self._probes()) if config.engine else Sampler
+        model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)
+        name = self._name(int(trainer.state.step))
+        self.policy = make(on_own_mesh(trainer.params, mesh), model, trainer.tokenizer, mesh, options, name)
+        self._check_records()
+
+    def _probes(self) -> Probes:
+        prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
+        return Probes(prefixes, self._folder / "engine", self.config.tokens)
+
+    @property
+    def _prm(self) -> str:
+        return str(self._folder / self.progress.prm) if self.progress.prm else self.config.prm
+
+    def _name(self, step: int) -> str:
+        return f"{self.trainer.workdir}@{step}"
+
+    def _check_records(self) -> None:
+        """Raises ValueError where problems are held out and trained on, or too long for a row."""
+        both = {record["problem"] for record in self.records} & {record["problem"] for record in self.held_out}
+        if both:
+            raise ValueError(f"{len(both)} problems are in problems and in held_out, such as {min(both)[:60]!r}")
+        longest = max(len(self.policy.prompt(Prefix(record["problem"]))) for record in self.records)
+        what, count = ("pairs", 2) if METHODS[self.config.method].pairs else ("chains", 1)
+        if longest + count * self.config.max_tokens > self.config.tokens:
+            raise ValueError(
+                f"the longest prompt has {longest} tokens, and with max_tokens={self.config.max_tokens} {what} do"
+                f" not fit rows of tokens={self.config.tokens}: lengthen rows, or lower max_tokens"
+            )
+
+    def run(self, asked_to_stop: Callable[[int], bool]) -> bool:
+        """Runs the remaining updates; returns whether it was asked to stop before the last."""
+        config, progress = self.config, self.progress
+        if not progress.evaluations:
+            self.evaluate()
+        if self._best == progress.update:  # as well where a kill came between a checkpoint and best/
+            self._save_best()
+        while progress.update < config.updates and not progress.ended:
+            self.update(progress.update + 1)
+            end = progress.update == config.updates
+            stop = asked_to_stop(progress.update)
+            evaluated = end or progress.update % config.evaluate_every == 0
+            if evaluated:
+                self.evaluate()
+            if end or progress.ended:
+                self._confirm_best()
+            better = evaluated and self._best == progress.update
+            if end or stop or progress.ended or better or progress.update % config.checkpoint_every == 0:
+                self.at(progress.update, "checkpoint")
+                self.trainer.save()
+                self.trainer.goodput.rest()
+            if better:
+                self._save_best()
+            if stop and not (end or progress.ended):
+                return True
+        return False
+
+    def update(self, number: int) -> None:
+        """Samples, judges and learns from one update's problems, and pushes the parameters to the sampler."""
+        config, began = self.config, time.perf_counter()
+        self.at(number, "sampling")
+        groups, figures = self._groups(number)
+        sampled = time.perf_counter()
+        batches = [self._batch(part) for part in rollout.minibatches(groups, config.minibatches)]
+        for index, batch in enumerate(batches, start=1):
+            self.at(number, "updating")
+            self._learn(*batch, figures, began, sampled, close=index == config.minibatches)
+        self.at(number, "pushing")
+        self._push(int(self.trainer.state.step))
+        self.progress.update = number
+        if config.refresh.every and number % config.refresh.every == 0:
+            self.at(number, "refreshing")
+            self.refresh(groups)
+
+    def _push(self, step: int) -> None:
+        self.policy.push(on_own_mesh(self.trainer.params, self.policy.mesh), self._name(step))
+
+    def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
+        """Returns an update's groups, or its records of demonstrations, and figures."""
+        config = self.config
+        if not METHODS[config.method].samples:
+            count = config.problems_an_update * config.samples
+            return rollout.chosen(self.records, count, config.seed, number - 1), {"update": number}
+        ahead = self._sampled(number)
+        self.at(number, "scoring")
+        groups = rollout.judged(self._chosen(number), ahead.drawn, self.verifier, config.guards.floor, self.prm)
+        behind = {"behind": number - 1 - ahead.by} if config.stale else {}
+        return groups, {"update": number, **behind, **train_figures(groups)}
+
+    def _sampled(self, number: int) -> Ahead:
+        """Returns an update's samples, and draws those that are due: `stale` updates before they are learnt from."""
+        config, waiting = self.config, self.progress.ahead
+        due = min(number + config.stale, config.updates)
+        for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
+            problems = [record["problem"] for record in self._chosen(update)]
+            drawn = sample(self.policy, problems, config.samples, seed=config.seed, update=update)
+            waiting.append(Ahead(update, number - 1, drawn))
+        return waiting.pop(0)
+
+    def _chosen(self, number: int) -> list[rollout.Record]:
+        return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, number - 1)
+
+    def _batch(self, part: Sequence[Any]) -> tuple[Rows, PackReport, int]:
+        """Returns the rows of one step of the optimizer, what packing did, and the number of sampled tokens."""
+        trainer, config = self.trainer, self.config
+        if not METHODS[config.method].samples:
+            trees = rollout.demonstrations(part, self.policy.layout, config)
+            tokens = sum(len(tree.node_M) for tree in trees)
+        else:
+            trees = rollout.trees_of(part, self.policy, config)
+            tokens = sum(len(one.ids) for group in part for one in group.trajectories)
+        rows, report = rollout.packed(trees, trainer.experiment.data, trainer.experiment.model.chain_rows)
+        if config.minibatches > 1 and config.objective_options.get("truncate"):
+            rows = rollout.with_proximal(rows, trainer, config.temperature)
+        return rows, report, tokens
+
+    def _learn(
+        self, rows: Rows, report: PackReport, tokens: int, figures: dict[str, Any], began: float, sampled: float,
+        close: bool,
+    ) -> None:  # fmt: skip
+        """One step of the optimizer; `close` writes the update's line."""
+        trainer, progress = self.trainer, self.progress
+        progress.tokens += tokens
+        metrics = trainer.step(rows)
+        more = {
+            **figures,
+            "sampled_tokens": progress.tokens,
+            "packed_tokens": report.tokens,
+            "separate_tokens": report.leaf_tokens,
+            "sampling_seconds": sampled - began,
+        }
+        self.log.add(int(trainer.state.step), metrics, trainer.checkpoints, close=close, more=more)
+
+    def evaluate(self) -> None:
+        """Evaluates the policy and asks the guards."""
+        config, progress = self.config, self.progress
+        self.at(progress.update, "evaluating")
+        groups = self._held_out_groups()
+        found = self._evaluation(groups)
+        if self.prm is not None:
+            found |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
+        kl = drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
+        found = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **found}
+        progress.evaluations.append(found)
+        if multihost.first(lambda: guards.suspected(progress.evaluations, config.guards)):
+            found["check"] = self._check_gaming()
+        progress.ended = multihost.first(lambda: guards.fired(progress.evaluations, config.guards))
+        shown = {key: value for key, value in found.items() if isinstance(value, int | float)}
+        self.log.write({"step": int(self.trainer.state.step), **shown})
+        if not progress.ended:  # else the best policy is measured before the verdict
+            self.write(finished=False)
+
+    def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
+        """Returns the figures of held-out groups; see `jprm.methods.rl.held_out.evaluation`."""
+        others = rollout.scored(self.second, self.held_out, [g.trajectories for g in groups]) if self.second else None
+        return multihost.first(lambda: evaluation(groups, self.working, others, self.config.seed))
+
+    def _held_out_groups(self, stream: int = STREAM) -> list[rollout.Group]:
+        config, problems = self.config, [record["problem"] for record in self.held_out]
+        drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=stream)
+        return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
+
+    def _check_gaming(self) -> dict[str, Any]:
+        """Returns the guard's test of the best policy and the present one on fresh samples of both."""
+        progress, state = self.progress, self.trainer.state
+        self.at(progress.update, "checking")
+        now = self._evaluation(self._held_out_groups(fresh(progress.update)))
+        self._take_best()
+        best = self._evaluation(self._held_out_groups(fresh(progress.update)))
+        self.trainer.state = state
+        self._push(int(state.step))
+        earlier = sum("check" in each for each in progress.evaluations)
+        return multihost.first(lambda: guards.check(best, now, earlier, self.config.seed))
+
+    def _confirm_best(self) -> None:
+        """Evaluates the best policy on fresh samples, at the end of the run. A run that a guard ended keeps it."""
+        progress, state = self.progress, self.trainer.state
+        self.at(progress.update, "confirming")
+        self._take_best()
+        groups = self._held_out_groups(fresh(progress.update, report=True))
+        progress.fresh = {"update": self._best, **self._evaluation(groups)}
+        if not progress.ended:
+            self.trainer.state = state
+
+    @property
+    def _best(self) -> int:
+        """The update of the best evaluation."""
+        return self.progress.evaluations[guards.best_of(self.progress.evaluations)]["update"]
+
+    def _take_best(self) -> None:
+        """Gives trainer and sampler the parameters of the best evaluation."""
+        trainer = self.trainer
+        if self._best == self.progress.update:
+            return
+        with jax.set_mesh(trainer.mesh):
+            params, step = store.load_params(self._folder / BEST, trainer.experiment, trainer.mesh)
+        flat = flatten_dict(params, sep="/")
+        trained = {path: flat[path] for path in trainer.state.trained}
+        trainer.state = dataclasses.replace(trainer.state, trained=trained)
+        self._push(step)
+
+    def _auroc(self, groups: list[rollout.Group], scores: Scores) -> float | None:
+        return multihost.first(lambda: step_auroc(groups, scores, self.working))
+
+    def refresh(self, groups: list[rollout.Group]) -> None:
+        """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
+        progress, config = self.progress, self.config
+        records = refresh.fresh(config, self._prm, groups, self.working, self.verifier, self.policy)
+        folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
+        if folder is None:
+            return
+        new, held = loading.load(folder), self._held_out_groups()
+        drawn = [group.trajectories for group in held]
+        before = self._auroc(held, [group.scores or [] for group in held])
+        after = self._auroc(held, rollout.scored(new, self.held_out, drawn))
+        adopted = before is not None and after is not None and after >= before
+        found = {"update": progress.update, "before": before, "after": after, "adopted": adopted}
+        progress.refreshes.append(found)
+        if adopted:
+            progress.prm, self.prm = f"{refresh.FOLDER}/{progress.update}", new
+        self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in found.items()}})
+
+    def write(self, finished: bool) -> dict[str, Any]:
+        """Writes `rl.json`, in process 0, and returns it."""
+        progress, config = self.progress, self.config
+        result = {
+            "version": VERSION, "name": config.name, "finished": finished,
+            "verdict": guards.verdict(progress.evaluations, progress.ended, config.seed, progress.fresh),
+            "ended": progress.ended, "update": progress.update, "sampled_tokens": progress.tokens,
+            "best": guards.best_of(progress.evaluations), "experiment": to_json(config),
+            "evaluations": progress.evaluations, "fresh": progress.fresh, "refreshes": progress.refreshes,
+        }  # fmt: skip
+        if multihost.is_first():
+            write_json(self._folder / RESULT, result)
+        return result
+
+    @property
+    def _folder(self) -> Place:
+        assert self.trainer.workdir is not None
+        return self.trainer.workdir
+
+    def _save_best(self) -> None:
+        """Saves the parameters as a run of their own.
+
+        The checkpoint of this evaluation is complete before. So a run that continues has the parameters of the best
+        evaluation that it knows in best/, or as its own.
+        """
+        state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
+        assert trainer.checkpoints is not None
+        trainer.checkpoints.wait()
+        multihost.first(lambda: claim(folder, trainer.experiment, trainer.tokenizer))
+        with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
+            params = {"params": join(state.trained, state.frozen)}
+            best.save_checkpointables_async(int(state.step), params, overwrite=True)

@@ -1,0 +1,185 @@
+"""Online PRM: the PRM goes on learning from steps of the current policy.
+
+A PRM knows the mistakes of the policy that its data came from. As the policy moves, it makes others. Labels come from
+the check of the working, from rollouts of the policy, or from the chains' outcomes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jprm import multihost
+from jprm.checkpoints import store
+from jprm.checkpoints.kinds import RUN, kind_of
+from jprm.experiment import Experiment, read
+from jprm.io.jsonl import write_records
+from jprm.io.storage import Place, path_of
+from jprm.methods.policy.protocol import Policy, Prefix
+from jprm.methods.rl.config import RefreshConfig, RLExperiment
+from jprm.methods.rl.rollout import Group
+from jprm.methods.verify.verifiers import Verifier, Working
+from jprm.statistics import auroc
+from jprm.train.trainer import Trainer
+
+FOLDER = "prm"
+
+
+def check(config: RLExperiment) -> None:
+    """Raises ValueError where the PRM cannot go on learning from the labels that `refresh.labels` gives."""
+    labels = config.refresh.labels
+    if kind_of(config.prm) != "run":
+        raise ValueError(f"refresh.every={config.refresh.every} trains the PRM on, and {config.prm} is no run of jprm")
+    prm = read(path_of(config.prm) / RUN)
+    supervise = prm.data.supervise
+    if (labels == "outcome") != supervise.startswith("outcome"):
+        takes = "'outcome'" if supervise.startswith("outcome") else "'working' or 'rollouts'"
+        raise ValueError(f"{config.prm}: was trained with data.supervise={supervise!r}: set refresh.labels={takes}")
+    if labels == "working" and prm.target.labels == "value":
+        raise ValueError(
+            f"{config.prm}: predicts values, which no check of the working gives: set refresh.labels='rollouts'"
+        )
+
+
+def verdicts_of_rollouts(
+    groups: Sequence[Group], policy: Policy, verifier: Verifier, config: RefreshConfig
+) -> list[list[list[float | None]]]:
+    """Returns, by problem, sample and step, the fraction of completions by the policy that the verifier accepts.
+
+    The last step has the chain's own reward. Samples beyond the first `chains` of a problem have no verdicts.
+    """
+    records = {
+        Prefix(group.record["problem"], one.steps[:end]): group.record
+        for group in groups
+        for one in group.trajectories[: config.chains]
+        for end in range(1, len(one.steps))
+    }
+    drawn = policy.sample(list(records), config.rollouts, until="end", seed=0)
+    completions = [(record, prefix, found) for (prefix, record), found in zip(records.items(), drawn, strict=True)]
+    value = dict(zip(records, (float(np.mean(right)) for right in verifier.accepts(completions)), strict=True))
+
+    def of_chain(group: Group, i: int) -> list[float | None]:
+        steps = group.trajectories[i].steps
+        if not steps or i >= config.chains:
+            return [None] * len(steps)
+        inner = [value[Prefix(group.record["problem"], steps[:end])] for end in range(1, len(steps))]
+        return [*inner, float(group.reward_G[i] >= 1)]
+
+    return [[of_chain(group, i) for i in range(len(group.trajectories))] for group in groups]
+
+
+def labelled(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Sequence[float | None]]], semantics: str
+) -> list[dict[str, Any]]:
+    """Returns pool records of the groups' chains with a label for each step that has a verdict in [0, 1].
+
+    Values are the verdicts. For correctness and ratings any verdict above 0 is right: Math-Shepherd's hard estimate.
+    """
+    of_verdict = {"value": float, "correctness": lambda x: float(x > 0), "rating": lambda x: 1.0 if x > 0 else -1.0}
+    records = []
+    for group, chains in zip(groups, verdicts, strict=True):
+        samples = []
+        for one, verdict_P in zip(group.trajectories, chains, strict=True):
+            labels = [None if x is None else of_verdict[semantics](x) for x in verdict_P]
+            if any(label is not None for label in labels):
+                samples.append({"steps": list(one.steps), "labels": labels})
+        if samples:
+            records.append({"problem": group.record["problem"], "samples": samples, "semantics": semantics})
+    return records
+
+
+def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Returns pool records of the groups' chains with their outcomes, for an outcome model or an implicit PRM."""
+    records = []
+    for group in groups:
+        pairs = [(one, bool(reward >= 1)) for one, reward in zip(group.trajectories, group.reward_G, strict=True)]
+        samples = [{"steps": list(one.steps), "correct": right} for one, right in pairs if one.steps]
+        if samples:
+            records.append({"problem": group.record["problem"], "samples": samples})
+    return records
+
+
+def fresh(
+    config: RLExperiment, prm: str, groups: Sequence[Group], working: Working, verifier: Verifier, policy: Policy
+) -> list[dict[str, Any]]:
+    """Returns records of the groups' chains, labelled as `refresh.labels` says and as the PRM in folder `prm` takes.
+
+    Each process samples completions for a part of the groups, and returns all records.
+    """
+    if config.refresh.labels == "outcome":
+        return with_outcomes(groups)
+    if config.refresh.labels == "rollouts":
+        verdicts = multihost.spread(lambda some: verdicts_of_rollouts(some, policy, verifier, config.refresh), groups)
+    else:
+        verdicts = multihost.first(
+            lambda: [[list(working(group.record, one.steps)) for one in group.trajectories] for group in groups]
+        )
+    return labelled(groups, verdicts, read(path_of(prm) / RUN).target.labels)
+
+
+def refreshed(
+    config: RLExperiment, workdir: Place, prm: str, records: Sequence[dict[str, Any]], update: int
+) -> Place | None:
+    """Trains the PRM in folder `prm` on an update's records and returns the new run's folder; None without a record.
+
+    Earlier updates' records and `refresh.replay` are trained on too. A finished refresh is not computed again.
+    """
+    folder, experiment = workdir / FOLDER / str(update), read(path_of(prm) / RUN)
+    if not records:
+        return None
+    files = multihost.first(lambda: _files(config, workdir / FOLDER, records, update))
+    experiment = _experiment(config, experiment, prm, tuple(files), update)
+    with Trainer(experiment, folder) as trainer:
+        with jax.set_mesh(trainer.mesh):
+            if not int(trainer.state.step):  # the head too: a base gives its decoder alone
+                params, _ = store.load_params(prm, read(path_of(prm) / RUN), trainer.mesh)
+                flat = flatten_dict(params, sep="/")
+                trained = {path: flat[path] for path in trainer.state.trained}
+                trainer.state = dataclasses.replace(trainer.state, trained=trained)
+        left = experiment.steps - int(trainer.state.step)
+        for rows in itertools.islice(trainer.batches, left):
+            trainer.step(rows)
+        if left:
+            trainer.save()
+    multihost.everywhere(True)  # before another process reads what process 0 has just completed
+    return folder
+
+
+def _files(config: RLExperiment, folder: Place, records: Sequence[dict[str, Any]], update: int) -> list[str]:
+    """Writes an update's records, and returns the names of all files that are trained on."""
+    earlier = [folder / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
+    folder.mkdir(exist_ok=True)
+    write_records(file := folder / f"{update}.jsonl", records)
+    return list(map(str, (file, *(path for path in earlier if path.is_file()), *config.refresh.replay)))
+
+
+def _experiment(config: RLExperiment, prm: Experiment, folder: str, files: tuple[str, ...], update: int) -> Experiment:
+    optimizer = dataclasses.replace(
+        prm.optimizer, learning_rate=config.refresh.learning_rate, warmup_steps=0, decay="constant"
+    )
+    return dataclasses.replace(
+        prm, name=f"{config.name}_prm_{update}", base=folder, tokenizer=folder, optimizer=optimizer, probe_rows=0,
+        data=dataclasses.replace(prm.data, train=files, valid=(), seed=update), steps=config.refresh.steps,
+        checkpoint_every=config.refresh.steps, keep=1, keep_every=0, mesh=config.mesh,
+    )  # fmt: skip
+
+
+def step_auroc(groups: Sequence[Group], scores: Sequence[Sequence[np.ndarray]], working: Working) -> float | None:
+    """Returns the AUROC of scores by problem and sample against the check of the working; None without both classes."""
+    pairs = [
+        (score, right)
+        for group, scores_G in zip(groups, scores, strict=True)
+        for one, score_P in zip(group.trajectories, scores_G, strict=True)
+        for score, right in zip(score_P, working(group.record, one.steps), strict=True)
+        if right is not None
+    ]
+    if len({right for _, right in pairs}) < 2:
+        return None
+    score_N, right_N = map(np.array, zip(*pairs, strict=True))
+    return float(auroc(score_N, right_N))

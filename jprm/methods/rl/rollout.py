@@ -1,0 +1,216 @@
+"""One update's samples: problems by number, trajectories, rewards and scores, and their trees of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jprm import multihost
+from jprm.experiment import DataConfig
+from jprm.io.jsonl import parse
+from jprm.layout import Layout
+from jprm.methods.policy.sampler import Sampler
+from jprm.methods.rl import credit
+from jprm.methods.rl.config import METHODS, RLExperiment
+from jprm.methods.rl.credit import token_advantages, token_weights
+from jprm.methods.rl.group import EXTRAS, group_tree
+from jprm.methods.rl.preferences import of_chains, of_steps, preference_trees
+from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.search.files import read_problems
+from jprm.methods.verify.verifiers import Verifier
+from jprm.model.mesh import gathered, put_rows
+from jprm.model.vocabulary import log_probabilities
+from jprm.pack import PackReport, pack
+from jprm.rows import Rows, empty_rows
+from jprm.score.scorer import PRM
+from jprm.token_tree import TokenTree
+from jprm.train.batches import micro_batches, unstacked
+from jprm.train.trainer import Trainer
+from jprm.tree import Node, ReasoningTree, RecordError, tree_of
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The samples of one problem. Scores are None without a PRM."""
+
+    record: Record
+    trajectories: list[Trajectory]
+    reward_G: Float[np.ndarray, " G"]  # of the verifier, in [0, 1]; of blank chains and those cut off, the floor
+    scores: list[Float[np.ndarray, " P"]] | None
+
+    @property
+    def correct_G(self) -> Float[np.ndarray, " G"]:
+        """The verifier's reward, 0 for blank chains and those cut off."""
+        return np.maximum(self.reward_G, 0.0)
+
+
+def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = False) -> list[dict[str, Any]]:
+    """Returns the problems' records, each with what the verifier needs, and `steps` where `solved`.
+
+    Raises RecordError, naming file and line, for a record without them, and for a problem that occurs twice.
+    """
+    records: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for number, (line, problem) in enumerate(read_problems(file), start=1):
+            where = f"{file}:{number}"
+            record = {**problem.extra, "problem": problem.text, "answer": problem.answer}
+            verifier.check(record, where)
+            if problem.text in records:
+                raise RecordError(where, "problem", "occurs twice", "Remove one: its samples would be the same.")
+            records[problem.text] = record
+            if solved:
+                records[problem.text]["steps"] = _steps(line, where)
+    if not records:
+        raise ValueError(f"{', '.join(files)}: no problem")
+    if len(set(multihost.shared(hashlib.sha256(json.dumps(list(records.values())).encode()).hexdigest()))) > 1:
+        raise ValueError(f"{', '.join(files)}: the hosts do not have the same problems there")
+    return list(records.values())
+
+
+def _steps(line: bytes, where: str) -> list[str]:
+    return [node.text for node in tree_of(parse(line, where), where).nodes]
+
+
+def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> list[Record]:
+    """Returns the problems of an update: the next `count` of an endless, reshuffled sequence, without repeats."""
+    count = min(count, len(records))
+    epochs = len(records) // count
+    epoch, part = divmod(update, epochs)
+    order = np.random.default_rng([seed % 2**63, epoch]).permutation(len(records))
+    return [records[i] for i in order[part * count : (part + 1) * count]]
+
+
+def judged(
+    records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], verifier: Verifier, floor: float, prm: PRM | None
+) -> list[Group]:
+    """Returns the groups with the verifier's rewards and the PRM's scores; errors as `Verifier.rewards`.
+
+    Each process judges a part of the problems, and returns all groups.
+    """
+
+    def rewards(some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[float]]:
+        whole = [(record, one.steps) for record, samples in some for one in samples if one.ended and one.steps]
+        found = iter(verifier.rewards(whole))
+        return [[next(found) if one.ended and one.steps else floor for one in samples] for _, samples in some]
+
+    scores = scored(prm, records, drawn) if prm else [None] * len(records)
+    reward_PG = multihost.spread(rewards, list(zip(records, drawn, strict=True)))
+    of_group = zip(records, drawn, reward_PG, scores, strict=True)
+    return [Group(record, list(some), np.array(reward_G), scores_G) for record, some, reward_G, scores_G in of_group]
+
+
+def scored(
+    prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]]
+) -> list[list[Float[np.ndarray, " P"]]]:
+    """Returns the PRM's score of every step, by problem and sample; each process scores a part, as in `judged`."""
+    found = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
+    return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in found]
+
+
+def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[list[float]]]:
+    trees = []
+    for record, samples in some:
+        nodes: list[Node] = []
+        for one in samples:
+            first = len(nodes)
+            nodes += [Node(len(nodes) - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
+        trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
+    found = []
+    for (_, samples), score_N in zip(some, _scores(prm, trees), strict=True):
+        bounds = np.cumsum([len(one.steps) for one in samples])[:-1]
+        found.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
+    return found
+
+
+def _scores(prm: PRM, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
+    some = iter(prm.score_trees([tree for tree in trees if tree.nodes]))
+    return [next(some) if tree.nodes else np.zeros(0, np.float32) for tree in trees]
+
+
+def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> list[TokenTree]:
+    """Returns what an update learns from, by its method: trees of every group that has something to learn from."""
+    return [tree for group in groups for tree in _trees(group, policy, config)]
+
+
+def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[TokenTree]:
+    name, samples = group.record["problem"][:60], group.trajectories
+    prompt = policy.layout.problem(group.record["problem"])
+    if config.method == "policy_gradient":
+        needs = credit.find(config.credit.name).prm
+        scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
+        advantage = token_advantages(samples, group.reward_G, scores, config.credit)
+        yield group_tree(name, prompt, samples, advantage, _weights(samples, config))
+    elif METHODS[config.method].pairs:
+        alternatives = of_chains if config.method == "dpo" else of_steps
+        for each in alternatives(prompt, samples, group.reward_G):
+            yield from preference_trees(name, each, config.tokens)
+    elif kept := [one for one, reward in zip(samples, group.reward_G, strict=True) if reward >= 1]:
+        yield neutral_tree(name, prompt, kept, _weights(kept, config))
+
+
+def _weights(samples: Sequence[Trajectory], config: RLExperiment) -> list[Float[np.ndarray, " T"]]:
+    return token_weights([len(one.ids) for one in samples], config.credit)
+
+
+def neutral_tree(
+    name: str, prompt: Sequence[int], samples: Sequence[Trajectory], weight: Sequence[np.ndarray] | None = None
+) -> TokenTree:
+    """Returns the tree of samples that no advantage tells apart."""
+    return group_tree(name, prompt, samples, [np.zeros(len(one.ids)) for one in samples], weight)
+
+
+def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperiment) -> list[TokenTree]:
+    """Returns a tree of each record's solution."""
+    trees = []
+    for record in records:
+        ids = [token for number, text in enumerate(record["steps"]) for token in layout.step(text, number)]
+        ids = (*ids, *([] if layout.tokenizer.eos is None else [layout.tokenizer.eos]))
+        one = Trajectory(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
+        prompt = layout.problem(record["problem"])
+        trees.append(neutral_tree(record["problem"][:60], prompt, [one], _weights([one], config)))
+    return trees
+
+
+def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[Rows, PackReport]:
+    """Returns rows (A, B, ...) of `data.micro_rows` each, filled up with empty ones to a power of two, and counts.
+
+    So a step is compiled for few shapes, whatever the lengths of the samples.
+    """
+    found = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
+    batches = max(1, -(-len(found.rows.tokens) // data.micro_rows))
+    size = data.micro_rows << (batches - 1).bit_length()
+    extras = () if data.supervise == "outcome" else EXTRAS
+    filler = empty_rows(size - len(found.rows.tokens), data.tokens, data.slots, extras)
+    rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), found.rows, filler) if trees else filler
+    return micro_batches(rows, data.micro_rows), found.report
+
+
+def with_proximal(rows: Rows, trainer: Trainer, temperature: float) -> Rows:
+    """Returns rows (A, B, ...) with the log-probabilities of their tokens under the policy before the update.
+
+    The objective's ratios and importance weights are to this policy (Hilton et al. 2022). It is the current one in the
+    first step of an update alone.
+    """
+    params, model, mesh = trainer.params, trainer.experiment.model, trainer.mesh
+    with jax.set_mesh(mesh):
+        near = [gathered(_near(params, model, put_rows(micro, mesh), temperature)) for micro in unstacked(rows)]
+    return dataclasses.replace(rows, extras={**rows.extras, "proximal": np.stack(near)})
+
+
+_near = jax.jit(log_probabilities, static_argnums=(1, 3))
+
+
+def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
+    """Yields the groups in `count` parts of equal size, the last ones smaller where problems are few."""
+    size = -(-len(groups) // count)
+    for first in range(0, count * size, size):
+        yield groups[first : first + size]

@@ -1,0 +1,182 @@
+"""The tree of one problem during a search, and what a search method asks of it.
+
+A method is a frozen config with `steps(tree, rule)`, a generator that yields `Ask`s and receives scored `Draw`s. This
+file and the methods import no array library, so that `jprm search METHOD --help` can list a method's options at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.score.scale import PROBABILITY, Scale
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
+
+ROOT = -1
+"""The problem itself, as the parent of first steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A problem to search. `answer` is the true one, None where unknown; `extra` holds the record's other keys."""
+
+    text: str
+    answer: str | float | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for n samples after a node: of one step, or to the end of the chain."""
+
+    node: int
+    n: int
+    until: Literal["step", "end"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draw:
+    """A sample and its place: it continues node `start` and ends at node `end`, the same node if it has no step.
+
+    `over_budget`: this sample's tokens and those before it exceed the problem's budget. It is scored and recorded, but
+    no method continues from it and it is never the result.
+    """
+
+    start: int
+    end: int
+    sample: Sample
+    over_budget: bool = False
+
+
+Steps = Generator[list[Ask], list[list[Draw]], str | None]
+"""A running method: yields requests, receives the draws of each, without those that failed or exceed the budget.
+Returns why it ended, None for `done`."""
+
+
+class GrowingTree:
+    """Nodes by index, a parent before its children. Equal steps after one parent are one node.
+
+    Attributes:
+      scale, semantics: what the scorer's scores mean.
+      parent, text, score, handle: per node. A score is NaN until it is known. The handle is the scorer's, None before
+        the node has one and after its release.
+      draws: all samples that did not fail, in order.
+      finished: nodes where a draw ended its chain with `stop`, so that the path to them is a whole chain.
+      open: nodes after which a chain may continue.
+      failed, error: the number of samples that the policy marked as errors, and the last reason.
+      spent, overspent: generated tokens of the draws within and over the budget.
+      notes: per node, keys that a method adds to the record.
+      judged: per node, a judge's critiques and what they say.
+      ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        handle: int,
+        budget: int | None,
+        scale: Scale = PROBABILITY,
+        semantics: str = "correctness",
+    ):
+        self.problem, self.root_handle, self.budget = problem, handle, budget
+        self.scale, self.semantics = scale, semantics
+        self.parent: list[int] = []
+        self.text: list[str] = []
+        self.score: list[float] = []
+        self.handle: list[int | None] = []
+        self.draws: list[Draw] = []
+        self.finished: set[int] = set()
+        self.open: set[int] = {ROOT}
+        self.failed, self.error = 0, None
+        self.spent = self.overspent = 0
+        self.notes: dict[int, dict[str, Any]] = collections.defaultdict(dict)
+        self.judged: dict[int, list[tuple[Any, Any]]] = {}
+        self.ended = ""
+        self.asked: collections.Counter = collections.Counter()  # node -> samples so far; numbers the next
+        self.new: list[int] = []  # nodes without a score
+        self.released: list[int] = []  # nodes whose release the scorer has not seen
+        self._child: dict[tuple[int, str], int] = {}
+        self._tokens: dict[str, list[int]] = {"step": [0, 0], "end": [0, 0]}  # sum and count, by `until`
+
+    def path(self, node: int) -> list[int]:
+        """Returns the nodes from the first step to this one."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parent[node]
+        return path[::-1]
+
+    def steps(self, node: int) -> tuple[str, ...]:
+        return tuple(self.text[i] for i in self.path(node))
+
+    def prefix(self, node: int) -> Prefix:
+        return Prefix(self.problem.text, self.steps(node))
+
+    def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+        """Returns (score, key) of the chains that end at these nodes, as `jprm.methods.search.chain_scores` does."""
+        from jprm.methods.search.chain_scores import chain_scores
+
+        return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
+
+    def add(self, start: int, sample: Sample, until: str) -> Draw | None:
+        """Adds a sample's steps as nodes after `start` and returns its draw; None if the sample failed."""
+        if sample.finish_reason == "error":
+            self.failed, self.error = self.failed + 1, sample.error
+            return None
+        tokens = self._tokens[until]
+        tokens[0], tokens[1] = tokens[0] + sample.tokens, tokens[1] + 1
+        over = self.budget is not None and (self.overspent > 0 or self.spent + sample.tokens > self.budget)
+        if over:
+            self.overspent += sample.tokens
+        else:
+            self.spent += sample.tokens
+        end, passed = start, []
+        for step in sample.steps:
+            end = self._child_of(end, step)
+            passed.append(end)
+        if not over:
+            self.open.update(passed[:-1])
+            if sample.finish_reason == "step":
+                self.open.add(end)
+            if sample.finish_reason == "stop" and end != ROOT:
+                self.finished.add(end)
+        draw = Draw(start, end, sample, over)
+        self.draws.append(draw)
+        return draw
+
+    def affordable(self, until: str) -> float:
+        """Returns how many more samples the budget allows, by the mean length so far; infinite until that is known."""
+        total, count = self._tokens[until]
+        if self.budget is None or not total:
+            return math.inf
+        return (self.budget - self.spent) * count / total
+
+    def release(self, nodes: Iterable[int]) -> None:
+        """Declares that no method continues from these nodes. A later sample of the same step is a new node."""
+        for node in nodes:
+            self.released.append(node)
+            self._child.pop((self.parent[node], self.text[node]), None)
+
+    def _child_of(self, parent: int, step: str) -> int:
+        node = self._child.setdefault((parent, step), len(self.text))
+        if node == len(self.text):
+            self.parent.append(parent)
+            self.text.append(step)
+            self.score.append(math.nan)
+            self.handle.append(None)
+            self.new.append(node)
+        return node
+
+
+def at_least_one(config: Any, *names: str) -> None:
+    """Raises ValueError for the first of these fields of a config that is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1")

@@ -1,0 +1,208 @@
+"""Searches many problems at once: all methods ask, the policy samples, the scorer scores, and the methods continue.
+
+A method is a generator over one problem's tree, written as if its problem were alone. A round of all problems is one
+call of the policy for every number of samples that is requested (one if all request alike) and one call of the scorer
+for every step of depth that the samples have (one if a sample is a step).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, Literal, Protocol
+
+from jprm.methods.policy.protocol import Policy, Sample
+from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.search.growing_tree import Ask, Draw, GrowingTree, Problem, Steps
+from jprm.methods.search.live_scorer import LiveJudge, LiveScorer
+from jprm.methods.search.methods import CHOICES, Choice
+from jprm.score.rules import RULES
+from jprm.score.scale import PROBABILITY
+
+
+class Method(Protocol):
+    """A frozen config with the running method, as in `jprm.methods.search.beam`.
+
+    `kind` is the kind of record that the search writes.
+    """
+
+    kind: ClassVar[Literal["pool", "tree"]]
+
+    def steps(self, tree: GrowingTree, rule: str) -> Steps: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """How problems are searched.
+
+    Attributes:
+      method: a config such as `BestOfN(16)` or `Beam(4, 4)`.
+      rule: one of `jprm.score.rules.RULES`: from the scores of steps to that of a chain.
+      choose: `best` returns the finished chain with the highest score; `majority` the answer that most finished samples
+        have, `weighted` the answer whose samples have the largest sum of scores, each with its best chain.
+      budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length
+        so far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
+      seed: number of the first sample of a prefix.
+      at_once: problems that advance together.
+    """
+
+    method: Method
+    rule: str
+    choose: Choice = "best"
+    budget: int | None = None
+    seed: int = 0
+    at_once: int = 32
+
+    def __post_init__(self):
+        if self.rule not in RULES:
+            raise ValueError(f"rule is {self.rule!r}: use one of {', '.join(RULES)}")
+        if self.choose not in CHOICES:
+            raise ValueError(f"choose is {self.choose!r}: use one of {', '.join(CHOICES)}")
+        if self.budget is not None and self.budget < 1:
+            raise ValueError(f"budget is {self.budget} tokens: give at least the tokens of one step")
+        if self.at_once < 1:
+            raise ValueError(f"at_once is {self.at_once}: it must be at least 1")
+
+
+@dataclasses.dataclass
+class _Running:
+    index: int
+    tree: GrowingTree
+    steps: Steps
+    asks: list[Ask]
+    last: bool = False  # the budget ends with this round
+
+
+def search(
+    problems: Iterable[Problem], policy: Policy, scorer: LiveScorer, config: SearchConfig
+) -> Iterator[tuple[int, GrowingTree]]:
+    """Yields (index, finished search) of every problem, in the order in which they finish.
+
+    A sample that fails is counted in its tree, and the search continues.
+
+    Raises:
+      PolicyError: every sample of a round failed, so the policy is down. If the policy has answered before, and at most
+        half (or one) of the problems that started together are left, the failures count as theirs instead: a prefix may
+        have grown too long.
+    """
+    numbered = enumerate(problems)
+    answered = [False]  # whether the policy ever answered
+    means = getattr(scorer, "scale", PROBABILITY), getattr(scorer, "semantics", "correctness")
+    while chunk := list(itertools.islice(numbered, config.at_once)):
+        roots = scorer.open([problem.text for _, problem in chunk])
+        running = []
+        for (index, problem), root in zip(chunk, roots, strict=True):
+            tree = GrowingTree(problem, root, config.budget, *means)
+            running.append(_Running(index, tree, config.method.steps(tree, config.rule), []))
+        ended = _advance(running, lambda run: next(run.steps))
+        while True:
+            for run in ended:
+                _release(scorer, run.tree, all_nodes=True)
+                yield run.index, run.tree
+            running = [run for run in running if not run.tree.ended]
+            if not running:
+                break
+            drawn = _draw(running, policy, config.seed, answered, few=max(1, len(chunk) // 2))
+            _score([run.tree for run in running], scorer)
+            ended = _advance(running, lambda run, drawn=drawn: run.steps.send(drawn[run.index]))
+            for run in running:
+                _release(scorer, run.tree)
+
+
+def _advance(running: list[_Running], resume: Callable[[_Running], list[Ask]]) -> list[_Running]:
+    """Collects the next requests of every method. Returns the searches that ended, with `tree.ended` set."""
+    for run in running:
+        try:
+            run.asks = resume(run)
+        except StopIteration as stop:
+            run.tree.ended = "budget" if run.last else stop.value or "done"
+            continue
+        if not run.last:
+            run.asks, run.last = _within_budget(run.tree, run.asks)
+            if any(ask.n for ask in run.asks):
+                continue
+        run.tree.ended = "budget"
+        run.steps.close()
+    return [run for run in running if run.tree.ended]
+
+
+def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]:
+    """Returns the requests without the samples that the budget does not allow, and whether any were cut."""
+    share, kept = 1.0, []
+    for ask in asks:
+        all_of_it = tree.affordable(ask.until)
+        room = all_of_it if all_of_it == math.inf else share * all_of_it
+        n = ask.n if room >= ask.n else math.floor(room + 1e-9)
+        share -= n / all_of_it if n else 0.0
+        kept.append(dataclasses.replace(ask, n=n))
+        if n < ask.n:
+            kept += [dataclasses.replace(rest, n=0) for rest in asks[len(kept) :]]
+            return kept, True
+    return kept, False
+
+
+def _draw(
+    running: list[_Running], policy: Policy, seed: int, answered: list[bool], few: int
+) -> dict[int, list[list[Draw]]]:
+    """Samples for all requests and adds them to the trees. Returns, by problem, the draws that its method may use."""
+    calls = collections.defaultdict(list)  # requests with equal n and first sample number share a call
+    for run in running:
+        for place, ask in enumerate(run.asks):
+            if ask.n:
+                first = seed + run.tree.asked[ask.node]
+                run.tree.asked[ask.node] += ask.n
+                calls[ask.until, first, ask.n].append((run, place, ask))
+    samples: dict[tuple[int, int], list[Sample]] = {}
+    for (until, first, n), members in calls.items():
+        drawn = policy.sample([run.tree.prefix(ask.node) for run, _, ask in members], n, until=until, seed=first)
+        samples |= {(run.index, place): each for (run, place, _), each in zip(members, drawn, strict=True)}
+    failed = [sample.error for each in samples.values() for sample in each if sample.finish_reason == "error"]
+    down = len(failed) == sum(map(len, samples.values()))
+    if down and (len(running) > few or not answered[0]):
+        raise PolicyError(
+            f"policy {policy.name} failed at all {len(failed)} samples of a round (problems: {len(running)}): "
+            f"{failed[-1]}. See that it answers, then run the same command: earlier samples are kept"
+        )
+    answered[0] |= not down
+    found = {}
+    for run in running:
+        draws = [
+            [run.tree.add(ask.node, sample, ask.until) for sample in samples.get((run.index, place), ())]
+            for place, ask in enumerate(run.asks)
+        ]
+        found[run.index] = [[draw for draw in each if draw and not draw.over_budget] for each in draws]
+        run.last |= run.tree.overspent > 0
+    return found
+
+
+def _score(trees: list[GrowingTree], scorer: LiveScorer) -> None:
+    """Scores all new nodes, parents before children."""
+    new = [(tree, node) for tree in trees for node in tree.new]
+    for tree in trees:
+        tree.new.clear()
+    while new:
+        parents = [tree.root_handle if (i := tree.parent[node]) < 0 else tree.handle[i] for tree, node in new]
+        ready = [(*item, parent) for item, parent in zip(new, parents, strict=True) if parent is not None]
+        new = [item for item, parent in zip(new, parents, strict=True) if parent is None]
+        assert ready, "a method requested samples after a node that it had released"
+        handles, score_P = scorer.extend([p for _, _, p in ready], [tree.text[node] for tree, node, _ in ready])
+        for (tree, node, _), handle, score in zip(ready, handles, score_P, strict=True):
+            tree.handle[node], tree.score[node] = handle, float(score)
+            if isinstance(scorer, LiveJudge):
+                tree.judged[node] = scorer.take(handle)
+
+
+def _release(scorer: LiveScorer, tree: GrowingTree, all_nodes: bool = False) -> None:
+    """Releases the handles of released nodes, or of all nodes."""
+    nodes = range(len(tree.handle)) if all_nodes else tree.released
+    gone = [handle for node in nodes if (handle := tree.handle[node]) is not None]
+    for node in nodes:
+        tree.handle[node] = None
+    if all_nodes:
+        gone.append(tree.root_handle)
+    tree.released.clear()
+    if gone:
+        scorer.release(gone)

@@ -1,0 +1,279 @@
+"""Checks the arithmetic and algebra of a step: every readable equation and inequality, exactly.
+
+A step is correct (1) if at least one of its equations can be checked and all of those hold. It is incorrect (0) if an
+equation of plain numbers is false in every reading. It is unlabelled otherwise: nothing can be checked, or a false
+equation may mean something else. Correct means that the working holds, not that it is what the problem requires.
+
+Rational numbers are compared as fractions; roots and pi by SymPy to 30 digits; expressions with symbols by SymPy as
+rational functions, where a non-identity may be a condition and decides nothing; and an equation in one unknown by its
+roots, against those of the equation from which the step derives it.
+
+A printed decimal stands for everything that rounds or truncates to it (10/3 = 3.33); one that may itself be rounded
+stands for its interval (3.33 * 3 = 10 decides nothing). A percentage is a fraction or a unit (2/50 * 100 = 4%).
+A word that may be a function leaves
+its term unread (log(100) + 1 = 3). Currency signs, thousands separators and units are dropped, but a false equation
+between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate equation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from jprm.methods.verify.equations import Equation, equations
+from jprm.methods.verify.lexer import Token
+from jprm.methods.verify.values import Irrational, Unread, bounds, exact, nodes_of, symbols_of, sympy_of
+from jprm.methods.verify.verdict import Verdict
+from jprm.worker import Worker, serve
+
+LIMIT_S = 5.0
+"""Seconds per step, at most."""
+
+_NODES = 150  # of an expression for SymPy
+
+
+def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
+    """Returns the verdict on one step; a step that takes too long is not checkable. Thread-safe."""
+    if not any(c.isdigit() for c in text) or not re.search(r"[=<>≈≤≥≠]|\\[a-z]+", text):
+        return Verdict(None)
+    reply = _worker.ask(text, limit_s)
+    return Verdict(*reply) if reply else Verdict(None)
+
+
+_worker = Worker("jprm.methods.verify.arithmetic")
+
+_MARK = re.compile(r"<<([^<>]*)>>")
+_HEDGES = re.compile(
+    r"round|\babout\b|approx|roughly|nearest|whole|floor|ceil|remainder|integer|\bmod\b|pmod|equiv|\bbase\b|estimat"
+    r"|cannot|can't|\bnot\b|n't\b|contradict|incorrect|mistake|\bfalse\b|impossible|instead|\bsuppose|\bguess|\btry\b|"
+    r"\?|\bwrong|\binvalid",
+    re.IGNORECASE,
+)
+"""Words that show that a false equation is not the step's claim, or is about whole numbers."""
+_FAMILIES = [set(family.split()) for family in (
+    "s sec secs second seconds min mins minute minutes h hr hrs hour hours day days week weeks month months year years "
+    "decade decades century a.m p.m am pm o'clock",
+    "mm cm m km inch inches foot feet ft yard yards mile miles meter meters metre metres kilometers kilometres",
+    "mg g kg gram grams kilogram kilograms lb lbs pound pounds ounce ounces oz ton tons",
+    "ml l liter liters litre litres cup cups pint pints quart quarts gallon gallons tbsp tsp teaspoon teaspoons "
+    "tablespoon tablespoons",
+    "$ dollar dollars cent cents penny pennies dime dimes nickel nickels quarter quarters ¢",
+    "kb mb gb",
+)]  # fmt: skip
+_SINGULAR = {"feet": "foot", "inches": "inch"}
+_SCALES = set("dozen dozens pair pairs hundred hundreds thousand thousands million millions billion score half".split())
+
+
+def _verdict(text: str) -> tuple[int | None, int, str | None]:
+    results: list[tuple[bool | None, str]] = []
+    for part in (*_MARK.findall(text), _MARK.sub(" ", text)):
+        found, tokens = equations(part)
+        results += [(_holds(equation, text), equation.text) for equation in found]
+        results += _derivations(found, tokens)
+    false = next((shown for holds, shown in results if holds is False), None)
+    checked = sum(holds is not None for holds, _ in results)
+    return (None if not checked else int(false is None)), checked, false
+
+
+def _holds(equation: Equation, step: str) -> bool | None:
+    if not equation.shared and all(_printed(side) is not None for side in (equation.left, equation.right)):
+        return None  # 1 foot = 12 inches
+    try:
+        if symbols_of(equation.left) | symbols_of(equation.right):
+            same = equation.relation == "=" and _identical(equation.left, equation.right)
+            return True if same else None
+        verdicts = [_compare(equation, reading) for reading in _readings(equation)]
+    except (Unread, ZeroDivisionError, OverflowError):
+        return None
+    if True in verdicts:
+        return True
+    if None in verdicts or equation.doubtful or _mixed_units(equation.units) or _HEDGES.search(step):
+        return None
+    return None if equation.relation == "=" and _run_on(equation) else False
+
+
+def _readings(equation: Equation) -> list[dict[str, bool]]:
+    kinds = {node[0] for side in (equation.left, equation.right) for node in nodes_of(side)}
+    flags = [flag for flag in ("percent", "note", "mixed", "factorial", "either") if flag in kinds]
+    return [dict(zip(flags, values, strict=True)) for values in itertools.product((True, False), repeat=len(flags))]
+
+
+def _compare(equation: Equation, reading: Mapping[str, Any]) -> bool | None:
+    relation, sides = equation.relation, (equation.left, equation.right)
+    if any(_relative_percent(side) for side in sides):
+        return None  # 200 - 10 % = 180
+    try:
+        left, right = (exact(side, reading) for side in sides)
+    except Irrational:
+        return _compare_roots(equation, reading)
+    if relation in _ORDER:
+        return _ORDER[relation](left, right)
+    if left == right:
+        return True
+    unit = max((p for side in sides if (p := _printed(side))), default=None)
+    if unit and _rounds(left, right, unit):
+        return True
+    if relation == "≈":
+        gap = abs(left - right) / max(abs(left), abs(right))
+        return True if gap <= Fraction(1, 100) else None if gap <= Fraction(1, 10) else False
+    (low, high), (low_2, high_2) = (bounds(side, reading) for side in sides)
+    return None if low <= high_2 and low_2 <= high else False
+
+
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+    "<=": lambda a, b: a <= b,
+    ">=": lambda a, b: a >= b,
+    "!=": lambda a, b: a != b,
+}
+
+
+def _rounds(left: Fraction, right: Fraction, unit: Fraction) -> bool:
+    """Returns whether one is the other rounded or truncated to `unit`."""
+    gap = abs(left - right)
+    return gap <= unit / 2 or gap < unit and min(abs(left), abs(right)) % unit == 0
+
+
+def _printed(side: tuple) -> Fraction | None:
+    """Returns the last decimal place of a number that stands alone, 0 for an integer, None for anything else."""
+    if side[0] == "neg":
+        return _printed(side[1])
+    if side[0] == "percent" and side[1][0] == "num":
+        return Fraction(1, 10 ** (side[1][2] + 2))
+    if side[0] == "num":
+        return Fraction(1, 10 ** side[2]) if side[2] else Fraction(0)
+    return None
+
+
+def _relative_percent(node: tuple) -> bool:
+    return any(
+        n[0] in ("+", "-") and n[2][0] == "percent" and not any(m[0] == "percent" for m in nodes_of(n[1]))
+        for n in nodes_of(node)
+    )
+
+
+def _mixed_units(units: frozenset[str]) -> bool:
+    if units & _SCALES:
+        return True
+    return any(len({_SINGULAR.get(u, u.rstrip("s")) for u in units & family}) > 1 for family in _FAMILIES)
+
+
+def _run_on(equation: Equation) -> bool:
+    """Returns whether the right side continues from the result, as in 5 + 3 = 8 + 2 = 10."""
+    node = equation.right
+    while node[0] in ("+", "-", "*", "/"):
+        node = node[1]
+    try:
+        return node is not equation.right and node[0] == "num" and exact(equation.left, {}) == node[1]
+    except (Unread, Irrational, ZeroDivisionError):
+        return False
+
+
+def _compare_roots(equation: Equation, reading: Mapping[str, Any]) -> bool | None:
+    if sum(1 for side in (equation.left, equation.right) for _ in nodes_of(side)) > _NODES:
+        raise Unread
+    left, right = (sympy_of(side, reading).evalf(40) for side in (equation.left, equation.right))
+    if not (left.is_real and right.is_real):
+        return None
+    gap, size = abs(left - right), max(abs(left), abs(right))
+    if equation.relation in _ORDER:
+        return None if gap < size * 1e-30 else bool(_ORDER[equation.relation](left, right))
+    unit = max((p for side in (equation.left, equation.right) if (p := _printed(side))), default=0)
+    if gap < size * 1e-30 or gap < float(unit):
+        return True
+    if gap < size * (0.1 if equation.relation == "≈" else 0.005):
+        return True if equation.relation == "≈" and gap < size * 0.01 else None
+    return False
+
+
+def _identical(left: tuple, right: tuple) -> bool:
+    """Returns whether two expressions are the same rational function."""
+    import sympy
+
+    if sum(1 for side in (left, right) for _ in nodes_of(side)) > _NODES:
+        raise Unread
+    unsure = {"sqrt", "percent", "note", "mixed", "factorial", "either"}
+    if unsure & {node[0] for side in (left, right) for node in nodes_of(side)}:
+        return False
+    if left == right:
+        return False
+    for start in (3, 11):  # most differ at the first point, and SymPy takes milliseconds
+        point = {
+            name: Fraction(start + 2 * i, 7) for i, name in enumerate(sorted(symbols_of(left) | symbols_of(right)))
+        }
+        try:
+            if exact(left, point) != exact(right, point):
+                return False
+        except (Irrational, ZeroDivisionError):
+            pass
+    one, two = sympy_of(left, {}), sympy_of(right, {})
+    if not (one.free_symbols | two.free_symbols):
+        return False
+    return sympy.cancel(sympy.together(one - two)) == 0
+
+
+_FRESH = re.compile(
+    r"\b(case|or|if|when|other|another|similarly|second|also|and|let|where|either|suppose|next)\b|\bfor\W*$"
+)
+
+
+def _derivations(found: Sequence[Equation], tokens: Sequence[Token]) -> list[tuple[bool | None, str]]:
+    """Checks equations in one unknown against the step's previous one in it, as in 4x = 100, then x = 25.
+
+    An equation holds if its roots are among the previous one's, and is false if both are linear with other roots.
+    """
+    results = []
+    for one, two in itertools.pairwise(found):
+        unknown = symbols_of(one.left) | symbols_of(one.right)
+        if len(unknown) != 1 or unknown != symbols_of(two.left) | symbols_of(two.right):
+            continue
+        if two.shared or one.left == two.left or {one.relation, two.relation} != {"="} or one.doubtful or two.doubtful:
+            continue
+        between = " ".join(token.text.lower() for token in tokens[one.end : two.start])
+        if one.left[0] == "sym" and _printed(one.right) is not None or _FRESH.search(between):
+            continue
+        try:
+            results.append((_follows(one, two, unknown.pop()), f"{one.text} ; {two.text}"))
+        except (Unread, ZeroDivisionError, OverflowError):
+            continue
+    return results
+
+
+def _follows(one: Equation, two: Equation, unknown: str) -> bool | None:
+    import sympy
+
+    if sum(1 for e in (one, two) for side in (e.left, e.right) for _ in nodes_of(side)) > _NODES:
+        raise Unread
+    x = sympy.Symbol(unknown)
+    numerators = []
+    for equation in (one, two):
+        difference = sympy_of(equation.left, {}) - sympy_of(equation.right, {})
+        numerator = sympy.fraction(sympy.cancel(sympy.together(difference)))[0]
+        if not numerator.is_polynomial(x) or not numerator.has(x):
+            return None
+        polynomial = sympy.Poly(numerator, x)
+        if not polynomial.domain.is_Exact or polynomial.degree() > 6:
+            return None
+        numerators.append(polynomial)
+    first, second = numerators
+    if first.rem(second.sqf_part()).is_zero:
+        return True
+    if first.degree() == second.degree() == 1:
+        root, printed = (-p.nth(0) / p.nth(1) for p in (first, second))
+        unit = sympy.Rational(str(_printed(two.right) or 0))
+        return None if abs(root - printed) <= max(abs(root) / 100, unit) else False
+    return None
+
+
+def _prepare() -> Callable[[Any], Any]:
+    import sympy  # noqa: F401  (a second on a quiet machine, before the first question's time runs)
+
+    return _verdict
+
+
+if __name__ == "__main__":
+    serve(_prepare)
