@@ -1,7 +1,7 @@
 """Digests of what results depend on: settings, and the code of the user's own parts.
 
-The request of an output (`jprm.io.outputs`), a run's folder and a policy's name hold them, so that a part that changed is
-named and nothing that another part has made is taken for the same.
+The request of an output (`jprm.io.outputs`), a run's folder and a policy's name hold them, so that a part that changed
+is named and nothing that another part has made is taken for the same.
 """
 
 from __future__ import annotations

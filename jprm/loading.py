@@ -16,7 +16,7 @@ from jprm.experiment import Experiment, read_record, semantics
 from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
 from jprm.libtpu import quiet_without_tpu
-from jprm.model.attention.registry import suited
+from jprm.model.attention import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.int8 import Dtype, held_decoder

@@ -26,15 +26,18 @@ class MissingPart(ValueError):
 def find(name: str, registry: Mapping[str, Any], what: str, kind: Any = object, *, files: bool = False) -> Any:
     """Returns the entry `name` of `registry`, or the object NAME of the module for `module:NAME`.
 
+    An entry may itself be written `module:NAME`: its module is imported when the entry is asked for.
+
     With `files` it may be the object NAME of a Python file as well, `FILE.py:NAME`. That is for names that a person
     gives to a command. A name that comes with a model must not have it run a file that lies beside it.
 
     Raises MissingPart, naming `what`, where there is no such module, file or object. Raises ValueError where there is
     no such entry, with the known names, or where the object is of another type than `kind`.
     """
-    if name in registry:
-        return registry[name]
-    place, colon, attribute = name.rpartition(":")
+    entry = registry.get(name)
+    if entry is not None and not isinstance(entry, str):
+        return entry
+    place, colon, attribute = (entry or name).rpartition(":")
     if not colon:
         forms = "module:NAME or FILE.py:NAME" if files else "module:NAME"
         raise ValueError(f"{what}={name!r} is not one of {', '.join(registry)}, nor of the form {forms}")

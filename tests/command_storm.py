@@ -83,7 +83,8 @@ print("measured", json.dumps({event: [counts[event], max(seconds[event])] for ev
 sys.exit(status)
 """
 SERVE = f"""import json, os, sys
-import jprm.apps.cli, jprm.evaluate.suite, jprm.methods.label.files, jprm.loading, jprm.methods.search.files, jprm.train.loop
+import jprm.apps.cli, jprm.evaluate.suite, jprm.loading, jprm.train.loop
+import jprm.methods.label.files, jprm.methods.search.files
 CHILD = {CHILD!r}
 for line in sys.stdin:
     said, *argv = json.loads(line)

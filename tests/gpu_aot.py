@@ -29,7 +29,7 @@ def compiled(case: dict):
 
     from jprm.methods.kernels import gpu as gpu_kernel
     from jprm.methods.kernels import gpu_blocks
-    from jprm.model.attention.registry import attend, plan
+    from jprm.model.attention import attend, plan
     from jprm.model.config import ModelConfig
 
     B, T, K, G, H = (case[x] for x in "BTKGH")

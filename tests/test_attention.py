@@ -11,10 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import TINY, filled, packed_trees, params, random_tree, reasoning_trees, visible
 
-from jprm.model.attention import cpu_paths
+from jprm.model.attention import ATTENTION, Implementation, attend, cpu_paths, plan, suited
 from jprm.model.attention.cpu_paths import path_pairs
-from jprm.model.attention.interface import Implementation
-from jprm.model.attention.registry import ATTENTION, attend, plan, suited
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows
 

@@ -19,7 +19,7 @@ from jprm.apps.plan.plan import plan as plan_of
 from jprm.apps.plan.topologies import find
 from jprm.experiment import TargetConfig
 from jprm.methods.kernels.gpu_cudnn import CUDNN as IMPLEMENTATION
-from jprm.model.attention.registry import attend, plan
+from jprm.model.attention import attend, plan
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.transformer import init, step_logits

@@ -21,7 +21,7 @@ from jprm.layout import native_layout
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels import gpu_blocks
 from jprm.methods.kernels.gpu_blocks import Launch, Launches, default_launches, find_blocks
-from jprm.model.attention.registry import ATTENTION, check, suited
+from jprm.model.attention import check, find, suited
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer
@@ -39,7 +39,7 @@ EXACT = 1e-5
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def by_blocks(q, k, v, until_BT, position_BT, launches, config, window=None):
     blocks = find_blocks(until_BT, position_BT, launches)
-    return with_gradients(lambda *qkv: ATTENTION["gpu_kernel"].attend(*qkv, blocks, config, window), q, k, v)
+    return with_gradients(lambda *qkv: find("gpu_kernel").attend(*qkv, blocks, config, window), q, k, v)
 
 
 B, T = 3, 48

@@ -27,7 +27,7 @@ from jprm.methods.kernels.tpu_blocks import (
     find_blocks,
     vmem_bytes,
 )
-from jprm.model.attention.registry import ATTENTION, attend, plan
+from jprm.model.attention import attend, find, plan
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
@@ -58,7 +58,7 @@ def with_gradients(attend, *arrays):
 def by_sizes(q, k, v, until_BT, position_BT, sizes, config, window=None):
     """The kernel in blocks that only an interpreter takes: small ones, so that small rows have many."""
     blocks = find_blocks(until_BT, position_BT, sizes)
-    return with_gradients(lambda *qkv: ATTENTION["kernel"].attend(*qkv, blocks, config, window), q, k, v)
+    return with_gradients(lambda *qkv: find("kernel").attend(*qkv, blocks, config, window), q, k, v)
 
 
 @functools.partial(jax.jit, static_argnums=5)

@@ -10,7 +10,7 @@ import pytest
 from test_tpu import compiled_step, mesh_of
 from tiny import optimised
 
-from jprm.model.attention.registry import attend, plan
+from jprm.model.attention import attend, plan
 from jprm.model.chunked_mlp import CHUNKS
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec

@@ -35,7 +35,7 @@ from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfi
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels import gpu_blocks
 from jprm.methods.kernels.gpu_blocks import Launch, Launches
-from jprm.model.attention.registry import attend, check, plan
+from jprm.model.attention import attend, check, plan
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.lora import LoraConfig

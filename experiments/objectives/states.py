@@ -21,7 +21,7 @@ from jprm.io.jsonl import read_trees
 from jprm.io.outputs import atomic_file
 from jprm.io.progress import Bar
 from jprm.layout import Layout, native_layout
-from jprm.model.attention import registry as attention
+from jprm.model import attention
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import Layers, embed, rotary

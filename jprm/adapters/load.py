@@ -22,7 +22,7 @@ from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.io.local_copy import local_copy
 from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
-from jprm.model.attention.registry import suited
+from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, spec

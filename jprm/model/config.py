@@ -8,8 +8,7 @@ from typing import Literal
 
 import jax
 
-from jprm.model import heads, step_layer
-from jprm.model.attention import registry as attention
+from jprm.model import attention, heads, step_layer
 from jprm.model.rope import RopeScaling
 
 MOST_LAYERS = 10_000
@@ -55,7 +54,7 @@ class ModelConfig:
     but the layers' inputs. Memory falls in this order."""
     product_layers: int = 0
     """Layers, the last of every group, that keep their products as `remat="dots"` does: as many as fit in memory."""
-    attention: str = "blocked"  # a name in `jprm.model.attention.registry.ATTENTION`, or module:NAME
+    attention: str = "blocked"  # a name in `jprm.model.attention.ATTENTION`, or module:NAME
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` chooses its own
 
     def __post_init__(self):

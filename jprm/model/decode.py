@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model.attention.interface import HIDDEN, capped
+from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape, sharding
 from jprm.model.transformer import (

@@ -19,9 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jprm.model import step_layer
-from jprm.model.attention import registry as attention
-from jprm.model.attention.interface import PROJECTED, SAVED, capped
+from jprm.model import attention, step_layer
+from jprm.model.attention import PROJECTED, SAVED, capped
 from jprm.model.chunked_mlp import activated, chunked_mlp, with_chunks
 from jprm.model.collectives import at_tokens, embedding_lookup, gathered_weight
 from jprm.model.config import ModelConfig

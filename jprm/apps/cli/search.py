@@ -1,7 +1,7 @@
 """`jprm search`: finds a chain for each problem, with a policy that writes steps and a model that scores them.
 
-Every method of `jprm.methods.search.methods` is a command, and so is the user's own, `module:NAME` or `FILE.py:NAME`. Its
-options are its config's fields and those of `SearchOptions`.
+Every method of `jprm.methods.search.methods` is a command, and so is the user's own, `module:NAME` or `FILE.py:NAME`.
+Its options are its config's fields and those of `SearchOptions`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from jprm.apps.plan import collectives, compile, counts, hlo, roofline
 from jprm.apps.plan.topologies import Topology, devices
 from jprm.experiment import Experiment
 from jprm.model import chunked_mlp
-from jprm.model.attention.registry import find
+from jprm.model.attention import find
 from jprm.model.mesh import check_mesh, make_mesh
 from jprm.model.transformer import AXES
 

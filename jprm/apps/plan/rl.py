@@ -34,7 +34,7 @@ from jprm.methods.policy import decoding, sampler
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.group import EXTRAS
 from jprm.model import decode
-from jprm.model.attention.registry import find
+from jprm.model.attention import find
 from jprm.model.config import ModelConfig
 from jprm.model.lora import merge
 from jprm.model.mesh import check_mesh, make_mesh, spec

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -26,31 +25,16 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int
 
 from jprm.methods.kernels.gpu_blocks import Blocks, Launch, find_blocks, launches, padded_head
+from jprm.model.attention import HIDDEN, SAVED, Implementation, ampere_or_later, capability, capped, with_backward
 from jprm.model.attention.blocked import unsplit
-from jprm.model.attention.interface import HIDDEN, SAVED, Implementation, capped, with_backward
+from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, spec
-
-if TYPE_CHECKING:
-    from jprm.model.config import ModelConfig
 
 LOG2_E = math.log2(math.e)
 
 PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
 """Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
 logits, the gradients of weights, keys and values."""
-
-
-def capability() -> str:
-    """Returns the compute capability of this machine's GPU, such as 9.0; for AMD a name."""
-    return jax.local_devices()[0].compute_capability
-
-
-def ampere_or_later() -> bool:
-    """Returns whether this machine's GPU runs the kernels; True where there is none, as when a plan is compiled."""
-    if jax.default_backend() != "gpu":
-        return True
-    major = capability().split(".")[0]
-    return major.isdecimal() and int(major) >= 8
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:

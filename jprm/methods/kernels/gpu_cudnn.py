@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model.attention.interface import Implementation, unsplit_only
+from jprm.model.attention import Implementation, unsplit_only
+from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
-
-if TYPE_CHECKING:
-    from jprm.model.config import ModelConfig
 
 TILE = 128
 """Rows are a multiple of this many tokens: some releases of cuDNN give NaN gradients where the last tile of 128 keys is

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +37,10 @@ from jprm.methods.kernels.tpu_blocks import (  # fmt: skip
     find_blocks,
     most_pairs,
 )
+from jprm.model.attention import HIDDEN, SAVED, Implementation, capped, with_backward
 from jprm.model.attention.blocked import unsplit
-from jprm.model.attention.interface import HIDDEN, SAVED, Implementation, capped, with_backward
+from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, spec
-
-if TYPE_CHECKING:
-    from jprm.model.config import ModelConfig
 
 PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
 """Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;

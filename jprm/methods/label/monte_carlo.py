@@ -2,7 +2,8 @@
 
 Math-Shepherd (arXiv:2312.08935) calls the fraction the soft estimate and "any of them does" the hard one. The adaptive
 mode samples further rollouts while the confidence interval holds the threshold between correct and incorrect. There the
-soft estimate and the interval are those of `jprm.methods.label.sequential`, and the hard estimate is of the first k rollouts.
+soft estimate and the interval are those of `jprm.methods.label.sequential`, and the hard estimate is of the first k
+rollouts.
 """
 
 from __future__ import annotations

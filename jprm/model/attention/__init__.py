@@ -1,0 +1,170 @@
+"""Attention: what an implementation is, which there are, and what several of them share.
+
+Query i sees key j if and only if j <= i < until[j]. In a layer with a sliding window the key must also be less than
+`window` positions before the query. Positions are depths in the tree, so a window follows the query's own path.
+
+All implementations are exact; `ModelConfig.attention` chooses one.
+
+| name | for | rows | memory |
+|---|---|---|---|
+| `reference` | tests | any | O(T^2) |
+| `blocked` | everything | any | O(block x T) |
+| `paths` | CPUs | any, unsplit | O(block x T) |
+| `kernel` | TPUs; interpreted on a CPU, slowly, for tests | any | O(T) |
+| `gpu_kernel` | NVIDIA GPUs; compiled, not run on one yet; interpreted on a CPU for tests | any | O(T) |
+| `cudnn` | NVIDIA GPUs; it has not run on one yet | one chain each, unsplit | O(T) |
+
+Decoding with a cache has attention of its own (`jprm.model.decode`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jprm import registry
+from jprm.model.mesh import parts
+
+ATTENTION = {
+    "reference": "jprm.model.attention.blocked:REFERENCE",
+    "blocked": "jprm.model.attention.blocked:BLOCKED",
+    "paths": "jprm.model.attention.cpu_paths:PATHS",
+    "kernel": "jprm.methods.kernels.tpu:KERNEL",
+    "gpu_kernel": "jprm.methods.kernels.gpu:GPU_KERNEL",
+    "cudnn": "jprm.methods.kernels.gpu_cudnn:CUDNN",
+}
+"""Name to implementation, imported when it is asked for. A config may also name one of the user's own module, as
+`module:NAME`."""
+
+ModelConfig = Any
+"""`jprm.model.config.ModelConfig`, which imports this file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """One way to compute attention. To add one, write a file with such a record and a line of `ATTENTION`.
+
+    plan: (until (B, T), position (B, T), config) to what attention needs to know of the rows. It is computed once for
+        all layers, and raises ValueError for rows of a length that is not supported.
+    attend: (q (B, T, K, G, H), k (B, S, K, H), v (B, S, K, H), plan, config, window) to (B, T, K, G, H): grouped-query
+        attention with a softmax in float32. `window` is the layer's, in positions; None is none.
+    refuses: (config, backend, context) to why the model, the backend (None: any) or rows in `context` parts are not
+        supported; None where they are.
+    backend: where it is fast; "" for everywhere. Elsewhere `suited` replaces it.
+    chain_rows: whether a row must hold one chain. The packer then packs no others.
+    flat: whether projections take rows and tokens as one axis, and queries, keys and values in one product. CPUs are
+        faster so: XLA copies a weight's gradient that sums over two axes.
+    flops: (config, rows, tokens, tensor, context) to FLOPs of every kernel's call on one device, for `jprm plan`.
+    """
+
+    plan: Callable[[Array, Array, ModelConfig], Any]
+    attend: Callable[..., Array]
+    refuses: Callable[[ModelConfig, str | None, int], str | None] = lambda config, backend, context: None
+    backend: str = ""
+    chain_rows: bool = False
+    flat: bool = False
+    flops: Callable[[ModelConfig, int, int, int, int], dict[str, float]] = lambda *_: {}
+
+
+def find(name: str) -> Implementation:
+    """Returns the implementation of the name. Raises ValueError where there is none."""
+    return registry.find(name, ATTENTION, "attention", Implementation)
+
+
+def check(name: str, config: ModelConfig, backend: str | None = None, context: int = 1) -> Implementation:
+    """Returns the implementation. Raises ValueError where it refuses the model, the backend or rows in so many parts.
+
+    backend: of jax, or None for any.
+    """
+    found = find(name)
+    if reason := found.refuses(config, backend, context):
+        raise ValueError(reason)
+    return found
+
+
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Any:
+    """Returns what `config.attention` needs to know of the rows. Raises ValueError where it refuses them, or this
+    backend."""
+    own = check(config.attention, config, jax.default_backend(), parts(until_BT))
+    return own.plan(until_BT, position_BT, config)
+
+
+def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: ModelConfig, window=None) -> Float[Array, "B T K G H"]:
+    """Returns grouped-query attention by `config.attention`, as `Implementation.attend`."""
+    return find(config.attention).attend(q_BTKGH, k_BSKH, v_BSKH, plan, config, window)
+
+
+FAST = {"cpu": "paths", "gpu": "gpu_kernel"}
+"""The fastest implementation by backend; `blocked` on others."""
+
+
+def suited(name: str) -> str:
+    """Returns the name of the implementation, or of the fastest one here if it is for other machines.
+
+    On a GPU, `gpu_kernel` also takes the place of `blocked`, which published models and old runs name.
+    """
+    here = jax.default_backend()
+    fast = FAST.get(here, "blocked") if here != "gpu" or ampere_or_later() else "blocked"
+    if find(name).backend not in ("", here) or (name == "blocked" and here == "gpu"):
+        return fast
+    return name
+
+
+def capability() -> str:
+    """Returns the compute capability of this machine's GPU, such as 9.0; for AMD a name."""
+    return jax.local_devices()[0].compute_capability
+
+
+def ampere_or_later() -> bool:
+    """Returns whether this machine's GPU runs the kernels; True where there is none, as when a plan is compiled."""
+    if jax.default_backend() != "gpu":
+        return True
+    major = capability().split(".")[0]
+    return major.isdecimal() and int(major) >= 8
+
+
+# What several implementations share.
+
+HIDDEN = -1e30
+"""The logit of a hidden key. It is finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in
+float32."""
+
+SAVED = "attention"
+"""The name of what `remat="dots"` keeps, beside products."""
+
+PROJECTED = "projected"
+"""The name of what `remat="attention"` keeps beside SAVED: queries, keys, values, and the residual stream after."""
+
+
+def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]:
+    """Returns `attend` of a forward pass, (q, k, v, plan, config) to (output, saved), and its gradient's function."""
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+    def attention(q_BTKGH, k_BTKH, v_BTKH, plan, config):
+        return forward(q_BTKGH, k_BTKH, v_BTKH, plan, config)[0]
+
+    attention.defvjp(forward, backward)
+    return lambda q, k, v, plan, config, window=None: attention(
+        q, k, v, dataclasses.replace(plan, window=window), config
+    )
+
+
+def capped(logit, softcap: float):
+    """Returns softcap x tanh(logit / softcap), or the logit where softcap is 0 (Gemma 2; Bello et al. 2016)."""
+    return softcap * jnp.tanh(logit / softcap) if softcap else logit
+
+
+def unsplit_only(name: str, context: int) -> str | None:
+    """Returns why an implementation refuses rows in `context` parts, None for one part."""
+    if context == 1:
+        return None
+    return (
+        f"attention={name!r} does not split rows over the mesh's context={context}; choose attention='kernel' for TPUs,"
+        " 'blocked' elsewhere, or mesh.context=1"
+    )

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model.attention.interface import HIDDEN, Implementation, capped
+from jprm.model.attention import HIDDEN, Implementation, capped
+from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, reshape, spec
-
-if TYPE_CHECKING:
-    from jprm.model.config import ModelConfig
 
 
 @jax.tree_util.register_dataclass
@@ -113,3 +110,6 @@ def _softmax(q_BKGTH, k_BKSH, v_BKSH, seen_BTS: Bool[Array, "B T S"], softcap: f
 
 
 BLOCKED = Implementation(plan, attend)
+
+REFERENCE = Implementation(plan, functools.partial(attend, at_once=True))
+"""The rule written out, with memory O(T^2): what the other implementations are tested against."""

@@ -12,18 +12,15 @@ This is for CPUs, where small exact work beats large regular work. No T x T arra
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from jprm.model.attention.interface import HIDDEN, SAVED, Implementation, capped, unsplit_only, with_backward
+from jprm.model.attention import HIDDEN, SAVED, Implementation, capped, unsplit_only, with_backward
+from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape
-
-if TYPE_CHECKING:
-    from jprm.model.config import ModelConfig
 
 CHUNK = 256
 """Keys of a path that a block attends to at once. A path's last chunk is half padding on average."""
