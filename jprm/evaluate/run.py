@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jprm import registry
 from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
 from jprm.digests import digest
@@ -20,8 +21,7 @@ from jprm.io.jsonl import dump, parse, read_trees
 from jprm.io.outputs import check_input, stamp_of
 from jprm.io.storage import path_of
 from jprm.loading import load
-from jprm.methods.judge.judge import Judge
-from jprm.methods.judge.load import load_judge
+from jprm.score import scorer as scorers
 from jprm.score.files import request_of, write_scores
 from jprm.score.identity import identity
 from jprm.score.scorer import PRM
@@ -90,13 +90,15 @@ def source(reader: str) -> Source:
     return Source(reader, READERS[reader], OPTIONS.get(reader, {}))
 
 
-def open_scorer(path: PathLike) -> PRM | Judge:
+def open_scorer(path: PathLike) -> PRM | scorers.Scorer:
     """Returns the model in a folder, or the judge of a JSON file."""
-    return load_judge(path) if os.fspath(path).endswith(".json") else load(path)
+    if os.fspath(path).endswith(".json"):
+        return registry.find("jprm.methods.judge.load:load_judge", {}, "judge")(path)
+    return load(path)
 
 
 def scored_files(
-    prm: PRM | Judge,
+    prm: PRM | scorers.Scorer,
     files: Mapping[str, tuple[PathLike, Source]],
     folder: PathLike,
     too_long: TooLong = "error",
@@ -115,7 +117,7 @@ def scored_files(
 
 
 def scored_trees(
-    prm: PRM | Judge,
+    prm: PRM | scorers.Scorer,
     path: PathLike,
     source: Source,
     folder: PathLike,
@@ -129,7 +131,7 @@ def scored_trees(
     """
     output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)
-    if isinstance(prm, Judge):
+    if not isinstance(prm, PRM):
         write_scores(prm, records, output, request_of(prm, path, **source.request), len(records))
         return list(filter(is_scored, read_trees(output)))
     models = [as_in(source.name, model) for model in (prm, *also)]

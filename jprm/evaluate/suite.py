@@ -34,8 +34,7 @@ from jprm.evaluate.steps import NEUTRAL
 from jprm.io.jsonl import parse, read_records, read_trees
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, named_in, path_of
-from jprm.methods.judge.critiques import cost
-from jprm.methods.judge.judge import Judge
+from jprm.score import scorer as scorers
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, RecordError
@@ -154,10 +153,10 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
         (out / "results.json").unlink(missing_ok=True)  # results of an earlier run must not stand beside newer scores
     scores, left_out = scored_files(prm, files, out / "scores", suite.too_long, tell)
     tell("computing")
-    if isinstance(prm, Judge):  # a diagnostic's edits of chains would cost as much again
+    if not isinstance(prm, PRM):  # a judge; a diagnostic's edits of chains would cost as much again
         judged = (record for name in files for record in read_records(out / "scores" / f"{name}.jsonl"))
-        about = {"name": prm.name, "folder": prm.policy.name, "step": 0, "judge": cost(judged)}
-        results = results_of(suite, scores, scale=prm.scale) | {"model": about | _meaning(prm), "unread": left_out}
+        about = prm.about(judged) | _meaning(prm)
+        results = results_of(suite, scores, scale=prm.scale) | {"model": about, "unread": left_out}
     else:
         about = {"name": path_of(prm.name).name, "folder": prm.name, "step": prm.step}
         results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale, left_out)
@@ -263,5 +262,5 @@ def _names(files: Sequence[Place]) -> list[str]:
     return list(dict.fromkeys(path.stem for path in files))
 
 
-def _meaning(prm: PRM | Judge) -> dict[str, Any]:
+def _meaning(prm: PRM | scorers.Scorer) -> dict[str, Any]:
     return {"semantics": prm.semantics, "rule": prm.rule, "scale": dataclasses.asdict(prm.scale)}

@@ -42,10 +42,16 @@ CHUNK = 64
 
 
 class Scorer(Protocol):
-    """What scores files besides a `PRM`: `jprm.methods.judge.judge.Judge`."""
+    """What scores files besides a `PRM`: a judge, whose critiques may leave steps without a score."""
+
+    semantics: str
+    scale: Scale
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def rule(self) -> str: ...
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -53,6 +59,10 @@ class Scorer(Protocol):
         ...
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
+
+    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what results say of it: name, folder, step, and what scoring these records cost."""
+        ...
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jprm.methods.judge.critiques import KEY, Critique, ask, read, report
+from jprm.methods.judge.critiques import KEY, Critique, ask, cost, read, report
 from jprm.methods.judge.prompts import JudgePrompt
 from jprm.methods.policy.protocol import Policy
 from jprm.score.records import as_written, chain_tree
@@ -91,6 +91,10 @@ class Judge:
     def identity(self) -> dict[str, Any]:
         """What the scores depend on, for the request of a file that holds them."""
         return {"judge": self.name, "samples": self.samples, "seed": self.seed}
+
+    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what results say of it: name, policy, and the cost of the critiques that these records hold."""
+        return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
         """Returns one score a step, (P,) float32, NaN where no critique could be read.
