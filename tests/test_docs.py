@@ -1,10 +1,9 @@
-"""The documentation: README is short, links and commands exist, the layers agree with tests/test_layers.py."""
+"""The documentation: README is short, links and commands exist."""
 
 import re
 from pathlib import Path
 
 import pytest
-import test_layers
 
 from jprm.apps import cli
 
@@ -65,12 +64,6 @@ def test_make_targets_exist():
     for page in PAGES:
         for target in re.findall(r"(?:`|^    )make ([a-z][\w-]*)", _text(page), re.MULTILINE):
             assert target in targets, f"{page.name}: make {target}"
-
-
-def test_the_architecture_names_the_layers():
-    rows = re.findall(r"^\| (\d+) \| (.+?) \|", _text(REPOSITORY / "docs/architecture.md"), re.MULTILINE)
-    assert [int(layer) for layer, _ in rows] == list(range(len(test_layers.LAYERS)))
-    assert [re.findall(r"`(\w+)`", units) for _, units in rows] == test_layers.LAYERS
 
 
 def test_readme_scores_in_python(tiny_run, monkeypatch, tmp_path):
