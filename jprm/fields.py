@@ -6,20 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-
-class RecordError(ValueError):
-    """A record that breaks the schema: `FILE:LINE: FIELD: reason. remedy`."""
-
-    def __init__(self, where: str, field: str, reason: str, remedy: str):
-        reason = shortened(reason, 500)  # it may quote the record
-        super().__init__(f"{where}: {field}: {reason}. {remedy}")
-        self.where, self.field, self.reason, self.remedy = where, field, reason, remedy
-
-
-def shortened(text: str, limit: int) -> str:
-    """Returns the text, without its middle where it has more than `limit` characters."""
-    left = limit // 2
-    return text if len(text) <= limit else f"{text[:left]} ... {len(text) - 2 * left:,} more ... {text[-left:]}"
+from jprm.io.jsonl import RecordError
 
 
 def type_name(value: Any) -> str:

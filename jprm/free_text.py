@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jprm import steps
-from jprm.fields import RecordError, list_of, text_of, type_name
+from jprm.fields import list_of, text_of, type_name
+from jprm.io.jsonl import RecordError
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.fields import RecordError, answer_of, correct_of, label_of, list_of, number_of, text_of, type_name
+from jprm.fields import answer_of, correct_of, label_of, list_of, number_of, text_of, type_name
 from jprm.free_text import chain_of
+from jprm.io.jsonl import RecordError, Rejects, parse, read_lines, reject_with
 
 __all__ = [
     "SEMANTICS", "Node", "ReasoningTree", "RecordError", "chains_of", "in_order_of", "record_of", "tree_of",
@@ -326,3 +329,45 @@ def _record_of_node(node: Node) -> dict[str, Any]:
     if node.outputs:
         record["outputs"] = dict(node.outputs)
     return record | {key: value for key, value in node.extra.items() if key not in record}
+
+
+def read_records(
+    path: str | os.PathLike, *, on_error: str = "stop", rejects: Rejects | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields the valid records of a JSON Lines file in order; blank lines are skipped.
+
+    Args:
+      path: a UTF-8 file, one record a line.
+      on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
+      rejects: takes the bad lines; required for `skip`.
+
+    Raises:
+      RecordError: for `stop`: FILE:LINE, field, reason and fix. Two records with one `id` are an error too.
+    """
+    return (record for record, _ in _read(path, reject_with(on_error, rejects)))
+
+
+def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """Yields the records of a JSON Lines file as trees. Raises RecordError as `read_records` does."""
+    return (tree for _, tree in _read(path, reject_with("stop", None)))
+
+
+def _read(
+    path: str | os.PathLike, reject: Callable[[bytes, RecordError], None]
+) -> Iterator[tuple[dict[str, Any], ReasoningTree]]:
+    """Yields every valid record and its tree."""
+    first_of: dict[str, int] = {}
+    for number, line in read_lines(path):
+        where = f"{os.fspath(path)}:{number}"
+        try:
+            record = parse(line, where)
+            tree = tree_of(record, where)
+            if isinstance(record.get("id"), str | int):
+                first = first_of.setdefault(json.dumps(record["id"]), number)
+                if first != number:
+                    reason = f"{record['id']!r} is the id of line {first} too"
+                    raise RecordError(where, "id", reason, "Make ids unique, or remove one of the two lines.")
+        except RecordError as error:
+            reject(line, error)
+        else:
+            yield record, tree

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 
 from command_storm import REPOSITORY, SERVE, Undisturbed, differing, make_inputs, script, serving
 
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
+from jprm.tree import read_records
 
 JUDGE = "def judge(record, steps):\n    return float(len(steps) > 1)\n"
 METHOD = '''import dataclasses

@@ -17,7 +17,8 @@ from pod import REPOSITORY, Pod
 from pod_storm import logged, newest
 from tiny_run import lines
 
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
+from jprm.tree import read_records
 
 STEPS = 32
 SETTINGS = ["data.rows=8", "data.micro_rows=8", "data.streams=4", f"steps={STEPS}", "log_every=1", "checkpoint_every=4"]

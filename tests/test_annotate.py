@@ -9,7 +9,7 @@ from annotating import SECRET, Desk, make, truth
 from jprm.apps.annotate import log, study
 from jprm.apps.annotate.app import key_of_annotator
 from jprm.apps.annotate.tasks import AHEAD, CLAIM_SECONDS, Conflict, Tasks
-from jprm.fields import RecordError
+from jprm.io.jsonl import RecordError
 
 
 def simulated(folder, rounds, clock=None):

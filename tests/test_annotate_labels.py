@@ -16,9 +16,9 @@ from jprm.apps.annotate.quality import _contrast, figures, tasks_of
 from jprm.apps.annotate.select import select as select_trees
 from jprm.apps.annotate.select import select_file
 from jprm.apps.annotate.trees import chains_in
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.score.scale import Scale
-from jprm.tree import record_of, tree_of
+from jprm.tree import read_records, record_of, tree_of
 
 _ = None
 PUBLISHED = [  # Krippendorff 2011, section D: four observers, twelve units, with gaps

@@ -20,12 +20,11 @@ from jprm.apps.annotate.tasks import Conflict, Task, Tasks, changed
 from jprm.apps.annotate.trees import alternatives_of, merged, pruned
 from jprm.data import prm800k
 from jprm.experiment import TargetConfig
-from jprm.fields import RecordError
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import RecordError, write_records
 from jprm.objectives.targets import targets
 from jprm.pack import pack, token_tree
 from jprm.rows import siblings
-from jprm.tree import Node, ReasoningTree, chains_of, record_of, tree_of
+from jprm.tree import Node, ReasoningTree, chains_of, read_records, record_of, tree_of
 
 OPTIONS = prm800k.Prm800kOptions(human_written="positive", control_questions="keep")
 

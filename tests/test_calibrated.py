@@ -9,8 +9,9 @@ from test_evaluate_run import processbench_file, short_rows  # noqa: F401  (auto
 from tiny_run import chains, pool_of, trees
 
 from jprm.apps import cli
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.score.calibration_map import NAME, apply, from_json, mapped
+from jprm.tree import read_records
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hostile import programs as hostile
 from jprm import fields
 from jprm.apps import cli
 from jprm.evaluate.best_of_n import best_of_n_report, pools_of
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
 from jprm.methods.label.files import label_outcomes
 from jprm.methods.label.monte_carlo import label_trees
@@ -23,7 +23,7 @@ from jprm.methods.rl.trajectory import Trajectory
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.sandbox import Limits
 from jprm.methods.verify.verifiers import VERIFIERS, Verifier, find, judge_programs
-from jprm.tree import RecordError, tree_of, with_scores
+from jprm.tree import RecordError, read_records, tree_of, with_scores
 
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from jprm.io.jsonl import read_records
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.python_steps import program_of
 from jprm.methods.verify.verifiers import VERIFIERS
+from jprm.tree import read_records
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
 STATES = [[], [5], list(range(-2, 40)), list(range(40, -2, -1)), [3, 1, 2, 3, 0, 7], [9, 9, 1, 4, 2, 8, 6, 5]]

@@ -25,7 +25,7 @@ from jprm.checkpoints.kinds import kind_of
 from jprm.data import load
 from jprm.experiment import to_json
 from jprm.io.folders import is_whole, whole_folder
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote, named_in
 from jprm.methods.export.export import export
 from jprm.methods.label import files as label_files
@@ -36,6 +36,7 @@ from jprm.methods.search.files import search_file
 from jprm.methods.search.live_scorer import Rescorer
 from jprm.methods.search.lockstep import SearchConfig
 from jprm.score import scorer
+from jprm.tree import read_records
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from tiny_run import MODEL, save_tokenizer
 import jprm
 from jprm import registry
 from jprm.apps import cli
-from jprm.io.jsonl import read_records
 from jprm.score.live import LiveTrees
+from jprm.tree import read_records
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"(?:^`([\w.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

@@ -7,7 +7,8 @@ from stub_server import reply
 
 from jprm.apps import cli
 from jprm.evaluate.suite import read_results, read_scores
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
+from jprm.tree import read_records
 
 WRONG = "2 + 2 = 5"
 STEPS = [["2 + 2 = 4", "So 4."], [WRONG, "So 5."], ["odd", "So 4."]]

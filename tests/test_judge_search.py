@@ -8,7 +8,6 @@ from test_judge import judge
 from toy_search import Script
 
 from jprm.apps import cli
-from jprm.io.jsonl import read_records
 from jprm.methods.judge.prompts import QWEN_CRITIQUE, JudgePrompt
 from jprm.methods.policy import load as policies
 from jprm.methods.search.beam import Beam
@@ -17,7 +16,7 @@ from jprm.methods.search.files import search_file
 from jprm.methods.search.live_scorer import live_scorer
 from jprm.methods.search.lockstep import SearchConfig
 from jprm.score.identity import identity
-from jprm.tree import record_of, tree_of
+from jprm.tree import read_records, record_of, tree_of
 
 TALK = JudgePrompt("talk", "{problem}: {steps} ?", step="{step}", separator=" ({critique}) ")
 STEPS = Script({(): ["a", "b", "c"], ("a",): ["x. 1"], ("b",): ["y. 2", "z. 3"], ("c",): ["x. 1"]})

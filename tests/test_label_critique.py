@@ -7,10 +7,11 @@ from stub_server import reply
 from test_judge import judge
 
 from jprm.apps import cli
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.judge.prompts import PLAIN, QWEN_CRITIQUE, THINKPRM
 from jprm.methods.label.config import CritiqueConfig
 from jprm.methods.label.files import label_critique
+from jprm.tree import read_records
 
 POOL = {
     "problem": "p",

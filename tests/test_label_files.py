@@ -7,10 +7,9 @@ import pytest
 from stub_server import Server, reply
 
 from jprm.apps import cli
-from jprm.io.jsonl import read_records
 from jprm.methods.label.files import label_consensus
 from jprm.methods.policy.load import load_policy
-from jprm.tree import RecordError
+from jprm.tree import RecordError, read_records
 
 
 def arithmetic(number, body):

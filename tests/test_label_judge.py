@@ -7,8 +7,8 @@ from stub_server import reply
 
 from jprm.apps import cli
 from jprm.evaluate.suite import Suite, results_of
-from jprm.io.jsonl import read_records, write_records
-from jprm.tree import record_of, tree_of
+from jprm.io.jsonl import write_records
+from jprm.tree import read_records, record_of, tree_of
 
 RUBRIC = "The cited rule exists <b>and</b> applies."
 

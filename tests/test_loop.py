@@ -19,11 +19,11 @@ from tiny_run import chains, equal, experiment, lines, loop, make_data, one_devi
 import jprm
 from jprm.evaluate.steps import steps_report
 from jprm.experiment import OptimizerConfig, TargetConfig
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig
 from jprm.train.initial import initial_state
 from jprm.train.log import Diverged, Log
-from jprm.tree import tree_of
+from jprm.tree import read_records, tree_of
 
 KEYS = {
     "step", "loss", "step_accuracy", "auroc", "learning_rate", "gradient_norm", "labels", "labels_per_second",

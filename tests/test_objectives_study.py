@@ -12,12 +12,12 @@ import pytest
 from tiny_run import MODEL, VALUE, experiment, loop, make_data, one_device
 
 import jprm
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.label.reference import load_reference
 from jprm.score.implicit import LogRatio
 from jprm.statistics import auroc
 from jprm.token_tree import token_tree
-from jprm.tree import tree_of
+from jprm.tree import read_records, tree_of
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
 

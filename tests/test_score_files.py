@@ -13,14 +13,14 @@ from tiny_run import chains, pool_of, trees
 import jprm
 from jprm.apps import cli
 from jprm.evaluate.run import scorer as scorer_of
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_teacher
 from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.score.files import score_file
 from jprm.score.identity import identity
-from jprm.tree import tree_of
+from jprm.tree import read_records, tree_of
 
 
 @pytest.fixture(scope="module")

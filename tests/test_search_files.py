@@ -12,7 +12,7 @@ from toy_search import Script
 import jprm
 from jprm.apps import cli
 from jprm.evaluate.best_of_n import best_of_n_report
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search import files
@@ -23,7 +23,7 @@ from jprm.methods.search.files import read_problems, search_file
 from jprm.methods.search.live_scorer import Rescorer
 from jprm.methods.search.lockstep import SearchConfig
 from jprm.score import identity
-from jprm.tree import RecordError, record_of, tree_of
+from jprm.tree import RecordError, read_records, record_of, tree_of
 
 PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(5)]
 

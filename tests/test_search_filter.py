@@ -7,8 +7,9 @@ import pytest
 
 from jprm.apps import cli
 from jprm.evaluate.conformal import accept_threshold
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.search.conformal_filter import accept, calibrate, filter_file
+from jprm.tree import read_records
 
 WAY = {"method": "BestOfN", "n": 8, "rule": "prod", "choose": "best", "policy": "p", "seed": 0}
 

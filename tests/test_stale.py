@@ -22,7 +22,7 @@ from jprm.data import readers
 from jprm.data.prepare import prepare
 from jprm.digests import code_of, digest
 from jprm.evaluate.run import Source, scored_trees
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl
 from jprm.methods.search.methods import find as method_of
@@ -30,6 +30,7 @@ from jprm.score import scorer
 from jprm.score.files import score_file
 from jprm.score.identity import identity
 from jprm.train.run_folder import claim, data_digest
+from jprm.tree import read_records
 
 DIFFERS = "is there, but of another model, input or request "
 

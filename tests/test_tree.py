@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jprm.io.jsonl import Rejects, read_records, write_records
-from jprm.tree import SEMANTICS, RecordError, chains_of, in_order_of, record_of, tree_of, with_scores
+from jprm.io.jsonl import Rejects, write_records
+from jprm.tree import SEMANTICS, RecordError, chains_of, in_order_of, read_records, record_of, tree_of, with_scores
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda s: s.strip())
 number = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

@@ -10,10 +10,11 @@ import tiny_run as tiny
 
 from jprm import loading
 from jprm.apps import cli
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.label import files
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.verdict import Verdict
+from jprm.tree import read_records
 
 RECORDS = [
     {"problem": "p", "steps": ["2 + 2 = 4", "so 4 * 3 = 11", "fine"], "labels": [1, 1, None], "id": "a"},

@@ -25,10 +25,9 @@ import yardsticks
 from score_speed import made_up_prm
 
 from jprm.apps.serve.engine import Engine
-from jprm.io.jsonl import read_records
 from jprm.score.scorer import PRM, readout_of_rows
 from jprm.token_tree import token_tree
-from jprm.tree import ReasoningTree, tree_of
+from jprm.tree import ReasoningTree, read_records, tree_of
 
 LONGEST = 1024
 

@@ -180,8 +180,8 @@ def model_flops(config: ModelConfig, tokens: float, pairs: float, training: bool
     """Returns FLOPs of the layers' matrix products and of attention's visible pairs, forward or with the backward pass.
 
     2 for a parameter and a token; 4 H for a pair and a query head; three times that with the gradients of inputs and
-    parameters. As `jprm.apps.plan.roofline` counts, but for the pairs, which it takes for those of one chain a row. What
-    is padding or computed again does not count, nor do the head and what is no matrix product.
+    parameters. As `jprm.apps.plan.roofline` counts, but for the pairs, which it takes for those of one chain a row.
+    Padding and what is computed again do not count, nor do the head and what is no matrix product.
     """
     products = 2 * sum(matrices(config).values()) * tokens + 4 * config.heads * config.head_dim * pairs
     return (3 if training else 1) * config.layers * products

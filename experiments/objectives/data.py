@@ -15,8 +15,8 @@ import task  # pyright: ignore[reportMissingImports]  (it is of the quickstart)
 
 from jprm.data.overlap import normalise
 from jprm.data.readers import READERS
-from jprm.io.jsonl import read_records, write_records
-from jprm.tree import ReasoningTree, record_of, tree_of
+from jprm.io.jsonl import write_records
+from jprm.tree import ReasoningTree, read_records, record_of, tree_of
 
 POLICIES = ("chatgpt", "llama7b", "llama13b")
 

@@ -26,12 +26,13 @@ import measure
 import recipes
 
 import jprm
-from jprm.io.jsonl import parse, read_trees
+from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
 from jprm.score.files import score_file
 from jprm.score.scorer import PRM
 from jprm.train.loop import train
 from jprm.train.preemption import Stopped
+from jprm.tree import read_trees
 
 Positional = tyro.conf.Positional
 

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jprm.checkpoints import base, gguf
-from jprm.io.jsonl import read_trees
 from jprm.io.outputs import atomic_file
 from jprm.io.progress import Bar
 from jprm.layout import Layout, native_layout
@@ -29,7 +28,7 @@ from jprm.pack import Packed, pack, token_tree
 from jprm.rows import Rows
 from jprm.token_tree import Supervise
 from jprm.tokenizer import load_tokenizer
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, read_trees
 
 CHUNK = 32
 """Trees of a file."""

@@ -31,10 +31,11 @@ from jprm.apps.annotate.select import select_file
 from jprm.apps.web.config import Listen
 from jprm.data.prepare import prepare
 from jprm.experiment import TargetConfig
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.score.files import score_file
 from jprm.statistics import auroc
 from jprm.train.loop import train
+from jprm.tree import read_records
 
 ERRORS = {"ana": 0.01, "ben": 0.05, "eve": 0.6}
 """How often each annotator mislabels a step. Screening is to stop the last."""

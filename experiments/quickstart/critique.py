@@ -36,7 +36,7 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.terminal import show
 from jprm.evaluate.wording import interval
 from jprm.experiment import Experiment
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.layout import Layout
 from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
@@ -46,7 +46,7 @@ from jprm.pack import token_tree
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.train.loop import train
 from jprm.train.preemption import Stopped
-from jprm.tree import ReasoningTree, tree_of
+from jprm.tree import ReasoningTree, read_records, tree_of
 
 AUTHORED = 200
 """Labelled problems whose chains authors criticise."""

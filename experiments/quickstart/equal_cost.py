@@ -32,12 +32,11 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.equal_cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
 from jprm.evaluate.terminal import show
 from jprm.evaluate.wording import percent
-from jprm.io.jsonl import read_records
 from jprm.io.outputs import write_json
 from jprm.layout import Layout
 from jprm.methods.judge.judge import Judge
 from jprm.score.scorer import PRM
-from jprm.tree import ReasoningTree, chains_of, tree_of, with_scores
+from jprm.tree import ReasoningTree, chains_of, read_records, tree_of, with_scores
 
 PROBLEMS, SAMPLES = 100, 16
 

@@ -27,7 +27,7 @@ from jprm.evaluate.searches import at_own_tokens, mean_tokens
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.evaluate.terminal import show as show_tables
 from jprm.evaluate.wording import interval, percent
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.search import result as results
 from jprm.methods.search.beam import DVTS, Beam
@@ -37,7 +37,7 @@ from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
 from jprm.score.live import LiveTrees
 from jprm.statistics import auroc, bootstrap, weighted_mean
-from jprm.tree import ReasoningTree, chains_of, tree_of
+from jprm.tree import ReasoningTree, chains_of, read_records, tree_of
 
 MODELS = {"formal": "prm", "monte_carlo": "prm_monte_carlo", "outcome": "orm"}
 """The folder of each reward model, and its name in the results."""

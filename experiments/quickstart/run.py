@@ -44,7 +44,7 @@ import judge
 import models
 import task
 
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.methods.label.config import MonteCarloConfig
 from jprm.methods.label.monte_carlo import label_trees
 from jprm.methods.label.rollouts import Rollouts
@@ -52,7 +52,7 @@ from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.train.loop import train
 from jprm.train.preemption import Stopped
-from jprm.tree import record_of, tree_of
+from jprm.tree import read_records, record_of, tree_of
 
 SOLUTIONS = 18_000
 """Worked solutions that the policy sees once: about 80 tokens each, 1.4 M."""

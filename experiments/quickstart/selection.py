@@ -25,11 +25,10 @@ import jprm
 from jprm.apps.annotate.config import SelectConfig
 from jprm.apps.annotate.select import select
 from jprm.checkpoints import base
-from jprm.io.jsonl import read_records
 from jprm.model.heads import Head, find
 from jprm.statistics import auroc
 from jprm.train.head_init import Steps, fitted_head
-from jprm.tree import chains_of, tree_of
+from jprm.tree import chains_of, read_records, tree_of
 
 FIRST, ROUND, ROUNDS = 20, 20, 9
 """Chains of the first, random selection, of a round, and rounds: 200 chains in the end."""

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from jprm.io import jsonl
 from jprm.io.local_copy import local_copy
+from jprm.tree import read_records
 
 REPORT = "report.json"
 """The file that marks a folder as prepared. It is written last."""
@@ -22,7 +22,7 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
     """
     path = local_copy(path)
     if path.is_file():
-        return list(jsonl.read_records(path))
+        return list(read_records(path))
     if not (path / REPORT).is_file():
         what = f"is not a prepared folder: it has no {REPORT}" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path}: {what}. Make one with `jprm prepare NAME --source FILE --out {path}`.")

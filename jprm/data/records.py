@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm.data.reader import NoOptions, Reader, Record, take
-from jprm.fields import shortened
+from jprm.io.jsonl import shortened
 from jprm.tree import RecordError, record_of, tree_of
 
 

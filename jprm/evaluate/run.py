@@ -17,7 +17,7 @@ from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
 from jprm.digests import digest
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
-from jprm.io.jsonl import dump, parse, read_trees
+from jprm.io.jsonl import dump, parse
 from jprm.io.outputs import check_input, stamp_of
 from jprm.io.storage import path_of
 from jprm.loading import load
@@ -25,7 +25,7 @@ from jprm.score import scorer as scorers
 from jprm.score.files import request_of, write_scores
 from jprm.score.identity import identity
 from jprm.score.scorer import PRM
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, read_trees
 
 PathLike = str | os.PathLike
 

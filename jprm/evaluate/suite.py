@@ -31,13 +31,13 @@ from jprm.evaluate.benchmarks import BENCHMARKS, find
 from jprm.evaluate.blocks import Results, Table
 from jprm.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, source_of
 from jprm.evaluate.steps import NEUTRAL
-from jprm.io.jsonl import parse, read_records, read_trees
+from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, named_in, path_of
 from jprm.score import scorer as scorers
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
-from jprm.tree import ReasoningTree, RecordError
+from jprm.tree import ReasoningTree, RecordError, read_records, read_trees
 
 PathLike = str | os.PathLike
 

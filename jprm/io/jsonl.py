@@ -14,52 +14,24 @@ from typing import IO, Any, Self
 
 from jprm.io.outputs import atomic_file, check_input, only_run, only_writer, partial_of
 from jprm.io.storage import Remote, is_remote, path_of
-from jprm.tree import ReasoningTree, RecordError, tree_of
 
 _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 """First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
 
 
-def read_records(
-    path: str | os.PathLike, *, on_error: str = "stop", rejects: Rejects | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yields the valid records of a JSON Lines file in order; blank lines are skipped.
+class RecordError(ValueError):
+    """A record that breaks the schema: `FILE:LINE: FIELD: reason. remedy`."""
 
-    Args:
-      path: a UTF-8 file, one record a line.
-      on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
-      rejects: takes the bad lines; required for `skip`.
-
-    Raises:
-      RecordError: for `stop`: FILE:LINE, field, reason and fix. Two records with one `id` are an error too.
-    """
-    return (record for record, _ in _read(path, reject_with(on_error, rejects)))
+    def __init__(self, where: str, field: str, reason: str, remedy: str):
+        reason = shortened(reason, 500)  # it may quote the record
+        super().__init__(f"{where}: {field}: {reason}. {remedy}")
+        self.where, self.field, self.reason, self.remedy = where, field, reason, remedy
 
 
-def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields the records of a JSON Lines file as trees. Raises RecordError as `read_records` does."""
-    return (tree for _, tree in _read(path, reject_with("stop", None)))
-
-
-def _read(
-    path: str | os.PathLike, reject: Callable[[bytes, RecordError], None]
-) -> Iterator[tuple[dict[str, Any], ReasoningTree]]:
-    """Yields every valid record and its tree."""
-    first_of: dict[str, int] = {}
-    for number, line in read_lines(path):
-        where = f"{os.fspath(path)}:{number}"
-        try:
-            record = parse(line, where)
-            tree = tree_of(record, where)
-            if isinstance(record.get("id"), str | int):
-                first = first_of.setdefault(json.dumps(record["id"]), number)
-                if first != number:
-                    reason = f"{record['id']!r} is the id of line {first} too"
-                    raise RecordError(where, "id", reason, "Make ids unique, or remove one of the two lines.")
-        except RecordError as error:
-            reject(line, error)
-        else:
-            yield record, tree
+def shortened(text: str, limit: int) -> str:
+    """Returns the text, without its middle where it has more than `limit` characters."""
+    left = limit // 2
+    return text if len(text) <= limit else f"{text[:left]} ... {len(text) - 2 * left:,} more ... {text[-left:]}"
 
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:

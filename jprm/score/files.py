@@ -13,7 +13,7 @@ from typing import IO, Any, Literal, cast
 import jax
 
 from jprm import multihost
-from jprm.io.jsonl import Rejects, count, dump, read_lines, read_records
+from jprm.io.jsonl import Rejects, count, dump, read_lines
 from jprm.io.outputs import continued, cut, finish, input_of, stored_request
 from jprm.io.progress import Bar
 from jprm.io.storage import Appended, path_of
@@ -23,6 +23,7 @@ from jprm.score.in_flight import Speed
 from jprm.score.multihost import score_many
 from jprm.score.scale import Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer
+from jprm.tree import read_records
 
 
 def score_file(

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from jprm.apps.annotate.config import StudyConfig
 from jprm.apps.annotate.trees import is_chain, items_in, known_wrong, scores_of
-from jprm.fields import RecordError
 from jprm.io.folders import whole_folder
-from jprm.io.jsonl import write_records
+from jprm.io.jsonl import RecordError, write_records
 from jprm.io.outputs import write_json
 from jprm.score.files import stored_scale
 from jprm.score.scale import PROBABILITY, check_scale

@@ -6,8 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from jprm.io.jsonl import read_trees
-from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, without_chain
+from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, read_trees, without_chain
 
 Alternatives = Sequence[Sequence[int]]
 """The nodes from which a path may go on: at 0 after the problem, at i + 1 after node i."""

@@ -47,7 +47,7 @@ from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import search
 from jprm.apps.cli.serve import serve
 from jprm.compile_cache import enable_compile_cache
-from jprm.fields import shortened
+from jprm.io.jsonl import shortened
 from jprm.io.outputs import FULL
 from jprm.io.storage import path_of
 from jprm.libtpu import quiet_without_tpu
@@ -218,8 +218,8 @@ def score(
     if multihost.is_first():
         print(summary)
     if judge:
-        from jprm.io.jsonl import read_records
         from jprm.methods.judge.critiques import cost
+        from jprm.tree import read_records
 
         print("critiques: " + ", ".join(f"{name}: {count}" for name, count in cost(read_records(output)).items()))
 

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import functools
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jprm.apps.serve.http import admit, answer, server_of, tokens_of
+from jprm.apps.serve.http import admit, server_of, tokens_of
 from jprm.apps.serve.score import options_of, outputs_of, usage
 from jprm.apps.web.guards import Refusal, field, json_of, of_record
-from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.chain_scores import chain_scores
 from jprm.tree import Node, ReasoningTree, RecordError, tree_of
 
 MOST = 64
 """Alternatives of one request."""
-
-WAITING = 8
-"""Requests that may wait for the policy."""
-
-
-class Writer:
-    """A policy and its thread: it samples for one request at a time."""
-
-    def __init__(self, policy: Policy):
-        self.policy, self.waiting = policy, 0
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jprm policy")
-
-    async def sample(self, request: Request, prefix: Prefix, n: int, until: Any, seed: int) -> list[Sample]:
-        """Returns n samples. Raises Refusal: 503 where enough requests wait, else as `answer`."""
-        if self.waiting >= WAITING:
-            raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
-        self.waiting += 1
-        try:
-            sample = functools.partial(self.policy.sample, [prefix], n, until=until, seed=seed)
-            return (await answer(request, self._thread.submit(sample)))[0]
-        finally:
-            self.waiting -= 1
-
-    def close(self) -> None:
-        self._thread.shutdown()
 
 
 async def alternatives(request: Request) -> Response:

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.apps.serve import runs
-from jprm.apps.serve.alternatives import Writer, alternatives
+from jprm.apps.serve.alternatives import alternatives
 from jprm.apps.serve.config import ServeConfig
 from jprm.apps.serve.engine import Closed, Engine
-from jprm.apps.serve.http import Server, server_of, shutting_down
+from jprm.apps.serve.http import Server, Writer, server_of, shutting_down
 from jprm.apps.serve.openrlhf import View, get_reward
 from jprm.apps.serve.pooling import pooling
 from jprm.apps.serve.score import rerank, score

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 
 from jprm.apps.serve.config import ServeConfig
 from jprm.apps.serve.engine import Closed, Engine
 from jprm.apps.web.guards import Refusal
+from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.tree import ReasoningTree
-
-if TYPE_CHECKING:
-    from jprm.apps.serve.alternatives import Writer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,3 +106,29 @@ async def _gone(request: Request) -> None:
 
 def shutting_down(error: Closed) -> Refusal:
     return Refusal(503, str(error), headers={"Retry-After": "5"})
+
+
+WAITING = 8
+"""Requests that may wait for the policy."""
+
+
+class Writer:
+    """A policy and its thread: it samples for one request at a time."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.waiting = policy, 0
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jprm policy")
+
+    async def sample(self, request: Request, prefix: Prefix, n: int, until: Any, seed: int) -> list[Sample]:
+        """Returns n samples. Raises Refusal: 503 where enough requests wait, else as `answer`."""
+        if self.waiting >= WAITING:
+            raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
+        self.waiting += 1
+        try:
+            sample = functools.partial(self.policy.sample, [prefix], n, until=until, seed=seed)
+            return (await answer(request, self._thread.submit(sample)))[0]
+        finally:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown()

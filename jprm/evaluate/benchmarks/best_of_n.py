@@ -41,9 +41,9 @@ class Options(CommandOptions):
 def run(options: Options) -> Report:
     from jprm.adapters.recognise import named
     from jprm.evaluate.run import scored_files, source
-    from jprm.io.jsonl import read_trees
     from jprm.loading import load
     from jprm.score.files import stored_scale
+    from jprm.tree import read_trees
 
     if options.model is None:
         scale = named(options.adapter).score_scale if options.adapter else stored_scale(options.input)

@@ -28,7 +28,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> Report:
     from jprm.evaluate.drift import drift
-    from jprm.io.jsonl import read_trees
+    from jprm.tree import read_trees
 
     return drift(list(read_trees(options.before)), list(read_trees(options.after)), 0)
 

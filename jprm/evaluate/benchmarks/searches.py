@@ -31,8 +31,8 @@ class Options(CommandOptions):
 def run(options: Options) -> Report:
     from jprm.evaluate.run import by_name
     from jprm.evaluate.searches import searches_report
-    from jprm.io.jsonl import read_trees
     from jprm.score.files import stored_scale
+    from jprm.tree import read_trees
 
     files = {name: list(read_trees(path)) for name, path in by_name(options.searches).items()}
     return searches_report(files, list(read_trees(options.pool)), 0, stored_scale(options.pool))

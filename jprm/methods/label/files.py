@@ -11,7 +11,7 @@ from itertools import islice
 
 from jprm.digests import digest
 from jprm.fields import tests_of
-from jprm.io.jsonl import count, dump, parse, read_lines, read_records, write_records
+from jprm.io.jsonl import count, dump, parse, read_lines, write_records
 from jprm.io.outputs import check_input, check_output, continued, cut, finish, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
@@ -29,7 +29,7 @@ from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.verify import verifiers
 from jprm.methods.verify.checkers import Kind, checker, labelled
 from jprm.model import Dtype
-from jprm.tree import ReasoningTree, record_of, tree_of
+from jprm.tree import ReasoningTree, read_records, record_of, tree_of
 
 Path = str | os.PathLike
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import httpx2
 
-from jprm.fields import shortened
+from jprm.io.jsonl import shortened
 from jprm.methods.policy.protocol import Prefix, Sample
 
 _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12

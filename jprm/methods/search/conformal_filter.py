@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from jprm.evaluate.conformal import Threshold, accept_threshold
-from jprm.io.jsonl import read_records, write_records
+from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output
 from jprm.io.storage import path_of
+from jprm.tree import read_records
 
 Path = str | os.PathLike
 

@@ -1,7 +1,8 @@
 """The search methods by the name of their command, and how a result is chosen. Needs no array library.
 
 A new method is one file, like `jprm.methods.search.refine`, and one line here, or a file of the user's own:
-`jprm search NAME` and `jprm search FILE.py:NAME` take its options from the config's fields and their text from its docstring.
+`jprm search NAME` and `jprm search FILE.py:NAME` take its options from the config's fields, and their text from its
+docstring.
 """
 
 from __future__ import annotations
