@@ -184,7 +184,7 @@ def _resampled(
     first_RSG = np.zeros((1 + PERMUTATIONS, *there_SG.shape))  # whether a side's problem is in the first sample
     first_RSG[:, 0] = 1.0
     for first_SG in first_RSG[1:]:
-        swap_G = both_G & (rng.random(len(both_G)) < 0.5)
+        swap_G = both_G & (rng.random(there_SG.shape[1]) < 0.5)
         first_SG[:, swap_G] = [[0.0], [1.0]]
         first_SG[:, alone] = rng.permutation(there_SG[0, alone])
     flat_XK = x_SGK.reshape(-1, x_SGK.shape[-1])
