@@ -20,8 +20,8 @@ from jprm.apps import cli
 from jprm.checkpoints import store
 from jprm.data import readers
 from jprm.data.prepare import prepare
-from jprm.digests import code_of, digest
 from jprm.evaluate.run import Source, scored_trees
+from jprm.io.digests import code_of, digest
 from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl

@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection
 
-from jprm.digests import sha256_of
+from jprm.io.digests import sha256_of
 from jprm.io.outputs import atomic_file, only_run
 
 _CHUNK = 1 << 20

@@ -19,7 +19,7 @@ from jprm.data import REPORT, readers, store
 from jprm.data.fetch import fetch, is_url, resolved
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
-from jprm.digests import code_of, sha256_of
+from jprm.io.digests import code_of, sha256_of
 from jprm.io.folders import is_whole, tidy, whole_folder
 from jprm.io.jsonl import Rejects
 from jprm.io.local_copy import local_copy

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from jprm import registry
 from jprm.data.reader import Reader, read_items
 from jprm.data.readers import READERS
-from jprm.digests import digest
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
+from jprm.io.digests import digest
 from jprm.io.jsonl import dump, parse
 from jprm.io.outputs import check_input, stamp_of
 from jprm.io.storage import path_of

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
-from jprm.digests import sha256_of
+from jprm.io.digests import sha256_of
 from jprm.io.storage import Appended, Place, Remote, path_of
 
 VERSION = 2

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jprm import registry
-from jprm.digests import digest as digest_of
+from jprm.io.digests import digest as digest_of
 from jprm.model.config import ModelConfig
 from jprm.score.scale import PROBABILITY
 from jprm.score.scorer import PRM, Scorer

@@ -12,8 +12,8 @@ from flax.traverse_util import flatten_dict
 
 from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN
-from jprm.digests import digest, sha256_of, text_of
 from jprm.experiment import Experiment, read, to_json, written
+from jprm.io.digests import digest, sha256_of, text_of
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_file, differing, write_json
 from jprm.io.storage import Place, Remote, path_of

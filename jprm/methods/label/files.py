@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from jprm.digests import digest
 from jprm.fields import tests_of
+from jprm.io.digests import digest
 from jprm.io.jsonl import count, dump, parse, read_lines, write_records
 from jprm.io.outputs import check_input, check_output, continued, cut, finish, input_of
 from jprm.io.progress import Bar

@@ -22,8 +22,8 @@ from flax.traverse_util import flatten_dict
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
-from jprm.digests import digest
 from jprm.experiment import from_json, to_json
+from jprm.io.digests import digest
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
 from jprm.io.storage import Place, path_of

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from jprm.digests import digest
+from jprm.io.digests import digest
 from jprm.io.jsonl import Rejects, count, dump, parse, read_lines, reject_with
 from jprm.io.outputs import atomic_file, check_own, check_unchanged, continued, discard, input_of
 from jprm.io.progress import Bar

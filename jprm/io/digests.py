@@ -23,7 +23,7 @@ from typing import Any
 
 _CACHED = functools.cached_property
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
+PACKAGE = pathlib.Path(__file__).resolve().parent.parent  # jprm
 
 STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib"))
