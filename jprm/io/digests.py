@@ -138,8 +138,11 @@ class _Walk:
             code = _compiled(part.__code__)
         elif code is None and isinstance(part, type) and name == "__main__":
             code = [_compiled(each.__code__) for each in vars(part).values() if isinstance(each, types.FunctionType)]
-        own = name if code is None else ""  # a file may be copied with its run
-        return [own, getattr(part, "__qualname__", ""), code]
+        if code is not None:
+            name = ""  # a file may be copied with its run
+        elif name.partition(".")[0] == PACKAGE.name:
+            name = PACKAGE.name  # its files move between releases
+        return [name, getattr(part, "__qualname__", ""), code]
 
     def _module(self, module: types.ModuleType) -> str | None:
         """Returns a digest of a module's text and of the user's modules that it uses; None for jprm's and Python's."""

@@ -4,7 +4,7 @@
 const mathematics = (() => {
   const LONGEST_TEXT = 20000, MOST = 200;
   // A dollar opens a formula before a character that is no space, and closes it after such a one if no digit follows:
-  // sums of money are no formulas. The same rule is in jprm/apps/report/page.py.
+  // sums of money are no formulas. The report has the same rule.
   const FORMULA = new RegExp([
     String.raw`\n?[ \t]*\\\[(?<bracket>[^]{1,2000}?)\\\][ \t]*\n?`,
     String.raw`\n?[ \t]*\$\$(?<dollars>[^]{1,2000}?)\$\$[ \t]*\n?`,
