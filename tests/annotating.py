@@ -62,10 +62,12 @@ class Desk:
     """The server's application in this process, and annotators in front of it."""
 
     def __init__(self, folder, key=None, clock=time.time, headers=None):
-        self.opened = log.opened(study.read(folder).events)
+        events = study.read(folder).events
+        self.count = len(pathlib.Path(events).read_bytes().splitlines()) if pathlib.Path(events).exists() else 0
+        self.opened = log.opened(events)
         self.log = self.opened.__enter__()
         self.app = make_app(study.read(folder), self.log, Listen(), key, clock)
-        self.tasks, self.headers, self.count = self.app.state.tasks, headers, 0
+        self.tasks, self.headers = self.app.state.tasks, headers
 
     def __enter__(self):
         return self

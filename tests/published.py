@@ -264,7 +264,9 @@ CASES = {
         "Llama", "LlamaForCausalLMWithValueHead", pieces_tokenizer, pqm_ids, lambda x: x[:, 0],
         ("v_head.summary.weight", "v_head.summary.bias"), (1,),
     ),
-    "jprm": Case("Qwen2", **TOKENS, tokenizer=bytes_tokenizer, ids=jprm_ids, config=dict(id2label={"0": "wrong"})),
+    "jprm": Case(
+        "Qwen2", **TOKENS, tokenizer=bytes_tokenizer, ids=jprm_ids, config=dict(id2label={"0": "wrong", "1": "right"})
+    ),
     "axolotl": Case("Mistral", **TOKENS, tokenizer=pieces_tokenizer, ids=trl_ids, adapter="axolotl"),
 }  # fmt: skip
 

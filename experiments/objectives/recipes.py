@@ -78,12 +78,12 @@ def experiment(data: str, name: str, seed: int, files: Files, shared: pathlib.Pa
 
 def changed(plain: Experiment, changes: dict[str, Any]) -> Experiment:
     """Returns the experiment with fields of itself, its data, its target or its model changed by their names."""
+    names = {f.name for f in dataclasses.fields(Experiment)}
     parts = {"data": DataConfig, "target": TargetConfig, "model": type(plain.model)}
     for part, kind in parts.items():
-        some = {k: v for k, v in changes.items() if k in {f.name for f in dataclasses.fields(kind)} - {"seed"}}
+        some = {k: v for k, v in changes.items() if k in {f.name for f in dataclasses.fields(kind)} - names}
         plain = dataclasses.replace(plain, **{part: dataclasses.replace(getattr(plain, part), **some)})
-    own = {k: v for k, v in changes.items() if k in {f.name for f in dataclasses.fields(Experiment)}}
-    return dataclasses.replace(plain, **own)
+    return dataclasses.replace(plain, **{k: v for k, v in changes.items() if k in names})
 
 
 def _quickstart(train: str, target: TargetConfig, seed: int, shared: pathlib.Path, wanted: Objective) -> Experiment:

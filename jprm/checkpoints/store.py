@@ -113,7 +113,8 @@ def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, n
             flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/"),
         )
         with _newest(checkpoints) as latest:
-            there = flatten_dict(checkpoints.checkpointables_metadata(latest).metadata["params"], sep="/")
+            metadata = checkpoints.checkpointables_metadata(latest).metadata["params"]
+        there = wanted if metadata is None else flatten_dict(metadata, sep="/")  # None: damaged, as `restore` says
         left_out = new_parameters(folder, wanted.keys() - there.keys(), new)
         wanted = join({path: x for path, x in wanted.items() if path not in left_out})
         return restore(checkpoints, {"params": wanted})["params"], checkpoints.latest.step
