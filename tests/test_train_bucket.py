@@ -26,12 +26,12 @@ from jprm.checkpoints import bucket, store, writing
 from jprm.checkpoints.bucket import MARK
 from jprm.data.prepare import prepare
 from jprm.experiment import to_json
+from jprm.io import folder_lock
+from jprm.io.folder_lock import BucketLock
 from jprm.io.jsonl import write_records
 from jprm.io.local_copy import local_copy
 from jprm.io.storage import Remote
 from jprm.tokenizer import load_tokenizer
-from jprm.train import run_lock
-from jprm.train.bucket_lock import BucketLock
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +109,8 @@ def lock(folder, boot="", pid=None):
 
 
 def test_one_run_at_a_time_holds_a_bucket_s_folder(folder, monkeypatch, capsys):
-    monkeypatch.setattr(run_lock, "BEAT", 0.05)
-    monkeypatch.setattr(run_lock, "MISSED", 1000)  # a busy machine may miss many
+    monkeypatch.setattr(folder_lock, "BEAT", 0.05)
+    monkeypatch.setattr(folder_lock, "MISSED", 1000)  # a busy machine may miss many
     first, other = lock(folder), lock(folder, "elsewhere")
     assert first.attempt()
     with pytest.raises(ValueError, match=r"training.lock: a run is training in this folder: process \d+ on "):
@@ -120,7 +120,7 @@ def test_one_run_at_a_time_holds_a_bucket_s_folder(folder, monkeypatch, capsys):
     assert not objects(folder) and other.attempt()
     other._ended.set()  # its machine dies: no beat any more
     other._beating.join()
-    monkeypatch.setattr(run_lock, "MISSED", 3)
+    monkeypatch.setattr(folder_lock, "MISSED", 3)
     third, late = lock(folder, "third"), lock(folder, "late")
     while not third.attempt():
         pass

@@ -29,6 +29,7 @@ from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN
 from jprm.data.streams import Streams
 from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, to_json
+from jprm.io.folder_lock import folder_lock
 from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
@@ -39,7 +40,6 @@ from jprm.rows import Rows
 from jprm.statistics import auroc, jsonable
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.batches import batches_of, check_rows, check_supervision, micro_batches, training_batches, unstacked
-from jprm.train.bucket_lock import lock_of
 from jprm.train.initial import initial_state, reference_params, with_fitted_head
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
 from jprm.train.preemption import Goodput, changed_compiler, versions
@@ -95,7 +95,7 @@ class Trainer:
         try:
             if (folder := self.workdir) is not None:
                 self.position  # noqa: B018  (made first: where its files are missing, nothing is written)
-                self._lock = lock_of(folder)
+                self._lock = folder_lock(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
                 log_ratio = objectives.log_ratio(self.objective)

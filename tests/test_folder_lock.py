@@ -4,26 +4,27 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import tiny_run as tiny
 
-from jprm.train import run_lock
-from jprm.train.run_lock import FILE, RunLock
+from jprm.io import folder_lock
+from jprm.io.folder_lock import FILE, DiskLock
 from jprm.train.trainer import Trainer
 
 HOLD = """
 import errno, pathlib, sys, time
-from jprm.train import run_lock
-run_lock.BEAT, run_lock.MISSED = 0.1, 8
+from jprm.io import folder_lock
+folder_lock.BEAT, folder_lock.MISSED = 0.1, 8
 boot, locks = sys.argv[2:]
 if boot:
-    run_lock._boot = lambda: boot
+    folder_lock._boot = lambda: boot
 if locks == "none":
     def flock(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
-    run_lock.fcntl.flock = flock
-lock = run_lock.RunLock(pathlib.Path(sys.argv[1]))
+    folder_lock.fcntl.flock = flock
+lock = folder_lock.DiskLock(pathlib.Path(sys.argv[1]))
 try:
     while not lock.attempt():
         pass
@@ -63,7 +64,7 @@ def test_a_live_run_is_refused_and_a_killed_one_is_followed_at_once(start, tmp_p
     assert f"process {first.pid} on" in refusal and "use another --workdir" in refusal
     first.kill(), first.wait()
     began = time.monotonic()
-    RunLock(tmp_path).attempt()  # in this process, without a beat's wait
+    DiskLock(tmp_path).attempt()  # in this process, without a beat's wait
     assert time.monotonic() - began < 1
 
 
@@ -121,13 +122,13 @@ def test_a_child_that_outlives_its_run_holds_nothing(start, tmp_path):
     first.kill(), first.wait()
     (tmp_path / FILE).write_bytes(text)
     with open(tmp_path / FILE, "rb") as inherited:
-        assert run_lock._locked(inherited)
+        assert folder_lock._locked(inherited)
         assert said(start()) == "holding\n"
 
 
 def test_a_damaged_file_is_no_holder(tmp_path):
     (tmp_path / FILE).write_text("[" * 100_000)
-    lock = RunLock(tmp_path)
+    lock = DiskLock(tmp_path)
     assert lock.attempt()
     lock.release()
     assert not list(tmp_path.iterdir())
@@ -144,7 +145,7 @@ def test_a_trainer_refuses_a_folder_in_which_another_trains(start, tmp_path, one
 
 def test_a_trainer_gives_its_folder_free(tmp_path, one_device, monkeypatch):
     data = tiny.make_data(tmp_path / "data")
-    monkeypatch.setattr(Trainer, "_start", lambda self: None)
+    monkeypatch.setattr(Trainer, "_start", lambda self: types.SimpleNamespace(step=0))
     for _ in range(2):
         with Trainer(tiny.experiment(data), tmp_path / "run"):
             assert (tmp_path / "run" / FILE).exists()
