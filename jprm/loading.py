@@ -11,11 +11,10 @@ import jax
 from jprm.adapters.load import load as load_published
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.compile_cache import enable_compile_cache
+from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.experiment import Experiment, read_record, semantics
 from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
-from jprm.libtpu import quiet_without_tpu
 from jprm.model.attention import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find

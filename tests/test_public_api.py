@@ -9,7 +9,7 @@ import pytest
 import tiny_run as tiny
 
 import jprm
-from jprm import compile_cache
+from jprm import devices
 
 
 def test_public_names_are_visible():
@@ -31,9 +31,9 @@ def test_examples_in_docstrings_run(name, tiny_run):
 
 def enabled(tmp_path, **environment):
     """The folder of compiled programs that jax has after a command line's start, in a process of its own."""
-    code = "from jprm.compile_cache import enable_compile_cache as f; f(); import jax; f(); "
+    code = "from jprm.devices import enable_compile_cache as f; f(); import jax; f(); "
     code += "print(jax.config.jax_compilation_cache_dir)"
-    own = {key: value for key, value in os.environ.items() if key != compile_cache.FOLDER}
+    own = {key: value for key, value in os.environ.items() if key != devices.FOLDER}
     own |= {"XDG_CACHE_HOME": str(tmp_path / "cache")} | environment
     run = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, timeout=120, check=True)
     return run.stdout.strip()

@@ -10,13 +10,13 @@ from tiny import Stepper, optimised
 
 from jprm.apps.plan import counts, hlo
 from jprm.apps.plan.compile import abstract_rows
+from jprm.devices import OPTIONS
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model import transformer
 from jprm.model.collectives import gathered_weight
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
 from jprm.model.parameters import split
-from jprm.train.compiler_options import OPTIONS
 from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State
 

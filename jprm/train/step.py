@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Scalar
 
+from jprm.devices import OPTIONS
 from jprm.experiment import ObjectiveConfig
 from jprm.model.lora import merge, without_adapters
 from jprm.model.parameters import join
 from jprm.objectives import Objective
 from jprm.objectives.metrics import divisor, means, summed
 from jprm.rows import Rows
-from jprm.train.compiler_options import OPTIONS
 from jprm.train.optimizer import Guarded, skipped
 
 

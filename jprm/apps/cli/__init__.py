@@ -46,11 +46,10 @@ from jprm.apps.cli.runs import runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import search
 from jprm.apps.cli.serve import serve
-from jprm.compile_cache import enable_compile_cache
+from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.outputs import FULL
 from jprm.io.storage import path_of
-from jprm.libtpu import quiet_without_tpu
 from jprm.methods.export import FileDtype, Format
 from jprm.methods.search.methods import METHODS
 from jprm.model import Dtype

@@ -8,7 +8,7 @@ import math
 import pathlib
 from typing import Any
 
-from jprm.libtpu import describe_no_tpu
+from jprm.devices import describe_no_tpu
 
 GIB = 2**30
 

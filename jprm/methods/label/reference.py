@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 
 from jprm.checkpoints import base
-from jprm.compile_cache import enable_compile_cache
+from jprm.devices import enable_compile_cache
 from jprm.io.storage import path_of
 from jprm.layout import native_layout
 from jprm.model.heads import of_channels

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from jprm import libtpu
+from jprm import devices
 
 CODE = "from jprm.apps.cli import main; main(['--version']); import jax; print(jax.devices()[0].platform)"
-NAMES = {*libtpu.VARIABLES, "JAX_PLATFORMS", "JAX_FORCE_TPU_INIT"}
+NAMES = {*devices.VARIABLES, "JAX_PLATFORMS", "JAX_FORCE_TPU_INIT"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: the extra `tpu`")
@@ -40,7 +40,7 @@ def test_a_tpu_is_left_alone(tmp_path, monkeypatch, vendor, device, platforms, q
     (tmp_path / "0000:00:00.0").mkdir()
     (tmp_path / "0000:00:00.0" / "vendor").write_text(vendor + "\n")
     (tmp_path / "0000:00:00.0" / "device").write_text(device + "\n")
-    libtpu.quiet_without_tpu(str(tmp_path))
-    assert [os.environ.get(name) for name in libtpu.VARIABLES] == list(
-        libtpu.VARIABLES.values() if quiet else [None] * 5
+    devices.quiet_without_tpu(str(tmp_path))
+    assert [os.environ.get(name) for name in devices.VARIABLES] == list(
+        devices.VARIABLES.values() if quiet else [None] * 5
     )
