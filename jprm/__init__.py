@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from jprm.loading import load
     from jprm.score.aggregate import aggregate
     from jprm.score.scorer import PRM
-    from jprm.train.trainer import Trainer
+    from jprm.train import Trainer
 
 __version__ = "0.2.0.dev0"
 
@@ -18,7 +18,7 @@ _LAZY = {
     "load": "jprm.loading",
     "PRM": "jprm.score.scorer",
     "aggregate": "jprm.score.aggregate",
-    "Trainer": "jprm.train.trainer",
+    "Trainer": "jprm.train",
 }
 
 

@@ -65,7 +65,7 @@ def hook(event, args):
         happens("change")
 sys.addaudithook(hook)
 if sys.argv[5] == "rl":
-    from jprm.train.preemption import Watchdog
+    from jprm.train.callbacks import Watchdog
     at = Watchdog.at
     def entered(self, update, phase):
         print("at " + phase, file=sys.stderr, flush=True)
@@ -83,7 +83,7 @@ print("measured", json.dumps({event: [counts[event], max(seconds[event])] for ev
 sys.exit(status)
 """
 SERVE = f"""import json, os, sys
-import jprm.apps.cli, jprm.evaluate.suite, jprm.loading, jprm.train.loop
+import jprm.apps.cli, jprm.evaluate.suite, jprm.loading, jprm.train
 import jprm.methods.label.files, jprm.methods.search.files
 CHILD = {CHILD!r}
 for line in sys.stdin:

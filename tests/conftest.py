@@ -73,7 +73,7 @@ def tiny_run(tmp_path_factory):
     data = tiny.make_data(tmp_path_factory.mktemp("tiny") / "data")
     experiment = tiny.experiment(data)
     with tiny.one_device():
-        result = tiny.loop.train(experiment, data.with_name("run"))
+        result = tiny.training.train(experiment, data.with_name("run"))
     return tiny.Run(data.with_name("run"), experiment, result)
 
 

@@ -25,12 +25,12 @@ from jprm.experiment import to_json
 
 CHILD = """
 import sys, time
-from jprm.train import loop, trainer
-put_rows = trainer.put_rows
+from jprm import train as training
+put_rows = training.put_rows
 def slowly(*args, **kwargs):
     time.sleep({pace})
     return put_rows(*args, **kwargs)
-trainer.put_rows = slowly
+training.put_rows = slowly
 from jprm.apps.cli import main
 sys.exit(main(sys.argv[1:]))
 """

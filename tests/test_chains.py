@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TINY, filled, logits, packed_trees, params, random_tree
-from tiny_run import MODEL, experiment, lines, loop, make_data, one_device
+from tiny_run import MODEL, experiment, lines, make_data, one_device, training
 
 from jprm.apps.plan.plan import plan as plan_of
 from jprm.apps.plan.topologies import find
@@ -148,7 +148,7 @@ def test_a_run_packs_chains_for_training_and_validation(tmp_path):
     model = dataclasses.replace(MODEL, attention="cudnn", dtype="bfloat16", head_dim=8)
     folder = make_data(tmp_path / "data")
     with one_device():
-        result = loop.train(experiment(folder, model=model, steps=2, log_every=1), tmp_path / "run")
+        result = training.train(experiment(folder, model=model, steps=2, log_every=1), tmp_path / "run")
     assert all(np.isfinite(line["loss"]) for line in lines(tmp_path / "run") if "loss" in line)
     trees = [json.loads(line) for line in (folder / "valid.jsonl").read_text().splitlines()]
     assert result["valid_labels"] == sum(len(tree["nodes"]) for tree in trees)

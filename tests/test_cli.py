@@ -29,7 +29,7 @@ COMMANDS = list(commands(cli.app))
 
 @pytest.fixture
 def library(monkeypatch):
-    """Stands in for the library: `library("jprm.train.loop", train=function)`."""
+    """Stands in for the library: `library("jprm.train", train=function)`."""
 
     def replace(name, **functions):
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**functions))
@@ -135,7 +135,8 @@ def test_prepare_hands_everything_on(library):
 def test_train_loads_the_experiment_with_its_overrides(library):
     calls = []
     library("jprm.experiment", load=lambda path, overrides: (path, overrides))
-    library("jprm.train.loop", train=lambda config, workdir: calls.append((config, workdir)))
+    ended = type("Stopped", (Exception,), {})
+    library("jprm.train", train=lambda config, workdir: calls.append((config, workdir)), Stopped=ended)
     assert cli.main("train e.py --workdir w --set a.b=c d=1e-4".split()) == 0
     assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
 

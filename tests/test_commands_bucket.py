@@ -14,7 +14,7 @@ from test_export import untrained
 from test_label_files import arithmetic
 from test_search_files import PROBLEMS, Good
 from test_storage import killed_at
-from tiny_run import chains, loop
+from tiny_run import chains, training
 from toy_policy import Markov
 
 from jprm.apps import cli
@@ -312,7 +312,7 @@ def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatc
 @pytest.mark.slow  # trains a model of a known family
 def test_a_model_converted_in_a_bucket_scores_there(tiny_run, bucket, tmp_path):
     llama = dataclasses.replace(tiny_run.experiment.model, qk_norm=False, qkv_bias=False)
-    loop.train(dataclasses.replace(tiny_run.experiment, model=llama, steps=2), bucket / "run")
+    training.train(dataclasses.replace(tiny_run.experiment, model=llama, steps=2), bucket / "run")
     jprm("convert", bucket / "run", bucket / "out")
     write_records(tmp_path / "in.jsonl", chains(5))
     (bucket / "in.jsonl").upload(tmp_path / "in.jsonl")

@@ -20,8 +20,8 @@ from jprm.model.parameters import split
 from jprm.model.transformer import AXES, step_logits
 from jprm.objectives.targets import targets
 from jprm.score.implicit import log_probs
+from jprm.train import State
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State
 
 B, T = 2, 512
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
-from tiny_run import MODEL, chains, loop, make_data, trees
+from tiny_run import MODEL, chains, make_data, trees
 
 import jprm
 from jprm.apps.plan.compile import training
 from jprm.experiment import from_json, load, override, to_json
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh
+from jprm.train import train
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
 SIZES = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width")
@@ -92,7 +93,7 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     folder = make_data(tmp_path / "data")
     small = in_the_small(whole, folder)
     write_records(folder / "train.jsonl", records_for(small))
-    result = loop.train(small, tmp_path / "run")
+    result = train(small, tmp_path / "run")
     assert result["step"] == 1 and result["labels"] > 0
     if whole.objective == "cross_entropy":  # a head of zeros knows nothing, one that was fitted does
         zero = math.isclose(result["loss"], math.log(2), rel_tol=1e-5)

@@ -298,7 +298,7 @@ def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys
         tiny.make_data(tmp_path / "data"), model=model_config(start, **changes), base=str(start), steps=1,
         checkpoint_every=1, valid=(),
     )  # fmt: skip
-    tiny.loop.train(experiment, tmp_path / "run")
+    tiny.training.train(experiment, tmp_path / "run")
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.endswith("out: whole, as its SHA256SUMS says\n")
     prm = jprm.load(tmp_path / "run")

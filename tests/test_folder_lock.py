@@ -11,7 +11,7 @@ import tiny_run as tiny
 
 from jprm.io import folder_lock
 from jprm.io.folder_lock import FILE, DiskLock
-from jprm.train.trainer import Trainer
+from jprm.train import Trainer
 
 HOLD = """
 import errno, pathlib, sys, time

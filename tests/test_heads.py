@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import MODEL, experiment, loop, make_data, one_device
+from tiny_run import MODEL, experiment, make_data, one_device, training
 
 import jprm
 from jprm.experiment import from_json, to_json
@@ -40,7 +40,7 @@ def quantile_run(tmp_path_factory):
     model = dataclasses.replace(MODEL, head="test_heads:QUANTILES")
     run = experiment(make_data(folder / "data"), model=model, objective="likelihood", steps=2, valid=())
     with one_device():
-        loop.train(run, folder / "run")
+        training.train(run, folder / "run")
     return folder / "run"
 
 

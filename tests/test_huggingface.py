@@ -17,7 +17,7 @@ from jprm.checkpoints import base
 from jprm.checkpoints.huggingface import FAMILIES, load_decoder, model_config
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
-from jprm.train.initial import initial_state
+from jprm.train import initial_state
 
 REASON = "the extra 'parity' is not installed"
 SIZES = dict(

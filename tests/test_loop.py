@@ -14,15 +14,14 @@ import time
 import jax
 import numpy as np
 import pytest
-from tiny_run import chains, equal, experiment, lines, loop, make_data, one_device, params, trainer, trees, untimed
+from tiny_run import chains, equal, experiment, lines, make_data, one_device, params, training, trees, untimed
 
 import jprm
 from jprm.evaluate.steps import steps_report
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig
-from jprm.train.initial import initial_state
-from jprm.train.log import Diverged, Log
+from jprm.train import Diverged, Log, initial_state
 from jprm.tree import read_records, tree_of
 
 KEYS = {
@@ -79,14 +78,14 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 sys.path.insert(0, sys.argv[1])
 import tiny_run as tiny
-put_rows = tiny.trainer.put_rows
+put_rows = tiny.training.put_rows
 def slowly(*args, **kwargs):
     time.sleep(0.05)
     return put_rows(*args, **kwargs)
-tiny.trainer.put_rows = slowly
+tiny.training.put_rows = slowly
 data = pathlib.Path(sys.argv[2])
 with tiny.one_device():
-    tiny.loop.train(tiny.experiment(data, **eval(sys.argv[3])), sys.argv[4])
+    tiny.training.train(tiny.experiment(data, **eval(sys.argv[3])), sys.argv[4])
 """
 
 
@@ -109,8 +108,8 @@ def test_a_killed_run_continues_exactly(tmp_path, request):
     assert not (killed / "result.json").exists()
 
     with one_device():
-        result = loop.train(experiment(data, **changes), killed)
-        loop.train(experiment(data, **changes), whole)
+        result = training.train(experiment(data, **changes), killed)
+        training.train(experiment(data, **changes), whole)
     assert equal(params(killed), params(whole)), f"killed {wait} s after its first checkpoint"
     assert untimed(lines(killed)) == untimed(lines(whole))
     assert untimed([result]) == untimed([json.loads((whole / "result.json").read_text())])
@@ -118,7 +117,7 @@ def test_a_killed_run_continues_exactly(tmp_path, request):
 
 def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_step(tiny_run, tmp_path, monkeypatch):
     """So the device has its next step before the host waits for this one; a checkpoint waits for its own."""
-    events, compiled, make, add = [], [], trainer.make_step, Log.add
+    events, compiled, make, add = [], [], training.make_step, Log.add
 
     def making(*args):
         step = make(*args)
@@ -136,9 +135,9 @@ def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_
         return add(log, step, *args, **options)
 
     with one_device():
-        monkeypatch.setattr(trainer, "make_step", making)
+        monkeypatch.setattr(training, "make_step", making)
         monkeypatch.setattr(Log, "add", adding)
-        loop.train(dataclasses.replace(tiny_run.experiment, steps=5, checkpoint_every=4, seed=3), tmp_path / "run")
+        training.train(dataclasses.replace(tiny_run.experiment, steps=5, checkpoint_every=4, seed=3), tmp_path / "run")
     late = [("step", 1), ("step", 2), ("read", 1), ("step", 3), ("read", 2), ("step", 4), ("read", 3), ("read", 4)]
     assert events == [*late, ("step", 5), ("read", 5)]
     assert len(compiled) == 5 and len(set(compiled)) == 1
@@ -146,7 +145,7 @@ def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_
 
 def test_a_finished_run_keeps_its_result(tiny_run, tmp_path, one_device):
     folder = copy_of(tiny_run, tmp_path)
-    assert loop.train(tiny_run.experiment, folder) == tiny_run.result
+    assert training.train(tiny_run.experiment, folder) == tiny_run.result
     assert lines(folder) == lines(tiny_run.folder)
 
 
@@ -154,7 +153,7 @@ def test_half_a_line_of_the_log_is_dropped(tiny_run, tmp_path, one_device):
     folder = copy_of(tiny_run, tmp_path, step=3)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "lo')
-    loop.train(tiny_run.experiment, folder)
+    training.train(tiny_run.experiment, folder)
     assert untimed(lines(folder)) == untimed(lines(tiny_run.folder))
     assert equal(params(folder), params(tiny_run.folder))
 
@@ -163,7 +162,7 @@ def test_a_mesh_gives_the_same_losses_and_checkpoints_go_to_another(tiny_run, tm
     """float32 sums over devices in another order; Adam makes up to a learning rate of a gradient that is about zero."""
     many, one = tmp_path / "many", tmp_path / "one"
     on_mesh = dataclasses.replace(tiny_run.experiment, mesh=MeshConfig(2, 2, 2), keep=9)
-    loop.train(on_mesh, many)
+    training.train(on_mesh, many)
     assert steps_of(many) == [3, 6]
 
     def losses(folder):
@@ -175,7 +174,7 @@ def test_a_mesh_gives_the_same_losses_and_checkpoints_go_to_another(tiny_run, tm
     shutil.copytree(many, one)
     shutil.rmtree(one / "checkpoints" / "6")
     with one_device():
-        loop.train(tiny_run.experiment, one)
+        training.train(tiny_run.experiment, one)
     np.testing.assert_allclose(losses(one), losses(many), rtol=1e-3)
     # The other way: one device's checkpoint, in pieces on eight.
     prm = jprm.load(tiny_run.folder)
@@ -187,13 +186,13 @@ def test_a_run_can_start_from_another_runs_decoder(tiny_run, one_device):
     """A policy's decoder goes on in a reward model: the decoder is the checkpoint's, the head is new."""
     begun = dataclasses.replace(tiny_run.experiment, base=str(tiny_run.folder))
     trained = params(tiny_run.folder)
-    with jax.set_mesh(trainer.make_mesh(begun.mesh)):
+    with jax.set_mesh(training.make_mesh(begun.mesh)):
         begins = initial_state(begun).params
     assert equal(begins["decoder"], trained["decoder"])
     assert not np.any(begins["head"]["kernel"]) and np.any(trained["head"]["kernel"])
     other = dataclasses.replace(begun, model=dataclasses.replace(begun.model, rope_theta=5.0))
     with (
-        jax.set_mesh(trainer.make_mesh(begun.mesh)),
+        jax.set_mesh(training.make_mesh(begun.mesh)),
         pytest.raises(ValueError, match=r"model.rope_theta=100.0, and 5.0 is asked for"),
     ):
         initial_state(other)
@@ -207,10 +206,10 @@ def test_the_folder_of_another_experiment_is_refused(tiny_run, tmp_path, one_dev
     )
     message = r"another experiment's run \(optimizer.b2: 0.95 there, 0.5 here; seed: 0 there, 7 here\). Use another"
     with pytest.raises(ValueError, match=message):
-        loop.train(other, folder)
+        training.train(other, folder)
     assert (folder / "experiment.json").read_bytes() == before
     # What changes neither the parameters nor the order of the data may differ.
-    assert loop.train(dataclasses.replace(tiny_run.experiment, log_every=1, keep=5), folder) == tiny_run.result
+    assert training.train(dataclasses.replace(tiny_run.experiment, log_every=1, keep=5), folder) == tiny_run.result
 
 
 def test_a_run_goes_on_with_its_own_tokenizer_alone(tiny_run, tmp_path, one_device):
@@ -218,14 +217,14 @@ def test_a_run_goes_on_with_its_own_tokenizer_alone(tiny_run, tmp_path, one_devi
     path.parent.mkdir()
     shutil.copy(tiny_run.experiment.tokenizer, path)
     moved = dataclasses.replace(tiny_run.experiment, tokenizer=str(path))
-    assert loop.train(moved, folder) == tiny_run.result  # it lies elsewhere, and is the same
+    assert training.train(moved, folder) == tiny_run.result  # it lies elsewhere, and is the same
     before = (folder / "tokenizer.json").read_bytes()
     content = json.loads(path.read_text())
     swapped = {"a": content["model"]["vocab"]["b"], "b": content["model"]["vocab"]["a"]}
     content["model"]["vocab"] |= swapped
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"run/tokenizer.json: is not the tokenizer that .*moved/tokenizer.json holds"):
-        loop.train(moved, folder)
+        training.train(moved, folder)
     assert (folder / "tokenizer.json").read_bytes() == before
 
 
@@ -233,7 +232,7 @@ def test_a_damaged_experiment_file_is_named(tiny_run, tmp_path, one_device):
     folder = copy_of(tiny_run, tmp_path)
     (folder / "experiment.json").write_text('{"name": "ti')
     with pytest.raises(ValueError, match=r"experiment.json: is damaged .*copy back"):
-        loop.train(tiny_run.experiment, folder)
+        training.train(tiny_run.experiment, folder)
 
 
 # A restore that fails leaves reads of Orbax behind; they end, with warnings, when they are collected.
@@ -246,7 +245,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tiny_run, t
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
         try:
-            loop.train(tiny_run.experiment, folder)
+            training.train(tiny_run.experiment, folder)
         except ValueError as error:
             assert str(newest) in str(error) and "remove that folder" in str(error)
             assert "\n" not in str(error)
@@ -258,7 +257,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tiny_run, t
     assert largest in refused
 
     shutil.rmtree(newest)
-    loop.train(tiny_run.experiment, folder)
+    training.train(tiny_run.experiment, folder)
     assert equal(params(folder), params(tiny_run.folder))
     gc.collect()
 
@@ -269,7 +268,7 @@ def test_a_checkpoint_that_was_not_finished_is_ignored(tiny_run, tmp_path, one_d
     shutil.copytree(tiny_run.folder / "checkpoints" / "6" / "params", half / "params")
     assert jprm.load(folder).step == 3
     assert half.exists()  # a reader must not disturb a run that is writing
-    loop.train(tiny_run.experiment, folder)
+    training.train(tiny_run.experiment, folder)
     assert equal(params(folder), params(tiny_run.folder))
     assert steps_of(folder) == [3, 6]
 
@@ -279,13 +278,13 @@ def test_a_rate_that_is_too_high_stops_before_anything_is_saved(tiny_run, tmp_pa
         tiny_run.experiment, optimizer=OptimizerConfig(learning_rate=1e30), checkpoint_every=1, valid_every=1
     )
     with pytest.raises(Diverged, match="step 1: .*last good checkpoint: none yet. Lower optimizer.learning_rate"):
-        loop.train(wild, tmp_path / "run")
+        training.train(wild, tmp_path / "run")
     assert steps_of(tmp_path / "run") == []
     assert not (tmp_path / "run" / "result.json").exists()
 
 
 def test_not_a_number_stops_the_run_at_its_step(tiny_run, tmp_path, one_device, monkeypatch):
-    whole = trainer.make_step
+    whole = training.make_step
 
     def broken(*args):
         step = whole(*args)
@@ -297,15 +296,15 @@ def test_not_a_number_stops_the_run_at_its_step(tiny_run, tmp_path, one_device, 
 
         return after
 
-    monkeypatch.setattr(trainer, "make_step", broken)
+    monkeypatch.setattr(training, "make_step", broken)
     spoilt = dataclasses.replace(tiny_run.experiment, checkpoint_every=2)
     with pytest.raises(Diverged, match="step 5: loss nan.*last good checkpoint: step 4"):
-        loop.train(spoilt, tmp_path / "run")
+        training.train(spoilt, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [2, 4]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params(tmp_path / "run")))
 
-    monkeypatch.setattr(trainer, "make_step", whole)  # the same run without the fault goes on from step 4
-    loop.train(spoilt, tmp_path / "run")
+    monkeypatch.setattr(training, "make_step", whole)  # the same run without the fault goes on from step 4
+    training.train(spoilt, tmp_path / "run")
     assert equal(params(tmp_path / "run"), params(tiny_run.folder))
 
 
@@ -320,7 +319,7 @@ def test_not_a_number_stops_the_run_at_its_step(tiny_run, tmp_path, one_device, 
 def test_a_mesh_that_does_not_divide_is_refused(tiny_run, tmp_path, mesh, rows, message):
     data = dataclasses.replace(tiny_run.experiment.data, micro_rows=rows)
     with pytest.raises(ValueError, match=message):
-        loop.train(dataclasses.replace(tiny_run.experiment, mesh=mesh, data=data), tmp_path / "run")
+        training.train(dataclasses.replace(tiny_run.experiment, mesh=mesh, data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -342,13 +341,13 @@ def test_an_experiment_that_does_not_fit_its_data_is_refused(tmp_path, one_devic
     if "tokens" in changes:
         changes["model"] = dataclasses.replace(model, attention_block=16)
     with pytest.raises(ValueError, match=message):
-        loop.train(experiment(data, **changes), tmp_path / "run")
+        training.train(experiment(data, **changes), tmp_path / "run")
 
 
 def test_a_folder_without_checkpoints_belongs_to_no_experiment(tiny_run, tmp_path, one_device):
     with pytest.raises(ValueError, match="semantics .rating."):
-        loop.train(dataclasses.replace(tiny_run.experiment, target=CORRECTNESS), tmp_path / "run")
-    loop.train(tiny_run.experiment, tmp_path / "run")  # corrected
+        training.train(dataclasses.replace(tiny_run.experiment, target=CORRECTNESS), tmp_path / "run")
+    training.train(tiny_run.experiment, tmp_path / "run")  # corrected
     assert equal(params(tmp_path / "run"), params(tiny_run.folder))
 
 
@@ -356,9 +355,9 @@ def test_no_data_is_refused(tmp_path, one_device):
     data = make_data(tmp_path / "data")
     (data / "train.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="the data source is empty"):
-        loop.train(experiment(data), tmp_path / "run")
+        training.train(experiment(data), tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
-        loop.train(experiment(data, train=(str(data / "nowhere.jsonl"),)), tmp_path / "run")
+        training.train(experiment(data, train=(str(data / "nowhere.jsonl"),)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -368,7 +367,7 @@ def test_labels_of_one_class_have_no_auroc(tmp_path, one_device):
     right = [tree | {"nodes": [node | {"label": 1} for node in tree["nodes"]]} for tree in trees(8)]
     write_records(data / "train.jsonl", right)
     write_records(data / "valid.jsonl", right)
-    result = loop.train(experiment(data), tmp_path / "run")
+    result = training.train(experiment(data), tmp_path / "run")
     assert result["auroc"] is None and result["valid_auroc"] is None
     json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)
 
@@ -378,7 +377,7 @@ def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
     records = chains(4, longest=4)
     write_records(data / "train.jsonl", records)
     orm = experiment(data, supervise="outcome", target=CORRECTNESS, valid=())
-    result = loop.train(orm, tmp_path / "run")
+    result = training.train(orm, tmp_path / "run")
     # The chains share a row, which is one epoch.
     labels = sum(line["labels"] for line in lines(tmp_path / "run"))
     assert labels == orm.steps * orm.data.rows * len(records)
@@ -391,4 +390,4 @@ def test_data_without_a_label_are_refused(tmp_path, one_device):
     write_records(data / "train.jsonl", [{k: v for k, v in c.items() if k != "correct"} for c in chains(8)])
     orm = experiment(data, supervise="outcome", target=CORRECTNESS, steps=2, log_every=1, valid=())
     with pytest.raises(ValueError, match="no labelled step in 1 updates"):
-        loop.train(orm, tmp_path / "run")
+        training.train(orm, tmp_path / "run")

@@ -10,7 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, AxisType
 from tiny import GEMMA, TINY, params
-from tiny_run import equal, experiment, lines, loop, make_data, one_device, trainer, untimed
+from tiny_run import equal, experiment, lines, make_data, one_device, training, untimed
 from tiny_run import params as loaded
 
 import jprm
@@ -22,7 +22,7 @@ from jprm.model.mesh import MESH_AXES, make_mesh
 from jprm.model.parameters import join
 from jprm.objectives import find
 from jprm.tokenizer import load_tokenizer
-from jprm.train.initial import initial_state
+from jprm.train import initial_state
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 GROUPS = dataclasses.replace(TINY, layers=3, layer_groups=(1, 2))
@@ -108,7 +108,7 @@ def run(tmp_path_factory):
     changes = dict(model=model, lora=dataclasses.replace(LORA, targets="query|out|down"))
     trained = experiment(data, **changes)
     with one_device():
-        loop.train(trained, data.with_name("run"))
+        training.train(trained, data.with_name("run"))
     return data.with_name("run"), trained
 
 
@@ -155,7 +155,7 @@ def test_scores_are_the_merged_models(run):
         result = json.loads((folder / "result.json").read_text())
         tokenizer = load_tokenizer(folder)
         with jax.set_mesh(prm.mesh):
-            values = trainer.evaluated(trained, find("cross_entropy"), {"model": prm.params}, tokenizer)
+            values = training.evaluated(trained, find("cross_entropy"), {"model": prm.params}, tokenizer)
             assert values["valid_auroc"] == result["valid_auroc"]
 
 
@@ -165,11 +165,11 @@ def test_a_stopped_run_continues_exactly(run, tmp_path):
     shutil.copytree(folder, copy)
     shutil.rmtree(copy / "checkpoints" / "6")
     with one_device():
-        loop.train(trained, copy)
+        training.train(trained, copy)
         assert equal(loaded(copy), loaded(folder))
         assert untimed(lines(copy)) == untimed(lines(folder))
         with pytest.raises(ValueError, match=r"another experiment's run \(lora.rank: 3 there, 4 here\)"):
-            loop.train(override(trained, ["lora.rank=4"]), copy)
+            training.train(override(trained, ["lora.rank=4"]), copy)
 
 
 def test_adapters_lie_on_the_mesh_as_their_matrix_does():

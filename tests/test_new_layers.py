@@ -9,7 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from test_gguf import write
 from tiny import params
-from tiny_run import MODEL, experiment, loop, make_data, one_device
+from tiny_run import MODEL, experiment, make_data, one_device, training
 
 import jprm
 from jprm.checkpoints import base
@@ -18,8 +18,7 @@ from jprm.experiment import override
 from jprm.model import transformer
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh
-from jprm.train import initial
-from jprm.train.initial import initial_state
+from jprm.train import initial_state
 
 
 class Forked(transformer.Layers):
@@ -76,10 +75,10 @@ def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
     data = make_data(tmp_path / "data")
     before = experiment(data, model=dataclasses.replace(MODEL, rope_theta=124.0), steps=1)
     with one_device():
-        loop.train(before, tmp_path / "run")
+        training.train(before, tmp_path / "run")
         old = started(dataclasses.replace(before, base=str(tmp_path / "run")))
         monkeypatch.setattr(transformer, "Layers", Forked)
-        initial._random.clear_cache()  # of the model as it was
+        training._random.clear_cache()  # of the model as it was
         with pytest.raises(ValueError, match="run: has no weights for decoder/layers_0/experts"):
             jprm.load(tmp_path / "run")
     run = dataclasses.replace(before, base=str(tmp_path / "run"))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import chain_ids, filled, init, random_tree
-from tiny_run import MODEL, VALUE, equal, experiment, lines, loop, make_data, one_device, params, pool_of, untimed
+from tiny_run import MODEL, VALUE, equal, experiment, lines, make_data, one_device, params, pool_of, training, untimed
 from tiny_run import chains as rated_chains
 
 import jprm
@@ -237,14 +237,14 @@ def test_resumed_is_undisturbed(name, tmp_path):
     with one_device():
         if case.reference:
             base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
-            loop.train(run_of(base, whole, steps=1, checkpoint_every=1), tmp_path / "base")
+            training.train(run_of(base, whole, steps=1, checkpoint_every=1), tmp_path / "base")
         if name == "pairwise":  # a file that is gone when the run continues
             case = dataclasses.replace(case, objective=f"{shutil.copy(FILE, tmp_path / 'mine.py')}:bradley_terry")
-        result = loop.train(run_of(case, whole), whole)
+        result = training.train(run_of(case, whole), whole)
         shutil.copytree(whole, cut)
         shutil.rmtree(cut / "checkpoints" / "4")
         (tmp_path / "mine.py").unlink(missing_ok=True)
-        loop.train(run_of(case, whole), cut)
+        training.train(run_of(case, whole), cut)
     assert equal(params(cut), params(whole))
     assert untimed(lines(cut)) == untimed(lines(whole))
     assert np.isfinite(result["valid_loss"]) and result["valid_labels"] > 0
@@ -261,7 +261,7 @@ def test_resumed_is_undisturbed(name, tmp_path):
         assert jprm.load(whole).score("p", ["add 1"]).shape == (1,)  # scoring needs no objective
         (tmp_path / "mine.py").write_text(FILE.read_text() + "\n")
         with one_device(), pytest.raises(ValueError, match="mine.py: differs from .*objective.py, which the run start"):
-            loop.train(run_of(case, whole), whole)
+            training.train(run_of(case, whole), whole)
 
 
 def scores_are_what_it_learned(case, folder):
@@ -306,7 +306,7 @@ def test_a_run_scores_as_its_objective_says_whatever_its_name(tmp_path):
     score = {}
     with one_device():
         base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
-        loop.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        training.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
         for name, (objective, options) in names.items():
             run = run_of(case, tmp_path / "x", objective=objective, objective_options=options, steps=1, valid=())
             given = Implicit() if name == "object" else None
@@ -343,7 +343,7 @@ def test_adapters_share_the_reference_they_train_on(tmp_path):
     """With the base as reference the objective starts at 0, and no second decoder is there."""
     case = CASES["pull"]
     with one_device():
-        loop.train(run_of(CASES["squared_error"], tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        training.train(run_of(CASES["squared_error"], tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
         lora = dataclasses.replace(experiment(tmp_path).lora, rank=2)
         run = run_of(case, tmp_path / "x", base=str(tmp_path / "base"), lora=lora)
         trainer, apart = jprm.Trainer(run), jprm.Trainer(dataclasses.replace(run, base=f"{tmp_path / 'base'}/"))
@@ -360,7 +360,7 @@ def test_a_reference_in_the_data_is_one_that_is_computed(tmp_path):
     with one_device():
         run = run_of(case, tmp_path / "x", tokens=256, valid=(str(train),), reference_dtype="float32")
         base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
-        loop.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        training.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
         counts = label_reference(tmp_path / "base", train, tmp_path / "labelled.jsonl")
         assert counts["trees"] == 8 and counts["log-probabilities"] > 8
         data = dataclasses.replace(

@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from tiny_run import MODEL, VALUE, experiment, loop, make_data, one_device
+from tiny_run import MODEL, VALUE, experiment, make_data, one_device, training
 
 import jprm
 from jprm.io.jsonl import write_records
@@ -99,7 +99,7 @@ def frozen_world(study, folder, monkeypatch, groups):
         reference=str(shared / "base") if wanted.changes.get("head") == "language" else ""))  # fmt: skip
     base = experiment(shared, tokenizer=str(shared / "tokenizer"), valid=(), steps=1, checkpoint_every=1)
     model = dataclasses.replace(MODEL, layer_groups=groups)
-    loop.train(dataclasses.replace(base, model=model), shared / "base")
+    training.train(dataclasses.replace(base, model=model), shared / "base")
     monkeypatch.setattr(study.states, "smollm2", lambda: str(shared / "base"))
     for module, name, size in (
         (study.states, "TOKENS", 512), (study.states, "SLOTS", 64), (study.states, "CHUNK", 4),
@@ -298,6 +298,6 @@ def test_objectives_of_two_models_and_of_pairs(study, tmp_path, monkeypatch, nam
     with one_device():
         if head == "language":
             base = experiment(shared, tokenizer=str(shared / "tokenizer"), valid=(), steps=1, checkpoint_every=1)
-            loop.train(base, shared / "base")
+            training.train(base, shared / "base")
         cell = study.run.cell("quickstart", name, 0, shared, tmp_path / "cells", **SIZES)
     assert 0 <= study.measure.figures([cell["tests"]["quickstart"]], [cell["tests"]["valid"]])["ece"]["value"] <= 1

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from tiny import TINY, Letters, filled, params, path
-from tiny_run import VALUE, chains, experiment, loop, make_data, pool_of
+from tiny_run import VALUE, chains, experiment, make_data, pool_of, training
 
 import jprm
 from jprm.experiment import ObjectiveConfig
@@ -101,6 +101,6 @@ def test_chains_and_pools_train_from_their_files(tmp_path, one_device):
     data = make_data(tmp_path / "data")
     write_records(data / "train.jsonl", [*chains(8), pool_of(chains(4, seed=1))])
     run = experiment(data, supervise="outcome_tokens", target=VALUE, slots=128, steps=2, valid=())
-    result = loop.train(run, tmp_path / "run")
+    result = training.train(run, tmp_path / "run")
     assert np.isfinite(result["loss"])
     assert jprm.load(tmp_path / "run").semantics == "value"

@@ -169,7 +169,7 @@ def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base
         lora=LoraConfig(rank=3, alpha=5.0, targets="query|out|down", rslora=True),
         optimizer=dataclasses.replace(tiny.experiment(data).optimizer, freeze="embed|layers_0"), steps=2, valid=(),
     )  # fmt: skip
-    tiny.loop.train(experiment, tmp_path / "run")
+    tiny.training.train(experiment, tmp_path / "run")
     out = export(tmp_path / "run", tmp_path / "out", format="peft")
     prm = jprm.load(tmp_path / "run")
     assert tiny.equal(base.load_decoder(out, model), prm.params["decoder"])

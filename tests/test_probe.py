@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tiny_run import experiment, lines, loop, make_data, one_device
+from tiny_run import experiment, lines, make_data, one_device, training
 
 from jprm.model.heads import HEADS
 from jprm.train import head_init
@@ -61,9 +61,9 @@ def test_training_starts_from_the_fitted_head_and_fits_it_once(tmp_path, capsys)
     make_data(tmp_path)
     begun = dataclasses.replace(experiment(tmp_path), probe_rows=8, steps=3, log_every=1, checkpoint_every=2)
     with one_device():
-        loop.train(dataclasses.replace(begun), tmp_path / "run")
+        training.train(dataclasses.replace(begun), tmp_path / "run")
         assert "the head is fitted on" in capsys.readouterr().out
         losses = [line["loss"] for line in lines(tmp_path / "run") if "loss" in line]
         assert losses[0] < np.log(2) - 0.02  # a head of zeros has log 2
-        loop.train(dataclasses.replace(begun), tmp_path / "run")
+        training.train(dataclasses.replace(begun), tmp_path / "run")
     assert "the head is fitted on" not in capsys.readouterr().out

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from pod import Pod
-from tiny_run import chains, lines, loop, make_data, of_two_processes, untimed
+from tiny_run import chains, lines, make_data, of_two_processes, training, untimed
 
 import jprm
 from jprm import multihost
@@ -25,7 +25,7 @@ import tiny_run as tiny
 import jprm
 from jprm.score.files import score_file
 from jprm.score.scorer import PRM
-from jprm.train.preemption import Stopped
+from jprm.train import Stopped
 own = jax.process_index()
 
 assert multihost.first(lambda: {"of": jax.process_index()}) == {"of": 0}
@@ -50,20 +50,20 @@ copy = on_own_mesh(put(whole, NamedSharding(grid, PartitionSpec(("fsdp", "contex
 assert copy.sharding == NamedSharding(own_grid, PartitionSpec("fsdp", "tensor")) and np.array_equal(copy, whole)
 assert {piece.data.shape for piece in copy.addressable_shards} == {(2, 8)}
 
-put_rows, calls = tiny.trainer.put_rows, []
+put_rows, calls = tiny.training.put_rows, []
 def put(*args, lead=0):
     calls.append(lead)
     if own == 1 and calls.count(1) == 2:
         os.kill(os.getpid(), signal.SIGTERM)
     return put_rows(*args, lead=lead)
-tiny.trainer.put_rows = put
+tiny.training.put_rows = put
 try:
-    tiny.loop.train(tiny.of_two_processes(folder), folder / "many")
+    tiny.training.train(tiny.of_two_processes(folder), folder / "many")
     print("not stopped")
 except Stopped as stopped:
     print("stopped:", stopped)
 multihost.first(lambda: str(shutil.copytree(folder / "many", folder / "stopped")))
-print("result:", tiny.loop.train(tiny.of_two_processes(folder), folder / "many")["step"])
+print("result:", tiny.training.train(tiny.of_two_processes(folder), folder / "many")["step"])
 for name in ("scored", "continued"):
     print(score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / f"{name}.jsonl"))
 def broken(*_):
@@ -117,8 +117,8 @@ def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
     assert sorted(path.name for path in (folder / "many" / "heartbeats").iterdir()) == ["0.json", "1.json"]
 
     one = of_two_processes(folder, mesh=MeshConfig(), keep=9)
-    loop.train(one, folder / "stopped")  # eight devices in one process, every row on one of them
-    loop.train(one, folder / "one")
+    training.train(one, folder / "stopped")  # eight devices in one process, every row on one of them
+    training.train(one, folder / "one")
     alone = untimed(lines(folder / "one"))
     run = {
         name: json.loads((folder / name / "checkpoints/6/run/data.json").read_text())

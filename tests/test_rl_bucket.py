@@ -15,7 +15,7 @@ from jprm.methods.policy.engine import Engine, EngineConfig, Probes
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.sampler import SamplerConfig
 from jprm.methods.rl import loop
-from jprm.train.preemption import Watchdog
+from jprm.train.callbacks import Watchdog
 
 
 @pytest.mark.slow  # a run of seconds, started four times

@@ -18,7 +18,7 @@ from jprm.methods.rl.config import GuardConfig, RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.held_out import pass_at
 from jprm.score.scale import PROBABILITY
-from jprm.train.preemption import Watchdog
+from jprm.train.callbacks import Watchdog
 
 
 @pytest.fixture(scope="module")

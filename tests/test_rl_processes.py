@@ -27,7 +27,8 @@ multihost.start(where)
 import jax
 import test_rl_processes as tests
 from jprm.methods.rl import loop
-from jprm.train.preemption import Stopped, Watchdog
+from jprm.train import Stopped
+from jprm.train.callbacks import Watchdog
 
 config = getattr(tests, sys.argv[2])(folder / "data")
 with tests.written(folder / f"drawn.{jax.process_index()}.json"):

@@ -23,7 +23,7 @@ from jprm.model import decode
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES, head_logits
 from jprm.tokenizer import load_tokenizer
-from jprm.train.initial import initial_state
+from jprm.train import initial_state
 
 MODEL = dataclasses.replace(TINY, head="language")
 PREFIXES = (Prefix("abc"), Prefix("the problem", ("one step", "two")))

@@ -21,8 +21,8 @@ from jprm.model.mesh import MESH_AXES, RULES, MeshConfig, _arranged, check_mesh,
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
+from jprm.train import State
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State
 
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)

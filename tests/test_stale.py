@@ -29,7 +29,7 @@ from jprm.methods.search.methods import find as method_of
 from jprm.score import scorer
 from jprm.score.files import score_file
 from jprm.score.identity import identity
-from jprm.train.run_folder import claim, data_digest
+from jprm.train import claim, data_digest
 from jprm.tree import read_records
 
 DIFFERS = "is there, but of another model, input or request "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_live import CLOSE, make, word
 from tiny import TINY, filled, packed_trees, random_tree
-from tiny_run import chains, experiment, lines, loop, make_data, one_device
+from tiny_run import chains, experiment, lines, make_data, one_device, training
 
 import jprm
 from jprm.experiment import TargetConfig, from_json, to_json
@@ -22,9 +22,9 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import at_slots
 from jprm.score.live import LiveTrees
 from jprm.score.prefix_cache import PrefixCache
+from jprm.train import initial_state
 from jprm.train.batches import check_supervision
 from jprm.train.head_init import labelled_steps
-from jprm.train.initial import initial_state
 from jprm.tree import tree_of
 
 
@@ -119,7 +119,7 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     with one_device():
         with jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
             start = np.asarray(initial_state(run).trained["steps/kernel"])
-        loop.train(run, tmp_path / "run")
+        training.train(run, tmp_path / "run")
         prm = jprm.load(tmp_path / "run")
         small = jprm.load(tmp_path / "run", dtype="int8")
     assert [line["step"] for line in lines(tmp_path / "run") if "loss" in line] == [2, 3]

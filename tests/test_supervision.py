@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from tiny_run import MODEL, VALUE, chains, experiment, loop, make_data
+from tiny_run import MODEL, VALUE, chains, experiment, make_data, training
 
 from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records
@@ -39,7 +39,7 @@ POLICY = dict(
 )
 def test_what_is_supervised_fits_head_and_target(tmp_path, one_device, changes, message):
     with pytest.raises(ValueError, match=message):
-        loop.train(experiment(make_data(tmp_path / "data"), **changes), tmp_path / "run")
+        training.train(experiment(make_data(tmp_path / "data"), **changes), tmp_path / "run")
 
 
 @pytest.mark.parametrize("target", [("mask", "soft"), ("keep", "hard")])
@@ -50,7 +50,7 @@ def test_probabilities_of_being_right_have_no_first_error(tmp_path, one_device, 
     plain = [c | {"labels": [round(x) for x in c["labels"]]} for c in soft]
     run = experiment(data, target=TargetConfig("correctness", "none", *target), steps=2, valid=())
     write_records(data / "train.jsonl", plain)
-    loop.train(run, tmp_path / "plain")
+    training.train(run, tmp_path / "plain")
     write_records(data / "train.jsonl", soft)
     with pytest.raises(ValueError, match="probabilities between 0 and 1"):
-        loop.train(run, tmp_path / "soft")
+        training.train(run, tmp_path / "soft")

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import equal, lines, loop, params, trainer, untimed
+from tiny_run import equal, lines, params, training, untimed
 
 import jprm
 from jprm.experiment import OptimizerConfig
-from jprm.train import preemption
-from jprm.train.log import SKIPS, Diverged
+from jprm.train import SKIPS, Diverged, Stopped, callbacks
+from jprm.train.callbacks import Goodput, Watchdog, held_up
 from jprm.train.optimizer import MEMORY, make_optimizer, schedule, skipped
-from jprm.train.preemption import Goodput, Stopped, Watchdog, held_up
 
 PLAIN = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.1)
 GUARDED = dataclasses.replace(PLAIN, bad_steps="skip", spike=4.0)
@@ -79,7 +78,7 @@ def test_a_spike_is_measured_against_what_was_usual():
 
 def spoil(monkeypatch, *steps):
     """The weights in these steps are not a number, so the loss and its gradient are not."""
-    whole = trainer.make_step
+    whole = training.make_step
 
     def broken(*args):
         step = whole(*args)
@@ -91,7 +90,7 @@ def spoil(monkeypatch, *steps):
 
         return after
 
-    monkeypatch.setattr(trainer, "make_step", broken)
+    monkeypatch.setattr(training, "make_step", broken)
 
 
 def guarded(run, **changes):
@@ -103,12 +102,12 @@ def guarded(run, **changes):
 def test_a_bad_step_is_left_out_counted_and_survives_a_restart(tiny_run, tmp_path, one_device, monkeypatch):
     spoil(monkeypatch, 2)
     skipping = guarded(tiny_run, log_every=1)
-    result = loop.train(skipping, tmp_path / "run")
+    result = training.train(skipping, tmp_path / "run")
     assert [line.get("skipped_steps") for line in lines(tmp_path / "run")][:6] == [0, 1, 0, 0, 0, 0]
     assert np.isfinite(result["loss"]) and not equal(params(tmp_path / "run"), params(tiny_run.folder))
     before = params(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
-    loop.train(skipping, tmp_path / "run")
+    training.train(skipping, tmp_path / "run")
     assert equal(params(tmp_path / "run"), before)
 
 
@@ -116,21 +115,22 @@ def test_a_run_that_stopped_at_a_bad_step_goes_on_without_it(tiny_run, tmp_path,
     """What is done about bad steps may change: the optimizer's state goes behind a guard, and comes out of it."""
     spoil(monkeypatch, 5)
     with pytest.raises(Diverged, match="step 5: loss nan.* or set optimizer.bad_steps=skip"):
-        loop.train(tiny_run.experiment, tmp_path / "run")
-    loop.train(guarded(tiny_run), tmp_path / "run")
+        training.train(tiny_run.experiment, tmp_path / "run")
+    training.train(guarded(tiny_run), tmp_path / "run")
     assert lines(tmp_path / "run")[-2]["skipped_steps"] == 1
-    loop.train(dataclasses.replace(tiny_run.experiment, checkpoint_every=1), tmp_path / "run")  # finished: it restores
+    once = dataclasses.replace(tiny_run.experiment, checkpoint_every=1)
+    training.train(once, tmp_path / "run")  # finished: it restores
 
 
 def test_bad_steps_in_a_row_end_the_run(tiny_run, tmp_path, one_device, monkeypatch):
     spoil(monkeypatch, *range(2, 2 + SKIPS))
     data = dataclasses.replace(tiny_run.experiment.data, valid=())
     with pytest.raises(Diverged, match=f"step {1 + SKIPS}: .*the {SKIPS}th bad step in a row; last good checkpoint"):
-        loop.train(guarded(tiny_run, steps=20, data=data), tmp_path / "run")
+        training.train(guarded(tiny_run, steps=20, data=data), tmp_path / "run")
 
 
 def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_device, monkeypatch):
-    put_rows, calls = trainer.put_rows, []
+    put_rows, calls = training.put_rows, []
 
     def put(*args, **kwargs):
         calls.append(1)
@@ -138,14 +138,14 @@ def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_devic
             os.kill(os.getpid(), signal.SIGTERM)
         return put_rows(*args, **kwargs)
 
-    monkeypatch.setattr(trainer, "put_rows", put)
+    monkeypatch.setattr(training, "put_rows", put)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped, match="SIGTERM: saved at step 2 of 6; the same command continues"):
-        loop.train(tiny_run.experiment, tmp_path / "run")
+        training.train(tiny_run.experiment, tmp_path / "run")
     assert signal.getsignal(signal.SIGTERM) is before
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["2"]
     assert not (tmp_path / "run" / "result.json").exists()
-    loop.train(tiny_run.experiment, tmp_path / "run")
+    training.train(tiny_run.experiment, tmp_path / "run")
     assert equal(params(tmp_path / "run"), params(tiny_run.folder))
     assert untimed(lines(tmp_path / "run")) == untimed(lines(tiny_run.folder))
 
@@ -153,9 +153,9 @@ def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_devic
 def test_a_compiler_that_changes_in_mid_run_is_reported(tiny_run, tmp_path, one_device, monkeypatch, capfd):
     shutil.copytree(tiny_run.folder, tmp_path / "run")
     longer = dataclasses.replace(tiny_run.experiment, steps=7)
-    before, after = preemption.versions(), preemption.versions() | {"jaxlib": "9.9.9", "libtpu": "0.0.99"}
-    monkeypatch.setattr(preemption, "versions", lambda: after)
-    loop.train(longer, tmp_path / "run")
+    before, after = callbacks.versions(), callbacks.versions() | {"jaxlib": "9.9.9", "libtpu": "0.0.99"}
+    monkeypatch.setattr(callbacks, "versions", lambda: after)
+    training.train(longer, tmp_path / "run")
     assert f"jaxlib {before['jaxlib']} -> 9.9.9" in capfd.readouterr().err
 
 
@@ -166,22 +166,22 @@ def test_a_run_records_every_compiler_that_is_installed(monkeypatch):
         if name in installed:
             return installed[name]
         if name.startswith("jax-cuda"):
-            raise preemption.metadata.PackageNotFoundError(name)
+            raise callbacks.metadata.PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(preemption, "metadata", types.SimpleNamespace(
-        version=version, PackageNotFoundError=preemption.metadata.PackageNotFoundError))  # fmt: skip
-    now = preemption.versions.__wrapped__()
+    monkeypatch.setattr(callbacks, "metadata", types.SimpleNamespace(
+        version=version, PackageNotFoundError=callbacks.metadata.PackageNotFoundError))  # fmt: skip
+    now = callbacks.versions.__wrapped__()
     assert installed.items() <= now.items() and "jax-cuda13-plugin" not in now
-    monkeypatch.setattr(preemption, "versions", lambda: now)
-    assert preemption.changed_compiler(now) is None
-    assert preemption.changed_compiler({"jax": "1.0"}) is None  # of a run that recorded less
-    assert "libtpu 0.0.40 -> 0.0.42.1" in (preemption.changed_compiler(now | {"libtpu": "0.0.40"}) or "")
+    monkeypatch.setattr(callbacks, "versions", lambda: now)
+    assert callbacks.changed_compiler(now) is None
+    assert callbacks.changed_compiler({"jax": "1.0"}) is None  # of a run that recorded less
+    assert "libtpu 0.0.40 -> 0.0.42.1" in (callbacks.changed_compiler(now | {"libtpu": "0.0.40"}) or "")
 
 
 def test_a_checkpoint_says_what_it_is_and_some_are_kept(tiny_run, tmp_path, one_device):
     kept = dataclasses.replace(tiny_run.experiment, checkpoint_every=1, keep=1, keep_every=4)
-    loop.train(kept, tmp_path / "run")
+    training.train(kept, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["4", "6"]
     run = json.loads((folder / "6" / "run" / "data.json").read_text())
@@ -195,8 +195,8 @@ def test_a_checkpoint_says_what_it_is_and_some_are_kept(tiny_run, tmp_path, one_
 
 def test_goodput_counts_steps_over_all_the_time_since_the_first_start(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(preemption.time, "time", lambda: now[0])
-    monkeypatch.setattr(preemption.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(callbacks.time, "time", lambda: now[0])
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
 
     def after(seconds, do, *args):
         now[0] += seconds
@@ -241,7 +241,7 @@ def test_the_watchdog_names_who_is_waited_for(beats, sentence):
 
 
 def test_the_watchdog_speaks_once_a_stall(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(preemption.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(callbacks.jax, "process_count", lambda: 2)
     watchdog = Watchdog(tmp_path, 0.2)
     watchdog.at(3, "step")
     with watchdog:

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from tiny_run import equal, lines, loop, make_data, params, trainer, untimed
+from tiny_run import equal, lines, make_data, params, training, untimed
 
 from jprm.apps import cli
 from jprm.apps.report.runs import compare
@@ -41,13 +41,13 @@ def swept(tmp_path_factory):
     def train(experiment, workdir):
         trained.append(workdir.name)
         preempted = len(trained) == 2
-        loop.train(experiment, workdir, [lambda line: preempted and os.kill(os.getpid(), signal.SIGTERM)])
+        training.train(experiment, workdir, [lambda line: preempted and os.kill(os.getpid(), signal.SIGTERM)])
 
     line = ["sweep", folder / "e.py", "--workdir", folder / "runs", "--json", folder / "runs.json"]
     line += ["--set", f"optimizer.learning_rate={','.join(RATES)}", "seed=3"]
     with one_device(), pytest.MonkeyPatch.context() as patch:
-        make_step = trainer.make_step
-        patch.setattr(trainer, "make_step", lambda *args: steps.append(make_step(*args)) or steps[-1])
+        make_step = training.make_step
+        patch.setattr(training, "make_step", lambda *args: steps.append(make_step(*args)) or steps[-1])
         patch.setattr(sweeps, "train", train)
         with pytest.raises(SystemExit) as stop:
             cli.main(list(map(str, line)))
@@ -74,7 +74,7 @@ def test_rates_compile_once(swept):
 def test_a_run_of_a_sweep_is_the_run_alone(swept, one_device, tmp_path):
     folder, _, _, _ = swept
     alone = load(folder / "e.py", ["optimizer.learning_rate=0.02", "seed=3", "profile=[0,0]"])
-    loop.train(alone, tmp_path / "run")
+    training.train(alone, tmp_path / "run")
     assert equal(params(tmp_path / "run"), params(folder / "runs/optimizer.learning_rate=0.02"))
     assert untimed(lines(tmp_path / "run")) == untimed(lines(folder / "runs/optimizer.learning_rate=0.02"))
     assert not (tmp_path / "run/profile").exists()

@@ -17,8 +17,8 @@ from jprm.model.collectives import gathered_weight
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
 from jprm.model.parameters import split
+from jprm.train import State
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 
 import pytest
-from tiny_run import equal, lines, loop, params, untimed
+from tiny_run import equal, lines, params, training, untimed
 
 from jprm.train import trackers
 from jprm.train.trackers import TrackedRun, Trackers
@@ -57,7 +57,7 @@ def stopped(tiny_run, tmp_path):
 def test_a_continued_run_is_the_trackers_same_run(tiny_run, stopped, opened, one_device, capsys):
     """And a tracker that breaks changes nothing but its own."""
     (stopped / trackers.IDS).write_text(json.dumps({MINE: "seventh", "other": "kept"}))
-    loop.train(dataclasses.replace(tiny_run.experiment, trackers=(BROKEN, MINE)), stopped)
+    training.train(dataclasses.replace(tiny_run.experiment, trackers=(BROKEN, MINE)), stopped)
     broken, mine = opened
     assert (mine.run.id, mine.run.step, mine.run.name, mine.status) == ("seventh", 3, "tiny", "finished")
     assert mine.run.config["experiment"]["optimizer"]["learning_rate"] == 0.01
@@ -77,7 +77,7 @@ def test_a_run_that_fails_tells_its_trackers(tiny_run, stopped, opened, one_devi
         raise RuntimeError("of the callback")
 
     with pytest.raises(RuntimeError, match="of the callback"):
-        loop.train(dataclasses.replace(tiny_run.experiment, trackers=(MINE,)), stopped, callbacks=[fails])
+        training.train(dataclasses.replace(tiny_run.experiment, trackers=(MINE,)), stopped, callbacks=[fails])
     assert [tracker.status for tracker in opened] == ["failed"]
 
 

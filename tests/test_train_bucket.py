@@ -87,11 +87,11 @@ def test_a_run_that_dies_in_an_upload_continues_from_the_last_whole_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(Remote, "upload", dying)
         with pytest.raises(Killed):
-            tiny.loop.train(experiment, folder / "run")
+            tiny.training.train(experiment, folder / "run")
     assert bucket.committed(folder / "run/checkpoints") == [3] and (folder / "run/checkpoints/6").is_dir()
     with pytest.raises(ValueError, match="is another experiment's run .seed: 0 there, 1 here"):
-        tiny.loop.train(dataclasses.replace(experiment, seed=1), folder / "run")
-    result = tiny.loop.train(experiment, folder / "run")
+        tiny.training.train(dataclasses.replace(experiment, seed=1), folder / "run")
+    result = tiny.training.train(experiment, folder / "run")
     assert f"continuing from step 3 in {folder}/run" in capsys.readouterr().out
     assert tiny.untimed([result]) == tiny.untimed([tiny_run.result])
     assert tiny.equal(tiny.params((folder / "run").url), tiny.params(tiny_run.folder))

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 from test_step import ROWS
-from tiny_run import equal, experiment, lines, loop, params, save_tokenizer, trainer
+from tiny_run import equal, experiment, lines, params, save_tokenizer, training
 
 import jprm
 from jprm import objectives
 from jprm.data.pipeline import empty_rows
 from jprm.experiment import read
+from jprm.train import make_step
 from jprm.train.optimizer import schedule
-from jprm.train.step import make_step
 
 
 def test_by_hand_is_the_loop(tiny_run, tmp_path, one_device):
@@ -57,7 +57,7 @@ def test_own_arrays_and_an_own_function(tmp_path, one_device):
 
     def objective(given, rows, config):
         seen.append(config)
-        return trainer.objectives.find("squared_error")(given, rows, config)
+        return training.objectives.find("squared_error")(given, rows, config)
 
     made = jprm.Trainer(run, objective=objective)
     one = dataclasses.replace(ROWS, **{k: x[0] for k, x in vars(ROWS).items() if k != "extras"})
@@ -87,7 +87,7 @@ def test_a_run_may_be_made_longer(tiny_run, tmp_path, one_device):
     shutil.copytree(tiny_run.folder, tmp_path / "run")
     longer = dataclasses.replace(tiny_run.experiment, steps=10, log_every=1)
     seen = []
-    result = loop.train(longer, tmp_path / "run", callbacks=[seen.append])
+    result = training.train(longer, tmp_path / "run", callbacks=[seen.append])
     assert result["step"] == 10 and jprm.load(tmp_path / "run").step == 10
     rates = [line["learning_rate"] for line in seen if "loss" in line]
     np.testing.assert_allclose(rates, [schedule(longer.optimizer, 10)(n) for n in range(6, 10)], rtol=1e-6)
@@ -192,7 +192,7 @@ def test_a_step_after_the_last_would_learn_nothing(decay, tmp_path, one_device):
 
 def mean_and_extremes(params, rows, config):
     """An objective that judges two scores: the model's, and its opposite."""
-    loss, count, metrics = trainer.objectives.find("cross_entropy")(params, rows, config)
+    loss, count, metrics = training.objectives.find("cross_entropy")(params, rows, config)
     scores = metrics["scores"]
     opposite = dataclasses.replace(scores, score_BS=1 - scores.score_BS)
     return loss, count, {"scores": scores, "opposite": opposite}
@@ -214,7 +214,7 @@ class Scaled:
     factor: float = 1.0
 
     def __call__(self, params, rows, config):
-        loss, count, metrics = trainer.objectives.find("cross_entropy")(params, rows, config)
+        loss, count, metrics = training.objectives.find("cross_entropy")(params, rows, config)
         return self.factor * loss, count, metrics
 
 
@@ -233,11 +233,11 @@ def test_a_run_records_the_objective_that_was_given(tiny_run, tmp_path, one_devi
     assert recorded(tmp_path / "d", local)[0].endswith("<locals>.<lambda>")
     for name, same in (("a", mean_and_extremes), ("b", Scaled(2.0)), ("d", local)):
         with pytest.raises(ValueError, match="test_trainer:.* there, cross_entropy here.*or continue with"):
-            loop.train(tiny_run.experiment, tmp_path / name)
+            training.train(tiny_run.experiment, tmp_path / name)
         with jprm.Trainer(tiny_run.experiment, tmp_path / name, objective=same) as made:
             assert int(made.state.step) == 1
     named = dataclasses.replace(
         tiny_run.experiment, objective="test_trainer:Scaled", objective_options={"factor": 2.0}, steps=2
     )
-    assert loop.train(named, tmp_path / "b")["step"] == 2
+    assert training.train(named, tmp_path / "b")["step"] == 2
     assert np.isfinite(jprm.load(tmp_path / "d").score("p0 1", ["add 1"])).all()

@@ -15,8 +15,8 @@ from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
+from jprm.train import make_step
 from jprm.train.optimizer import make_optimizer, schedule, skipped
-from jprm.train.step import make_step
 from jprm.tree import Node, ReasoningTree
 
 TINY = ModelConfig(

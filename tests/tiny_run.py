@@ -17,11 +17,11 @@ from tiny import TINY
 from tokenizers import decoders, models, pre_tokenizers
 
 from jprm import loading
+from jprm import train as training
 from jprm.adapters import load as published
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.train import loop, trainer  # noqa: F401  (for the tests)
 
 MODEL = dataclasses.replace(TINY, vocab_size=256, attention="reference", remat="nothing")  # the quickest way so small
 VALUE = TargetConfig(labels="value", neutral="none", after_error="keep")
@@ -126,7 +126,7 @@ def make_data(folder):
 def one_device(count=1):
     """Training and scoring on the first device alone, or the first `count`."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (trainer, loading, published):
+        for module in (training, loading, published):
             patch.setattr(module, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:count]))
         yield
 

@@ -28,7 +28,7 @@ from jprm.model.mesh import put_rows
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer
-from jprm.train.trainer import Trainer
+from jprm.train import Trainer
 from jprm.tree import tree_of
 
 CASES = {

@@ -37,8 +37,7 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.loop import Loop
 from jprm.methods.rl.position import Progress
-from jprm.train.log import Log
-from jprm.train.trainer import Trainer
+from jprm.train import Log, Trainer
 
 HERE = pathlib.Path(__file__).parent
 WARM = 4  # updates that may compile: rows come in few sizes

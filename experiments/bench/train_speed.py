@@ -38,8 +38,8 @@ from jprm.layout import Layout, native_layout
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import REMAT
 from jprm.tokenizer import load_tokenizer
+from jprm.train import Trainer
 from jprm.train.batches import batches_of
-from jprm.train.trainer import Trainer
 
 
 def experiment(train: pathlib.Path, tokens: int) -> Experiment:

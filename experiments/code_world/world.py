@@ -37,8 +37,7 @@ from jprm.evaluate.wording import percent
 from jprm.methods.label.files import label_outcomes
 from jprm.methods.policy.protocol import Sample
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
-from jprm.train.loop import train
-from jprm.train.preemption import Stopped
+from jprm.train import Stopped, train
 
 MODELS = {"monte_carlo": "prm_monte_carlo", "outcome": "orm"}
 """The folder of each reward model, and its name in the results."""

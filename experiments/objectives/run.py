@@ -30,8 +30,7 @@ from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
 from jprm.score.files import score_file
 from jprm.score.scorer import PRM
-from jprm.train.loop import train
-from jprm.train.preemption import Stopped
+from jprm.train import Stopped, train
 from jprm.tree import read_trees
 
 Positional = tyro.conf.Positional

@@ -34,7 +34,7 @@ from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records
 from jprm.score.files import score_file
 from jprm.statistics import auroc
-from jprm.train.loop import train
+from jprm.train import train
 from jprm.tree import read_records
 
 ERRORS = {"ana": 0.01, "ben": 0.05, "eve": 0.6}

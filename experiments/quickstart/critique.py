@@ -44,8 +44,7 @@ from jprm.methods.label.config import CritiqueConfig
 from jprm.methods.label.files import label_critique
 from jprm.pack import token_tree
 from jprm.statistics import auroc, bootstrap, weighted_mean
-from jprm.train.loop import train
-from jprm.train.preemption import Stopped
+from jprm.train import Stopped, train
 from jprm.tree import ReasoningTree, read_records, tree_of
 
 AUTHORED = 200

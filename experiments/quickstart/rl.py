@@ -34,7 +34,7 @@ from jprm.experiment import OptimizerConfig
 from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.loop import train
-from jprm.train.preemption import Stopped
+from jprm.train import Stopped
 
 QUICKSTART = pathlib.Path("runs/quickstart")
 GUARDED = CreditConfig("min_form", "rloo", "constant", length=48, offset=-1.0, weight=0.5)

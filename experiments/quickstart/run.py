@@ -50,8 +50,7 @@ from jprm.methods.label.monte_carlo import label_trees
 from jprm.methods.label.rollouts import Rollouts
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
-from jprm.train.loop import train
-from jprm.train.preemption import Stopped
+from jprm.train import Stopped, train
 from jprm.tree import read_records, record_of, tree_of
 
 SOLUTIONS = 18_000

@@ -16,8 +16,7 @@ from jprm import multihost
 from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, load, override, read
 from jprm.io.storage import Place, path_of
-from jprm.train.log import Diverged
-from jprm.train.loop import train
+from jprm.train import Diverged, train
 
 Point = tuple[str, ...]
 """The assignments of one run, `a.b=value` each."""

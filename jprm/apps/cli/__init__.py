@@ -147,8 +147,7 @@ def train(
     """
     from jprm import multihost
     from jprm.experiment import load
-    from jprm.train.loop import train
-    from jprm.train.preemption import Stopped
+    from jprm.train import Stopped, train
 
     multihost.start(distributed)
     try:

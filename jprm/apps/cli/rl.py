@@ -44,7 +44,7 @@ def rl(
     from jprm.experiment import load
     from jprm.methods.rl.config import RLExperiment
     from jprm.methods.rl.loop import train
-    from jprm.train.preemption import Stopped
+    from jprm.train import Stopped
 
     multihost.start(distributed)
     try:

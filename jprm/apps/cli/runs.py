@@ -102,8 +102,8 @@ def sweep(
         distributed: For several processes, as in `jprm train`.
     """
     from jprm import multihost
+    from jprm.train import Stopped
     from jprm.train import sweep as sweeps
-    from jprm.train.preemption import Stopped
 
     multihost.start(distributed)
     try:

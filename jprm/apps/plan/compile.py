@@ -19,9 +19,8 @@ from jprm.model.lora import merge
 from jprm.model.mesh import row_places
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
-from jprm.train.initial import initial_state, reference_params
+from jprm.train import State, initial_state, make_step, reference_params
 from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State, make_step
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:

@@ -16,7 +16,7 @@ from jprm.methods.rl.rollout import Group, neutral_tree, packed
 from jprm.methods.verify.verifiers import Working, right_working
 from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.statistics import bootstrap, weighted_mean
-from jprm.train.trainer import Trainer
+from jprm.train import Trainer
 
 STREAM = -1
 """The number that evaluations have in place of an update's: their draws are no update's, and equal at all of them."""

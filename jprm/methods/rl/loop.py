@@ -42,10 +42,8 @@ from jprm.model.parameters import join
 from jprm.pack import PackReport
 from jprm.rows import Rows
 from jprm.score.scale import check_scale
-from jprm.train.log import Callback, Log
-from jprm.train.preemption import Stopped, Watchdog, stop_signal
-from jprm.train.run_folder import check_experiment, claim, data_digest, keep_digests
-from jprm.train.trainer import Trainer
+from jprm.train import Callback, Log, Stopped, Trainer, check_experiment, claim, data_digest, keep_digests, stop_signal
+from jprm.train.callbacks import Watchdog
 
 CONFIG, BEST = "rl_experiment.json", "best"
 FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds", "trackers")

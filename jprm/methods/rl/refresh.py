@@ -26,7 +26,7 @@ from jprm.methods.rl.config import RefreshConfig, RLExperiment
 from jprm.methods.rl.rollout import Group
 from jprm.methods.verify.verifiers import Verifier, Working
 from jprm.statistics import auroc
-from jprm.train.trainer import Trainer
+from jprm.train import Trainer
 
 FOLDER = "prm"
 

@@ -31,8 +31,8 @@ from jprm.pack import PackReport, pack
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import PRM
 from jprm.token_tree import TokenTree
+from jprm.train import Trainer
 from jprm.train.batches import micro_batches, unstacked
-from jprm.train.trainer import Trainer
 from jprm.tree import Node, ReasoningTree, RecordError, tree_of
 
 Record = Mapping[str, Any]

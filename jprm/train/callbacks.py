@@ -1,4 +1,4 @@
-"""Long runs: a stop at a step that all processes agree on, a watchdog that names a stalled host, goodput."""
+"""Beside the steps of a long run: goodput, a watchdog that names a stalled host, a profile, versions of compilers."""
 
 from __future__ import annotations
 
@@ -8,49 +8,25 @@ import json
 import os
 import pathlib
 import platform
-import signal
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 import jprm
 from jprm import multihost
 from jprm.io.outputs import atomic_file
-from jprm.io.storage import Place
+from jprm.io.storage import Place, Remote
 
 HEARTBEATS = "heartbeats"
-
-
-class Stopped(Exception):
-    """The run received SIGTERM, saved its state and ended before its last step."""
-
-
-@contextlib.contextmanager
-def stop_signal() -> Iterator[Callable[[int], bool]]:
-    """Yields a function to call after every step with its number. It returns whether to save now and stop.
-
-    It returns True after SIGTERM, which schedulers send before a preemption. If one of several processes receives it,
-    jax makes all of them stop at the next step that none has passed.
-    """
-    if jax.distributed.is_initialized():
-        yield multihost_utils.reached_preemption_sync_point
-        return
-    asked = threading.Event()
-    main = threading.current_thread() is threading.main_thread()  # only the main thread may set a handler
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set()) if main else None
-    try:
-        yield lambda step: asked.is_set()
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
 
 
 class Goodput:
@@ -174,6 +150,49 @@ def _who(index: int, beat: dict[str, Any] | None, now: float) -> str:
         return f"process {index}"
     spent = f"at step {beat['step']} ({beat['doing']}) for {now - beat['since']:.0f} s"
     return f"process {index} on {beat['host']}, pid {beat['pid']}, {spent}"
+
+
+PROFILE = "profile"
+
+
+class Profile:
+    """Traces the steps `window[0]` to `window[1]` into the folder `profile` of the run, in process 0; (0, 0): none.
+
+    A context manager, which ends a trace that an error interrupts. A run that continues within the window traces the
+    rest of it.
+    """
+
+    def __init__(self, workdir: Place, window: tuple[int, int]):
+        self.folder, self.window, self._tracing = workdir / PROFILE, window, False
+        self._written = str(self.folder)
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def before(self, step: int) -> None:
+        """Begins the trace where the window begins."""
+        if not self._tracing and self.window[0] <= step <= self.window[1] and multihost.is_first():
+            if isinstance(self.folder, Remote):
+                self._written = tempfile.mkdtemp()
+            jax.profiler.start_trace(self._written)
+            self._tracing = True
+
+    def after(self, step: int, metrics: Any) -> None:
+        """Ends the trace where the window ends, when the devices have computed the step's metrics."""
+        if self._tracing and step >= self.window[1]:
+            jax.block_until_ready(metrics)
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+            if isinstance(self.folder, Remote):
+                self.folder.upload_folder(self._written)
+                shutil.rmtree(self._written)
 
 
 @functools.cache
