@@ -31,7 +31,7 @@ from jprm.data.prm800k import READER
 from jprm.layout import native_layout
 from jprm.model.heads import HEADS
 from jprm.model.transformer import step_logits
-from jprm.objectives.pointwise import likelihood
+from jprm.objectives.steps import likelihood
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, tree_of

@@ -13,8 +13,8 @@ from jprm.data.pipeline import PipelineConfig, packed_batches
 from jprm.experiment import TargetConfig
 from jprm.model.mesh import make_mesh, put_rows
 from jprm.objectives.policy_gradient import path_sum
+from jprm.objectives.steps import returns
 from jprm.objectives.targets import targets
-from jprm.objectives.td_lambda import returns
 from jprm.pack import pack, token_tree
 from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
 from jprm.tree import Node, ReasoningTree

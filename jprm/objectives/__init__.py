@@ -36,16 +36,19 @@ from jaxtyping import Scalar
 from jprm import registry
 from jprm.experiment import LOG_RATIO, ObjectiveConfig, from_json
 from jprm.io.storage import path_of
-from jprm.objectives.bradley_terry import bradley_terry
-from jprm.objectives.cross_entropy import cross_entropy
 from jprm.objectives.implicit import implicit
-from jprm.objectives.next_token import next_token
-from jprm.objectives.pointwise import Pointwise, likelihood
 from jprm.objectives.policy_gradient import policy_gradient
-from jprm.objectives.pqm import pqm
-from jprm.objectives.squared_error import squared_error
-from jprm.objectives.td_lambda import td_lambda
-from jprm.objectives.ternary_cross_entropy import ternary_cross_entropy
+from jprm.objectives.steps import (
+    Pointwise,
+    bradley_terry,
+    cross_entropy,
+    likelihood,
+    next_token,
+    pqm,
+    squared_error,
+    td_lambda,
+    ternary_cross_entropy,
+)
 from jprm.rows import Rows
 
 Objective = Callable[[dict[str, Any], Rows, ObjectiveConfig], tuple[Scalar, Scalar, dict[str, Any]]]
