@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 from orbax.checkpoint import v1 as ocp
 
-from jprm.data.pipeline import PipelineConfig, packed_batches
+from jprm.train.batches import PipelineConfig, packed_batches
 from jprm.tree import Node, ReasoningTree
 
 

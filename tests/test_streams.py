@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from test_pipeline import CONFIG, LetterLayout, equal, letters_tree, problems
 
-from jprm.data.pipeline import COUNTS, counted_batches, packed_batches
-from jprm.data.streams import Streams, own_streams
 from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.train.batches import COUNTS, Streams, counted_batches, own_streams, packed_batches
 
 TREES = [letters_tree(i) for i in range(23)]
 COUNT, MICRO = 3, 6
@@ -114,5 +113,5 @@ class Place:
     ],
 )
 def test_a_process_has_the_streams_that_reach_its_devices(monkeypatch, slices, count, mine):
-    monkeypatch.setattr("jprm.data.streams.NamedSharding", lambda mesh, spec: Place(*slices))
+    monkeypatch.setattr("jprm.train.batches.NamedSharding", lambda mesh, spec: Place(*slices))
     assert own_streams(jax.sharding.get_mesh(), 8, count) == mine

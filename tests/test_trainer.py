@@ -13,9 +13,9 @@ from tiny_run import equal, experiment, lines, params, save_tokenizer, training
 
 import jprm
 from jprm import objectives
-from jprm.data.pipeline import empty_rows
 from jprm.experiment import read
 from jprm.train import make_step
+from jprm.train.batches import empty_rows
 from jprm.train.optimizer import schedule
 
 

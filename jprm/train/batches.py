@@ -1,61 +1,44 @@
-"""The batches of an experiment: its files' records as trees, checked against the target, packed into rows."""
+"""The batches of an experiment: its files' records as trees, checked against the target, packed into rows.
+
+    records -> trees -> shuffled anew every epoch -> tokenised -> windows, packed together -> rows shuffled -> batches
+
+The order is a function of (seed, position). Only two windows are in memory at a time. The iterator's state is a few
+integers. A restored iterator gives the same batches bit for bit, also from the middle of a window.
+
+Each process packs only the rows that its devices compute: stream k of n packs every n-th window and fills the k-th of n
+equal blocks of rows of every micro-batch. A batch is therefore a function of (seed, step, n), whatever the number of
+processes. With n = 1 every process packs everything.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import grain
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Int64
 
 from jprm import data, multihost
 from jprm.data import token_cache
-from jprm.data.pipeline import PipelineConfig, counted_batches
-from jprm.data.streams import Streams, own_streams
 from jprm.data.token_cache import TokenTrees
 from jprm.experiment import Experiment
 from jprm.layout import Layout, native_layout
-from jprm.rows import PER_TOKEN, Rows
-from jprm.token_tree import REFERENCE, token_tree
+from jprm.model.mesh import spec
+from jprm.pack import PackReport, TooLong, pack
+from jprm.rows import PER_TOKEN, Rows, empty_rows
+from jprm.token_tree import REFERENCE, Supervise, TokenTree, token_tree
 from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
 
-def check_supervision(experiment: Experiment) -> None:
-    """Raises ValueError where the target does not take the labels that `data.supervise` gives."""
-    supervise, target = experiment.data.supervise, experiment.target
-    if supervise != "step" and target.labels == "rating":
-        raise ValueError(
-            f"data.supervise={supervise!r} gives outcomes or tokens, not ratings: set target.labels to value or"
-            " correctness, and target.neutral=none"
-        )
-    allowed = {"token": ("soft",), "outcome_steps": ("soft", "entropy"), "outcome_tokens": ("soft", "entropy")}
-    if supervise in allowed and (target.after_error != "keep" or target.soft not in allowed[supervise]):
-        gives = "token ids" if supervise == "token" else "mean outcomes, which no step is to blame for"
-        raise ValueError(
-            f"data.supervise={supervise!r} gives {gives}: set target.after_error=keep and target.soft=soft"
-        )
-    if supervise == "token" and target.smoothing:
-        raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0")
-    if experiment.model.steps and supervise in ("token", "outcome_tokens"):
-        raise ValueError(
-            f"data.supervise={supervise!r} puts labels at tokens, and model.steps={experiment.model.steps!r} reads the"
-            " ends of steps: use another, such as outcome_steps"
-        )
-    if REFERENCE in experiment.data.extras and not experiment.reference:
-        raise ValueError("data.extras has a reference's log-probabilities: name that model in `reference`")
-    if target.consensus and (supervise != "step" or target.consensus not in experiment.data.extras):
-        raise ValueError(
-            f"target.consensus={target.consensus!r} compares the labels of steps with an extra: set"
-            " data.supervise=step and name it in data.extras"
-        )
-
-
-def training_batches(experiment: Experiment, mesh: jax.sharding.Mesh, tokenizer: Tokenizer) -> Streams:
+def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -> Streams:
     """Returns endless batches of shape (A, B, ...). This process packs the rows that its devices compute."""
     config, layout = experiment.data, native_layout(tokenizer)
     source = _source(experiment, config.train, layout)  # once for all streams, which some processes have more of
@@ -71,7 +54,7 @@ def batches_of(
 ) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
     """Returns batches of `data.rows` rows: shuffled and endless, or with `once` in file order.
 
-    Beside the rows are the counts of packing them (`jprm.data.pipeline.counted_batches`).
+    Beside the rows are the counts of packing them (`counted_batches`).
     """
     return _batches(experiment, _source(experiment, files, layout), layout, once=once)
 
@@ -109,22 +92,55 @@ def _token_trees(experiment: Experiment, source: grain.MapDataset, files: Sequen
     A process that does not see that folder, because it is on another host's disk, writes its own.
     """
     config, target = experiment.data, experiment.target
-    given = {"supervise": config.supervise, "extras": config.extras, "weight": config.weight}
+    how = {"supervise": config.supervise, "extras": config.extras, "weight": config.weight}
     about = {
         "files": [token_cache.files_of(file) for file in files],
         "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
-        **given,
+        **how,
         "target": [target.labels, target.consensus, target.after_error, target.soft],  # what `_checked` looks at
         "reference": pathlib.Path(experiment.reference).name if REFERENCE in config.extras else "",  # and this
     }
     records = (cast(dict[str, Any], source[i]) for i in range(len(source)))
-    trees = (token_tree(_checked(tree_of(record), experiment), layout, **given) for record in records)
+    trees = (token_tree(_checked(tree_of(record), experiment), layout, **how) for record in records)
 
     def write() -> None:
         token_cache.cached(config.cache, trees, len(source), about)
 
     multihost.first(write)
     return token_cache.cached(config.cache, trees, len(source), about)
+
+
+# --------------------------------------------------------------------------------------------------- labels and targets
+
+
+def check_supervision(experiment: Experiment) -> None:
+    """Raises ValueError where the target does not take the labels that `data.supervise` gives."""
+    supervise, target = experiment.data.supervise, experiment.target
+    if supervise != "step" and target.labels == "rating":
+        raise ValueError(
+            f"data.supervise={supervise!r} gives outcomes or tokens, not ratings: set target.labels to value or"
+            " correctness, and target.neutral=none"
+        )
+    allowed = {"token": ("soft",), "outcome_steps": ("soft", "entropy"), "outcome_tokens": ("soft", "entropy")}
+    if supervise in allowed and (target.after_error != "keep" or target.soft not in allowed[supervise]):
+        gives = "token ids" if supervise == "token" else "mean outcomes, which no step is to blame for"
+        raise ValueError(
+            f"data.supervise={supervise!r} gives {gives}: set target.after_error=keep and target.soft=soft"
+        )
+    if supervise == "token" and target.smoothing:
+        raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0")
+    if experiment.model.steps and supervise in ("token", "outcome_tokens"):
+        raise ValueError(
+            f"data.supervise={supervise!r} puts labels at tokens, and model.steps={experiment.model.steps!r} reads the"
+            " ends of steps: use another, such as outcome_steps"
+        )
+    if REFERENCE in experiment.data.extras and not experiment.reference:
+        raise ValueError("data.extras has a reference's log-probabilities: name that model in `reference`")
+    if target.consensus and (supervise != "step" or target.consensus not in experiment.data.extras):
+        raise ValueError(
+            f"target.consensus={target.consensus!r} compares the labels of steps with an extra: set"
+            " data.supervise=step and name it in data.extras"
+        )
 
 
 def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
@@ -154,14 +170,178 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
 
 def _check_reference(tree: ReasoningTree, reference: str) -> None:
     """Raises ValueError where a tree has not this reference's log-probabilities."""
-    found, wanted = tree.extra.get(REFERENCE), pathlib.Path(reference).name
+    there, wanted = tree.extra.get(REFERENCE), pathlib.Path(reference).name
     whole = all(REFERENCE in node.extra for node in tree.nodes)
-    if found != wanted or not whole:
-        has = f"log-probabilities of {found!r}" if found and whole else "no log-probabilities of a reference"
+    if there != wanted or not whole:
+        has = f"log-probabilities of {there!r}" if there and whole else "no log-probabilities of a reference"
         raise ValueError(
             f"problem {tree.problem[:60]!r}: it has {has}, and data.extras and `reference` name those of {wanted!r}:"
             " run `jprm label reference` with that model"
         )
+
+
+# -------------------------------------------------------------------------------------------------------- trees to rows
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineConfig:
+    rows: int  # of a batch
+    tokens: int  # of a row
+    slots: int  # of a row
+    too_long: TooLong  # what to do with chains that exceed a row; see `jprm.pack.pack`
+    supervise: Supervise = "step"
+    extras: tuple[str, ...] = ()  # keys of nodes; see `jprm.token_tree.token_tree`
+    weight: str = ""  # a key of nodes, or none
+    window: int = 256  # trees packed together: more leave less padding and take more memory
+    seed: int = 0
+    shuffle: bool = True  # trees within an epoch, and the rows of a window
+    epochs: int | None = None  # None repeats for ever
+    stream: tuple[int, int] = (0, 1)  # (k, n): the k-th of n streams, which packs every n-th window
+    chains: bool = False  # a row holds one chain; see `jprm.pack.pack`
+    siblings: bool = False  # a split keeps alternatives together; see `jprm.pack.pack`
+
+    def __post_init__(self):
+        for name in ("rows", "tokens", "slots", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
+"""The counts that `counted_batches` gives, in order."""
+
+
+def packed_batches(*args: Any, **kwargs: Any) -> grain.IterDataset[Rows]:
+    """Returns the rows of `counted_batches` alone."""
+    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
+
+
+def counted_batches(
+    source: Sequence[Any] | grain.MapDataset, layout: Layout | None, config: PipelineConfig,
+    tree_of: Callable[[Any], ReasoningTree] | None = None,
+) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:  # fmt: skip
+    """Returns batches of rows, and the counts of packing them: a window's are beside its first row.
+
+    A batch has exactly `config.rows` rows of numpy arrays. Nothing is dropped: rows that do not fill a batch at the end
+    of an epoch begin the first batch of the next. Empty rows, whose weights are 0, complete the last batch of all.
+
+    Args:
+        source: random access (`len` and `[i]`) to trees, or to items that `tree_of` turns into trees.
+        layout: turns trees into token trees; None where `source` has token trees (`jprm.data.token_cache`).
+
+    Raises:
+        ValueError: an empty source; while iterating, what `token_tree` and `pack` refuse.
+    """
+    if len(source) == 0:
+        raise ValueError("the data source is empty; there is nothing to train on")
+    trees: grain.MapDataset[Any] = grain.MapDataset.source(source).seed(config.seed)
+    if config.shuffle:
+        trees = trees.shuffle()
+    if tree_of is not None:
+        trees = trees.map(tree_of)
+    if layout is not None:
+        how = dict(supervise=config.supervise, extras=config.extras, weight=config.weight)
+        trees = trees.map(functools.partial(token_tree, layout=layout, **how))
+    windows = trees.batch(config.window, batch_fn=list).repeat(config.epochs)
+    packed = windows.map_with_index(functools.partial(_pack_window, config))
+    first, count = config.stream
+    packed = packed[first::count] if count > 1 else packed
+    # One thread packs one window ahead, so that the accelerator does not wait for the host between windows.
+    stream = packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+    return grain.experimental.RebatchIterDataset(stream, config.rows).map(functools.partial(_fill_up, config.rows))
+
+
+def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> tuple[Rows, np.ndarray]:
+    c = config
+    packed = pack(trees, c.tokens, c.slots, too_long=c.too_long, chains=c.chains, siblings=c.siblings)
+    rows = packed.rows
+    if len(rows.tokens) == 0:  # no tree of the window has a step; an empty row keeps the stream going
+        rows = empty_rows(1, c.tokens, c.slots, tuple(rows.extras))
+    count = len(rows.tokens)
+    order_B = np.random.default_rng([c.seed, index]).permutation(count) if c.shuffle else np.arange(count)
+    count_BK = np.zeros((count, len(COUNTS)), np.int64)
+    count_BK[0] = dataclasses.astuple(packed.report)
+    return jax.tree.map(lambda x_BX: x_BX[order_B], rows), count_BK
+
+
+def _fill_up(count: int, batch: tuple[Rows, np.ndarray]) -> tuple[Rows, np.ndarray]:
+    rows, count_BK = batch
+    missing = count - len(rows.tokens)
+    if missing == 0:
+        return batch
+    empty = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1], tuple(rows.extras))
+    none_BK = np.zeros((count - len(count_BK), len(COUNTS)), np.int64)
+    return jax.tree.map(lambda *pair: np.concatenate(pair), batch, (empty, none_BK))
+
+
+# ---------------------------------------------------------------------------------------------------- a process's share
+
+
+class Streams:
+    """Iterates over Rows of shape (A, B, ...), A micro-batches of B rows, from the `own` streams of `count`.
+
+    A stream gives A x B / count rows at a time, with the counts of packing them (`counted_batches`).
+    The rows of other processes' streams are zeros.
+    """
+
+    def __init__(self, own: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
+        self._count, self._micro_rows = count, micro_rows
+        self._own = {k: iter(stream) for k, stream in own.items()}
+        self._counts = {k: np.zeros(len(COUNTS), np.int64) for k in own}
+
+    def __iter__(self) -> Streams:
+        return self
+
+    def __next__(self) -> Rows:
+        block = self._micro_rows // self._count
+        parts = {}
+        for k, stream in self._own.items():
+            parts[k], count_rK = next(stream)
+            self._counts[k] = self._counts[k] + count_rK.sum(axis=0)
+
+        def put(*parts_rX: np.ndarray) -> np.ndarray:
+            first = np.asarray(parts_rX[0])
+            all_ABX = np.zeros((len(first) // block, self._micro_rows, *first.shape[1:]), first.dtype)
+            for k, part_rX in zip(parts, parts_rX, strict=True):
+                all_ABX[:, k * block : (k + 1) * block] = np.reshape(part_rX, (-1, block, *first.shape[1:]))
+            return all_ABX
+
+        return jax.tree.map(put, *parts.values())
+
+    @property
+    def report(self) -> PackReport:
+        """What all streams have packed since training began. Every process asks for it."""
+        counts = self._shared({k: count_K.tolist() for k, count_K in self._counts.items()})
+        return sum((PackReport(*count_K) for count_K in counts), start=PackReport())
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the positions of all streams as JSON, for any number of processes. Every process calls this."""
+        places = self._shared({k: stream.get_state() for k, stream in self._own.items()})
+        return {"streams": places, "counts": self._shared({k: count.tolist() for k, count in self._counts.items()})}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from the positions of all streams. Runs of version 0.1 kept no counts."""
+        for k, stream in self._own.items():
+            stream.set_state(state["streams"][k])
+            if "counts" in state:
+                self._counts[k] = np.array(state["counts"][k])
+
+    def _shared(self, own: dict[int, Any]) -> list[Any]:
+        """Returns what each stream has, of all processes'; two may own one stream, and have the same."""
+        all_of_them = {int(k): value for some in multihost.shared(own) for k, value in some.items()}
+        return [all_of_them[k] for k in range(self._count)]
+
+
+def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
+    """Returns the streams of `count` that have rows on this process's devices."""
+    place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
+    owned: set[int] = set()
+    for (rows,) in filter(None, place.addressable_devices_indices_map((micro_rows,)).values()):
+        first, stop, _ = rows.indices(micro_rows)
+        owned |= set(range(first // block, (stop - 1) // block + 1))
+    return sorted(owned)
+
+
+# --------------------------------------------------------------------------------------------------- rows of one update
 
 
 def check_rows(rows: Rows, vocab_size: int) -> None:
