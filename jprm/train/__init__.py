@@ -39,7 +39,6 @@ from jaxtyping import Array, Scalar
 from jprm import multihost, objectives
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.data.streams import Streams
 from jprm.devices import OPTIONS
 from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, read, to_json, written
 from jprm.io.digests import digest, sha256_of, text_of
@@ -65,7 +64,15 @@ from jprm.rows import Rows
 from jprm.score.identity import own_modules, own_parts
 from jprm.statistics import auroc, jsonable
 from jprm.tokenizer import Tokenizer, load_tokenizer
-from jprm.train.batches import batches_of, check_rows, check_supervision, micro_batches, training_batches, unstacked
+from jprm.train.batches import (
+    Streams,
+    batches_of,
+    check_rows,
+    check_supervision,
+    micro_batches,
+    training_batches,
+    unstacked,
+)
 from jprm.train.callbacks import Goodput, Profile, Watchdog, changed_compiler, versions
 from jprm.train.head_init import fitted_head, labelled_steps
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
@@ -317,6 +324,15 @@ class Trainer:
         """Returns an objective's mean loss and metrics on rows of shape (A, B, ...), and learns nothing from them."""
         with jax.set_mesh(self.mesh):
             return measured(objective, self._models(), unstacked(rows), self.experiment.task)
+
+    def take(self, folder: str | os.PathLike) -> int:
+        """Takes the trained parameters of another run of this model, from its newest checkpoint; returns its step."""
+        experiment = read(path_of(folder) / RUN)
+        with jax.set_mesh(self.mesh):
+            params, step = store.load_params(folder, experiment, self.mesh)
+        flat = flatten_dict(params, sep="/")
+        self.state = dataclasses.replace(self.state, trained={path: flat[path] for path in self.state.trained})
+        return step
 
     def save(self) -> None:
         """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""

@@ -10,7 +10,6 @@ groups. Process 0 writes.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import time
@@ -18,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from flax.traverse_util import flatten_dict
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
@@ -309,15 +307,8 @@ class Loop:
 
     def _take_best(self) -> None:
         """Gives trainer and sampler the parameters of the best evaluation."""
-        trainer = self.trainer
-        if self._best == self.progress.update:
-            return
-        with jax.set_mesh(trainer.mesh):
-            params, step = store.load_params(self._folder / BEST, trainer.experiment, trainer.mesh)
-        flat = flatten_dict(params, sep="/")
-        trained = {path: flat[path] for path in trainer.state.trained}
-        trainer.state = dataclasses.replace(trainer.state, trained=trained)
-        self._push(step)
+        if self._best != self.progress.update:
+            self._push(self.trainer.take(self._folder / BEST))
 
     def _auroc(self, groups: list[rollout.Group], scores: Scores) -> float | None:
         return multihost.first(lambda: step_auroc(groups, scores, self.working))

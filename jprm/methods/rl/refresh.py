@@ -11,12 +11,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from jprm import multihost
-from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.io.jsonl import write_records
@@ -136,12 +133,8 @@ def refreshed(
     files = multihost.first(lambda: _files(config, workdir / FOLDER, records, update))
     experiment = _experiment(config, experiment, prm, tuple(files), update)
     with Trainer(experiment, folder) as trainer:
-        with jax.set_mesh(trainer.mesh):
-            if not int(trainer.state.step):  # the head too: a base gives its decoder alone
-                params, _ = store.load_params(prm, read(path_of(prm) / RUN), trainer.mesh)
-                flat = flatten_dict(params, sep="/")
-                trained = {path: flat[path] for path in trainer.state.trained}
-                trainer.state = dataclasses.replace(trainer.state, trained=trained)
+        if not int(trainer.state.step):
+            trainer.take(prm)  # the head too: a base gives its decoder alone
         left = experiment.steps - int(trainer.state.step)
         for rows in itertools.islice(trainer.batches, left):
             trainer.step(rows)
