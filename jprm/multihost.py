@@ -121,18 +121,18 @@ def spread(do: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item])
 
     Where `do` raises in one process, that process raises the same error and the others raise ValueError.
     """
-    own, count = jax.process_index(), jax.process_count()
+    process, count = jax.process_index(), jax.process_count()
     if count == 1:
         return list(do(items))
     said, raised = {}, None
     try:
-        said = {"values": list(do(items[own::count])) if own < len(items) else []}
+        said = {"values": list(do(items[process::count])) if process < len(items) else []}
     except Exception as error:  # any error: the other processes must not wait for values
         said, raised = {"error": f"{type(error).__name__}: {error}"}, error
     told = shared(said)
     if raised is not None:
         raise raised
-    if failed := [process for process, each in enumerate(told) if "error" in each]:
+    if failed := [i for i, each in enumerate(told) if "error" in each]:
         raise ValueError(f"process {failed[0]} failed: {told[failed[0]]['error']}")
     return [told[i % count]["values"][i // count] for i in range(len(items))]
 

@@ -58,13 +58,13 @@ class TokenTrees(Sequence[TokenTree]):
             return [self[i] for i in range(*index.indices(len(self)))]  # pyright: ignore[reportReturnType]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        found = {}
+        arrays = {}
         for name, (kind, dtype, array) in self._maps.items():
             start_J = self._start[kind]
-            found[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
-        extras = {key: found.pop(f"extra_{i}") for i, key in enumerate(self._extras)}
-        name = found.pop("name").tobytes().decode()
-        return TokenTree(name=name, problem=int(self._problem_N[index]), extras=extras, **found)
+            arrays[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
+        extras = {key: arrays.pop(f"extra_{i}") for i, key in enumerate(self._extras)}
+        name = arrays.pop("name").tobytes().decode()
+        return TokenTree(name=name, problem=int(self._problem_N[index]), extras=extras, **arrays)
 
 
 def write(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:

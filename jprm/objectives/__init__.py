@@ -87,10 +87,10 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
     if text is None:
         return with_options(registry.find(name, OBJECTIVES, "objective"), options or {}, name)
     path, _, function = name.rpartition(":")
-    found = registry.defined(path, text).get(function)
-    if not callable(found):
+    objective = registry.defined(path, text).get(function)
+    if not callable(objective):
         raise ValueError(f"objective={name!r}: {path} defines no function {function}")
-    return with_options(found, options or {}, name)
+    return with_options(objective, options or {}, name)
 
 
 def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objective:

@@ -132,8 +132,8 @@ class PolicyGradient:
                 far_BS = k3(log_BS, token_log_probability(reference_BSV, token_BS), old_BS)
             return log_BS, entropy_BS, far_BS
 
-        found = in_blocks(of_block, rows.label, old_BS, *states)
-        return found[0], found[1], found[2] if len(found) > 2 else None
+        log_BS, entropy_BS, *far_BS = in_blocks(of_block, rows.label, old_BS, *states)
+        return log_BS, entropy_BS, far_BS[0] if far_BS else None
 
     def _proximal(self, log_BS: Array, old_BS: Array, rows: Rows) -> tuple[Array, Array]:
         """Returns the log-probabilities that ratios are to, and the weights of samples of an older policy."""

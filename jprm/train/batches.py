@@ -277,16 +277,16 @@ def _fill_up(count: int, batch: tuple[Rows, np.ndarray]) -> tuple[Rows, np.ndarr
 
 
 class Streams:
-    """Iterates over Rows of shape (A, B, ...), A micro-batches of B rows, from the `own` streams of `count`.
+    """Iterates over Rows of shape (A, B, ...), A micro-batches of B rows, from `streams` of `count`.
 
     A stream gives A x B / count rows at a time, with the counts of packing them (`counted_batches`).
     The rows of other processes' streams are zeros.
     """
 
-    def __init__(self, own: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
+    def __init__(self, streams: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
         self._count, self._micro_rows = count, micro_rows
-        self._own = {k: iter(stream) for k, stream in own.items()}
-        self._counts = {k: np.zeros(len(COUNTS), np.int64) for k in own}
+        self._streams = {k: iter(stream) for k, stream in streams.items()}
+        self._counts = {k: np.zeros(len(COUNTS), np.int64) for k in streams}
 
     def __iter__(self) -> Streams:
         return self
@@ -294,7 +294,7 @@ class Streams:
     def __next__(self) -> Rows:
         block = self._micro_rows // self._count
         parts = {}
-        for k, stream in self._own.items():
+        for k, stream in self._streams.items():
             parts[k], count_rK = next(stream)
             self._counts[k] = self._counts[k] + count_rK.sum(axis=0)
 
@@ -315,20 +315,20 @@ class Streams:
 
     def get_state(self) -> dict[str, Any]:
         """Returns the positions of all streams as JSON, for any number of processes. Every process calls this."""
-        places = self._shared({k: stream.get_state() for k, stream in self._own.items()})
+        places = self._shared({k: stream.get_state() for k, stream in self._streams.items()})
         return {"streams": places, "counts": self._shared({k: count.tolist() for k, count in self._counts.items()})}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from the positions of all streams. Runs of version 0.1 kept no counts."""
-        for k, stream in self._own.items():
+        for k, stream in self._streams.items():
             stream.set_state(state["streams"][k])
             if "counts" in state:
                 self._counts[k] = np.array(state["counts"][k])
 
-    def _shared(self, own: dict[int, Any]) -> list[Any]:
+    def _shared(self, of_stream: dict[int, Any]) -> list[Any]:
         """Returns what each stream has, of all processes'; two may own one stream, and have the same."""
-        all_of_them = {int(k): value for some in multihost.shared(own) for k, value in some.items()}
-        return [all_of_them[k] for k in range(self._count)]
+        of_all = {int(k): value for some in multihost.shared(of_stream) for k, value in some.items()}
+        return [of_all[k] for k in range(self._count)]
 
 
 def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:

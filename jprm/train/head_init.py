@@ -45,19 +45,19 @@ def labelled_steps(
 ) -> Steps:
     """Returns the states at the labelled steps of the first `rows` rows, in order."""
     mesh = jax.sharding.get_mesh()
-    found: list[Steps] = []
+    labelled: list[Steps] = []
     batches = iter(batches)
     first = next(batches)
     count = max(1, rows // len(first.tokens))
     with Bar("fitting the head", count) as bar:
         for batch in bar.follow(itertools.chain([first], itertools.islice(batches, count - 1))):
             arguments = params, config, target, put_rows(batch, mesh)
-            if not found:
+            if not labelled:
                 multihost.compile_together(_states, *arguments)
             x_BSD, target_BS, weight_BS = gathered(_states(*arguments))
             some_BS = weight_BS > 0
-            found.append(Steps(x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]))
-    return Steps(*(np.concatenate(part) for part in zip(*found, strict=True)))
+            labelled.append(Steps(x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]))
+    return Steps(*(np.concatenate(part) for part in zip(*labelled, strict=True)))
 
 
 def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:

@@ -101,8 +101,8 @@ class MLflow:
             self.id = run.id
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "jprm")
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        there = self._client.get_experiment_by_name(name)
+        experiment = there.experiment_id if there else self._client.create_experiment(name)
         commit = run.config["versions"]["commit"]
         tags = {"mlflow.source.git.commit": commit} if commit else {}
         self.id = self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
@@ -129,13 +129,13 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str], folder: Place, name: str, config: Mapping[str, Any], step: int):
-        made = {key: registry.find(key, TRACKERS, "trackers") for key in names}
-        if wrong := [key for key, make in made.items() if not callable(make)]:
+        makers = {key: registry.find(key, TRACKERS, "trackers") for key in names}
+        if wrong := [key for key, make in makers.items() if not callable(make)]:
             raise ValueError(f"trackers={wrong[0]!r} is not a function from a TrackedRun to a Tracker")
         path = folder / IDS
         ids = json.loads(path.read_text()) if path.is_file() else {}
         self._open: dict[str, Tracker] = {}
-        for key, make in made.items():
+        for key, make in makers.items():
             try:
                 self._open[key] = make(TrackedRun(folder, name, config, step, ids.get(key, "")))
             except ModuleNotFoundError as error:
