@@ -11,7 +11,7 @@ from tiny_run import VALUE, chains, experiment, make_data, pool_of, training
 import jprm
 from jprm.experiment import ObjectiveConfig
 from jprm.io.jsonl import write_records
-from jprm.objectives import OBJECTIVES
+from jprm.objectives import find
 from jprm.pack import pack, token_tree
 from jprm.tree import Node, ReasoningTree, tree_of
 
@@ -30,7 +30,7 @@ POOL = tree_of({"problem": "p", "samples": [
 @functools.partial(jax.jit, static_argnums=1)
 def value(given, name, rows):
     def loss(given):
-        total, count, _ = OBJECTIVES[name]({"model": given}, rows, TASK)
+        total, count, _ = find(name)({"model": given}, rows, TASK)
         return total, count
 
     return jax.value_and_grad(loss, has_aux=True)(given)

@@ -36,8 +36,6 @@ from jaxtyping import Scalar
 from jprm import registry
 from jprm.experiment import LOG_RATIO, ObjectiveConfig, from_json
 from jprm.io.storage import path_of
-from jprm.objectives.implicit import implicit
-from jprm.objectives.policy_gradient import policy_gradient
 from jprm.objectives.steps import (
     Pointwise,
     bradley_terry,
@@ -53,18 +51,19 @@ from jprm.rows import Rows
 
 Objective = Callable[[dict[str, Any], Rows, ObjectiveConfig], tuple[Scalar, Scalar, dict[str, Any]]]
 
-OBJECTIVES: dict[str, Objective] = {
+OBJECTIVES: dict[str, Objective | str] = {
     "cross_entropy": cross_entropy,
     "ternary_cross_entropy": ternary_cross_entropy,
     "squared_error": squared_error,
     "next_token": next_token,
     "likelihood": Pointwise(likelihood),  # of any head that has one
-    "policy_gradient": policy_gradient,  # on groups of samples, which `jprm.methods.rl` makes
+    "policy_gradient": "jprm.objectives.policy_gradient:policy_gradient",  # on groups that `jprm.methods.rl` samples
     "bradley_terry": bradley_terry,
     "pqm": pqm,
     "td_lambda": td_lambda,
-    "implicit": implicit,
+    "implicit": "jprm.objectives.implicit:implicit",
 }
+"""Objectives by name. One written `module:NAME` is imported when it is asked for."""
 
 PLAIN = (bool, int, float, str)
 """Types of options, beside Literal."""
@@ -124,7 +123,8 @@ def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
         kind = objective if hasattr(objective, "__qualname__") else type(objective)
         return f"{kind.__module__}:{kind.__qualname__}", {}
     kind = type(objective)
-    for name, known in OBJECTIVES.items():
+    for name in OBJECTIVES:
+        known = registry.find(name, OBJECTIVES, "objective")
         if type(known) is kind:
             values = {option: getattr(objective, option) for option in option_types(known)}
             options = {option: value for option, value in values.items() if value != getattr(known, option)}
