@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import TINY, packed_trees, random_tree, visible
 
-from jprm.apps.plan import roofline
+from jprm.apps.plan import counts
 
 BENCH = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "bench"
 sys.path.insert(0, str(BENCH))
@@ -28,8 +28,8 @@ def test_pairs_are_what_the_rule_shows_of_real_tokens():
 @pytest.mark.parametrize("training", [True, False])
 def test_flops_of_a_chain_are_those_of_the_plan(training):
     T = 48
-    trained = ["decoder/embed", *(f"decoder/layers_0/{name}" for name in roofline.matrices(TINY))] if training else []
-    expected = roofline.model_flops(TINY, trained, rows=1, tokens=T, slots=0)
+    trained = ["decoder/embed", *(f"decoder/layers_0/{name}" for name in counts.matrices(TINY))] if training else []
+    expected = counts.model_flops(TINY, trained, rows=1, tokens=T, slots=0)
     assert yardsticks.model_flops(TINY, T, T * (T + 1) // 2, training) == expected
 
 

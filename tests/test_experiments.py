@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 from tiny_run import MODEL, chains, make_data, trees
 
 import jprm
-from jprm.apps.plan.compile import training
+from jprm.apps.plan.plan import training_step
 from jprm.experiment import from_json, load, override, to_json
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh
@@ -122,7 +122,7 @@ def test_its_step_type_checks_in_the_large(whole, name):
         whole = override(whole, ["model.attention=blocked"])
     mesh = AbstractMesh(shape, MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
     check_mesh(whole.model, mesh, micro, whole.data.tokens)
-    step, arguments = training(whole, mesh)
+    step, arguments = training_step(whole, mesh)
     with jax.sharding.use_abstract_mesh(mesh):
         after, metrics = jax.eval_shape(step, *arguments)
     state = arguments[0]

@@ -12,7 +12,7 @@ from test_tpu import mesh_of
 from tiny import GEMMA, TINY, chain_rows, hidden, logits, optimised, params
 
 import jprm
-from jprm.apps.plan.compile import abstract_rows
+from jprm.apps.plan.plan import abstract_rows
 from jprm.checkpoints import base
 from jprm.model import transformer
 from jprm.model.int8 import SUMMED, Int8, held, held_decoder, quantized

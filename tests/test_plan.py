@@ -17,7 +17,8 @@ from rich.console import Console
 from tiny import TINY, optimised
 
 from jprm.apps import cli
-from jprm.apps.plan import compile, counts, hlo, report, roofline, search, topologies
+from jprm.apps.plan import counts, hlo, topologies
+from jprm.apps.plan import plan as planning
 from jprm.apps.plan.topologies import GIB
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
@@ -109,15 +110,15 @@ def test_model_flops_are_those_of_the_formula():
     assert sum(x.size for name, x in params.items() if not name.endswith("norm")) == matrix
     pairs = 4 * 4 * 6 * (T * (T + 1) // 2)  # 4 H a head and pair
     head = 8 * 2 * 5
-    every = {"decoder/embed"} | {f"decoder/layers_{i}/{name}" for i in (0, 1) for name in roofline.matrices(model)}
+    every = {"decoder/embed"} | {f"decoder/layers_{i}/{name}" for i in (0, 1) for name in counts.matrices(model)}
     upper = {path for path in every if "layers_1" in path}
-    flops = [roofline.model_flops(model, trained, 3, T, 5) for trained in (every, upper, ())]
+    flops = [counts.model_flops(model, trained, 3, T, 5) for trained in (every, upper, ())]
     assert flops[0] == 3 * (4 * (6 * matrix * T + 3 * pairs) + 6 * head)
     assert flops[1] == 3 * (3 * (2 * matrix * T + pairs) + 6 * matrix * T + 3 * pairs + 6 * head)
     assert flops[2] == 3 * (4 * (2 * matrix * T + pairs) + 2 * head)
     adapters = {f"{path}_lora_a" for path in upper}  # the matrix's own gradient is not needed
-    assert roofline.model_flops(model, adapters, 3, T, 5) == flops[1] - 3 * 2 * matrix * T
-    assert roofline.visible_pairs(T, 4) == sum(min(i + 1, 4) for i in range(T))
+    assert counts.model_flops(model, adapters, 3, T, 5) == flops[1] - 3 * 2 * matrix * T
+    assert counts.visible_pairs(T, 4) == sum(min(i + 1, 4) for i in range(T))
 
 
 REFUSALS = [
@@ -130,10 +131,10 @@ REFUSALS = [
 
 @pytest.mark.parametrize("message", REFUSALS)
 def test_the_compilers_refusal_is_read(message):
-    memory = compile.overflow(message)
+    memory = planning.overflow(message)
     assert (memory.total, memory.available, memory.fits) == (20.5 * GIB, 15.75 * GIB, False)
     with pytest.raises(RuntimeError, match="UNIMPLEMENTED: something else"):
-        compile.overflow("UNIMPLEMENTED: something else")
+        planning.overflow("UNIMPLEMENTED: something else")
 
 
 @pytest.mark.parametrize("name", ["v4-8", "v5e-4", "v5p-8", "v6e-4", "tpu7x-8"])
@@ -143,7 +144,7 @@ def test_a_program_that_does_not_fit_is_reported(name):
     mesh = Mesh(np.array(tpu(name)[:1]), ("one",), axis_types=(AxisType.Explicit,))
     args = (placed(mesh, (2**36,), jnp.float32),)
     with optimised():
-        memory, text = compile.compiled(jax.jit(lambda x: x + 1), args, mesh, slice.chip.allotted)
+        memory, text = planning.compiled(jax.jit(lambda x: x + 1), args, mesh, slice.chip.allotted)
     assert text is None and not memory.fits and memory.total >= 2 * 4 * 2**36  # its argument and its result
     assert memory.available == pytest.approx(slice.chip.allotted, rel=1e-3)  # two decimals of a GiB are printed
 
@@ -219,7 +220,7 @@ def test_slices_send_each_other_gradients_alone(file, tmp_path, monkeypatch):
     program, bytes = plan["program"], {}
     for row in program["collectives"]:
         bytes[row["network"], row["in_layers"], row["kind"], row["moves"]] = row["bytes"]
-    matrices = 2 * model.layers * sum(roofline.matrices(model).values())  # bfloat16
+    matrices = 2 * model.layers * sum(counts.matrices(model).values())  # bfloat16
     assert bytes[False, True, "all-gather", "weights"] == 2 * matrices  # forward and backward
     assert bytes[False, True, "reduce-scatter", "gradients"] == matrices
     assert program["others_in_layers"] == []
@@ -239,7 +240,7 @@ def test_the_scoring_step_is_the_scorers(file):
     from jprm.experiment import load
 
     mesh = jax.sharding.AbstractMesh((1, 4, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
-    score, args = compile.scoring(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
+    score, args = planning.scoring_step(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
     with jax.sharding.use_abstract_mesh(mesh):
         score_BS = score.eval_shape(*args)["score"]
     assert score_BS.shape == (4, 128) and score_BS.sharding.spec[0] == ("data", "fsdp")
@@ -258,15 +259,15 @@ def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
         memory = {"total": 20.0, "available": 30.0 if fits else 10.0}
         return {"made": experiment, "memory": memory, "bounds": {"tokens_per_second": speed} if fits else None}
 
-    monkeypatch.setattr(search, "plan", plan)
+    monkeypatch.setattr(planning, "plan", plan)
     whole = load(file, ["data.rows=32"])
-    plans, best = search.search(whole, topologies.find("v5e-8"))
+    plans, best = planning.search(whole, topologies.find("v5e-8"))
     assert best["made"].mesh == MeshConfig(1, 8, 1)
     assert (best["made"].model.remat, best["made"].data.micro_rows) == ("dots", 16)
     assert len(plans) == len({plan["made"] for plan in plans}) > 6
     assert {plan["made"].mesh.tensor for plan in plans} == {1, 2, 4}  # 8 does not divide the key-value heads
     with pytest.raises(ValueError, match="no mesh of 8 devices divides data.rows=9"):
-        search.search(load(file, ["data.rows=9", "data.micro_rows=9"]), topologies.find("v5e-8"))
+        planning.search(load(file, ["data.rows=9", "data.micro_rows=9"]), topologies.find("v5e-8"))
 
 
 def test_a_search_is_shown_whole_in_80_columns():
@@ -278,7 +279,7 @@ def test_a_search_is_shown_whole_in_80_columns():
 
     best = plan((2, 128, 8, 16), 12.5, {"tokens_per_second": 1234567.0, "mfu": 0.7654, "by": "interconnect"})
     printed = io.StringIO()
-    report.show_search([plan((1, 64, 1, 1), 123.456, None), best], best, Console(file=printed, width=80))
+    planning.show_search([plan((1, 64, 1, 1), 123.456, None), best], best, Console(file=printed, width=80))
     *_, other, chosen = (line.split() for line in printed.getvalue().splitlines())
     assert other == "1 x 64 x 1 x 1 nothing 1024 123.46 does not fit".split()
     assert chosen == "best 2 x 128 x 8 x 16 nothing 1024 12.50 1,234,567 76.5% interconnect".split()

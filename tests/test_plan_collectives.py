@@ -2,9 +2,8 @@
 
 import pytest
 
-from jprm.apps.plan import hlo, roofline, topologies
-from jprm.apps.plan.collectives import collectives, group_size, nodes_of, totals
-from jprm.apps.plan.counts import Program, count
+from jprm.apps.plan import counts, hlo, topologies
+from jprm.apps.plan.counts import Program, collectives, count, group_size, nodes_of, totals
 
 
 @pytest.mark.parametrize(
@@ -195,8 +194,8 @@ def test_all_kinds_between_slices(said, kind, bytes, received):
 
 def test_the_network_bounds_a_step():
     program = Program(0.0, 0.0, tuple(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE")), ())))
-    found = roofline.bounds(program, topologies.CHIPS["v5p"])
+    found = counts.bounds(program, topologies.CHIPS["v5p"])
     # 288 bytes at 50 Gb/s; the 1,392 within a slice at 600 GB/s.
     assert found.network == pytest.approx(288 / 6.25e9) and found.by == "network" and found.step == found.network
     assert found.interconnect == pytest.approx((4 * 192 + 3 * 192 + 48) / 600e9)
-    assert roofline.bounds(program, topologies.CHIPS["v4"]).network == 0  # whose rate nobody publishes
+    assert counts.bounds(program, topologies.CHIPS["v4"]).network == 0  # whose rate nobody publishes

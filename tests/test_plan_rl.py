@@ -9,8 +9,8 @@ from tiny import optimised
 from tiny_rl import PIECES, POLICY, PRM, experiment, save_run
 
 from jprm.apps import cli
-from jprm.apps.plan import collectives, counts, depth, rl, roofline
-from jprm.apps.plan.collectives import Collective
+from jprm.apps.plan import counts, rl
+from jprm.apps.plan.counts import Collective
 from jprm.apps.plan.topologies import devices, find
 from jprm.experiment import load, to_json
 from jprm.methods.rl.config import RLExperiment
@@ -58,7 +58,7 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
         assert sum(resident.values()) <= each["peak"] and each["fits"]
     # A chip decodes 4 of 32 rows: 2 FLOPs a row and parameter of the matrices and the head, and 4 for every query and
     # key of the prompt's 256 tokens, and of the sample's 16 where the compiler makes a product of those.
-    matrices = model.layers * sum(roofline.matrices(model).values()) + model.width * len(PIECES)
+    matrices = model.layers * sum(counts.matrices(model).values()) + model.width * len(PIECES)
     least = 2 * 4 * matrices + 4 * 4 * model.layers * model.heads * model.head_dim * 256
     assert least <= programs["decode"]["program"]["flops"] <= least * (1 + 16 / 256)
     assert programs["decode"]["times"] == 16 and programs["prefill"]["times"] == 1
@@ -78,7 +78,7 @@ def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
     found = {}
     with optimised():
         for layers in ((2, 4), (8,)):
-            monkeypatch.setattr(depth, "depths", lambda model, layers=layers: layers)
+            monkeypatch.setattr(rl, "depths", lambda model, layers=layers: layers)
             made, resident = rl.programs(config, rl.longest(config), mesh)
             for name in ("prefill", "decode"):
                 assert tuple(made[name].variants) == layers
@@ -101,14 +101,14 @@ def test_figures_are_continued_on_their_line():
         return counts.Program(10.0 + 3 * layers, 20.0 + layers, (*gathers, once))
 
     model = dataclasses.replace(POLICY, layers=28, layer_groups=(28,))
-    assert depth.depths(model) == (2, 4)
-    assert depth.depths(dataclasses.replace(model, windows=(64, 64, 0))) == (6, 12)  # whole periods
-    assert depth.depths(dataclasses.replace(POLICY, layers=4, layer_groups=(4,))) == (4,)
-    found, whole = depth.program_at({layers: program(layers) for layers in (2, 4)}, 28), program(28)
+    assert rl.depths(model) == (2, 4)
+    assert rl.depths(dataclasses.replace(model, windows=(64, 64, 0))) == (6, 12)  # whole periods
+    assert rl.depths(dataclasses.replace(POLICY, layers=4, layer_groups=(4,))) == (4,)
+    found, whole = rl.program_at({layers: program(layers) for layers in (2, 4)}, 28), program(28)
     assert (found.flops, found.bytes) == (whole.flops, whole.bytes)
     assert found.received(network=False) == whole.received(network=False) == 28 * 7 * 2 + 5
-    assert collectives.totals(found.collectives) == collectives.totals(whole.collectives)
-    assert depth.program_at({28: whole}, 28) == whole and depth.total_at({2: 5.0, 4: 9.0}, 28) == 57.0
+    assert counts.totals(found.collectives) == counts.totals(whole.collectives)
+    assert rl.program_at({28: whole}, 28) == whole and rl.total_at({2: 5.0, 4: 9.0}, 28) == 57.0
 
 
 def test_refusals(file, capsys, monkeypatch):

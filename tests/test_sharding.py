@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from tiny import GEMMA, TINY, Stepper, filled, init, packed_trees, params, random_tree
 
-from jprm.apps.plan.compile import abstract_rows
+from jprm.apps.plan.plan import abstract_rows
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.collectives import embedding_lookup, gathered_weight
 from jprm.model.config import ModelConfig

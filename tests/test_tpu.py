@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from tiny import Stepper, optimised
 
 from jprm.apps.plan import counts, hlo
-from jprm.apps.plan.compile import abstract_rows
+from jprm.apps.plan.plan import abstract_rows
 from jprm.devices import OPTIONS
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model import transformer

@@ -73,9 +73,8 @@ def _plan(experiment: Any, topology: Any, search: bool, to: Path | None, options
     """Plans or searches for a plan, prints it and writes it to a file."""
     from rich.console import Console
 
-    from jprm.apps.plan import report
-    from jprm.apps.plan.plan import plan
-    from jprm.apps.plan.search import search as search_plans
+    from jprm.apps.plan.plan import plan, show, show_search
+    from jprm.apps.plan.plan import search as search_plans
     from jprm.io.outputs import write_json
 
     console, errors = Console(), Console(stderr=True)
@@ -86,9 +85,9 @@ def _plan(experiment: Any, topology: Any, search: bool, to: Path | None, options
         else:
             best = plan(experiment, topology, say=say, **options)
     if search:
-        report.show_search(plans, best, console)
+        show_search(plans, best, console)
     if best is not None:
-        report.show(best, console)
+        show(best, console)
     if to is not None:
         write_json(to, {"plans": plans, "best": best} if search else best)
         console.print(f"{to}: written")

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.table import Table
 
-from jprm.apps.plan import collectives, compile, counts, hlo, roofline
-from jprm.apps.plan.topologies import Topology, devices
+from jprm import objectives
+from jprm.apps.plan import counts, hlo
+from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import Experiment
 from jprm.model import chunked_mlp
-from jprm.model.attention import find
-from jprm.model.mesh import check_mesh, make_mesh
-from jprm.model.transformer import AXES
+from jprm.model.attention import find as find_attention
+from jprm.model.heads import find as find_head
+from jprm.model.lora import merge
+from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_places
+from jprm.model.transformer import AXES, REMAT
+from jprm.rows import Rows, empty_rows
+from jprm.score.scorer import readout_of_rows
+from jprm.train import State, initial_state, make_step, reference_params
+from jprm.train.optimizer import make_optimizer
 
 
 def plan(
@@ -38,20 +50,20 @@ def plan(
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
     model.check_attention(backend=topology.chip.backend)
-    if find(model.attention).chain_rows:
+    if find_attention(model.attention).chain_rows:
         raise ValueError(f"attention={model.attention!r} is compiled on a GPU alone; plan with 'gpu_kernel'")
     mesh = make_mesh(experiment.mesh, devices(topology))
     rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
     micro_rows = rows if scoring else data.micro_rows
     check_mesh(model, mesh, micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
-    made = compile.scoring(experiment, mesh) if scoring else compile.training(experiment, mesh, topology.chip.backend)
-    function, args = made
+    backend = topology.chip.backend
+    function, args = scoring_step(experiment, mesh) if scoring else training_step(experiment, mesh, backend)
     params, trained = (args[0], ()) if scoring else (args[0].params, tuple(args[0].trained))
     say("compiling; a large model takes minutes")
-    memory, text = compile.compiled(function, args, mesh, topology.chip.allotted)
+    memory, text = compiled(function, args, mesh, topology.chip.allotted)
     slots = data.tokens // 2 if scoring else data.slots
-    needed = roofline.model_flops(model, trained, rows, data.tokens, slots)
+    needed = counts.model_flops(model, trained, rows, data.tokens, slots)
     result: dict[str, Any] = {
         "experiment": experiment.name,
         "step": "scoring" if scoring else "training",
@@ -75,7 +87,8 @@ def plan(
     if text is not None:
         say("reading the compiled program")
         at_once = micro_rows // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
-        kernels = find(model.attention).flops(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
+        flops_of = find_attention(model.attention).flops
+        kernels = flops_of(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels, node(topology))
         result |= _measured(program, topology, needed, rows * data.tokens, epoch_tokens, epoch_labels)
     return result | {"seconds_to_plan": time.monotonic() - start}
@@ -86,7 +99,7 @@ def _measured(
     epoch_labels: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the fields `program`, `bounds` and `epoch` of a plan; `needed`: the model's FLOPs for a step."""
-    bound = roofline.bounds(program, topology.chip)
+    bound = counts.bounds(program, topology.chip)
     per_second = tokens / bound.step
     hours = (epoch_tokens or 0) / per_second / 3600
     return {
@@ -94,7 +107,7 @@ def _measured(
             "flops": program.flops,
             "flops_over_model": program.flops * topology.devices / needed,
             "hbm_bytes": program.bytes,
-            "collectives": collectives.totals(program.collectives),
+            "collectives": counts.totals(program.collectives),
             "others_in_layers": sorted({c.name for c in program.collectives if c.in_layers and c.moves == "other"}),
             "uncounted_kernels": list(program.uncounted),
         },
@@ -131,3 +144,266 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
             if "mlp" in AXES.get(role, ()):
                 sizes.add(x.size // x.shape[0] // split // chunked_mlp.count(x.shape[AXES[role].index("mlp")] // split))
     return sizes
+
+
+# ---- Compiling an experiment's step for absent chips, from shapes alone: without weights or data.
+
+
+def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
+    """Returns `Rows` of shapes and shardings without values: (*lead, ...), with rows on the last axis of `lead`."""
+
+    def abstract(place: Any, arrays: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
+
+    return jax.tree.map(abstract, row_places(mesh, len(lead) - 1), empty_rows(1, tokens, slots, extras))
+
+
+def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
+    """Returns shapes, types and shardings of the initial training state, without reading the base model's files."""
+    abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
+    with jax.sharding.use_abstract_mesh(abstract):
+        state = jax.eval_shape(lambda: initial_state(experiment, load_base=False))
+        reference = jax.eval_shape(lambda: reference_params(experiment, load=False))
+
+    def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec if x.ndim else P()))
+
+    return jax.tree.map(placed, dataclasses.replace(state, reference=reference))
+
+
+def training_step(
+    experiment: Experiment, mesh: Mesh | AbstractMesh, backend: str = "tpu"
+) -> tuple[Callable, tuple[Any, ...]]:
+    """Returns the step that `jprm train` runs on the backend, and its arguments."""
+    e = experiment
+    objective = objectives.find(e.objective, e.objective_options)
+    objectives.check(objective, e.task)
+    step = make_step(objective, make_optimizer(e.optimizer), e.task, backend)
+    data = experiment.data
+    lead = data.rows // data.micro_rows, data.micro_rows
+    rows = abstract_rows(mesh, *lead, tokens=data.tokens, slots=data.slots, extras=data.extras)
+    state = abstract_state(experiment, mesh)
+    return step, (state, rows, jax.ShapeDtypeStruct((), "float32", sharding=state.step.sharding))
+
+
+def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
+    """Returns what `jprm score` runs on a batch of one row a device, and its arguments."""
+    state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
+    with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
+        params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
+    params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
+    rows = abstract_rows(mesh, mesh.shape["data"] * mesh.shape["fsdp"], tokens=tokens, slots=tokens // 2)
+    return readout_of_rows, (params, experiment.model, rows, find_head(experiment.model.head).readout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """HBM bytes of one device. Only `total` and `available` are known where the program does not fit.
+
+    On TPUs `total` is the most that the compiler assigns at once, by which it refuses a program; `temporaries`, its
+    other figure, counts some buffers twice.
+    """
+
+    total: float
+    available: float
+    arguments: float | None = None
+    temporaries: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.available
+
+
+def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> tuple[Memory, str | None]:
+    """Returns the compiled program's memory and its HLO text; the text is None where it does not fit the chip."""
+    with jax.set_mesh(mesh):
+        lowered = function.lower(*args)
+        try:
+            program = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            return overflow(str(error)), None
+    sizes = program.memory_analysis()
+    fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes  # not written in place of the arguments
+    at_once = sizes.argument_size_in_bytes + fresh + sizes.temp_size_in_bytes
+    if mesh.devices.flat[0].platform == "tpu":
+        at_once = sizes.peak_memory_in_bytes
+    total = at_once + sizes.generated_code_size_in_bytes
+    memory = Memory(total, available, sizes.argument_size_in_bytes, sizes.temp_size_in_bytes)
+    return memory, program.as_text() if memory.fits else None  # XLA compiles what no GPU holds
+
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+
+
+def overflow(message: str) -> Memory:
+    """Returns the figures in the compiler's refusal. Raises RuntimeError with the message where it has none."""
+    figures = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message) or re.search(
+        r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message
+    )
+    if not figures:
+        raise RuntimeError(f"the compiler failed: {message}")
+    used, unit, limit, limit_unit = figures.groups()
+    return Memory(float(used) * UNITS[unit], float(limit) * UNITS[limit_unit])
+
+
+# ---- Search over mesh shapes, then remat policies, then rows at a time, each with the best of what was found before.
+
+
+def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[list[dict], dict | None]:
+    """Returns all plans, and the fitting one with the most tokens a second, or None.
+
+    Compiling takes minutes, so not every combination is tried. Where nothing fits yet, the search continues with the
+    candidate that lacks the least memory.
+
+    Raises ValueError where no mesh divides the model and the rows.
+    """
+    tried: dict[Experiment, dict] = {}
+    best = experiment
+    for candidates in (meshes,) if options.get("scoring") else (meshes, remats, micro_rows):
+        for candidate in candidates(best, topology):
+            if candidate not in tried:
+                tried[candidate] = _planned(candidate, topology, options)
+        if not tried:
+            raise ValueError(
+                f"no mesh of {topology.devices} devices divides data.rows={experiment.data.rows} and the model's width"
+                f" {experiment.model.width}: make data.rows a multiple of the devices"
+            )
+        best = max(tried, key=lambda candidate: merit(tried[candidate]))
+    plans = list(tried.values())
+    fitting = [candidate for candidate in plans if candidate["bounds"]]
+    return plans, max(fitting, key=merit, default=None)
+
+
+def _planned(candidate: Experiment, topology: Topology, options: dict[str, Any]) -> dict:
+    say: Callable[[str], None] = options.get("say", lambda line: None)
+    mesh, data = candidate.mesh, candidate.data
+    sizes = " x ".join(str(getattr(mesh, axis)) for axis in MESH_AXES)
+    name = f"mesh {sizes}, remat {candidate.model.remat}, {data.micro_rows} rows"
+    return plan(candidate, topology, **{**options, "say": lambda line: say(f"{name}: {line}")})
+
+
+def merit(plan: dict) -> tuple[bool, float]:
+    """Returns a key, larger for better plans: fitting ones first, then by tokens a second or by missing memory."""
+    if plan["bounds"]:
+        return True, plan["bounds"]["tokens_per_second"]
+    return False, plan["memory"]["available"] - plan["memory"]["total"]
+
+
+def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
+    """Yields meshes that divide the model and its rows, with one row at a time for each part of the batch.
+
+    tensor: up to 8; data: one or two replicas of the weights per slice; context: the experiment's own.
+    """
+    model, data, context = experiment.model, experiment.data, experiment.mesh.context
+    for tensor in (1, 2, 4, 8):
+        for replicas in (topology.slices, 2 * topology.slices):
+            fsdp, left = divmod(topology.devices, tensor * replicas * context)
+            divides = not left and fsdp and not data.rows % (fsdp * replicas) and not model.width % (fsdp * context)
+            if divides and not any(size % tensor for size in (model.kv_heads, model.mlp_width, model.vocab_size)):
+                changed = dataclasses.replace(data, micro_rows=fsdp * replicas)
+                yield dataclasses.replace(experiment, mesh=MeshConfig(replicas, fsdp, tensor, context), data=changed)
+
+
+def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
+    del topology
+    for remat in REMAT:
+        yield dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, remat=remat))
+
+
+def micro_rows(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
+    """Yields micro-batches from one row a device to all rows of an update, by factors of two."""
+    del topology
+    rows = experiment.mesh.data * experiment.mesh.fsdp  # a mesh of `meshes` has no -1
+    while rows <= experiment.data.rows:
+        if experiment.data.rows % rows == 0:
+            yield dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, micro_rows=rows))
+        rows *= 2
+
+
+# ---- Tables of a plan, and of a search's plans.
+
+
+def show(plan: Mapping[str, Any], console: Console) -> None:
+    """Prints the tables of one plan."""
+    mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
+    slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
+    half = "" if plan["devices"] == plan["chips"] else f" ({plan['devices']} devices: figures are of half a chip)"
+    console.print(
+        f"{plan['experiment']}, {plan['step']}: {plan['parameters'] / 1e9:.2f} B parameters on"
+        f" {slices}{plan['topology']}, {plan['chips']} chips{half}; mesh {mesh}; {plan['rows']} rows of"
+        f" {plan['tokens']:,} tokens, {plan['micro_rows']} at a time; remat {plan['remat']}; attention"
+        f" {plan['attention']}"
+    )
+    memory = plan["memory"]
+    table = Table("memory a device", "GiB", title=verdict(memory), title_justify="left")
+    shown = {"arguments": "arguments", "temporaries": "temporaries", "total": "at once", "available": "available"}
+    for name, label in shown.items():
+        if memory[name] is not None:
+            table.add_row(label, f"{memory[name] / GIB:.2f}")
+    console.print(table)
+    if plan["program"] is None:
+        return
+    program, bounds = plan["program"], plan["bounds"]
+
+    table = Table("a step, a device", "", "at least", title="work", title_justify="left")
+    table.add_row("model FLOPs", f"{plan['model_flops']:.4g}", "")
+    ratio = f"{program['flops']:.4g} ({program['flops_over_model']:.2f} of the model's)"
+    table.add_row("compiled FLOPs", ratio, seconds(bounds["compute"]))
+    table.add_row("HBM bytes", f"{program['hbm_bytes']:.4g}", seconds(bounds["hbm"]))
+    for name, between_slices in (("interconnect", False), ("network", True))[: 1 + (plan["slices"] > 1)]:
+        received = sum(row["received"] for row in program["collectives"] if row["network"] == between_slices)
+        least = seconds(bounds[name]) if bounds[name] or not received else "no published rate"
+        table.add_row(f"{name} bytes", f"{received:.4g}", least)
+    console.print(table)
+
+    if program["collectives"]:
+        table = Table("collective", "of", "where", "times", "GB", title="collectives", title_justify="left")
+        for row in program["collectives"]:
+            where = "layer loop" if row["in_layers"] else "outside it"
+            kind = row["kind"] + " between slices" * row["network"]
+            table.add_row(kind, row["moves"], where, f"{row['count']:,.0f}", f"{row['bytes'] / 1e9:.3f}")
+        console.print(table)
+    for name in program["others_in_layers"]:
+        console.print(f"in the layer loop, not known to be of weights or of gradients: {name}")
+    for name in program["uncounted_kernels"]:
+        console.print(f"a kernel without a cost estimate, whose FLOPs are not counted: {name}")
+
+    console.print(
+        f"bound: at most {bounds['tokens_per_second']:,.0f} tokens/s, MFU {bounds['mfu']:.1%}, by {bounds['by']}; a"
+        f" step takes {seconds(bounds['step'])} or more"
+    )
+    if plan["epoch"]:
+        epoch = plan["epoch"]
+        labels = f", {epoch['labels_per_second']:,.0f} labels/s at most" if epoch["labels_per_second"] else ""
+        console.print(
+            f"epoch of {epoch['tokens']:,.0f} tokens: at least {epoch['hours']:.3g} hours,"
+            f" {epoch['chip_hours']:.3g} chip-hours{labels}"
+        )
+    console.print(f"planned in {plan['seconds_to_plan']:.0f} s")
+
+
+def show_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, console: Console) -> None:
+    """Prints one line per candidate, within 80 columns."""
+    table = Table(
+        "", " x ".join(MESH_AXES), "remat", "rows", "GiB", "tokens/s", "MFU", "bound by", box=None, padding=(0, 1)
+    )
+    for plan in plans:
+        memory, bounds = plan["memory"], plan["bounds"]
+        cells = ["best" if plan is best else "", " x ".join(str(size) for size in plan["mesh"].values())]
+        cells += [plan["remat"], str(plan["micro_rows"]), f"{memory['total'] / GIB:.2f}"]
+        if bounds:
+            table.add_row(*cells, f"{bounds['tokens_per_second']:,.0f}", f"{bounds['mfu']:.1%}", bounds["by"])
+        else:
+            table.add_row(*cells, "", "", "does not fit")
+    console.print(table)
+    if best is None:
+        console.print("none of them fits: use a larger slice, shorter rows or fewer slots")
+
+
+def verdict(memory: Mapping[str, Any]) -> str:
+    spare = (memory["available"] - memory["total"]) / GIB
+    return f"fits, {spare:.2f} GiB to spare" if memory["fits"] else f"does not fit: {-spare:.2f} GiB too much"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"

@@ -9,7 +9,7 @@
 Learner, reference, sampler and PRM stay on the devices. The sampler's caches are there in prefill and decode alone.
 
 In prefill and decode the layers are no loop, and a program of all layers takes long to compile. These two are compiled
-with few layers, and their figures are continued to all of them (`jprm.apps.plan.depth`).
+with few layers, and their figures are continued to all of them (`rl`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
+from rich.console import Console
+from rich.table import Table
 
-from jprm.apps.plan import collectives, compile, counts, depth, hlo, roofline
-from jprm.apps.plan.plan import layer_sizes
-from jprm.apps.plan.topologies import Topology, devices
+from jprm.apps.plan import counts, hlo
+from jprm.apps.plan.plan import compiled, layer_sizes, scoring_step, seconds, training_step
+from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.io.storage import path_of
@@ -95,18 +97,18 @@ def measure(
     totals, counted, available = {}, {}, topology.chip.allotted
     for size, lowered in program.variants.items():
         say(f"compiling {name}" + (f" of {size} layers" if len(program.variants) > 1 else ""))
-        memory, text = compile.compiled(*lowered, mesh, available)
+        memory, text = compiled(*lowered, mesh, available)
         totals[size] = memory.total
         if text is not None:
             counted[size] = counts.count(hlo.parse(text), layer_sizes(params_of(lowered), mesh), kernels)
-    peak = depth.total_at(totals, layers) + resident - program.stays
+    peak = total_at(totals, layers) + resident - program.stays
     measured = {
         "times": program.times, "peak": peak, "fits": peak <= available, "program": None,
         "compiled_layers": [*totals] if len(totals) > 1 else None,
     }  # fmt: skip
     if len(counted) < len(totals):
         return measured
-    return measured | _measured(depth.program_at(counted, layers), topology)
+    return measured | _measured(program_at(counted, layers), topology)
 
 
 def longest(config: RLExperiment) -> Experiment:
@@ -121,7 +123,7 @@ def longest(config: RLExperiment) -> Experiment:
 
 def programs(config: RLExperiment, experiment: Experiment, mesh: Mesh) -> tuple[dict[str, Program], dict[str, float]]:
     """Returns an update's programs, and the bytes of a device that stay there, by what they are."""
-    step, arguments = compile.training(experiment, mesh)
+    step, arguments = training_step(experiment, mesh)
     state, model = arguments[0], experiment.model
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         learnt = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
@@ -131,22 +133,22 @@ def programs(config: RLExperiment, experiment: Experiment, mesh: Mesh) -> tuple[
         "parameters": held(state.params), "moments": held(state.optimizer), "reference": held(state.reference),
         "sampler": held(copied),
     }  # fmt: skip
-    found = {"update": Program({model.layers: (step, arguments)}, held(state), config.minibatches)}
+    runs = {"update": Program({model.layers: (step, arguments)}, held(state), config.minibatches)}
     if config.prm and kind_of(config.prm) == "run":
         prm = read(path_of(config.prm) / RUN)
-        function, scored = compile.scoring(prm, mesh)
+        function, scored = scoring_step(prm, mesh)
         resident["PRM"] = held(scored[0])
         tokens = config.problems_an_update * config.samples * config.tokens  # every chain in a row of its own
         rows = mesh.shape["data"] * mesh.shape["fsdp"] * prm.data.tokens
-        found["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), -(-tokens // rows))
-    some = [_sampling(config, *shallow(copied, model, layers), mesh) for layers in depth.depths(model)]
+        runs["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), -(-tokens // rows))
+    some = [_sampling(config, *shallow(copied, model, layers), mesh) for layers in depths(model)]
     for name, (_, _, times) in some[0].items():
         variants = {each[name][1][1].layers: each[name][:2] for each in some}
-        found[name] = Program(variants, resident["sampler"], times)
+        runs[name] = Program(variants, resident["sampler"], times)
     # The old copy goes before the new one is made.
     push = {model.layers: (decode.unstack, (learnt, model.layer_groups))}
-    found["push"] = Program(push, held(learnt) + resident["sampler"], 1)
-    return found, {name: size for name, size in resident.items() if size}
+    runs["push"] = Program(push, held(learnt) + resident["sampler"], 1)
+    return runs, {name: size for name, size in resident.items() if size}
 
 
 def shallow(params: Mapping, model: ModelConfig, layers: int) -> tuple[dict, ModelConfig]:
@@ -224,24 +226,19 @@ def _kernels(experiment: Experiment, mesh: Mesh) -> Mapping[str, float]:
 
 
 def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:
-    bounds = roofline.bounds(program, topology.chip)
+    bounds = counts.bounds(program, topology.chip)
     return {
         "program": {
             "flops": program.flops, "hbm_bytes": program.bytes,
             "received": program.received(network=False), "between_slices": program.received(network=True),
-            "collectives": collectives.totals(program.collectives), "uncounted_kernels": list(program.uncounted),
+            "collectives": counts.totals(program.collectives), "uncounted_kernels": list(program.uncounted),
         },
         "bounds": dataclasses.asdict(bounds), "by": bounds.by, "seconds": bounds.step,
     }  # fmt: skip
 
 
-def show(plan: Mapping[str, Any], console: Any) -> None:
+def show(plan: Mapping[str, Any], console: Console) -> None:
     """Prints the tables of a plan."""
-    from rich.table import Table
-
-    from jprm.apps.plan.report import seconds
-    from jprm.apps.plan.topologies import GIB
-
     mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
     console.print(
@@ -271,3 +268,49 @@ def show(plan: Mapping[str, Any], console: Any) -> None:
         least = seconds(plan["update_seconds"])
         console.print(f"an update takes {least} or more, if all samples have the largest length")
     console.print(f"planned in {plan['seconds_to_plan']:.0f} s")
+
+
+# ---- Figures of a program of many layers, from those of two programs of few.
+#
+# Where every layer is written out, each adds the same instructions and arrays: figures are affine in the number of
+# layers. `tests/test_plan_rl.py` holds them against a program of all layers.
+
+PERIODS = 2, 4
+"""Periods of the layers' pattern in the two programs: in fewer, the first and the last layer are neighbours."""
+
+
+def depths(model: ModelConfig) -> tuple[int, ...]:
+    """Returns the layers of the programs to compile: two numbers, or the model's own where that is no more."""
+    few = tuple(periods * max(1, len(model.windows)) for periods in PERIODS)
+    return few if few[-1] < model.layers else (model.layers,)
+
+
+def total_at(totals: Mapping[int, float], layers: int) -> float:
+    """Returns a figure at `layers` layers from those at one or two numbers of layers."""
+    return sum(weight * totals[depth] for depth, weight in _weights(totals, layers).items())
+
+
+def program_at(programs: Mapping[int, counts.Program], layers: int) -> counts.Program:
+    """Returns the counts of the program with `layers` layers, as `total_at` does.
+
+    Its collectives are those of both programs, each counted with its program's weight. The smaller program has a
+    negative weight.
+    """
+    weights = _weights(programs, layers)
+    return counts.Program(
+        flops=sum(weight * programs[depth].flops for depth, weight in weights.items()),
+        bytes=sum(weight * programs[depth].bytes for depth, weight in weights.items()),
+        collectives=tuple(
+            dataclasses.replace(collective, times=weight * collective.times)
+            for depth, weight in weights.items()
+            for collective in programs[depth].collectives
+        ),
+        uncounted=tuple(sorted({name for program in programs.values() for name in program.uncounted})),
+    )
+
+
+def _weights(of: Mapping[int, object], layers: int) -> dict[int, float]:
+    """Returns what each program counts on the line through them: 1 for a single one."""
+    few, more = min(of), max(of)
+    at = (layers - few) / (more - few) if more > few else 1.0
+    return {few: 1 - at, more: at} if more > few else {few: 1.0}
