@@ -53,7 +53,7 @@ setuptools.setup(
     package_data={
         "jprm": ["py.typed"],
         "jprm.apps.annotate": ["annotate.css", "annotate.html", "annotate.js", "guidelines.txt"],
-        "jprm.model.attention": ["gpu_blocks.json"],
+        "jprm.methods.kernels": ["gpu_blocks.json"],
         "jprm.apps.plan": ["gpu_targets/*"],
         "jprm.apps.report": ["page.css", "page.html", "page.js"],
         "jprm.apps.serve": ["playground.css", "playground.html", "playground.js", "runs.css", "runs.html", "runs.js"],

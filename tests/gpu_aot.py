@@ -28,7 +28,6 @@ def compiled(case: dict):
     from jax.experimental import topologies
 
     from jprm.methods.kernels import gpu as gpu_kernel
-    from jprm.methods.kernels import gpu_blocks
     from jprm.model.attention import attend, plan
     from jprm.model.config import ModelConfig
 
@@ -39,8 +38,8 @@ def compiled(case: dict):
         **case.get("config", {}),
     )  # fmt: skip
     if "launches" in case:
-        found = {name: gpu_blocks.Launch(*sizes) for name, sizes in case["launches"].items()}
-        gpu_kernel.launches = lambda *_: gpu_blocks.Launches(**found)
+        found = {name: gpu_kernel.Launch(*sizes) for name, sizes in case["launches"].items()}
+        gpu_kernel.launches = lambda *_: gpu_kernel.Launches(**found)
     target = (TARGETS / f"{case['chip']}.txtpb").read_text()
     topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target)
     place = jax.sharding.SingleDeviceSharding(topology.devices[0])

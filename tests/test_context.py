@@ -12,7 +12,7 @@ from test_sharding import OPTIMIZER, STEPS, TARGET, moments
 from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, random_tree
 
 from jprm.experiment import TargetConfig
-from jprm.methods.kernels.tpu_blocks import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
+from jprm.methods.kernels.tpu import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
 from jprm.model.attention import attend, plan
 from jprm.model.collectives import at_tokens
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec

@@ -19,8 +19,7 @@ from tiny import TINY, filled, packed_trees, reasoning_trees
 from jprm.data.prm800k import READER
 from jprm.layout import native_layout
 from jprm.methods.kernels import gpu as gpu_kernel
-from jprm.methods.kernels import gpu_blocks
-from jprm.methods.kernels.gpu_blocks import Launch, Launches, default_launches, find_blocks
+from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 from jprm.model.attention import check, find, suited
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.pack import pack, token_tree
@@ -165,8 +164,8 @@ def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
     assert [suited(x) for x in ("blocked", "paths", "kernel", "gpu_kernel")] == ["gpu_kernel"] * 4
     assert suited("cudnn") == "cudnn" and suited("reference") == "reference"
-    monkeypatch.setattr(gpu_blocks, "tuned", lambda: {gpu.device_kind: {"128x2": dataclasses.asdict(SMALL)}})
-    assert gpu_blocks.launches(96, 2) == SMALL and gpu_blocks.launches(64, 2) == default_launches(64, 2)
+    monkeypatch.setattr(gpu_kernel, "tuned", lambda: {gpu.device_kind: {"128x2": dataclasses.asdict(SMALL)}})
+    assert gpu_kernel.launches(96, 2) == SMALL and gpu_kernel.launches(64, 2) == default_launches(64, 2)
     for gpu.compute_capability in ("7.5", "gfx90a"):
         assert suited("paths") == "blocked"
         with pytest.raises(ValueError, match="8.0 .Ampere. and later, and this one's is"):
@@ -180,7 +179,7 @@ def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
 
 
 def test_the_table_of_measured_blocks_is_well_formed():
-    for device, cases in gpu_blocks.tuned().items():
+    for device, cases in gpu_kernel.tuned().items():
         assert device.startswith("NVIDIA")
         for found in cases.values():
             Launches(**{name: Launch(**found[name]) for name in ("forward", "dq", "dkv")})

@@ -15,7 +15,7 @@ from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning
 
 from jprm.data.prm800k import READER
 from jprm.layout import native_layout
-from jprm.methods.kernels.tpu_blocks import (
+from jprm.methods.kernels.tpu import (
     FIRST,
     LAST,
     LIVE,

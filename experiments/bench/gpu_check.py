@@ -33,8 +33,7 @@ import numpy as np
 from jprm import objectives
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.methods.kernels import gpu as gpu_kernel
-from jprm.methods.kernels import gpu_blocks
-from jprm.methods.kernels.gpu_blocks import Launch, Launches
+from jprm.methods.kernels.gpu import Launch, Launches
 from jprm.model.attention import attend, check, plan
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
@@ -164,19 +163,20 @@ def sweep(model: ModelConfig, rows: Rows, left: Callable[[], float], candidates:
 
     A candidate that does not compile, or that takes more memory than a program has, counts as infinitely slow.
     """
-    default = gpu_blocks.default_launches(gpu_blocks.padded_head(model.head_dim), jnp.dtype(model.dtype).itemsize)
-    given, best, tried = heads(model, *rows.until.shape), default, []
+    default = gpu_kernel.default_launches(gpu_kernel.padded_head(model.head_dim), jnp.dtype(model.dtype).itemsize)
+    inputs, best, tried = heads(model, *rows.until.shape), default, []
+    launches_of = gpu_kernel.launches
 
     def measured(launches: Launches) -> float:
         gpu_kernel.launches = lambda *_: launches
         try:
             call = gradients(model, rows)
-            return seconds_of(lambda: call(*given))
+            return seconds_of(lambda: call(*inputs))
         except jax.errors.JaxRuntimeError as error:
             print(f"  {launches}: {str(error).splitlines()[0][:100]}")
             return float("inf")
         finally:
-            gpu_kernel.launches = gpu_blocks.launches
+            gpu_kernel.launches = launches_of
 
     fastest = measured(default)
     tried.append(dict(dataclasses.asdict(default), seconds=fastest))
@@ -201,7 +201,7 @@ def write_table(path: pathlib.Path, cases: dict[str, dict]) -> None:
     own = table.setdefault(jax.local_devices()[0].device_kind, {})
     own |= {name: found["best"] for name, found in cases.items()}
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-    gpu_blocks.tuned.cache_clear()
+    gpu_kernel.tuned.cache_clear()
 
 
 def experiment(model: ModelConfig, T: int, rows: int, lora: int) -> Experiment:
@@ -330,10 +330,10 @@ def main() -> None:
     for share, model in [(2.0, TINY)] if given.tiny else [(3.5, SMOLLM2), (6.0, QWEN)]:
         case = dataclasses.replace(model, attention="gpu_kernel")
         found = sweep(case, made_rows("tree", T, 1), until(share), candidates[-1:] if given.tiny else candidates)
-        cases[gpu_blocks.key(model.head_dim, 2)] = found
-        print(gpu_blocks.key(model.head_dim, 2), found, flush=True)
+        cases[gpu_kernel.key(model.head_dim, 2)] = found
+        print(gpu_kernel.key(model.head_dim, 2), found, flush=True)
     if not given.tiny:
-        write_table(pathlib.Path(gpu_blocks.__file__).parent / gpu_blocks.TUNED, cases)
+        write_table(pathlib.Path(gpu_kernel.__file__).parent / gpu_kernel.TUNED, cases)
     result = dict(
         device=device.device_kind, jax=jax.__version__, exactness=exact, sweep=cases,
         speed=speeds(given.tiny, until(9.5)),

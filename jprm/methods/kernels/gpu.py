@@ -1,7 +1,7 @@
 """Interval attention on an NVIDIA GPU: flash attention (Dao 2023) over the pairs of blocks that hold a visible pair.
 
 There are three kernels: forward, with an online softmax that keeps the log-sum-exp of every query; dq; dk and dv. A
-program of the first two has a block of queries of one head and walks its blocks of keys (`gpu_blocks`); a program of
+program of the first two has a block of queries of one head and walks its blocks of keys (`find_blocks`); a program of
 the third has a block of keys and walks the blocks of queries of all heads that share it, so no gradient is summed
 outside. Pairs in which every query sees every key come first and are computed without a mask.
 
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +26,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int
 
-from jprm.methods.kernels.gpu_blocks import Blocks, Launch, find_blocks, launches, padded_head
 from jprm.model.attention import HIDDEN, SAVED, Implementation, ampere_or_later, capability, capped, with_backward
 from jprm.model.attention.blocked import unsplit
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import parts, spec
+from jprm.model.mesh import parts, reshape, spec
 
 LOG2_E = math.log2(math.e)
 
@@ -53,16 +54,16 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Blocks:
     """Finds the pairs of blocks. Raises ValueError for split rows whose parts are no multiple of a block."""
     T, split = until_BT.shape[1], parts(until_BT)
-    found = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
-    if split > 1 and T % (split * found.tile):
+    sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
+    if split > 1 and T % (split * sizes.tile):
         raise ValueError(
-            f"attention='gpu_kernel' takes rows of a multiple of {found.tile} tokens in each of {split} parts, not {T}"
+            f"attention='gpu_kernel' takes rows of a multiple of {sizes.tile} tokens in each of {split} parts, not {T}"
         )
     until_BT, position_BT = unsplit(until_BT, position_BT)
-    more = -T % found.tile  # of padding tokens, each of which sees itself alone
+    more = -T % sizes.tile  # of padding tokens, each of which sees itself alone
     alone = jnp.broadcast_to(jnp.arange(T + 1, T + more + 1, dtype=until_BT.dtype), (len(until_BT), more))
     until_BS = jnp.concatenate([until_BT, alone], axis=1) if more else until_BT
-    return find_blocks(until_BS, jnp.pad(position_BT, ((0, 0), (0, more))), found, split)
+    return find_blocks(until_BS, jnp.pad(position_BT, ((0, 0), (0, more))), sizes, split)
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
@@ -71,7 +72,7 @@ def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int
     Trees need fewer, and a kernel skips the others. Where rows are split over `context`, the figures are for the device
     that has their last queries and so most pairs.
     """
-    found = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
+    sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
 
@@ -79,7 +80,7 @@ def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int
         starts = range(tokens - tokens // context, tokens, launch.query)
         return sum(-(-(start + launch.query) // launch.key) for start in starts) * launch.query * launch.key
 
-    by_kernel = dict(zip(PRODUCTS, (found.forward, found.dq, found.dkv), strict=True))
+    by_kernel = dict(zip(PRODUCTS, (sizes.forward, sizes.dq, sizes.dkv), strict=True))
     return {name: of_pair * PRODUCTS[name] * pairs(launch) for name, launch in by_kernel.items()}
 
 
@@ -103,8 +104,8 @@ def _backward(config: ModelConfig, saved, dy_BTKGH):
     q, k, v, dy = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH, dy_BTKGH))
     inner_BKGT = jnp.sum(dy.astype(jnp.float32) * y.astype(jnp.float32), axis=-1).transpose(0, 2, 3, 1)
     heads = dict(queries=[q, dy], keys=[k, v], rows=[log_BKGT, inner_BKGT])
-    found = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
-    return *(x[:, :T, ..., :H] for x in found), None
+    gradients = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
+    return *(x[:, :T, ..., :H] for x in gradients), None
 
 
 def _padded(x_BTNH, blocks: Blocks):
@@ -161,9 +162,9 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
     own, inputs = heads["keys"][0].shape[1], heads | dict(keys=_whole_rows(blocks, heads))
-    found = blocks.launches
-    (dq,) = _run(_dq_kernel, found.dq, blocks.dq, blocks, config, inputs, heads["queries"][:1], [])
-    dkv = _run(_dkv_kernel, found.dkv, blocks.dkv, blocks, config, inputs, inputs["keys"], [])
+    launches = blocks.launches
+    (dq,) = _run(_dq_kernel, launches.dq, blocks.dq, blocks, config, inputs, heads["queries"][:1], [])
+    dkv = _run(_dkv_kernel, launches.dkv, blocks.dkv, blocks, config, inputs, inputs["keys"], [])
     if own < blocks.until.shape[1]:  # every device has a term of all keys' gradients
         dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=1, tiled=True) for x in dkv]
     return dq, *dkv
@@ -331,6 +332,137 @@ def _dot(a, b, contracted: tuple[int, int]):
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     axes = (contracted[:1], contracted[1:])
     return jax.lax.dot_general(a, b, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+# ---- Block sizes, and tables of the pairs of blocks that a row needs.
+#
+# The test of a pair is that of the TPU kernels (`jprm.methods.kernels.tpu`): a block of queries [a, b) needs a block of
+# keys [c, d) if and only if c < b and the keys' largest `until` exceeds a. Of the needed pairs those are `whole` in
+# which every query sees every key, d <= a + 1 and the keys' least `until` is at least b. A kernel visits them first and
+# makes no mask for them. The tables ignore sliding windows, which hide more inside blocks.
+
+SMALLEST = 16
+"""The shortest side of a matrix that Triton multiplies."""
+
+TUNED = "gpu_blocks.json"
+"""Blocks by device, then by `key`. `experiments/bench/gpu_check.py` writes the winners of its sweep here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline."""
+
+    query: int
+    key: int
+    warps: int
+    stages: int
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Launches:
+    forward: Launch
+    dq: Launch
+    dkv: Launch
+
+    @property
+    def tile(self) -> int:
+        """Tokens that rows are padded to a multiple of; all sizes are powers of two."""
+        return max(max(x.query, x.key) for x in (self.forward, self.dq, self.dkv))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The pairs of blocks of every row that hold a visible pair of tokens, computed once for all layers.
+
+    A table has a line for each major block: how many minor blocks are whole, how many are needed in all, and their
+    indices, whole ones first. Where rows are split, the tables of the C parts of the queries are side by side, and
+    blocks of queries are counted within their part.
+    """
+
+    until: Int[Array, "B S"]
+    position: Int[Array, "B S"]
+    forward: Int[Array, "B M 2+N"]  # major: queries
+    dq: Int[Array, "B M 2+N"]  # major: queries
+    dkv: Int[Array, "B C*N 2+M/C"]  # major: keys
+    launches: Launches
+    window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
+
+
+def padded_head(H: int) -> int:
+    """Returns the size that heads are padded to: Triton's arrays have powers of two."""
+    return max(SMALLEST, 1 << (H - 1).bit_length())
+
+
+def key(H: int, itemsize: int) -> str:
+    """Returns the name of a case in the table of tuned blocks, such as `128x2`: padded head size, bytes an element."""
+    return f"{padded_head(H)}x{itemsize}"
+
+
+def default_launches(H: int, itemsize: int) -> Launches:
+    """Returns blocks that keep all values in registers on A100, H100 and B200 (tests/test_gpu_aot.py)."""
+    if itemsize == 4:  # products without tensor cores hold their operands in registers
+        if H <= 64:
+            return Launches(*[Launch(32, 32, 4, 2)] * 3)
+        if H <= 128:
+            return Launches(Launch(32, 32, 8, 1), Launch(16, 16, 4, 2), Launch(16, 32, 8, 1))
+        return Launches(Launch(32, 16, 8, 1), Launch(16, 16, 4, 2), Launch(16, 16, 8, 2))
+    if H <= 64:
+        return Launches(Launch(128, 64, 4, 3), Launch(128, 64, 8, 2), Launch(64, 128, 8, 2))
+    if H <= 128:
+        return Launches(Launch(128, 64, 8, 2), Launch(64, 64, 4, 2), Launch(64, 64, 8, 2))
+    return Launches(Launch(64, 32, 8, 2), Launch(32, 32, 8, 2), Launch(32, 32, 8, 2))
+
+
+def launches(H: int, itemsize: int) -> Launches:
+    """Returns the blocks that were fastest on this machine's GPU if it was measured, otherwise the default ones."""
+    if jax.default_backend() == "gpu":
+        measured = tuned().get(jax.local_devices()[0].device_kind, {}).get(key(H, itemsize))
+        if measured:
+            return Launches(**{name: Launch(**measured[name]) for name in ("forward", "dq", "dkv")})
+    return default_launches(padded_head(H), itemsize)
+
+
+@functools.cache
+def tuned() -> dict:
+    """Returns the measured blocks, by device and case."""
+    return json.loads((pathlib.Path(__file__).parent / TUNED).read_text(encoding="utf-8"))
+
+
+def find_blocks(until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1) -> Blocks:
+    """Returns the tables for rows of a multiple of `tile` tokens in each of `parts` parts of the queries."""
+    forward, dq = (_table(*_pairs(until_BS, x.query, x.key)) for x in (sizes.forward, sizes.dq))
+    needed_BMN, whole_BMN = _pairs(until_BS, sizes.dkv.query, sizes.dkv.key)
+    by_key = _table(*(_keys_first(x, parts) for x in (needed_BMN, whole_BMN)))
+    return Blocks(until_BS, position_BS, forward, dq, by_key, sizes)
+
+
+def _pairs(until_BS, query: int, key: int):
+    """Returns whether blocks of queries need blocks of keys, and whether all queries see all keys, both (B, M, N)."""
+    B, S = until_BS.shape
+    start_M1, start_N = jnp.arange(0, S, query)[:, None], jnp.arange(0, S, key)
+    until_BNS = reshape(until_BS, (B, S // key, key), "batch")
+    most_B1N, least_B1N = jnp.max(until_BNS, axis=-1)[:, None], jnp.min(until_BNS, axis=-1)[:, None]
+    needed_BMN = (start_N < start_M1 + query) & (most_B1N > start_M1)
+    whole_BMN = (start_N + key <= start_M1 + 1) & (least_B1N >= start_M1 + query)
+    return needed_BMN, whole_BMN
+
+
+def _keys_first(x_BMN, parts: int):
+    """Returns (B, C x N, M / C): the blocks of keys as each of C parts of the queries sees them."""
+    B, M, N = x_BMN.shape
+    x_BCMN = reshape(x_BMN, (B, parts, M // parts, N), "batch")
+    return reshape(x_BCMN.swapaxes(2, 3), (B, parts * N, M // parts), "batch")
+
+
+def _table(needed_BMN, whole_BMN) -> Int[Array, "B M 2+N"]:
+    N = needed_BMN.shape[-1]
+    index_N = jnp.arange(N, dtype=jnp.int32)
+    order_BMN = jnp.where(whole_BMN, index_N, jnp.where(needed_BMN, N + index_N, 2 * N))
+    minor_BMN = jnp.sort(order_BMN, axis=-1) % N
+    counts = [jnp.sum(x, axis=-1, keepdims=True, dtype=jnp.int32) for x in (whole_BMN, needed_BMN)]
+    return jnp.concatenate([*counts, minor_BMN], axis=-1)
 
 
 GPU_KERNEL = Implementation(plan, with_backward(_forward, _backward), refuses, backend="gpu", flops=flops)
