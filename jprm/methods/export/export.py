@@ -16,13 +16,16 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from jprm.checkpoints import kinds, peft, store, writing
+from jprm.checkpoints import huggingface, kinds, peft, store, writing
+from jprm.checkpoints.kinds import PUBLISHED
+from jprm.checkpoints.peft import PREFIX
 from jprm.checkpoints.safetensors import FILE, SUMS, check_sums, sha256
 from jprm.checkpoints.writing import Tensor
 from jprm.experiment import Experiment, read, to_json
@@ -30,10 +33,10 @@ from jprm.io.folders import is_whole, tidy, whole_folder
 from jprm.io.local_copy import local_copy
 from jprm.io.storage import Place, path_of
 from jprm.loading import load
-from jprm.methods.export import FileDtype, Format, card, peft_tensors
+from jprm.methods.export import FileDtype, Format, card
 from jprm.model.heads import HEADS, TOKEN, find
 from jprm.model.int8 import Int8
-from jprm.model.lora import merge
+from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh
 from jprm.score.identity import digest, identity
 from jprm.score.scorer import PRM
@@ -70,7 +73,7 @@ def export(
     prm = load(model)
     experiment = read(path_of(prm.name) / kinds.RUN)
     if format == "peft":
-        peft_tensors.check(prm, experiment)
+        _check_peft(prm, experiment)
     if prm.config.steps:
         raise ValueError(f"{prm.name}: model.steps={prm.config.steps!r} is a layer that no other library computes")
     config = {} if format == "peft" else config_json(prm, experiment, dtype, format)
@@ -78,10 +81,10 @@ def export(
     labels = find(prm.config.head).channels
 
     def write(partial: pathlib.Path) -> None:
-        single, config_name = (peft.FILE, kinds.PEFT) if format == "peft" else (FILE, kinds.PUBLISHED)
+        single, config_name = (peft.FILE, kinds.PEFT) if format == "peft" else (FILE, PUBLISHED)
         if format == "peft":
-            arrays = peft_tensors.tensors(prm, experiment)
-            fields = peft_tensors.config_json(experiment, arrays)
+            arrays = _peft_tensors(prm, experiment)
+            fields = _peft_json(experiment, arrays)
             tensors = [(name, array.shape, functools.partial(np.asarray, array)) for name, array in arrays.items()]
         else:
             fields, tensors = config, list(_tensors(prm, format))
@@ -123,7 +126,7 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
         check_sums(local_copy(out))
         tidy(out)
         return out
-    last = kinds.PEFT if about["format"] == "peft" else kinds.PUBLISHED
+    last = kinds.PEFT if about["format"] == "peft" else PUBLISHED
     with whole_folder(out, asked, last=last) as partial:
         writing.write_json(partial / EXPORT, about)
         write(partial)
@@ -201,3 +204,66 @@ def _json_of(path: Place) -> Any:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
+
+
+def _check_peft(prm: PRM, experiment: Experiment) -> None:
+    """Raises ValueError for a model that has no adapters, or whose head or base PEFT cannot load."""
+    if not experiment.lora.rank:
+        raise ValueError(
+            f"{prm.name}: was trained without adapters (lora.rank=0); --format transformers writes it whole"
+        )
+    if not find(prm.config.head).classifier or "hidden_kernel" in prm.params["head"]:
+        raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head over classes of one softmax")
+    if not experiment.base or not (path_of(experiment.base) / PUBLISHED).is_file():
+        raise ValueError(
+            f"{prm.name}: its base {experiment.base or 'of random parameters'!r} is no Hugging Face folder, so PEFT has"
+            " nothing to put the adapters on; --format transformers merges them"
+        )
+    if (layers := huggingface.model_config(local_copy(experiment.base, (PUBLISHED,))).layers) != prm.config.layers:
+        raise ValueError(
+            f"{prm.name}: has {prm.config.layers} of its base's {layers} layers, and PEFT would use them all;"
+            " --format transformers merges the adapters"
+        )
+
+
+def _peft_tensors(prm: PRM, experiment: Experiment) -> dict[str, np.ndarray]:
+    """Returns the file's tensors by name, in float32: A and B, a layer at a time, and the linear head."""
+    mesh = make_mesh(devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        params, _ = store.load_params(prm.name, experiment, mesh)
+    arrays: dict[str, np.ndarray] = {}
+    first = 0
+    for group, layers in enumerate(prm.config.layer_groups):
+        stack = params["decoder"][f"layers_{group}"]
+        for role in (role for role in PRODUCTS if role + A in stack):
+            a, b = np.asarray(stack[role + A]), np.asarray(stack[role + B])
+            rank = a.shape[-1]
+            for i in range(layers):
+                name = huggingface.name_of(role, first + i, prm.config).removesuffix(".weight")
+                arrays[f"{PREFIX}model.{name}.lora_A.weight"] = np.ascontiguousarray(a[i].reshape(-1, rank).T)
+                arrays[f"{PREFIX}model.{name}.lora_B.weight"] = np.ascontiguousarray(b[i].reshape(rank, -1).T)
+        first += layers
+    arrays[f"{PREFIX}score.weight"] = np.ascontiguousarray(np.asarray(params["head"]["kernel"]).T)
+    arrays[f"{PREFIX}score.bias"] = np.asarray(params["head"]["bias"])
+    return arrays
+
+
+def _peft_json(experiment: Experiment, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the content of adapter_config.json. PEFT compares `target_modules` with the ends of modules' names."""
+    lora = experiment.lora
+    layered = (re.search(r"layers\.\d+\..+(?=\.lora_A\.weight)", name) for name in names)
+    return {
+        "peft_type": "LORA",
+        "task_type": "TOKEN_CLS",
+        "base_model_name_or_path": experiment.base,
+        "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        "use_rslora": lora.rslora,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "target_modules": [match[0] for match in layered if match],
+        "modules_to_save": ["score"],
+        "inference_mode": True,
+    }
