@@ -13,10 +13,9 @@ import urllib.request
 
 import httpx2 as httpx
 
-from jprm.apps.annotate import log, study
+from jprm.apps.annotate import StudyConfig, study
 from jprm.apps.annotate.app import make_app
-from jprm.apps.annotate.config import StudyConfig
-from jprm.apps.web.config import Listen
+from jprm.apps.web import Listen
 from jprm.io.jsonl import write_records
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -62,12 +61,11 @@ class Desk:
     """The server's application in this process, and annotators in front of it."""
 
     def __init__(self, folder, key=None, clock=time.time, headers=None):
-        events = study.read(folder).events
-        self.count = len(pathlib.Path(events).read_bytes().splitlines()) if pathlib.Path(events).exists() else 0
-        self.opened = log.opened(events)
+        self.opened = study.open_log(study.read(folder).events)
         self.log = self.opened.__enter__()
         self.app = make_app(study.read(folder), self.log, Listen(), key, clock)
-        self.tasks, self.headers = self.app.state.tasks, headers
+        # Every event has an id of its own, after a restart too.
+        self.tasks, self.headers, self.count = self.app.state.tasks, headers, 1000 * len(self.log.events)
 
     def __enter__(self):
         return self
@@ -125,7 +123,7 @@ class Process:
     """A server as a process, on a port of its own, to be killed. It loads no model."""
 
     CODE = (
-        "import sys, resource; from jprm.apps.annotate.run import serve; from jprm.apps.web.config import Listen;"
+        "import sys, resource; from jprm.apps.annotate.app import serve; from jprm.apps.web import Listen;"
         "limit = int(sys.argv[3]); limit and resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit));"
         "serve(sys.argv[1], Listen(port=int(sys.argv[2])))"
     )

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from annotating import SECRET, Desk, make, truth
 
-from jprm.apps.annotate import log, study
+from jprm.apps.annotate import study
 from jprm.apps.annotate.app import key_of_annotator
 from jprm.apps.annotate.tasks import AHEAD, CLAIM_SECONDS, Conflict, Tasks
 from jprm.io.jsonl import RecordError
@@ -217,17 +217,17 @@ def test_others_cannot_post(tmp_path):
 
 def test_a_line_without_its_end_is_cut_off_and_a_broken_one_is_named(tmp_path):
     path = tmp_path / "events.jsonl"
-    with log.opened(path) as one:
+    with study.open_log(path) as one:
         one.append({"a": 1})
         one.append({"b": "é"})
     with open(path, "ab") as file:
         file.write(b'{"c": 1, "half')
-    with log.opened(path) as one:
+    with study.open_log(path) as one:
         assert one.events == [{"a": 1}, {"b": "é"}]
         one.append({"d": 2})
     assert path.read_text() == '{"a": 1}\n{"b": "é"}\n{"d": 2}\n'
     path.write_text('{"a": 1}\nnot json\n{"d": 2}\n')
-    with pytest.raises(RecordError, match=r"events.jsonl:2: line: is not JSON"), log.opened(path):
+    with pytest.raises(RecordError, match=r"events.jsonl:2: line: is not JSON"), study.open_log(path):
         pass
 
 

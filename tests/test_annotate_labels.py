@@ -9,13 +9,12 @@ import pytest
 from annotating import Desk, chain, make, truth
 
 from jprm.apps import cli
-from jprm.apps.annotate.agreement import ordinal_alpha
-from jprm.apps.annotate.config import SelectConfig
+from jprm.apps.annotate import SelectConfig
 from jprm.apps.annotate.export import export
-from jprm.apps.annotate.quality import _contrast, figures, tasks_of
+from jprm.apps.annotate.quality import _contrast, figures, ordinal_alpha, tasks_of
 from jprm.apps.annotate.select import select as select_trees
 from jprm.apps.annotate.select import select_file
-from jprm.apps.annotate.trees import chains_in
+from jprm.apps.annotate.study import chains_in
 from jprm.io.jsonl import write_records
 from jprm.score.scale import Scale
 from jprm.tree import read_records, record_of, tree_of

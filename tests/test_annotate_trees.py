@@ -10,14 +10,12 @@ from annotating import SECRET, Desk, chain, make
 from test_pack import LAYOUT
 
 from jprm.apps import cli
-from jprm.apps.annotate import study
-from jprm.apps.annotate.agreement import ordinal_alpha
-from jprm.apps.annotate.config import SelectConfig
+from jprm.apps.annotate import SelectConfig, study
 from jprm.apps.annotate.export import export
-from jprm.apps.annotate.quality import figures, tasks_of
+from jprm.apps.annotate.quality import figures, ordinal_alpha, tasks_of
 from jprm.apps.annotate.select import select_file
+from jprm.apps.annotate.study import alternatives_of, merged, pruned
 from jprm.apps.annotate.tasks import Conflict, Task, Tasks, changed
-from jprm.apps.annotate.trees import alternatives_of, merged, pruned
 from jprm.data import prm800k
 from jprm.experiment import TargetConfig
 from jprm.io.jsonl import RecordError, write_records

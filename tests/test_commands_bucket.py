@@ -19,7 +19,7 @@ from toy_policy import Markov
 
 from jprm.apps import cli
 from jprm.apps.report.runs import compare, names_of
-from jprm.apps.serve import run as serving
+from jprm.apps.serve import app as serving
 from jprm.checkpoints.bucket import MARK
 from jprm.checkpoints.kinds import kind_of
 from jprm.data import load

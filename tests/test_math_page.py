@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from test_playground import page, server  # noqa: F401  (fixtures)
 
 from jprm.apps.report.page import FORMULA, has_formulas
-from jprm.apps.web.pages import MATH, file_routes
+from jprm.apps.web.http import MATH, file_routes
 
 DRAWN = {  # text: the formulas in it
     r"Let $x^2 = 4$, so \(x = \pm 2\).": ["$x^2 = 4$", r"\(x = \pm 2\)"],
@@ -106,7 +106,7 @@ def test_hostile_formulas_are_text_or_harmless(page, server):  # noqa: F811
 def test_the_vendored_files_name_nothing_elsewhere():
     assert sum(route.path.endswith(".woff2") for route in file_routes(MATH)) == 20
     Starlette(routes=file_routes(MATH))
-    from jprm.apps.web.files import text_of_file
+    from jprm.apps.web import text_of_file
 
     style = text_of_file("jprm.apps.web:katex/katex.min.css")
     used = set(re.findall(r"url\(([^)]*)\)", style))

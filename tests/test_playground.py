@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 from browser import WIDE, axe_script, requests_of, violations
 
+from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
-from jprm.apps.serve.config import ServeConfig
 from jprm.methods.policy.protocol import Sample
 from jprm.score.scale import PROBABILITY
 

@@ -10,11 +10,10 @@ import pytest
 import tiny_run as tiny
 
 import jprm
-from jprm.apps.serve.app import make_app
-from jprm.apps.serve.config import ServeConfig
+from jprm.apps.serve import ServeConfig
+from jprm.apps.serve.app import make_app, prefix_cache
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.openrlhf import View
-from jprm.apps.serve.run import prefix_cache
 from jprm.io.jsonl import dump, write_records
 from jprm.score import row_lengths, scorer
 from jprm.score.files import score_file

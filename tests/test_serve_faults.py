@@ -11,10 +11,9 @@ import pytest
 import uvicorn
 from test_serve import CHAIN, chains, prm  # noqa: F401  (a fixture)
 
-from jprm.apps.serve.app import make_app
-from jprm.apps.serve.config import ServeConfig
+from jprm.apps.serve import ServeConfig
+from jprm.apps.serve.app import listening, make_app, serve
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.run import listening, serve
 
 
 class Running:

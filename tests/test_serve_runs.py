@@ -10,9 +10,8 @@ import uvicorn
 from browser import axe_script, requests_of, violations
 from starlette.testclient import TestClient
 
-from jprm.apps.serve.app import make_app
-from jprm.apps.serve.config import ServeConfig
-from jprm.apps.serve.run import serve
+from jprm.apps.serve import ServeConfig
+from jprm.apps.serve.app import make_app, serve
 from jprm.apps.serve.runs import Runs, read_lines
 
 NASTY = "<img src=x onerror=\"document.title='broken'\">"

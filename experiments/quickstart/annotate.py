@@ -22,13 +22,12 @@ import task
 import tyro
 
 import jprm
-from jprm.apps.annotate import log, study
+from jprm.apps.annotate import SelectConfig, StudyConfig, study
 from jprm.apps.annotate.app import make_app
-from jprm.apps.annotate.config import SelectConfig, StudyConfig
 from jprm.apps.annotate.export import export
 from jprm.apps.annotate.quality import figures, show, tasks_of
 from jprm.apps.annotate.select import select_file
-from jprm.apps.web.config import Listen
+from jprm.apps.web import Listen
 from jprm.data.prepare import prepare
 from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records
@@ -52,7 +51,7 @@ def known(chain: dict) -> dict:
 async def annotate(folder: pathlib.Path, rng: np.random.Generator) -> None:
     """Every annotator rates chains until there is none left for them."""
     found = study.read(folder)
-    with log.opened(found.events) as events:
+    with study.open_log(found.events) as events:
         transport = httpx2.ASGITransport(make_app(found, events, Listen()))
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             count, left = 0, list(found.config.annotators)

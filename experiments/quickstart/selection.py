@@ -22,7 +22,7 @@ import tyro
 from scipy.stats import t
 
 import jprm
-from jprm.apps.annotate.config import SelectConfig
+from jprm.apps.annotate import SelectConfig
 from jprm.apps.annotate.select import select
 from jprm.checkpoints import base
 from jprm.model.heads import Head, find

@@ -1,4 +1,4 @@
-"""The labelling server as an ASGI application: the page, an annotator's next tasks, and events.
+"""The labelling server: the page, an annotator's next tasks, and events.
 
 An event is checked, on the disk, applied and acknowledged, in this order, one at a time. `shown` is all that a page
 gets of a tree: never a label or where it comes from, and scores only in a study of anchoring.
@@ -9,24 +9,54 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
+import pathlib
 import re
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jprm.apps.annotate.log import Log
-from jprm.apps.annotate.study import Study, chance
+from jprm.apps.annotate.study import Log, Study, chance, open_log, read, scores_of
 from jprm.apps.annotate.tasks import REASONS, Conflict, Task, Tasks
-from jprm.apps.annotate.trees import scores_of
-from jprm.apps.web.config import Listen
-from jprm.apps.web.files import text_of_file
-from jprm.apps.web.guards import HANDLERS, Refusal, field, guards, json_of
-from jprm.apps.web.pages import MATH, file_routes, page_route
+from jprm.apps.web import Listen, text_of_file
+from jprm.apps.web.http import HANDLERS, MATH, Refusal, field, file_routes, guards, json_of, key_of, page_route, timed
+
+
+def serve(
+    folder: str | os.PathLike,
+    config: Listen,
+    annotators: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serves the study in a folder until SIGTERM, and says every annotator's address.
+
+    Raises ValueError where the folder is no study or is served already, or others reach the address without a key.
+    """
+    key = key_of(config)
+    study = read(folder, annotators)
+    with open_log(study.events) as log:
+        app = make_app(study, log, config, key)
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listening = socket.create_server((config.host, config.port), family=family)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        for name in study.config.annotators:
+            secret = f":{key_of_annotator(key, name)}" if key else ""
+            say(f"http://{host}:{listening.getsockname()[1]}/#{name}{secret}")
+        counts = ", ".join(f"{len(trees):,} of {pool}" for pool, trees in study.trees.items() if trees)
+        say(f"{pathlib.Path(folder)}: {counts}; {len(log.events):,} events so far")
+        server = uvicorn.Server(uvicorn.Config(
+            app, access_log=False, log_level="warning", server_header=False, timeout_graceful_shutdown=20,
+            http=timed(config.body_seconds),
+        ))  # fmt: skip
+        server.run(sockets=[listening])
+
 
 FILES = {
     "/base.css": "jprm.apps.web:base.css",
@@ -48,8 +78,8 @@ def make_app(
     def expected(path: str) -> str | None:
         if key is None or not path.startswith("/v1/"):
             return None  # the page itself holds nothing of the study
-        found = PERSONAL.match(path)
-        return key_of_annotator(key, found[1] if found else "")
+        personal = PERSONAL.match(path)
+        return key_of_annotator(key, personal[1] if personal else "")
 
     name = hashlib.sha256(study.salt.encode()).hexdigest()[:12]  # keeps studies on one address apart in a browser
     page = text_of_file("jprm.apps.annotate:annotate.html").replace("{{ study }}", name)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from jprm.apps.annotate.config import Disagreements
+from jprm.apps.annotate import Disagreements
 from jprm.apps.annotate.quality import labellings, tasks_of
 from jprm.apps.annotate.tasks import Task, Tasks
 from jprm.io.jsonl import write_records

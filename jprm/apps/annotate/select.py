@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from jprm.apps.annotate.config import SelectConfig
-from jprm.apps.annotate.trees import chains_in, scores_of, trees_in
+from jprm.apps.annotate import SelectConfig
+from jprm.apps.annotate.study import chains_in, scores_of, trees_in
 from jprm.data.overlap import normalise, problems_in
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output

@@ -1,24 +1,29 @@
-"""A study: the trees to label, who labels them, and what is mixed in to measure the labels."""
+"""A study: the trees to label, who labels them, what is mixed in to measure the labels, and the file of events.
+
+What is labelled are trees, from any record that jprm reads. A chain is a tree whose steps have no alternatives. An
+event is appended to the file and on the disk before it is acknowledged; the file is whole after any kill.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jprm.apps.annotate.config import StudyConfig
-from jprm.apps.annotate.trees import is_chain, items_in, known_wrong, scores_of
+from jprm.apps.annotate import StudyConfig
 from jprm.io.folders import whole_folder
-from jprm.io.jsonl import RecordError, write_records
-from jprm.io.outputs import write_json
+from jprm.io.jsonl import RecordError, dump, parse, write_records
+from jprm.io.outputs import only_writer, write_json
 from jprm.score.files import stored_scale
 from jprm.score.scale import PROBABILITY, check_scale
-from jprm.tree import ReasoningTree, record_of
+from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, read_trees, record_of, without_chain
 
 POOLS = ("work", "gold", "screening")
 EVENTS = "events.jsonl"
@@ -72,8 +77,8 @@ def create(
                 raise RecordError(f"{work}, task {number}", "scores", "are absent", "Anchored chains show them.")
             PROBABILITY.fractions(scores_of(tree), f"{work}, task {number}")
     with whole_folder(folder) as new:
-        for pool, found in trees.items():
-            write_records(new / f"{pool}.jsonl", map(record_of, found))
+        for pool, some in trees.items():
+            write_records(new / f"{pool}.jsonl", map(record_of, some))
         (new / "guidelines.txt").write_text(text)
         write_json(new / "study.json", {"version": 1, "salt": secrets.token_hex(16), **dataclasses.asdict(config)})
 
@@ -86,10 +91,10 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
     folder = pathlib.Path(folder)
     file = folder / "study.json"
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
-        version, salt = found.pop("version"), found.pop("salt")
-        found["annotators"] = tuple(found["annotators"])
-        config = StudyConfig(**found)
+        fields: dict[str, Any] = json.loads(file.read_text())
+        version, salt = fields.pop("version"), fields.pop("salt")
+        fields["annotators"] = tuple(fields["annotators"])
+        config = StudyConfig(**fields)
     except FileNotFoundError:
         raise ValueError(f"{folder}: holds no study.json. `jprm annotate serve --input` makes a study") from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -107,3 +112,196 @@ def chance(seed: int, *parts: Any) -> float:
     """Returns a number in [0, 1) that depends on the seed and the parts alone."""
     digest = hashlib.sha256(json.dumps([seed, *parts]).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
+
+
+Alternatives = Sequence[Sequence[int]]
+"""The nodes from which a path may go on: at 0 after the problem, at i + 1 after node i."""
+
+
+def alternatives_of(tree: ReasoningTree) -> list[list[int]]:
+    """Returns the alternatives after the problem and after every node."""
+    after: list[list[int]] = [[] for _ in range(len(tree.nodes) + 1)]
+    for i, node in enumerate(tree.nodes):
+        after[node.parent + 1].append(i)
+    return after
+
+
+def is_chain(tree: ReasoningTree) -> bool:
+    """Whether no step has an alternative."""
+    return all(node.parent == i - 1 for i, node in enumerate(tree.nodes))
+
+
+def items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """Yields a file's trees, and every chain of its chains and pools. Raises RecordError for a bad record."""
+    for tree in read_trees(path):
+        yield from [merged(tree)] if tree.kind == "tree" else _chains(tree)
+
+
+def chains_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """Yields every chain of a file's chains, pools and trees. Raises RecordError for a bad record.
+
+    A chain record keeps its further keys; a path of a pool or a tree has the problem's answer alone.
+    """
+    for tree in read_trees(path):
+        yield from _chains(tree)
+
+
+def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
+    """Yields a file's chains, pools and trees as trees with at most so many alternatives at a step (`pruned`).
+
+    Raises RecordError for a bad record, ValueError for one without scores.
+    """
+    return (pruned(merged(tree), most) for tree in read_trees(path) if tree.nodes)
+
+
+def merged(tree: ReasoningTree) -> ReasoningTree:
+    """Returns the tree with alternatives of equal text as one node, which has what the first of them says."""
+    nodes: list[Node] = []
+    place, first = [-1], {}  # of the problem and every node; of every parent and text
+    for node in tree.nodes:
+        parent = place[node.parent + 1]
+        at = first.setdefault((parent, node.text), len(nodes))
+        place.append(at)
+        if at == len(nodes):
+            nodes.append(dataclasses.replace(node, parent=parent))
+            continue
+        known = nodes[at]
+        fields = {name: getattr(node, name) for name in ("label", "score", "correct") if getattr(known, name) is None}
+        nodes[at] = dataclasses.replace(known, **fields)
+    return dataclasses.replace(tree, nodes=tuple(nodes), kind="tree", extra=without_chain(tree.extra))
+
+
+def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:
+    """Returns the tree with the `most` most convincing alternatives at every step.
+
+    An alternative is as convincing as the most convincing chain through it, and a chain as its lowest score.
+    """
+    score = scores_of(tree)
+    after = alternatives_of(tree)
+    best = list(score)
+    for i in reversed(range(len(best))):
+        best[i] = min(score[i], max((best[child] for child in after[i + 1]), default=score[i]))
+    place, nodes = {-1: -1}, []
+    kept = {i for some in after for i in sorted(some, key=lambda i: -best[i])[:most]}
+    for i, node in enumerate(tree.nodes):
+        if i in kept and node.parent in place:
+            place[i] = len(nodes)
+            nodes.append(dataclasses.replace(node, parent=place[node.parent]))
+    return dataclasses.replace(tree, nodes=tuple(nodes))
+
+
+def scores_of(tree: ReasoningTree) -> list[float]:
+    """Returns the score of every node. Raises ValueError where one has none."""
+    scores = [node.score for node in tree.nodes if node.score is not None]
+    if len(scores) < len(tree.nodes):
+        raise ValueError(f"a step of {tree.problem[:60]!r} has no score: run `jprm score` on the file first")
+    return scores
+
+
+def _chains(tree: ReasoningTree) -> Iterator[ReasoningTree]:
+    if tree.kind == "chain":  # free text is split by now
+        extra = {key: value for key, value in tree.extra.items() if key not in ("response", "messages", "segmentation")}
+        yield dataclasses.replace(tree, extra=extra)
+        return
+    for path in chains_of(tree):
+        some = [tree.nodes[i] for i in path]
+        scored = all(node.score is not None for node in some)
+        nodes = [
+            Node(i - 1, node.text, node.label, score=node.score if scored else None) for i, node in enumerate(some)
+        ]
+        nodes[-1] = dataclasses.replace(nodes[-1], correct=some[-1].correct)
+        semantics = tree.semantics if any(node.label is not None for node in nodes) else SEMANTICS[0]
+        yield ReasoningTree(tree.problem, tuple(nodes), tree.answer, semantics, "chain")
+
+
+def known_wrong(tree: ReasoningTree) -> dict[int, bool]:
+    """Returns whether each labelled step is labelled incorrect."""
+    limit = 0.0 if tree.semantics == "rating" else 0.5
+    return {i: node.label < limit for i, node in enumerate(tree.nodes) if node.label is not None}
+
+
+def alike(tree: ReasoningTree, one: Mapping[int, bool], other: Mapping[int, bool]) -> float:
+    """Returns how far two labellings, of steps as wrong or not, agree.
+
+    For a chain that is 1 or 0, whether they have the same first error or none; for a tree with alternatives the
+    fraction of the steps that both label, 0 where there is none.
+    """
+    if is_chain(tree):
+        first = (min((step for step, wrong in some.items() if wrong), default=None) for some in (one, other))
+        return float(next(first) == next(first))
+    both = one.keys() & other.keys()
+    return sum(one[step] == other[step] for step in both) / len(both) if both else 0.0
+
+
+class LogFailed(OSError):
+    """The disk took an event neither back nor for certain: only a restart, which reads the file anew, can tell."""
+
+
+class Log:
+    """A JSON Lines file that one process appends to.
+
+    A line is written, flushed to the disk and only then acknowledged. A line without its end was never acknowledged: it
+    is cut off when the file is opened.
+    """
+
+    def __init__(self, file: Any):
+        self._file, self._lock, self._failed = file, threading.Lock(), False
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        text = _all(file.fileno())
+        self._end = text.rfind(b"\n") + 1
+        os.ftruncate(file.fileno(), self._end)
+        os.fsync(file.fileno())
+        self.events: list[dict[str, Any]] = [
+            parse(line, f"{file.name}:{number}")
+            for number, line in enumerate(text[: self._end].split(b"\n")[:-1], start=1)
+        ]
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Appends an event, which is on the disk when this returns.
+
+        Raises:
+          OSError: the disk is full or takes no more. Nothing of the event is left in the file.
+          LogFailed: what the file holds is not known. Every further call raises it.
+        """
+        with self._lock:
+            if self._failed:
+                raise LogFailed("an earlier event failed on the disk: start the server again")
+            descriptor, line = self._file.fileno(), dump(event).encode() + b"\n"
+            try:
+                left = memoryview(line)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            except OSError:
+                self._failed = True
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, self._end)
+                    self._failed = False
+                raise
+            try:
+                os.fsync(descriptor)
+            except OSError as error:  # the kernel may have dropped the page, and a second fsync would not say so
+                self._failed = True
+                raise LogFailed(f"{self._file.name}: {error.strerror}") from error
+            self._end += len(line)
+
+
+@contextlib.contextmanager
+def open_log(path: str | os.PathLike) -> Iterator[Log]:
+    """Opens the file, made if it is not there, against other processes.
+
+    Raises RecordError for a line that is not JSON, ValueError where another process has the file open.
+    """
+    with only_writer(path) as file:
+        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the file's name
+        finally:
+            os.close(folder)
+        yield Log(file)
+
+
+def _all(descriptor: int) -> bytes:
+    parts = []
+    while part := os.read(descriptor, 2**20):
+        parts.append(part)
+    return b"".join(parts)

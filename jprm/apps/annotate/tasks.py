@@ -8,8 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jprm.apps.annotate.study import Study, chance
-from jprm.apps.annotate.trees import Alternatives, alike, alternatives_of, known_wrong
+from jprm.apps.annotate.study import Alternatives, Study, alike, alternatives_of, chance, known_wrong
 from jprm.tree import ReasoningTree
 
 AHEAD = 2

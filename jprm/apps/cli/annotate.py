@@ -7,9 +7,9 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from jprm.apps.annotate.config import Disagreements, SelectConfig, StudyConfig
+from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig
 from jprm.apps.cli.arguments import Commands, Files, print_counts
-from jprm.apps.web.config import Listen
+from jprm.apps.web import Listen
 
 annotate = Commands()
 
@@ -84,7 +84,7 @@ def annotate_serve(
             experiment on how far they move the ratings.
         seed: Of who gets what.
     """
-    from jprm.apps.annotate.run import serve
+    from jprm.apps.annotate.app import serve
     from jprm.apps.annotate.study import create
 
     if input is None and (gold or screening or guidelines):

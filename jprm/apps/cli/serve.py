@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from jprm.apps.cli.arguments import Adapter, one_of
-from jprm.apps.serve.config import ServeConfig, Weights
+from jprm.apps.serve import ServeConfig, Weights
 from jprm.model import Dtype
 
 DEFAULTS = ServeConfig()
@@ -47,7 +47,7 @@ def serve(
         run: Runs of `jprm train` or `jprm rl`, or folders of runs, also in a bucket, whose curves the page /runs shows
             while they train. No model is needed for it.
     """
-    from jprm.apps.serve.run import serve
+    from jprm.apps.serve.app import serve
 
     serve(
         model,

@@ -22,7 +22,7 @@ from jprm.apps.report.collect import Page, collect
 from jprm.apps.report.figures import svg
 from jprm.apps.report.rl import First, collect_runs, is_run
 from jprm.apps.report.training import training
-from jprm.apps.web.files import text_of_file
+from jprm.apps.web import text_of_file
 from jprm.evaluate.benchmarks import BENCHMARKS
 from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import heat_maps, slug

@@ -14,9 +14,8 @@ import os
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jprm.apps.serve.http import admit, answer, server_of, tokens_of
-from jprm.apps.serve.score import chains, rule_of
-from jprm.apps.web.guards import Refusal, field, json_of, of_record
+from jprm.apps.serve.score import admit, answer, chains, rule_of, server_of, tokens_of
+from jprm.apps.web.http import Refusal, field, json_of, of_record
 from jprm.experiment import from_json
 from jprm.io.storage import path_of
 from jprm.tree import ReasoningTree, RecordError, tree_of

@@ -20,9 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.http import admit, answer, check_size, server_of
-from jprm.apps.serve.score import usage
-from jprm.apps.web.guards import Refusal, field, json_of
+from jprm.apps.serve.score import admit, answer, check_size, server_of, usage
+from jprm.apps.web.http import Refusal, field, json_of
 from jprm.layout import TemplateLayout
 from jprm.model.heads import Weighted
 from jprm.score.row_lengths import SHORTEST

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.report.runs import METRICS, find_runs, names_of
-from jprm.apps.web.guards import Refusal
+from jprm.apps.web.http import Refusal
 from jprm.checkpoints.kinds import RUN
 from jprm.io.jsonl import parse
 from jprm.io.storage import Place, Remote

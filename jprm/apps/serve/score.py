@@ -1,27 +1,35 @@
-"""`POST /v1/score`: any record with the scores of its steps, or lines of records in and out."""
+"""Scores over HTTP: /v1/score, /v1/rerank and /v1/continue, and what every route of scores shares.
+
+Below the routes are the models, admission, waiting for the device, and the thread of a policy that writes steps.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import concurrent.futures
+import dataclasses
+import functools
 import itertools
-from collections.abc import AsyncIterator, Sequence
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from jprm.apps.serve.engine import Engine, Outputs
-from jprm.apps.serve.http import admit, answer, check_size, server_of, tokens_of
-from jprm.apps.web.guards import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record
+from jprm.apps.serve import ServeConfig
+from jprm.apps.serve.engine import Closed, Engine, Outputs
+from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record
 from jprm.io.jsonl import dump
+from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.search.chain_scores import chain_scores
 from jprm.score.records import scored
 from jprm.score.rules import RULES
 from jprm.score.scorer import CHUNK, PRM
-from jprm.tree import ReasoningTree, RecordError, chains_of, tree_of
+from jprm.tree import Node, ReasoningTree, RecordError, chains_of, tree_of
 
 LINES = "application/x-ndjson"
 
@@ -185,3 +193,185 @@ async def rerank(request: Request) -> Response:
     if body.get("return_documents"):
         results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
     return JSONResponse({"model": engine.name, "results": results, "usage": usage(tokens)})
+
+
+MOST = 64
+"""Alternatives of one request."""
+
+
+async def alternatives(request: Request) -> Response:
+    """Returns n alternatives after the steps so far, each with its scores and its chain's score by the rule."""
+    body = await json_of(request)
+    server = server_of(request)
+    if server.writer is None:
+        raise Refusal(400, "this server has no policy: start it with --policy", "model")
+    engine, rule, caller = options_of(request, body)
+    prefix, n, until, seed = _asked(body)
+    admit(request, engine)
+    samples = await server.writer.sample(request, prefix, n, until, seed)
+    if all(sample.error is not None for sample in samples):
+        raise Refusal(502, f"the policy gave nothing: {samples[0].error}")
+    tree, paths = _tree(prefix, samples)
+    tokens = await asyncio.to_thread(tokens_of, request, engine, [tree])
+    outputs, cached = {"score": np.zeros(0)}, None
+    if tree.nodes:
+        outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
+    score_N, before = outputs["score"], len(prefix.steps)
+    value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, engine.prm.scale)
+    made = [
+        {"steps": list(sample.steps), "scores": score_N[path[before:]].tolist(),
+         "score": float(value) if path and not sample.error else None,
+         "finish_reason": sample.finish_reason, "tokens": sample.tokens}
+        | ({"error": sample.error} if sample.error else {})
+        for sample, path, value in zip(samples, paths, value_B, strict=True)
+    ]  # fmt: skip
+    written = sum(sample.tokens for sample in samples)
+    return JSONResponse({
+        "object": "alternatives", "model": engine.name, "policy": server.writer.policy.name, "rule": rule,
+        "scores": score_N[:before].tolist(), "alternatives": made,
+        "usage": usage(tokens, cached) | {"completion_tokens": written, "total_tokens": tokens + written},
+    })  # fmt: skip
+
+
+def _asked(body: dict[str, Any]) -> tuple[Prefix, int, str, int]:
+    """Returns the prefix, the number of alternatives, where they end, and the number of the first sample."""
+    steps, n = field(body, "steps", list, default=[]), field(body, "n", int, default=4)
+    until, seed = field(body, "until", str, default="step"), field(body, "seed", int, default=0)
+    if not 1 <= n <= MOST:
+        raise Refusal(400, f"n is {n}: from 1 to {MOST}", "n")
+    if until not in ("step", "end"):
+        raise Refusal(400, f"until is {until!r}: use step or end", "until")
+    if seed < 0:
+        raise Refusal(400, f"seed is {seed}: from 0", "seed")
+    try:  # the checks of any record, on steps that may be none yet
+        tree = tree_of({"problem": field(body, "problem", str), "steps": steps or ["-"]}, "body")
+    except RecordError as error:
+        raise of_record(error) from None
+    return Prefix(tree.problem, tuple(node.text for node in tree.nodes) if steps else ()), n, until, seed
+
+
+def _tree(prefix: Prefix, samples: list[Sample]) -> tuple[ReasoningTree, list[list[int]]]:
+    """Returns the tree of the steps so far and all alternatives, and the nodes of each alternative's chain."""
+    nodes = [Node(i - 1, step) for i, step in enumerate(prefix.steps)]
+    before, paths = list(range(len(nodes))), []
+    for sample in samples:
+        path = list(before)
+        for step in sample.steps:
+            nodes.append(Node(path[-1] if path else -1, step))
+            path.append(len(nodes) - 1)
+        paths.append(path)
+    return ReasoningTree(prefix.problem, tuple(nodes)), paths
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What routes work with: the models by name, the first being the default; what is accepted; and a policy."""
+
+    engines: Mapping[str, Engine]
+    config: ServeConfig
+    writer: Writer | None = None
+
+    def engine(self, name: Any) -> Engine:
+        """Returns the engine of a model's name, that of the first model for None."""
+        if name is None:
+            return next(iter(self.engines.values()))
+        if not isinstance(name, str):
+            raise Refusal(400, f"model is of type {type(name).__name__}, not str", "model")
+        if name not in self.engines:
+            raise Refusal(404, f"there is no model {name!r}: use {', '.join(self.engines)}", "model")
+        return self.engines[name]
+
+
+def server_of(request: Request) -> Server:
+    return request.app.state.server
+
+
+def admit(request: Request, engine: Engine) -> None:
+    """Raises Refusal (503, with the time to come back) where more work waits than the server takes."""
+    config, wait = server_of(request).config, engine.wait_seconds()
+    if wait > config.queue_seconds:
+        seconds = math.ceil(wait - config.queue_seconds)
+        raise Refusal(503, f"{wait:.0f} seconds of work wait: come back later", headers={"Retry-After": str(seconds)})
+
+
+def tokens_of(request: Request, engine: Engine, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
+    """Returns the tokens of the trees, as `Engine.tokens_of`.
+
+    Raises Refusal (400) for a chain longer than the server or model takes, and as `check_size`.
+    """
+    try:
+        tokens = engine.tokens_of(trees, alone)
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+    check_size(request, engine, tokens)
+    return tokens
+
+
+def check_size(request: Request, engine: Engine, tokens: int) -> None:
+    """Raises Refusal (413) for work that by the measured rate takes longer than an answer may."""
+    most = server_of(request).config.answer_seconds
+    if engine.rate and tokens > most * engine.rate:
+        seconds = tokens / engine.rate
+        raise Refusal(
+            413, f"{tokens:,} tokens take about {seconds:,.0f} seconds, and {most:g} at most: send it in parts"
+        )
+
+
+async def answer(request: Request, future: concurrent.futures.Future) -> Any:
+    """Returns the future's result. Cancels it where the client goes away or the time is up.
+
+    Raises Refusal: 504 when late, 499 when the client has gone, 400 for a request that the model refuses, 500
+    for anything else that fails.
+    """
+    waiting, gone = asyncio.wrap_future(future), asyncio.ensure_future(_gone(request))
+    seconds = server_of(request).config.answer_seconds
+    try:
+        done, _ = await asyncio.wait({waiting, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if waiting in done:
+            return waiting.result()
+        raise Refusal(499, "the client has gone") if done else Refusal(504, f"no answer within {seconds:g} seconds")
+    except (Refusal, asyncio.CancelledError):
+        raise
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+    except Exception as error:  # its message may quote the request, which no log is to hold
+        logging.getLogger(__name__).error("%s while scoring a request", type(error).__name__)
+        raise Refusal(500, f"{type(error).__name__} while scoring the request") from None
+    finally:
+        gone.cancel()
+        waiting.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def shutting_down(error: Closed) -> Refusal:
+    return Refusal(503, str(error), headers={"Retry-After": "5"})
+
+
+WAITING = 8
+"""Requests that may wait for the policy."""
+
+
+class Writer:
+    """A policy and its thread: it samples for one request at a time."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.waiting = policy, 0
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jprm policy")
+
+    async def sample(self, request: Request, prefix: Prefix, n: int, until: Any, seed: int) -> list[Sample]:
+        """Returns n samples. Raises Refusal: 503 where enough requests wait, else as `answer`."""
+        if self.waiting >= WAITING:
+            raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
+        self.waiting += 1
+        try:
+            sample = functools.partial(self.policy.sample, [prefix], n, until=until, seed=seed)
+            return (await answer(request, self._thread.submit(sample)))[0]
+        finally:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown()

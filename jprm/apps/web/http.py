@@ -1,9 +1,14 @@
-"""What every server's routes share: who may call, reading a body within limits, and errors in OpenAI's form."""
+"""What every server's routes share: who may call, bodies within limits, errors in OpenAI's form, and pages.
+
+Pages are sent with a policy that forbids the browser any other site and any text as code. A connection whose request
+does not arrive in time is closed, so that silent clients hold none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import mimetypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,15 +18,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from jprm.apps.web.config import Listen
+from jprm.apps.web import Listen, bytes_of_file, names_in
 from jprm.io.jsonl import parse
 from jprm.tree import RecordError
 
 KEY = "JPRM_API_KEY"
 """The environment variable that holds the key, which a command line would show to all users of the machine."""
-
 
 DEEPEST = 100
 """Objects and lists within each other, in a request."""
@@ -76,8 +82,8 @@ class _Key:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (key := self.expected(scope["path"])) is not None:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, f"Bearer {key}".encode()):
+            sent = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(sent, f"Bearer {key}".encode()):
                 refusal = Refusal(401, "no valid key: send it as Authorization: Bearer KEY")
                 await refusal.response()(scope, receive, send)
                 return
@@ -149,3 +155,82 @@ def field(body: Mapping[str, Any], name: str, kinds: type | Sequence[type], defa
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise Refusal(400, f"{name} is of type {type(value).__name__}, not {wanted}", name)
     return value
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; font-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+MATH = {
+    "/math.js": "jprm.apps.web:math.js",
+    "/katex/katex.min.js": "jprm.apps.web:katex/katex.min.js",
+    "/katex/katex.min.css": "jprm.apps.web:katex/katex.min.css",
+} | {f"/katex/fonts/{name}": f"jprm.apps.web:katex/fonts/{name}" for name in names_in("jprm.apps.web:katex/fonts")}
+"""The files of pages that draw mathematics."""
+
+
+def page_route(path: str, text: str | bytes, name: str) -> Route:
+    """Returns the route of a file's text or bytes, whose type the ending of its name says."""
+    kind = "font/woff2" if name.endswith(".woff2") else mimetypes.guess_type(name)[0] or "text/plain"
+    body = text.encode() if isinstance(text, str) else text
+
+    async def send(request: Request) -> Response:
+        return Response(body, media_type=kind, headers=HEADERS)
+
+    return Route(path, send)
+
+
+def file_routes(files: Mapping[str, str]) -> list[Route]:
+    """Returns the routes of files by path; a file is `package:name`."""
+    return [page_route(path, bytes_of_file(file), file) for path, file in files.items()]
+
+
+HEADER_BYTES = 1 << 16
+"""The most bytes of a request's headers."""
+
+
+def timed(seconds: float) -> type[asyncio.Protocol]:
+    """Returns uvicorn's protocol of HTTP for connections that have so long for the headers of each request.
+
+    uvicorn itself waits for a first byte, and for the rest of the headers, without end.
+    """
+
+    class Timed(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]  # one of two classes
+        loop: Any
+        transport: Any
+        cycle: Any
+        timer: asyncio.TimerHandle | None = None
+        pending = 0  # bytes of headers so far
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.timer = self.loop.call_later(seconds, self.transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle and not self.cycle.response_complete:
+                self.stop()
+                return
+            self.pending += len(data)
+            if self.pending > HEADER_BYTES:
+                self.transport.close()
+            self.timer = self.timer or self.loop.call_later(seconds, self.transport.close)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.stop()
+            super().connection_lost(exc)
+
+        def stop(self) -> None:
+            if self.timer:
+                self.timer.cancel()
+            self.timer, self.pending = None, 0
+
+    return Timed
