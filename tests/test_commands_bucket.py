@@ -20,8 +20,8 @@ from toy_policy import Markov
 from jprm.apps import cli
 from jprm.apps.report.runs import compare, names_of
 from jprm.apps.serve import app as serving
-from jprm.checkpoints.bucket import MARK
 from jprm.checkpoints.kinds import kind_of
+from jprm.checkpoints.store import MARK
 from jprm.data import load
 from jprm.experiment import to_json
 from jprm.io.folders import is_whole, whole_folder

@@ -9,7 +9,7 @@ from test_rl_loop import SOME, Killed, data, params_of, stale_experiment, whole 
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
-from jprm.checkpoints.bucket import MARK
+from jprm.checkpoints.store import MARK
 from jprm.io.storage import Remote
 from jprm.methods.policy.engine import Engine, EngineConfig, Probes
 from jprm.methods.policy.load import load_policy

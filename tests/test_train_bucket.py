@@ -22,8 +22,8 @@ from tiny import params
 
 from jprm.apps.cli import main
 from jprm.apps.report.runs import compare
-from jprm.checkpoints import bucket, store, writing
-from jprm.checkpoints.bucket import MARK
+from jprm.checkpoints import store, writing
+from jprm.checkpoints.store import MARK
 from jprm.data.prepare import prepare
 from jprm.experiment import to_json
 from jprm.io import folder_lock
@@ -88,7 +88,7 @@ def test_a_run_that_dies_in_an_upload_continues_from_the_last_whole_checkpoint(
         patch.setattr(Remote, "upload", dying)
         with pytest.raises(Killed):
             tiny.training.train(experiment, folder / "run")
-    assert bucket.committed(folder / "run/checkpoints") == [3] and (folder / "run/checkpoints/6").is_dir()
+    assert store.committed(folder / "run/checkpoints") == [3] and (folder / "run/checkpoints/6").is_dir()
     with pytest.raises(ValueError, match="is another experiment's run .seed: 0 there, 1 here"):
         tiny.training.train(dataclasses.replace(experiment, seed=1), folder / "run")
     result = tiny.training.train(experiment, folder / "run")
@@ -97,7 +97,7 @@ def test_a_run_that_dies_in_an_upload_continues_from_the_last_whole_checkpoint(
     assert tiny.equal(tiny.params((folder / "run").url), tiny.params(tiny_run.folder))
     left = objects(folder / "run")
     assert metrics(folder / "run") == tiny.untimed(tiny.lines(tiny_run.folder))
-    assert not [name for name in left if "lock" in name] and bucket.committed(folder / "run/checkpoints") == [3, 6]
+    assert not [name for name in left if "lock" in name] and store.committed(folder / "run/checkpoints") == [3, 6]
     assert compare([folder.url])["runs"][0]["step"] == 6
 
 
@@ -258,7 +258,7 @@ def test_two_processes_write_one_checkpoint_in_a_bucket(gcs, tmp_path):
 
 
 def test_several_processes_do_not_upload_from_their_disks(monkeypatch):
-    monkeypatch.setattr(bucket.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(store.jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="memory://b/run/checkpoints: checkpoints of several processes go to gs://"):
         store.open_checkpoints("memory://b/run", keep=2)
 

@@ -1,19 +1,27 @@
-"""The decoder that training, sampling and scoring start from: a GGUF file, a Hugging Face folder, a LoRA or a run."""
+"""The decoder that training, sampling and scoring start from: a GGUF file, a Hugging Face folder, a LoRA or a run.
+
+Of a run the decoder is kept; its head is too where both are policies.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from types import ModuleType
 
 import jax
 import numpy as np
 
-from jprm.checkpoints import huggingface, peft, run
-from jprm.checkpoints.kinds import kind_of
+from jprm.checkpoints import huggingface, peft, store
+from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.checkpoints.safetensors import check_sums
+from jprm.experiment import read
 from jprm.io.local_copy import local_copy
+from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
-from jprm.model.int8 import Dtype
+from jprm.model.heads import find
+from jprm.model.int8 import Dtype, held_decoder
+from jprm.model.lora import merge
 from jprm.model.mesh import put, spec
 from jprm.model.transformer import AXES
 
@@ -21,6 +29,8 @@ from jprm.model.transformer import AXES
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
     """Returns the model's hyper-parameters; `changes` set what the files do not hold (head, dtype, layers, ...)."""
     module, path = _opened(path)
+    if module is None:
+        return dataclasses.replace(read(path_of(path) / RUN).model, **{"head": ModelConfig.head, **changes})
     return module.model_config(path, **changes)
 
 
@@ -36,6 +46,8 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
     module, path = _opened(path)
     if os.path.isdir(path):
         check_sums(path)
+    if module is None:
+        return _decoder_of_run(path, config, dtype, new)
     return module.load_decoder(path, config, dtype, new=new)
 
 
@@ -46,8 +58,8 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
       ValueError: the model has no language head of the config's shape.
     """
     module, path = _opened(path)
-    if module is run:
-        return run.load_language_head(path)
+    if module is None:
+        return _language_head_of_run(path)
     file, name = module.open_tensors(path), module.LANGUAGE_HEAD
     if name not in file or tuple(file.shape(name)) != (config.vocab_size, config.width):
         raise ValueError(
@@ -57,12 +69,49 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
     return {"kernel": put(np.asarray(file.tensor(name).T, np.float32), place)}
 
 
-def _opened(path: str | os.PathLike) -> tuple[ModuleType, str | os.PathLike]:
-    """Returns the module of this package that reads the path, and the path or its copy on this machine."""
+def _opened(path: str | os.PathLike) -> tuple[ModuleType | None, str | os.PathLike]:
+    """Returns the module of this package that reads the path, None for a run, and the path or its copy here."""
     if (kind := kind_of(path)) == "run":
-        return run, path
+        return None, path
     if kind == "gguf":
         from jprm.checkpoints import gguf  # a slow import
 
         return gguf, local_copy(path)
     return {"peft": peft, "huggingface": huggingface}[kind], local_copy(path)
+
+
+FREE = (
+    "head",
+    "head_hidden",
+    "steps",
+    "dtype",
+    "remat",
+    "product_layers",
+    "attention",
+    "attention_block",
+    "tied_embeddings",
+    "logit_softcap",
+)
+"""Fields of `ModelConfig` that do not change what the decoder's parameters mean."""
+
+
+def _decoder_of_run(path: str | os.PathLike, config: ModelConfig, dtype: Dtype, new: str) -> dict:
+    """Returns the decoder of the newest checkpoint, LoRA merged, on the mesh that is set.
+
+    Raises ValueError naming a field in which `config` differs from the run's decoder, or parameters that it lacks.
+    """
+    experiment = read(path_of(path) / RUN)
+    for field in dataclasses.fields(ModelConfig):
+        ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
+        if field.name not in FREE and ours != theirs:
+            raise ValueError(f"{path}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
+    params, _ = store.load_params(path, experiment, jax.sharding.get_mesh(), new)
+    return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
+
+
+def _language_head_of_run(path: str | os.PathLike) -> dict:
+    """Returns a policy's head from its newest checkpoint, on the mesh that is set. Raises ValueError for a PRM's."""
+    experiment = read(path_of(path) / RUN)
+    if find(experiment.model.head).channels:
+        raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
+    return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]

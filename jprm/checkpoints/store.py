@@ -2,31 +2,32 @@
 
 A run's folder holds `experiment.json`, the tokenizer, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step
 under a temporary name and renames it, so a step that exists is whole; a bucket's is whole if it holds the marker that
-is written last (`jprm.checkpoints.bucket`). The parts `params` and `optimizer` are arrays, which any mesh can restore.
+is written last (`jprm.checkpoints.store`). The parts `params` and `optimizer` are arrays, which any mesh can restore.
 `run` is JSON, written once by all processes: the position in the data, the experiment, versions and goodput.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict
+from fsspec.config import conf
 from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
-from jprm.checkpoints import bucket
 from jprm.experiment import Experiment
-from jprm.io.storage import Place, Remote, path_of
+from jprm.io.storage import Place, Remote, cache_folder, path_of
 from jprm.model import lora, transformer
 from jprm.model.parameters import join, new_parameters
 
 FOLDER = "checkpoints"
-
-Checkpoints = ocp.training.Checkpointer | bucket.Staged
 
 
 def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
@@ -42,7 +43,7 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
     context = ocp.Context()
     context.checkpointables.registry = registry
     # Orbax's policies name their arguments otherwise than its own protocols.
-    given: dict[str, Any] = dict(
+    arguments: dict[str, Any] = dict(
         save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
         context=context,
         preservation_policy=policies.AnyPreservationPolicy(kept),
@@ -50,15 +51,15 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
     )
     folder = path_of(workdir).absolute() / FOLDER
     if isinstance(folder, Remote):
-        return bucket.open_checkpoints(folder, given, keep, keep_every)
-    return ocp.training.Checkpointer(str(folder), **given)
+        return _in_bucket(folder, arguments, keep, keep_every)
+    return ocp.training.Checkpointer(str(folder), **arguments)
 
 
 def saved(workdir: Place) -> bool:
     """Returns whether the run has a whole checkpoint."""
     folder = workdir / FOLDER
     if isinstance(folder, Remote):
-        return bool(bucket.committed(folder))
+        return bool(committed(folder))
     return any(step.name.isdigit() for step in folder.glob("*"))
 
 
@@ -118,3 +119,106 @@ def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, n
         left_out = new_parameters(folder, wanted.keys() - there.keys(), new)
         wanted = join({path: x for path, x in wanted.items() if path not in left_out})
         return restore(checkpoints, {"params": wanted})["params"], checkpoints.latest.step
+
+
+# ---- Checkpoints in a bucket: whole where they hold `commit_success.txt`, which is written last and removed first.
+#
+# Orbax writes to Google Cloud Storage itself, every process its own arrays. In another store it would rename a step's
+# folder when it is whole, which there copies file after file: one process saves to its disk, and the files are uploaded
+# from it.
+
+MARK = "commit_success.txt"
+"""Orbax's own name."""
+
+
+def _in_bucket(
+    remote: Remote, arguments: Mapping[str, Any], keep: int | None, keep_every: int
+) -> ocp.training.Checkpointer | Staged:
+    """Opens the checkpoints of a bucket with Orbax's arguments; as `open_checkpoints`.
+
+    Raises ValueError for a store that several processes cannot write to.
+    """
+    if remote.url.startswith("gs://"):
+        # What TensorStore and other hosts write would be missing in a listing that is kept.
+        conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+        return ocp.training.Checkpointer(remote.url, **arguments)
+    if keep is not None and jax.process_count() > 1:
+        raise ValueError(f"{remote}: checkpoints of several processes go to gs:// or to a folder that all can write to")
+    return Staged(remote, arguments, keep, keep_every)
+
+
+def committed(remote: Remote) -> list[int]:
+    """Returns the steps of the whole checkpoints, in order."""
+    marks = (file.parent for file in remote.files() if file.name == MARK)
+    return sorted(int(step.name) for step in marks if step.parent == remote and step.name.isdigit())
+
+
+class Staged:
+    """Checkpoints that are saved on this machine's disk and uploaded from there, in the background.
+
+    It has the attributes of Orbax's Checkpointer that runs use. The disk holds the newest checkpoint and the one that
+    is being saved, while this object is open.
+    """
+
+    def __init__(self, remote: Remote, arguments: Mapping[str, Any], keep: int | None, keep_every: int):
+        self.directory, self._keep, self._keep_every = remote, keep, keep_every
+        name = hashlib.sha256(remote.url.encode()).hexdigest()[:16]
+        name += f"-{os.getpid()}" if keep is None else ""  # the run that writes is one, and clears what a kill left
+        self._folder = cache_folder("checkpoints") / name
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if steps := committed(remote):
+            (remote / str(steps[-1])).download_folder(self._folder / str(steps[-1]))
+        newest = ocp.training.preservation_policies.LatestN(1)
+        self._inner = ocp.training.Checkpointer(str(self._folder), **{**arguments, "preservation_policy": newest})
+        self._uploader, self._uploading = ThreadPoolExecutor(1), Future[None]()
+        self._uploading.set_result(None)
+
+    def __enter__(self) -> Staged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def latest(self) -> Any:
+        return self._inner.latest
+
+    def checkpointables_metadata(self, step: int) -> Any:
+        return self._inner.checkpointables_metadata(step)
+
+    def load_checkpointables(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
+        return self._inner.load_checkpointables(step, wanted)
+
+    def save_checkpointables_async(self, step: int, parts: dict[str, Any], *, overwrite: bool = False) -> None:
+        self.wait()
+        self._inner.save_checkpointables_async(step, parts, overwrite=overwrite)
+        self._uploading = self._uploader.submit(self._upload, step)
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is in the bucket. Raises what kept it from there."""
+        self._inner.wait()
+        self._uploading.result()
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self._uploader.shutdown()
+            with contextlib.suppress(Exception):  # of a save that failed, which `wait` raises
+                self._inner.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _upload(self, step: int) -> None:
+        self._inner.wait()
+        place = self.directory / str(step)
+        place.remove_folder(first=MARK)  # what a killed run left of it
+        place.upload_folder(self._folder / str(step), last=MARK)
+        steps = committed(self.directory)
+        kept = {s for s in steps if self._keep_every and s % self._keep_every == 0}
+        kept |= set(steps[-self._keep :] if self._keep else steps)
+        there = {file.url.removeprefix(f"{self.directory}/").partition("/")[0] for file in self.directory.files()}
+        for other in there - set(map(str, kept)):
+            (self.directory / other).remove_folder(first=MARK)
+
+
+Checkpoints = ocp.training.Checkpointer | Staged
