@@ -73,10 +73,10 @@ def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> N
             raise ValueError(f"{path}: {field} is {getattr(known, field)}, the config says {getattr(config, field)}")
 
 
-def check_layers(path: str | os.PathLike, found: int, changes: Mapping) -> None:
+def check_layers(path: str | os.PathLike, there: int, changes: Mapping) -> None:
     """Raises ValueError where `changes` requests more layers than the file has."""
-    if changes.get("layers", found) > found:
-        raise ValueError(f"{path}: has {found} layers, not {changes['layers']}")
+    if changes.get("layers", there) > there:
+        raise ValueError(f"{path}: has {there} layers, not {changes['layers']}")
 
 
 def load(
@@ -106,8 +106,8 @@ def load(
     wanted = join({name: x for name, x in flat.items() if name not in left_out})["decoder"]
     for role, layer in slots(config):
         name = name_of(role, layer)
-        if (found := tuple(shape_of(name))) != shapes[role]:
-            raise ValueError(f"{path}: tensor {name} is of shape {found}, the model's is {shapes[role]}")
+        if (actual := tuple(shape_of(name))) != shapes[role]:
+            raise ValueError(f"{path}: tensor {name} is of shape {actual}, the model's is {shapes[role]}")
 
     def get(role: str, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
         return from_file(role, read(role, name_of(role, layer)), shape)

@@ -90,8 +90,8 @@ open_tensors = Reader
 
 def packaged(package: str, name: str) -> pathlib.Path:
     """Returns the path of a file in an installed package, which is not imported: its imports may be missing."""
-    found = importlib.util.find_spec(package)
-    path = pathlib.Path(found.origin).parent / name if found and found.origin else None
+    module = importlib.util.find_spec(package)
+    path = pathlib.Path(module.origin).parent / name if module and module.origin else None
     if path is None or not path.is_file():
         distribution = package.replace("_", "-")
         raise FileNotFoundError(f"{name}: package {package} is not installed; pip install --no-deps {distribution}")

@@ -69,15 +69,15 @@ class Tensors:
             raise FileNotFoundError(message) from None
         except (safetensors.SafetensorError, OSError) as error:
             raise ValueError(f"{file}: not a complete safetensors file ({error}). {AGAIN}") from error
-        found = _header(file)
-        if absent := sorted((wanted or set()) - set(found)):
+        tensors = _header(file)
+        if absent := sorted((wanted or set()) - set(tensors)):
             raise ValueError(f"{file}: tensor {absent[0]} is not in it, though {INDEX} says so. {AGAIN}")
-        if wanted is not None and (extra := sorted(set(found) - wanted)):
+        if wanted is not None and (extra := sorted(set(tensors) - wanted)):
             where = self._file_of.get(extra[0])
             reason = f"is in {where.name} too" if where else f"is not in {INDEX}, or there in another file"
             raise ValueError(f"{file}: tensor {extra[0]} {reason}. The files are of different checkpoints: {AGAIN}")
         self._files[file] = opened
-        for name, (dtype, shape) in found.items():
+        for name, (dtype, shape) in tensors.items():
             if dtype not in TYPES:
                 raise ValueError(
                     f"{file}: tensor {name} is of type {dtype}, a quantised checkpoint's; use the one in bfloat16"

@@ -34,10 +34,10 @@ def export(
     if unknown := sorted(set(without) - set(tasks.study.config.annotators)):
         raise ValueError(f"without: {unknown[0]!r} is no annotator of {os.fspath(folder)}")
     counts: collections.Counter[str] = collections.Counter(tasks=0)
-    found = list(_records(tasks, disagreements, without, counts))
-    if not found:
+    records = list(_records(tasks, disagreements, without, counts))
+    if not records:
         raise ValueError(f"{os.fspath(folder)}: nothing is labelled yet")
-    write_records(output, found)
+    write_records(output, records)
     return dict(counts)
 
 
@@ -65,10 +65,10 @@ def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
     """Returns the rating of every step, None from any step on which the annotators differ."""
     ratings, labels, apart = [task.ratings for task in group], [], set()
     for i, node in enumerate(tree.nodes):
-        given = {some[i] for some in ratings if i in some}
-        if len(given) > 1 or node.parent in apart:
+        rated = {some[i] for some in ratings if i in some}
+        if len(rated) > 1 or node.parent in apart:
             apart.add(i)
-        labels.append(given.pop() if given and i not in apart else None)
+        labels.append(rated.pop() if rated and i not in apart else None)
     return labels
 
 

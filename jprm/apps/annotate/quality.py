@@ -72,15 +72,15 @@ def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict
         "wrong_or_not": _fraction([float(len({rating == -1 for rating in unit}) == 1) for unit in units], seed, task_U),
         "chains": len(chains),
         "first_error": _fraction(same, seed),
-        "apart": [found for some in both if (found := _apart(tasks, some))],
+        "apart": [difference for some in both if (difference := _apart(tasks, some))],
     }
 
 
 def _steps(some: Sequence[Task]) -> list[list[int]]:
     """Returns the ratings of every step that at least two annotators rated."""
     ratings = [task.ratings for task in some]
-    given = [[one[step] for one in ratings if step in one] for step in sorted(set().union(*ratings))]
-    return [values for values in given if len(values) > 1]
+    rated = [[one[step] for one in ratings if step in one] for step in sorted(set().union(*ratings))]
+    return [values for values in rated if len(values) > 1]
 
 
 def _apart(tasks: Tasks, some: Sequence[Task]) -> dict[str, Any] | None:
@@ -91,9 +91,9 @@ def _apart(tasks: Tasks, some: Sequence[Task]) -> dict[str, Any] | None:
         return {"task": index, "first_error": errors} if len(set(errors.values())) > 1 else None
     wrong = {task.annotator: task.wrong for task in some}
     steps = {
-        step: given
+        step: said
         for step in range(len(tree.nodes))
-        if len(set((given := {name: one[step] for name, one in wrong.items() if step in one}).values())) > 1
+        if len(set((said := {name: one[step] for name, one in wrong.items() if step in one}).values())) > 1
     }
     return {"task": index, "wrong": steps} if steps else None
 
@@ -128,8 +128,8 @@ def _fraction(hits: Sequence[float], seed: int, task_N: Sequence[int] | None = N
         return None
     hit_N = np.array(hits)
     tasks = np.arange(len(hits)) if task_N is None else task_N
-    found = bootstrap(lambda weight_RN: weighted_mean(hit_N, weight_RN), tasks, seed=seed)
-    return found.json() | {"n": len(hits)}
+    mean = bootstrap(lambda weight_RN: weighted_mean(hit_N, weight_RN), tasks, seed=seed)
+    return mean.json() | {"n": len(hits)}
 
 
 def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
@@ -187,9 +187,9 @@ def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any]
     }
 
 
-def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
+def show(report: Mapping[str, Any], console: rich.console.Console) -> None:
     """Prints the report as tables and sentences."""
-    tasks, agreement = found["tasks"], found["agreement"]
+    tasks, agreement = report["tasks"], report["agreement"]
     console.print(
         f"{tasks['labelled']:,} of {tasks['in_study']:,} tasks labelled, {tasks['labelled_twice']:,} of them twice:"
         f" {tasks['steps']:,} steps"
@@ -205,7 +205,7 @@ def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
             f"The same first error or none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains",
             highlight=False,
         )
-    if anchoring := found["anchoring"]:
+    if anchoring := report["anchoring"]:
         console.print(
             f"Scores were shown on {anchoring['shown']:,} labellings and hidden on {anchoring['hidden']:,}. Shown less"
             f" hidden: first errors as the model's {_points(anchoring['agreement'])} points, chains with an error"
@@ -231,10 +231,10 @@ def show(found: Mapping[str, Any], console: rich.console.Console) -> None:
         ),
         "flagged": lambda one: f"{one['flagged']:,}",
     }
-    for name in found["annotators"]:
+    for name in report["annotators"]:
         table.add_column(name, justify="right")
     for what, cell in rows.items():
-        table.add_row(what, *(cell(one) for one in found["annotators"].values()))
+        table.add_row(what, *(cell(one) for one in report["annotators"].values()))
     console.print(table)
     console.print("Brackets are 95 % intervals over tasks. Drift is the second half of the tasks less the first.")
 
@@ -243,23 +243,23 @@ def _plain(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _number(found: Mapping[str, Any] | None, form: str = ".2f") -> str:
-    if not found or found["value"] is None:
+def _number(figure: Mapping[str, Any] | None, form: str = ".2f") -> str:
+    if not figure or figure["value"] is None:
         return ""
-    inside = "" if found["low"] is None else f" [{found['low']:{form}}, {found['high']:{form}}]"
-    return f"{found['value']:{form}}{inside}"
+    inside = "" if figure["low"] is None else f" [{figure['low']:{form}}, {figure['high']:{form}}]"
+    return f"{figure['value']:{form}}{inside}"
 
 
-def _points(found: Mapping[str, Any] | None) -> str:
-    scaled = found and {key: None if found[key] is None else 100 * found[key] for key in ("value", "low", "high")}
+def _points(figure: Mapping[str, Any] | None) -> str:
+    scaled = figure and {key: None if figure[key] is None else 100 * figure[key] for key in ("value", "low", "high")}
     return _number(scaled, "+.0f")
 
 
-def _percent(found: Mapping[str, Any] | None, n: bool = False) -> str:
-    if not found:
+def _percent(figure: Mapping[str, Any] | None, n: bool = False) -> str:
+    if not figure:
         return ""
-    inside = "" if found["low"] is None else f" [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
-    return f"{100 * found['value']:.0f} %{inside}" + (f" of {found['n']}" if n else "")
+    inside = "" if figure["low"] is None else f" [{100 * figure['low']:.0f}, {100 * figure['high']:.0f}]"
+    return f"{100 * figure['value']:.0f} %{inside}" + (f" of {figure['n']}" if n else "")
 
 
 # ---- Krippendorff's alpha for ordinal ratings.

@@ -92,12 +92,12 @@ def select_file(
     exclude = list(exclude)
     check_output(output, source, *exclude)
     banned = {problem for path in exclude for problem in problems_in(path)}
-    found = list(trees_in(source, config.alternatives) if config.alternatives else chains_in(source))
-    left = [tree for tree in found if not banned or normalise(tree.problem) not in banned]
+    trees = list(trees_in(source, config.alternatives) if config.alternatives else chains_in(source))
+    left = [tree for tree in trees if not banned or normalise(tree.problem) not in banned]
     chosen = select(left, config, stored_scale(source))
     if not chosen:
         raise ValueError(f"{os.fspath(source)}: no chain is left to select")
     write_records(output, map(record_of, chosen))
     strata = collections.Counter(tree.extra["selection"]["stratum"] for tree in chosen)
     kind = "trees" if config.alternatives else "chains"
-    return {kind: len(found), "excluded": len(found) - len(left), "selected": len(chosen), **strata}
+    return {kind: len(trees), "excluded": len(trees) - len(left), "selected": len(chosen), **strata}

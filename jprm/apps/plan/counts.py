@@ -53,9 +53,9 @@ def count(
                 elif inner.opcode == "custom-call" and "__cublas$" in inner.text:
                     flops += times * library_product_flops(where, inner)
                 elif inner.opcode == "custom-call" and KERNELS.search(inner.text):
-                    own = kernel_flops(inner, kernels or {})
-                    flops += times * own
-                    uncounted |= set() if own else {inner.op_name or inner.name}
+                    of_kernel = kernel_flops(inner, kernels or {})
+                    flops += times * of_kernel
+                    uncounted |= set() if of_kernel else {inner.op_name or inner.name}
     return Program(flops, moved, tuple(collectives(module, parameters, node)), tuple(sorted(uncounted)))
 
 
@@ -111,8 +111,8 @@ def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
     for name, flops in kernels.items():
         if name in call.name or name in call.op_name.rpartition("/")[2] or f'"{name}"' in call.text:
             return flops
-    found = re.search(r'"cost_estimate":\{[^}]*"flops":"?(\d+)', call.text)
-    return float(found.group(1)) if found else 0.0
+    estimate = re.search(r'"cost_estimate":\{[^}]*"flops":"?(\d+)', call.text)
+    return float(estimate.group(1)) if estimate else 0.0
 
 
 FREE = {
@@ -132,21 +132,21 @@ def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> f
     opcode = instruction.opcode
     if opcode in FREE or opcode.endswith("-done") or "AllocateBuffer" in instruction.text:
         return 0.0
-    given = [where.instructions[name].arrays for name in instruction.operands]
+    operands = [where.instructions[name].arrays for name in instruction.operands]
     if opcode == "fusion":
-        return _fusion_bytes(module, module.computations[instruction.called["calls"][0]], given, instruction.arrays)
+        return _fusion_bytes(module, module.computations[instruction.called["calls"][0]], operands, instruction.arrays)
     if opcode in SLICES:
-        return _hbm(given[0]) and 2 * sum(array.bytes for array in instruction.arrays)
+        return _hbm(operands[0]) and 2 * sum(array.bytes for array in instruction.arrays)
     if opcode == "dynamic-update-slice":
-        return 2 * _hbm(given[1])
+        return 2 * _hbm(operands[1])
     results = instruction.arrays
     if opcode == "send":  # the result includes the operand
-        return _hbm(given[0])
+        return _hbm(operands[0])
     if opcode == "slice-start":  # the result is an array, its slice and a counter
-        return (results[-2].bytes if _hbm(given[0]) else 0.0) + results[-2].hbm_bytes
+        return (results[-2].bytes if _hbm(operands[0]) else 0.0) + results[-2].hbm_bytes
     if opcode.endswith("-start"):  # the result includes operands and counters
         results = results[1:2] if opcode.startswith("collective") else results[:1]
-    return sum(map(_hbm, given)) + _hbm(results)
+    return sum(map(_hbm, operands)) + _hbm(results)
 
 
 def _hbm(arrays: tuple[Array, ...]) -> float:
@@ -154,7 +154,7 @@ def _hbm(arrays: tuple[Array, ...]) -> float:
 
 
 def _fusion_bytes(
-    module: Module, inner: Computation, given: list[tuple[Array, ...]], results: tuple[Array, ...]
+    module: Module, inner: Computation, operands: list[tuple[Array, ...]], results: tuple[Array, ...]
 ) -> float:
     total, carries = 0.0, inner.name.startswith("async_collective_fusion") or "AsyncCollective" in inner.root.text
 
@@ -162,7 +162,7 @@ def _fusion_bytes(
         """Whether the user reads nothing itself: the result's tuple, or a collective that is under way meanwhile."""
         return (user is inner.root and user.opcode == "tuple") or (carries and _under_way(user))
 
-    for parameter, arrays in zip(inner.parameters, given, strict=True):
+    for parameter, arrays in zip(inner.parameters, operands, strict=True):
         if not all(map(passed, inner.users[parameter.name])):
             total += min(_read(module, inner, parameter), _hbm(arrays))
     outputs = (
@@ -295,9 +295,9 @@ def collectives(module: Module, parameters: Collection[int], node: int = 0) -> I
                 seen[fused].add(key)
                 # What a SparseCore sends is alone in a called computation: its origin is before the call.
                 called = bool(by) and by[-1][1].opcode != "while"
-                own = inner.op_name or _traced(*(by[-1] if called else (computation, instruction)))
+                origin = inner.op_name or _traced(*(by[-1] if called else (computation, instruction)))
                 summed = _summed(*(by[-1] if called else (where, inner)))
-                yield _collective(where, inner, (*loops, own), summed, ring, times, parameters, node)
+                yield _collective(where, inner, (*loops, origin), summed, ring, times, parameters, node)
 
 
 def _within(module: Module, loop: Instruction) -> str:
@@ -309,8 +309,8 @@ def _within(module: Module, loop: Instruction) -> str:
     if loop.op_name:
         return loop.op_name + "/body/"
     body = module.computations[loop.called["body"][0]].instructions.values()
-    found = Counter(i.op_name[: match.end()] for i in body if (match := LAYERS.search(i.op_name)))
-    return found.most_common(1)[0][0] if found else ""
+    loops = Counter(i.op_name[: match.end()] for i in body if (match := LAYERS.search(i.op_name)))
+    return loops.most_common(1)[0][0] if loops else ""
 
 
 def _traced(computation: Computation, instruction: Instruction) -> str:
@@ -342,8 +342,8 @@ def _collective(
 ) -> Collective:
     kind, network = inner.opcode.removesuffix("-start"), inner.opcode == "send"
     fewest = nodes_of(inner, node)
-    given = [where.instructions[name] for name in inner.operands]
-    arrays, whole = [array for i in given for array in _packed(where, i)], sum(i.arrays[0].bytes for i in given)
+    operands = [where.instructions[name] for name in inner.operands]
+    arrays, whole = [array for i in operands for array in _packed(where, i)], sum(i.arrays[0].bytes for i in operands)
     if network:
         kind = _between_slices(inner)
     elif where.name.startswith(SCATTER):  # its operand is padded
@@ -378,8 +378,8 @@ def _collective(
 
 
 def _between_slices(send: Instruction) -> str:
-    found = re.search(rf'{TRANSFER}="(\w+)"', send.text)
-    said = found[1] if found else "nothing"
+    transfer = re.search(rf'{TRANSFER}="(\w+)"', send.text)
+    said = transfer[1] if transfer else "nothing"
     if said not in NETWORK:
         raise ValueError(f"what do slices send each other by {send.name}? {said} is no kind that is known")
     return NETWORK[said]
@@ -387,12 +387,12 @@ def _between_slices(send: Instruction) -> str:
 
 def _packed(where: Computation, operand: Instruction) -> list[Array]:
     """Returns the small arrays that the compiler packed into the operand, or the operand's own."""
-    own, packs = operand.arrays[0], operand
+    whole, packs = operand.arrays[0], operand
     while packs.opcode in ("bitcast", "copy", "custom-call") and len(packs.operands) == 1:  # the call rounds up
         packs = where.instructions[packs.operands[0]]
     parts = [where.instructions[name].arrays[0] for name in packs.operands]
     size = sum(part.size for part in parts)
-    return parts if packs.opcode in ("fusion", "concatenate") and size <= own.size < size + TILE else [own]
+    return parts if packs.opcode in ("fusion", "concatenate") and size <= whole.size < size + TILE else [whole]
 
 
 MOVED = ("collective-permute", "copy", "slice", "dynamic-slice", "async", "bitcast", "reshape", "get-tuple-element")
@@ -467,10 +467,10 @@ def group_size(collective: Instruction) -> int:
     return len(re.findall(r"\d+", text))
 
 
-def totals(found: Collection[Collective]) -> list[dict]:
+def totals(collectives: Collection[Collective]) -> list[dict]:
     """Returns totals of collectives of the same kind, what they move and where they are."""
     groups: dict[tuple, list[Collective]] = defaultdict(list)
-    for collective in found:
+    for collective in collectives:
         groups[collective.network, not collective.in_layers, collective.kind, collective.moves].append(collective)
     return [
         {
@@ -520,8 +520,8 @@ def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens:
     for i, layers in enumerate(model.layer_groups):
         backward = i >= first
         for name, parameters in size.items():
-            own = f"decoder/layers_{i}/{name}" in trained
-            total += (2 + 2 * backward + 2 * own) * parameters * layers * tokens
+            learnt = f"decoder/layers_{i}/{name}" in trained
+            total += (2 + 2 * backward + 2 * learnt) * parameters * layers * tokens
         for _ in range(layers):
             pairs = visible_pairs(tokens, UNBOUNDED if window_L is None else int(window_L[layer]))
             # Logits and their use, 2 H each a pair and head; twice as much for the four gradients.

@@ -52,8 +52,8 @@ class Instruction:
 
     def attribute(self, name: str) -> str:
         """Returns the value of `name=value` up to the next comma or space outside brackets, or an empty text."""
-        found = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.text)
-        return found.group(1) if found else ""
+        match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.text)
+        return match.group(1) if match else ""
 
     @functools.cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
@@ -63,8 +63,8 @@ class Instruction:
     @functools.cached_property
     def op_name(self) -> str:
         """Its origin in the traced function: `jit(step)/.../layers_0/while/body/dot_general`."""
-        found = re.search(r'op_name="([^"]*)"', self.text)
-        return found.group(1) if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.text)
+        return match.group(1) if match else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> list[Instruction]:
-        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
-        return sorted(found, key=lambda i: int(i.inside))
+        unordered = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return sorted(unordered, key=lambda i: int(i.inside))
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
@@ -211,10 +211,10 @@ def _turns(module: Module, computation: Computation, loop: Instruction) -> int:
 def _into(module: Module, outer: Computation, fusion: Instruction) -> tuple[Computation, Instruction]:
     """Returns a fusion's computation with the outer values in place of its parameters, and its root."""
     inner = module.computations[fusion.called["calls"][0]]
-    given = {p.name: outer.instructions[name] for p, name in zip(inner.parameters, fusion.operands, strict=True)}
+    values = {p.name: outer.instructions[name] for p, name in zip(inner.parameters, fusion.operands, strict=True)}
     # One table holds the names of both computations.
     table = dict(outer.instructions) | dict(inner.instructions)
-    for name, value in given.items():
+    for name, value in values.items():
         table[name] = Instruction(name, "copy", value.arrays, (value.name,), "", "", False)
     return Computation(inner.name, table), inner.root
 

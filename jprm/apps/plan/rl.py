@@ -72,16 +72,16 @@ def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = 
     mesh = make_mesh(config.mesh, devices(topology))
     check_mesh(model, mesh, data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
-    made, resident = programs(config, experiment, mesh)
+    runs, resident = programs(config, experiment, mesh)
     measured = {}
-    for name, program in made.items():
+    for name, program in runs.items():
         kernels = _kernels(experiment, mesh) if name == "update" else {}
         measured[name] = measure(name, program, model.layers, sum(resident.values()), kernels, mesh, topology, say)
     bounds = [each["times"] * each["seconds"] for each in measured.values() if each["program"]]
     return {
         "experiment": config.name, "topology": topology.name, "slices": topology.slices, "chips": topology.chips,
         "devices": topology.devices, "mesh": dict(mesh.shape), "rows": data.rows, "tokens": data.tokens,
-        "parameters": sum(x.size for x in jax.tree.leaves(params_of(*made["update"].variants.values()))),
+        "parameters": sum(x.size for x in jax.tree.leaves(params_of(*runs["update"].variants.values()))),
         "resident": resident, "available": topology.chip.allotted, "programs": measured,
         "fits": all(each["fits"] for each in measured.values()),
         "update_seconds": sum(bounds) if len(bounds) == len(measured) else None,

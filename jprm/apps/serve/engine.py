@@ -118,13 +118,13 @@ class Engine:
         """
         total = 0
         for tree in trees:
-            made = token_tree(tree if alone else _merged([tree])[0], self.prm.layout)
-            longest = int(geometry(made.length_R, made.parent_R).depth_R.max(initial=0))
+            packed = token_tree(tree if alone else _merged([tree])[0], self.prm.layout)
+            longest = int(geometry(packed.length_R, packed.parent_R).depth_R.max(initial=0))
             self.prm.check_length(longest, "the request")
-            if max(longest, 2 * int(chain_lengths(made).max(initial=0))) > self.longest:
+            if max(longest, 2 * int(chain_lengths(packed).max(initial=0))) > self.longest:
                 limit = f"{self.longest:,} tokens and {self.longest // 2:,} steps"
                 raise ValueError(f"a chain has {longest:,} tokens, and this server takes at most {limit}")
-            total += max(len(made.tokens_N), 2 * len(made.node_M))
+            total += max(len(packed.tokens_N), 2 * len(packed.node_M))
         return total
 
     def score(
@@ -276,7 +276,7 @@ class Engine:
 
     def _settle(self, batch: list[_Job], run: Callable[[], Any]) -> None:
         try:
-            found = run()
+            results = run()
         except Exception as error:  # goes to the caller at fault; the device thread serves the others
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
@@ -285,11 +285,11 @@ class Engine:
                 self._settle([job], lambda job=job: self._prepared([job])())
             return
         if len(batch) == 1:
-            batch[0].future.set_result(found)
+            batch[0].future.set_result(results)
             return
         at = 0
         for job in batch:
-            job.future.set_result(found[at : at + len(job.trees)])
+            job.future.set_result(results[at : at + len(job.trees)])
             at += len(job.trees)
 
 
@@ -308,14 +308,14 @@ def _apart(
     merged: Sequence[Outputs],
 ) -> list[Outputs]:
     """Returns the outputs of each tree, (N,) float32, from those of the merged trees."""
-    found: list[Outputs] = [{} for _ in trees]
+    outputs_of: list[Outputs] = [{} for _ in trees]
     for some, node_N, outputs in zip(members, places, merged, strict=True):
         at = 0
         for index in some:
             size = len(trees[index].nodes)
-            found[index] = _taken(outputs, node_N[at : at + size])
+            outputs_of[index] = _taken(outputs, node_N[at : at + size])
             at += size
-    return found
+    return outputs_of
 
 
 def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:

@@ -82,8 +82,8 @@ async def get_reward(request: Request) -> Response:
         return trees, tokens_of(request, engine, [tree for tree in trees if tree])
 
     trees, tokens = await asyncio.to_thread(read)
-    found = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))
-    scores = [next(found)["score"] if tree else None for tree in trees]
+    outputs = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))
+    scores = [next(outputs)["score"] if tree else None for tree in trees]
     known = [
         chains(engine.prm, tree, score_N, rule)[0]["score"]
         for tree, score_N in zip(trees, scores, strict=True)

@@ -63,8 +63,8 @@ async def pooling(request: Request) -> Response:
          "data": base64.b64encode(x_PC.astype("<f4").tobytes()).decode() if packed else x_PC.tolist()}
         for i, x_PC in enumerate(outputs)
     ]  # fmt: skip
-    made = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
-    return JSONResponse(made | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
+    about = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
+    return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
 
 
 def activated(logit_PC: Float[np.ndarray, "P C"]) -> Float[np.ndarray, "P C"]:
@@ -102,10 +102,10 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
 
 def _chains(engine: Engine, body: dict[str, Any]) -> list[list[int]]:
     """Returns the token ids of every chain of `input`. Raises Refusal for what is no chain, or too long a one."""
-    given = field(body, "input", (str, list))
-    several = isinstance(given, list) and not all(type(x) is int for x in given)
+    sent = field(body, "input", (str, list))
+    several = isinstance(sent, list) and not all(type(x) is int for x in sent)
     special = body.get("add_special_tokens") is not False
-    chains = [_ids(engine.prm, x, special) if isinstance(x, str) else x for x in (given if several else [given])]
+    chains = [_ids(engine.prm, x, special) if isinstance(x, str) else x for x in (sent if several else [sent])]
     for ids in chains:
         if not (isinstance(ids, list) and ids and all(type(x) is int for x in ids)):
             raise Refusal(400, "input is a text, token ids, or a list of these, none of them empty", "input")

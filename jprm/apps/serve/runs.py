@@ -48,14 +48,14 @@ class Runs:
 
     def by_name(self) -> dict[str, Place]:
         """Returns the runs' folders by their names, which leave out the path that all share."""
-        found = find_runs(self._folders)
-        return dict(zip(names_of([os.fspath(folder) for folder in found]), found, strict=True))
+        folders = find_runs(self._folders)
+        return dict(zip(names_of([os.fspath(folder) for folder in folders]), folders, strict=True))
 
 
 async def runs(request: Request) -> Response:
     """`GET /v1/runs`: every run, what it is to take, and how long ago it wrote."""
-    found = await asyncio.to_thread(lambda: [_state(*run) for run in request.app.state.runs.by_name().items()])
-    return JSONResponse({"object": "list", "data": found})
+    states = await asyncio.to_thread(lambda: [_state(*run) for run in request.app.state.runs.by_name().items()])
+    return JSONResponse({"object": "list", "data": states})
 
 
 async def metrics(request: Request) -> Response:
@@ -70,8 +70,8 @@ async def metrics(request: Request) -> Response:
     start = request.query_params.get("from", "0")
     if not (start.isascii() and start.isdigit() and len(start) < 16):
         raise Refusal(400, "from is no number of bytes", "from")
-    made = await asyncio.to_thread(read_lines, folder / METRICS, request.query_params.get("file", ""), int(start))
-    return JSONResponse(made)
+    lines = await asyncio.to_thread(read_lines, folder / METRICS, request.query_params.get("file", ""), int(start))
+    return JSONResponse(lines)
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ def _state(name: str, folder: Place) -> dict[str, Any]:
 def _config(path: Place) -> dict[str, Any]:
     """Returns a run's configuration, {} where it is just being replaced or is of no use."""
     try:
-        found = parse(path.read_bytes(), path.name)
+        config = parse(path.read_bytes(), path.name)
     except (OSError, RecordError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

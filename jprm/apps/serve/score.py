@@ -53,7 +53,7 @@ async def score(request: Request) -> Response:
     outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
 
     def response() -> Response:
-        made = {
+        content = {
             "object": "score",
             "model": engine.name,
             "rule": rule,
@@ -61,7 +61,7 @@ async def score(request: Request) -> Response:
             "chains": chains(engine.prm, tree, outputs["score"], rule),
             "usage": usage(tokens, cached),
         }
-        return JSONResponse(made)
+        return JSONResponse(content)
 
     return await asyncio.to_thread(response)  # a second for a body of megabytes, in which others are served
 
@@ -103,8 +103,8 @@ def chains(prm: PRM, tree: ReasoningTree, score_N: np.ndarray, rule: str) -> lis
 
 def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
     """Returns the tokens of a request in OpenAI's form. A prefix that its chains share counts once."""
-    made: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return made if cached is None else made | {"prompt_tokens_details": {"cached_tokens": cached}}
+    counts: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return counts if cached is None else counts | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def _read(request: Request, engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
@@ -134,8 +134,8 @@ async def _lines(request: Request) -> Response:
                     ask(chunk)
                 if later:
                     ask(later)
-                found = await answer(request, ahead.popleft())
-                yield _written(chunk, found)
+                outputs = await answer(request, ahead.popleft())
+                yield _written(chunk, outputs)
         finally:
             for future in ahead:
                 future.cancel()
@@ -153,14 +153,14 @@ async def _lines(request: Request) -> Response:
 
 def _records(request: Request, engine: Engine, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
     """Returns the records with their trees and tokens. Every line is checked before the first is scored."""
-    found = []
+    records = []
     try:
         for number, line in enumerate(body.split(b"\n"), start=1):
             if line.strip():
                 record = json_in(line, f"line {number}")
                 tree = tree_of(record, f"line {number}")
-                found.append((record, tree, tokens_of(request, engine, [tree], alone=True)))
-        return found
+                records.append((record, tree, tokens_of(request, engine, [tree], alone=True)))
+        return records
     except RecordError as error:
         raise of_record(error) from None
 
@@ -183,10 +183,10 @@ async def rerank(request: Request) -> Response:
     )
     tokens = sum(count for _, count in read)
     check_size(request, engine, tokens)
-    found = await answer(request, engine.score([tree for tree, _ in read], tokens))
+    scored_trees = await answer(request, engine.score([tree for tree, _ in read], tokens))
     values = [
         chains(engine.prm, tree, outputs["score"], rule)[0]["score"]
-        for (tree, _), outputs in zip(read, found, strict=True)
+        for (tree, _), outputs in zip(read, scored_trees, strict=True)
     ]
     order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: max(top, 0)]
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
@@ -218,7 +218,7 @@ async def alternatives(request: Request) -> Response:
         outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
     score_N, before = outputs["score"], len(prefix.steps)
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, engine.prm.scale)
-    made = [
+    written_steps = [
         {"steps": list(sample.steps), "scores": score_N[path[before:]].tolist(),
          "score": float(value) if path and not sample.error else None,
          "finish_reason": sample.finish_reason, "tokens": sample.tokens}
@@ -228,7 +228,7 @@ async def alternatives(request: Request) -> Response:
     written = sum(sample.tokens for sample in samples)
     return JSONResponse({
         "object": "alternatives", "model": engine.name, "policy": server.writer.policy.name, "rule": rule,
-        "scores": score_N[:before].tolist(), "alternatives": made,
+        "scores": score_N[:before].tolist(), "alternatives": written_steps,
         "usage": usage(tokens, cached) | {"completion_tokens": written, "total_tokens": tokens + written},
     })  # fmt: skip
 

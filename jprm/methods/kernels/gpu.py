@@ -161,11 +161,11 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
 
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
-    own, inputs = heads["keys"][0].shape[1], heads | dict(keys=_whole_rows(blocks, heads))
+    part, inputs = heads["keys"][0].shape[1], heads | dict(keys=_whole_rows(blocks, heads))
     launches = blocks.launches
     (dq,) = _run(_dq_kernel, launches.dq, blocks.dq, blocks, config, inputs, heads["queries"][:1], [])
     dkv = _run(_dkv_kernel, launches.dkv, blocks.dkv, blocks, config, inputs, inputs["keys"], [])
-    if own < blocks.until.shape[1]:  # every device has a term of all keys' gradients
+    if part < blocks.until.shape[1]:  # every device has a term of all keys' gradients
         dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=1, tiled=True) for x in dkv]
     return dq, *dkv
 
@@ -201,15 +201,15 @@ def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inp
     taken = [(kinds[kind], x) for kind in kinds for x in inputs.get(kind, ())]
     line = at((None, None, table.shape[2]), lambda b, i, k, g: (b, i, 0))
     row, both = at((None, S), lambda b, i, k, g: (b, 0)), pl.BlockSpec((2,), lambda *_: (0,))
-    made = [(keys if by_key else queries, x) for x in outputs] + [(values, x) for x in rows]
+    results = [(keys if by_key else queries, x) for x in outputs] + [(values, x) for x in rows]
 
     def call(interpret: bool, *operands):
         return pl.pallas_call(
             functools.partial(kernel, config, launch, blocks.window is not None),
             grid=(M, K if by_key else K * G, B),
             in_specs=[both, line, row, row, *(where for where, _ in taken)],
-            out_specs=[where for where, _ in made],
-            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in made],
+            out_specs=[where for where, _ in results],
+            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in results],
             compiler_params=plgpu.CompilerParams(num_warps=launch.warps, num_stages=launch.stages),
             interpret=interpret,
             name=kernel.__name__.strip("_"),

@@ -128,13 +128,13 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
 
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
-    inputs, own = _whole(blocks, heads), heads["keys"][0].shape[2]
+    inputs, part = _whole(blocks, heads), heads["keys"][0].shape[2]
     G, H = inputs["queries"][0].shape[2], inputs["queries"][0].shape[4]
     sums = pltpu.VMEM((G, blocks.sizes.query, H), jnp.float32)
     (dq_BKGTH,) = _walk(_dq_kernel, blocks, config, "query", inputs, dict(queries=inputs["queries"][:1]), [sums])
     sums = pltpu.VMEM((blocks.sizes.key, H), jnp.float32)
     dkv = _walk(_dkv_kernel, blocks, config, "key", inputs, dict(keys=inputs["keys"]), [sums, sums])
-    if own < blocks.until.shape[1]:  # every device has a term of all keys' gradients
+    if part < blocks.until.shape[1]:  # every device has a term of all keys' gradients
         dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=2, tiled=True) for x in dkv]
     return dq_BKGTH, *dkv
 
