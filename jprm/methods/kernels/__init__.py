@@ -1,1 +1,1 @@
-"""Attention for TPUs and GPUs."""
+"""Attention kernels for TPUs and GPUs: a file each, with its tables of blocks."""
