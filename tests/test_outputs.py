@@ -112,7 +112,7 @@ def test_an_output_through_a_link_to_a_folder_is_a_file(folder):
 
 FILL = """
 import os, sys
-from jprm import folders
+from jprm.io import folders
 at = int(sys.argv[1])
 def dying(module, name):
     whole = getattr(module, name)

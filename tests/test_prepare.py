@@ -287,7 +287,7 @@ def test_tensorflow_is_never_imported(tmp_path):
     code = """
 import sys
 from jprm.data import load
-from jprm import cli
+from jprm.apps import cli
 from jprm.data.prepare import prepare
 prepare("jsonl", [sys.argv[1]], sys.argv[2])
 print(load(sys.argv[2])[0]["problem"], "tensorflow" in sys.modules)
