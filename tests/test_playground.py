@@ -29,7 +29,7 @@ class Knowing:
         self.name, self.low, self.seen = name, low, {}
         self.prm = types.SimpleNamespace(rule="min", semantics="rating", step=7, scale=PROBABILITY)
 
-    def tokens_of(self, trees):
+    def tokens_of(self, trees, alone=False):
         return sum(len(node.text.split()) for tree in trees for node in tree.nodes)
 
     def wait_seconds(self):
