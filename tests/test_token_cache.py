@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 import tiny_run as tiny
 
-from jprm.data import token_cache
-from jprm.data.token_cache import TokenTrees, cached, write
 from jprm.experiment import DataConfig
 from jprm.io import folders
 from jprm.io.jsonl import write_records
 from jprm.layout import native_layout
 from jprm.token_tree import TokenTree, token_tree
 from jprm.tokenizer import load_tokenizer
-from jprm.train.batches import batches_of
+from jprm.train.batches import TokenTrees, batches_of, cached_trees, write_trees
 from jprm.tree import tree_of
 
 RECORDS = tiny.trees(40, seed=3)
@@ -49,7 +47,7 @@ def test_trees_come_back_as_they_were(layout, tmp_path, supervise):
     trees[3] = dataclasses.replace(trees[3], name="ein Umlaut: ä")
     if supervise == "step":
         trees = [dataclasses.replace(t, extras={"b": t.label_M / 3, "a": t.weight_M}) for t in trees]
-    write(tmp_path, trees)
+    write_trees(tmp_path, trees)
     found = TokenTrees(tmp_path)
     assert len(found) == len(trees)
     for one, other in zip(trees, found, strict=True):
@@ -83,7 +81,7 @@ def test_what_the_trees_depend_on_makes_other_trees(layout, tmp_path, monkeypatc
     batches([str(path)], layout, cache)
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patch:  # nothing is tokenised again
-        patch.setattr(token_cache, "write", None)
+        patch.setattr("jprm.train.batches.write_trees", None)
         batches([str(path)], layout, cache, tokens=512, seed=7)
     batches([str(path)], layout, cache, supervise="outcome")
     assert len(list(cache.iterdir())) == 2
@@ -98,19 +96,19 @@ def test_a_bad_record_leaves_no_trees(layout, tmp_path):
         raise ValueError("record 2 is bad")
 
     with pytest.raises(ValueError, match="record 2 is bad"):
-        cached(tmp_path, trees(), 2, {})
+        cached_trees(tmp_path, trees(), 2, {})
     assert list(tmp_path.iterdir()) == []
 
 
 WRITE = """
 import sys
-from jprm.data.token_cache import cached
+from jprm.train.batches import cached_trees
 from jprm.token_tree import merged
 def trees():
     print("writing", flush=True)
     sys.stdin.readline()
     yield merged("theirs", [1, 2], [[3]])
-cached(sys.argv[1], trees(), 1, {"of": "both"})
+cached_trees(sys.argv[1], trees(), 1, {"of": "both"})
 """
 
 
@@ -123,7 +121,7 @@ def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, m
     assert other.stdout.readline() == "writing\n"
     own = [token_tree(tree_of(record), layout) for record in RECORDS[:3]]
     found = []
-    thread = threading.Thread(target=lambda: found.append(cached(tmp_path, own, 3, {"of": "both"})))
+    thread = threading.Thread(target=lambda: found.append(cached_trees(tmp_path, own, 3, {"of": "both"})))
     thread.start()
     time.sleep(0.1)
     assert not found, "it did not wait"
@@ -138,12 +136,12 @@ def test_trees_that_another_run_wrote_meanwhile_are_taken(layout, tmp_path):
     (tree,) = (token_tree(tree_of(record), layout) for record in RECORDS[:1])
 
     def trees():
-        cached(tmp_path / "other", [tree, tree], 2, {})
+        cached_trees(tmp_path / "other", [tree, tree], 2, {})
         (place,) = (tmp_path / "other").iterdir()
         place.rename(tmp_path / "cache" / place.name)
         yield tree
 
-    assert len(cached(tmp_path / "cache", trees(), 1, {})) == 2
+    assert len(cached_trees(tmp_path / "cache", trees(), 1, {})) == 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
@@ -154,6 +152,6 @@ def test_an_empty_source_is_refused_as_without(layout, tmp_path):
 
 
 def test_grain_reads_it_as_a_source(layout, tmp_path):
-    write(tmp_path, [token_tree(tree_of(record), layout) for record in RECORDS[:4]])
+    write_trees(tmp_path, [token_tree(tree_of(record), layout) for record in RECORDS[:4]])
     assert len(grain.MapDataset.source(TokenTrees(tmp_path)).shuffle(seed=1)) == 4
     assert DataConfig(train=("x",), supervise="step", too_long="error").cache == ""

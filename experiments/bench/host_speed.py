@@ -22,13 +22,12 @@ import yardsticks
 from train_speed import experiment
 
 from jprm.data.readers import READERS
-from jprm.data.token_cache import TokenTrees
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.layout import Layout, native_layout
 from jprm.pack import pack
 from jprm.tokenizer import load_tokenizer
-from jprm.train.batches import batches_of
+from jprm.train.batches import TokenTrees, batches_of
 
 
 def epoch(config: Experiment, layout: Layout) -> tuple[list, dict[str, float]]:

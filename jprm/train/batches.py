@@ -12,12 +12,15 @@ processes. With n = 1 every process packs everything.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
+import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, cast
 
 import grain
 import jax
@@ -26,9 +29,11 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Int64
 
 from jprm import data, multihost
-from jprm.data import token_cache
-from jprm.data.token_cache import TokenTrees
 from jprm.experiment import Experiment
+from jprm.io.folders import made_once
+from jprm.io.outputs import stamp_of
+from jprm.io.progress import Bar
+from jprm.io.storage import Remote, is_remote, path_of
 from jprm.layout import Layout, native_layout
 from jprm.model.mesh import spec
 from jprm.pack import PackReport, TooLong, pack
@@ -75,10 +80,6 @@ def _batches(
     return counted_batches(source, layout, pipeline, lambda record: _checked(tree_of(record), experiment))
 
 
-Source = grain.MapDataset | TokenTrees
-"""Records by index, or with `data.cache` their token trees."""
-
-
 def _source(experiment: Experiment, files: Sequence[str], layout: Layout) -> Source:
     """Returns the files' records or token trees. Every process calls this as often as the others."""
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
@@ -94,7 +95,7 @@ def _token_trees(experiment: Experiment, source: grain.MapDataset, files: Sequen
     config, target = experiment.data, experiment.target
     how = {"supervise": config.supervise, "extras": config.extras, "weight": config.weight}
     about = {
-        "files": [token_cache.files_of(file) for file in files],
+        "files": [files_of(file) for file in files],
         "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
         **how,
         "target": [target.labels, target.consensus, target.after_error, target.soft],  # what `_checked` looks at
@@ -104,10 +105,10 @@ def _token_trees(experiment: Experiment, source: grain.MapDataset, files: Sequen
     trees = (token_tree(_checked(tree_of(record), experiment), layout, **how) for record in records)
 
     def write() -> None:
-        token_cache.cached(config.cache, trees, len(source), about)
+        cached_trees(config.cache, trees, len(source), about)
 
     multihost.first(write)
-    return token_cache.cached(config.cache, trees, len(source), about)
+    return cached_trees(config.cache, trees, len(source), about)
 
 
 # --------------------------------------------------------------------------------------------------- labels and targets
@@ -226,7 +227,7 @@ def counted_batches(
 
     Args:
         source: random access (`len` and `[i]`) to trees, or to items that `tree_of` turns into trees.
-        layout: turns trees into token trees; None where `source` has token trees (`jprm.data.token_cache`).
+        layout: turns trees into token trees; None where `source` has token trees (`TokenTrees`).
 
     Raises:
         ValueError: an empty source; while iterating, what `token_tree` and `pack` refuse.
@@ -380,3 +381,122 @@ def micro_batches(rows: Rows, size: int) -> Rows:
 def unstacked(rows: Rows) -> Iterator[Rows]:
     """Yields the micro-batches of (A, B, ...)."""
     return (jax.tree.map(lambda x, i=i: x[i], rows) for i in range(len(rows.tokens)))
+
+
+# -------------------------------------------------------------------------------------------------- token trees on disk
+# Reading and tokenising records takes most of a host's time; a tree from here takes a few slices of memory maps. A
+# folder holds one array a field, in which the trees stand one after the other, and where each begins.
+
+CACHE_VERSION = 1
+"""Of the format, and of what `token_tree` makes: another version makes the trees again."""
+
+INDEX = "index.json"
+LENGTHS = "length_N"
+"""Tokens, runs, steps and bytes of the name of every tree, and tokens of its problem."""
+
+_KINDS = {"tokens": ("tokens_N",), "runs": ("length_R", "parent_R"),
+          "steps": ("run_M", "above_M", "node_M", "label_M", "weight_M"), "name": ("name",)}  # fmt: skip
+_TYPES = {"tokens_N": np.int32, "label_M": np.float32, "weight_M": np.float32, "name": np.uint8}
+"""Of the arrays of a `TokenTree`, where they are not int64, which is stored as int32."""
+
+
+class TokenTrees(Sequence[TokenTree]):
+    """The trees of a folder that `write_trees` wrote, by index, each read when it is asked for."""
+
+    def __init__(self, folder: str | os.PathLike):
+        folder = pathlib.Path(folder)
+        self._extras: list[str] = json.loads((folder / INDEX).read_bytes())["extras"]
+        length_NK = np.fromfile(folder / LENGTHS, "<i8").reshape(-1, 5)
+        self._problem_N = length_NK[:, 4]
+        start_JK = np.concatenate([np.zeros((1, 4), np.int64), np.cumsum(length_NK[:, :4], axis=0)])
+        self._start = dict(zip(_KINDS, start_JK.T, strict=True))
+        self._maps = {
+            name: (kind, dtype, _mapped(folder / name, _stored(dtype)))
+            for name, kind, dtype in _arrays(len(self._extras))
+        }
+
+    def __len__(self) -> int:
+        return len(self._problem_N)
+
+    def __getitem__(self, index: Any) -> TokenTree:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]  # pyright: ignore[reportReturnType]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        arrays = {}
+        for name, (kind, dtype, array) in self._maps.items():
+            start_J = self._start[kind]
+            arrays[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
+        extras = {key: arrays.pop(f"extra_{i}") for i, key in enumerate(self._extras)}
+        name = arrays.pop("name").tobytes().decode()
+        return TokenTree(name=name, problem=int(self._problem_N[index]), extras=extras, **arrays)
+
+
+def write_trees(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:
+    """Writes the trees into a folder, which must exist; the index last."""
+    folder, extras = pathlib.Path(folder), []
+    with contextlib.ExitStack() as stack:
+        files: dict[str, IO[bytes]] = {}
+        for tree in trees:
+            if not files:
+                extras = list(tree.extras)
+                names = [*(name for name, _, _ in _arrays(len(extras))), LENGTHS]
+                files = {name: stack.enter_context(open(folder / name, "wb")) for name in names}
+            name = tree.name.encode()
+            numbers = {"name": np.frombuffer(name, np.uint8)}
+            numbers |= {f"extra_{i}": tree.extras[key] for i, key in enumerate(extras)}
+            for array, _, dtype in _arrays(len(extras)):
+                x = numbers[array] if array in numbers else getattr(tree, array)
+                files[array].write(np.ascontiguousarray(x, _stored(dtype)).tobytes())
+            lengths = (len(tree.tokens_N), len(tree.length_R), len(tree.run_M), len(name), tree.problem)
+            files[LENGTHS].write(np.array(lengths, "<i8").tobytes())
+    (folder / INDEX).write_text(json.dumps({"extras": extras}))
+
+
+def cached_trees(
+    folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, about: Mapping[str, Any]
+) -> TokenTrees:
+    """Returns the trees from the place in `folder` that is named by all they depend on, written first where absent.
+
+    Args:
+      trees: asked for only where they are not there yet.
+      about: what the trees depend on, as JSON.
+    """
+    if is_remote(folder):
+        raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
+    name = hashlib.sha256(json.dumps([CACHE_VERSION, about], sort_keys=True).encode()).hexdigest()[:16]
+
+    def make(new: pathlib.Path) -> None:
+        with Bar("tokenising", total) as bar:
+            write_trees(new, bar.follow(trees))
+
+    return TokenTrees(made_once(pathlib.Path(folder) / name, make))
+
+
+def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Returns what identifies the data at a path: its file, or all files of its folder, with sizes and times."""
+    path = path_of(path)
+    if isinstance(path, Remote):
+        return [stamp_of(file) for file in path.files()]
+    return [stamp_of(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+
+
+def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:
+    """Yields the name, the kind and the type of every array."""
+    for kind, names in _KINDS.items():
+        yield from ((name, kind, _TYPES.get(name, np.int64)) for name in names)
+    yield from ((f"extra_{i}", "steps", np.float32) for i in range(extras))
+
+
+def _stored(dtype: type) -> np.dtype:
+    """Returns the type in the files, little-endian."""
+    return np.dtype(np.int32 if dtype is np.int64 else dtype).newbyteorder("<")
+
+
+def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
+    """Returns the numbers of a file as a memory map, which an empty file cannot be."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
+Source = grain.MapDataset | TokenTrees
+"""Records by index, or with `data.cache` their token trees."""
