@@ -39,6 +39,16 @@ def test_by_hand_is_the_loop(tiny_run, tmp_path, one_device):
     assert set(sums[-1].means()) == {"loss", "step_accuracy", "auroc"}
 
 
+def test_a_trainer_takes_another_run_s_parameters(tiny_run, one_device):
+    """Its step and its optimizer stay as they are."""
+    trainer = jprm.Trainer(tiny_run.experiment)
+    before = jax.tree.map(np.asarray, trainer.state.optimizer)
+    assert not equal(jax.tree.map(np.asarray, trainer.params), params(tiny_run.folder))
+    assert trainer.take(tiny_run.folder) == 6
+    assert equal(jax.tree.map(np.asarray, trainer.params), params(tiny_run.folder))
+    assert int(trainer.state.step) == 0 and equal(jax.tree.map(np.asarray, trainer.state.optimizer), before)
+
+
 def test_validation_reports_the_loss(tiny_run, tmp_path, one_device):
     """The mean over all labels is what the objective gives for all rows at once."""
     made = jprm.Trainer(tiny_run.experiment)
