@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import local_copy
 from jprm.worker import Worker, serve
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import local_copy
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
 

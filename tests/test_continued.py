@@ -10,7 +10,8 @@ import pytest
 
 from jprm.data.prepare import prepare
 from jprm.io.jsonl import Rejects, read_lines, write_records
-from jprm.io.outputs import atomic_file, continued, cut, only_run, partial_of
+from jprm.io.outputs import atomic_file, continued, cut
+from jprm.io.storage import only_run, partial_of, path_of
 
 REQUEST = {"model": "m"}
 
@@ -30,9 +31,9 @@ def theirs():
 if sys.argv[1] == "at once":
     write_records(sys.argv[2], theirs())
 else:
-    with continued(sys.argv[2], {"model": "m"}) as (file, part):
-        file.write(b"theirs\\n")
-        file.flush()
+    with continued(sys.argv[2], {"model": "m"}) as part:
+        part.write(b"theirs\\n")
+        part.flush()
         wait()
 """
 
@@ -56,12 +57,10 @@ def writer():
 
 
 def write(output, lines, request=REQUEST):
-    with continued(output, request) as opened:
-        if opened is not None:
-            file, part = opened
-            file.write(lines)
-            file.flush()
-            os.replace(part, output)
+    with continued(output, request) as part:
+        if part is not None:
+            part.write(lines)
+            part.become(path_of(output))
 
 
 def names(folder):
@@ -79,7 +78,7 @@ def test_a_second_writer_is_refused_and_the_first_is_whole(tmp_path, writer, kin
         assert output.read_bytes() == b'{"of": "them"}\n' and names(tmp_path) == ["out.jsonl"]
     else:  # it ended without a name for its file, which another call continues
         assert (tmp_path / "out.jsonl.part").read_bytes() == b"theirs\n"
-        with continued(output, REQUEST) as (file, _):
+        with continued(output, REQUEST) as file:
             assert cut(file, 1) == 1
 
 
@@ -87,7 +86,7 @@ def test_a_writer_that_is_killed_blocks_nobody(tmp_path, writer):
     other = writer("continued", tmp_path / "out.jsonl")
     other.kill()
     other.wait()
-    with continued(tmp_path / "out.jsonl", REQUEST) as (file, _):
+    with continued(tmp_path / "out.jsonl", REQUEST) as file:
         assert cut(file, 1) == 1
 
 
@@ -142,7 +141,7 @@ def test_a_full_disk_is_named(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "whole" not in names(tmp_path) and "whole.partial" not in names(tmp_path)
-    with continued(tmp_path / "out.jsonl", REQUEST) as (file, _):
+    with continued(tmp_path / "out.jsonl", REQUEST) as file:
         assert cut(file, 1) == 0
 
 
@@ -169,7 +168,7 @@ def test_an_output_refused_before_its_first_line_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="bad record"), continued(tmp_path / "out.jsonl", REQUEST):
         raise ValueError("bad record")
     assert names(tmp_path) == []
-    with pytest.raises(ValueError, match="bad record"), continued(tmp_path / "out.jsonl", REQUEST) as (file, _):
+    with pytest.raises(ValueError, match="bad record"), continued(tmp_path / "out.jsonl", REQUEST) as file:
         file.write(b"ours\n")
         file.flush()
         raise ValueError("bad record")

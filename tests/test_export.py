@@ -18,7 +18,7 @@ from jprm.checkpoints import writing
 from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
-from jprm.io.outputs import only_run
+from jprm.io.storage import only_run
 from jprm.layout import native_layout
 from jprm.methods.export import export as exporting
 from jprm.methods.export.export import export

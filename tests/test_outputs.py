@@ -14,7 +14,8 @@ import jprm.evaluate.suite
 import jprm.loading
 from jprm.apps import cli
 from jprm.io.folders import whole_folder
-from jprm.io.outputs import atomic_write, check_output, only_run
+from jprm.io.outputs import atomic_write, check_output
+from jprm.io.storage import only_run
 from jprm.methods.policy import load as policies
 
 COMMANDS = {

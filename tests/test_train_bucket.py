@@ -28,8 +28,8 @@ from jprm.data.prepare import prepare
 from jprm.experiment import to_json
 from jprm.io import folder_lock
 from jprm.io.folder_lock import BucketLock
+from jprm.io.folders import local_copy
 from jprm.io.jsonl import write_records
-from jprm.io.local_copy import local_copy
 from jprm.io.storage import Remote
 from jprm.tokenizer import load_tokenizer
 

@@ -19,7 +19,7 @@ from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
 from jprm.model.attention import suited

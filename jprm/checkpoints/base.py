@@ -16,7 +16,7 @@ from jprm.checkpoints import huggingface, peft, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.checkpoints.safetensors import check_sums
 from jprm.experiment import read
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find

@@ -21,7 +21,7 @@ from jprm.checkpoints.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.checkpoints.kinds import PEFT as CONFIG
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import local_copy
 from jprm.model.config import ModelConfig
 from jprm.model.int8 import Dtype
 from jprm.model.lora import LoraConfig

@@ -151,7 +151,7 @@ def sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def read_json(path: Place) -> dict[str, Any]:
+def read_json(path: pathlib.Path | Place) -> dict[str, Any]:
     """Reads a JSON object without repeated keys. Raises ValueError naming the file."""
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=_once)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import local_copy
 from jprm.tree import read_records
 
 REPORT = "report.json"
@@ -14,7 +14,7 @@ REPORT = "report.json"
 def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
     """Returns the records of a prepared folder, read when accessed, or of a JSON Lines file, all in memory.
 
-    Data in a bucket are copied to this machine first (`jprm.io.local_copy`).
+    Data in a bucket are copied to this machine first (`jprm.io.folders`).
 
     Raises:
       FileNotFoundError: the path does not exist, or is a folder that is not fully prepared.

@@ -11,7 +11,8 @@ import urllib.request
 from collections.abc import Callable, Collection
 
 from jprm.io.digests import sha256_of
-from jprm.io.outputs import atomic_file, only_run
+from jprm.io.outputs import atomic_file
+from jprm.io.storage import only_run
 
 _CHUNK = 1 << 20
 _HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?/(.+)")

@@ -20,11 +20,10 @@ from jprm.data.fetch import fetch, is_url, resolved
 from jprm.data.overlap import normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.io.digests import code_of, sha256_of
-from jprm.io.folders import is_whole, tidy, whole_folder
+from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.jsonl import Rejects
-from jprm.io.local_copy import local_copy
 from jprm.io.outputs import differing, stamp_of
-from jprm.io.storage import Place, Remote, cache_folder, path_of
+from jprm.io.storage import Place, cache_folder, is_remote, path_of
 from jprm.tree import tree_of
 
 
@@ -158,12 +157,9 @@ def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], conso
     known = reader.releases.get(resolved(source))
     with rich.progress.Progress(*_columns(), console=console, transient=True) as progress:
         task = progress.add_task(source, total=None)
-        return fetch(
-            source,
-            cache_folder("downloads") if isinstance(out, Remote) else out.with_name("downloads"),
-            {*sha256, *([known] if known else [])},
-            lambda done, total: progress.update(task, completed=done, total=total),
-        )
+        folder = cache_folder("downloads") if is_remote(out) else out.with_name("downloads")
+        allowed = {*sha256, *([known] if known else [])}
+        return path_of(fetch(source, folder, allowed, lambda n, total: progress.update(task, completed=n, total=total)))
 
 
 class _Tally:

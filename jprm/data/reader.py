@@ -18,7 +18,7 @@ from typing import Any
 
 from jprm.data.tables import read_rows
 from jprm.io import jsonl
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
 from jprm.tree import RecordError, tree_of
 

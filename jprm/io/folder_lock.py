@@ -25,8 +25,8 @@ import threading
 import time
 from typing import IO, Any
 
-from jprm.io.outputs import NO_LOCKS, atomic_write, check_output
-from jprm.io.storage import Place, Remote
+from jprm.io.outputs import atomic_write, check_output
+from jprm.io.storage import NO_LOCKS, Place, Remote
 
 FILE = "training.lock"
 BEAT, MISSED = 5.0, 6

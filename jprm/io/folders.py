@@ -1,18 +1,32 @@
-"""Output folders that appear whole: by a name that they take at the end, in a bucket by a file that is there last."""
+"""Folders that appear whole: outputs, what is made once and kept, and copies of what is in a bucket.
+
+A folder of this machine takes its name at the end; in a bucket, a file is there last.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from jprm.io.outputs import Taken, named, only_run, partial_of
-from jprm.io.storage import Place, Remote, cache_folder, is_remote, path_of
+from jprm.io.storage import (
+    Local,
+    Place,
+    Remote,
+    Taken,
+    cache_folder,
+    is_remote,
+    named,
+    only_run,
+    partial_of,
+    path_of,
+)
 
 MARK = ".jprm"
 """In `FOLDER.partial`: shows that jprm made it, and holds the request."""
@@ -40,11 +54,11 @@ def whole_folder(
       ValueError: `OUT.partial` is there without jprm's mark, or another process is writing it, or `out` to be replaced
         is a symbolic link; nothing is touched.
     """
-    if isinstance(remote := path_of(out), Remote):
-        with _uploaded(remote, request, replace, last) as new:
+    if is_remote(out):
+        with _uploaded(Remote(os.fspath(out)), request, replace, last) as new:
             yield new
         return
-    out, work = pathlib.Path(out), pathlib.Path(partial_of(out))
+    out, work = Local(out), Local(partial_of(out))
     new, old, mark = work / "new", work / "old", work / MARK
     if replace and out.is_symlink():
         raise ValueError(f"{out}: is a symbolic link, and only a folder is replaced; name the folder")
@@ -87,7 +101,7 @@ def _uploaded(out: Remote, request: str | None, replace: bool, last: str) -> Ite
 
 def is_whole(out: Place) -> bool:
     """Returns whether a folder is there, and not what a kill left of one that was being uploaded."""
-    return out.exists() and not (isinstance(out, Remote) and Remote(partial_of(out)).is_file())
+    return out.exists() and not path_of(partial_of(out)).is_file()
 
 
 def tidy(out: str | os.PathLike) -> None:
@@ -118,6 +132,50 @@ def made_once(place: pathlib.Path, make: Callable[[pathlib.Path], None]) -> path
                 raise
     tidy(place)
     return place
+
+
+def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Path:
+    """Returns a path of this machine unchanged; or a copy of the object, or of the files directly in a bucket's folder.
+
+    A copy is made once and kept in ~/.cache/jprm/buckets under a name that holds sizes and versions of the objects, so
+    that changed objects make another. It may be removed when no command uses it.
+
+    Args:
+      names: of a folder's files, if not all are needed.
+
+    Raises:
+      FileNotFoundError: nothing is there.
+      OSError: the bucket cannot be read, or its objects change meanwhile.
+    """
+    if not is_remote(path):
+        return pathlib.Path(path)
+    remote = Remote(os.fspath(path))
+    files = _files(remote, names)
+    if not files:
+        raise FileNotFoundError(f"{remote}: no such file or folder" + (f" with {' or '.join(names)}" if names else ""))
+    stamps = {file.url: file.stamp() for file in files}
+    digest = hashlib.sha256(json.dumps(stamps, sort_keys=True).encode()).hexdigest()[:16]
+
+    def fetch(new: pathlib.Path) -> None:
+        for file in files:
+            target = _below(new, file)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.download(target)
+            if file.stamp() != stamps[file.url] or target.stat().st_size != stamps[file.url]["bytes"]:
+                raise OSError(f"{file}: changed while it was copied. Run the command again when it is complete")
+
+    return _below(made_once(cache_folder("buckets") / digest, fetch), remote)
+
+
+def _files(remote: Remote, names: Sequence[str]) -> list[Remote]:
+    if remote.is_file():
+        return [remote]
+    return [remote / name for name in remote.names() if name in names or not names]
+
+
+def _below(folder: pathlib.Path, remote: Remote) -> pathlib.Path:
+    """Returns where the copy is: a path that ends in the address, so that errors show it."""
+    return folder / remote.url.replace("://", "/")
 
 
 def _remove(work: pathlib.Path) -> None:

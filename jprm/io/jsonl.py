@@ -7,13 +7,11 @@ import io
 import json
 import math
 import os
-import pathlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from jprm.io.outputs import atomic_file, check_input, only_run, only_writer, partial_of
-from jprm.io.storage import Remote, is_remote, path_of
+from jprm.io.outputs import check_input
+from jprm.io.storage import Growing, partial_of, path_of
 
 _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 """First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
@@ -36,8 +34,8 @@ def shortened(text: str, limit: int) -> str:
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes one record a line, to a temporary file that takes the name when it is whole."""
-    alone = contextlib.nullcontext() if is_remote(path) else only_run(path)  # an object appears whole, by any writer
-    with alone, atomic_file(path) as file:
+    path = path_of(path)
+    with path.alone(), path.replacing() as file:
         for record in records:
             file.write(dump(record).encode() + b"\n")
 
@@ -48,7 +46,7 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     Raises:
       ValueError: a pipe, which cannot be read twice; a Parquet or Arrow file; or a file that changed while it was read.
     """
-    with _unchanged(path) as file:
+    with path_of(path).reading() as file:
         for number, line in enumerate(file, start=1):
             if number == 1 and line.startswith(_TABLES):
                 raise ValueError(
@@ -66,24 +64,6 @@ def count(path: str | os.PathLike) -> int:
     if not lines:
         raise ValueError(f"{os.fspath(path)}: holds no record: it is empty. Was the command that wrote it stopped?")
     return lines
-
-
-@contextlib.contextmanager
-def _unchanged(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Opens a file, of this machine or a bucket, to read. Raises ValueError if it has changed when all is read."""
-    if isinstance(remote := path_of(path), Remote):
-        before = remote.stamp()
-        with remote.reading() as file:
-            yield file
-        after = remote.stamp()
-    else:
-        check_input(path)
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            yield file
-            before, after = ((x.st_size, x.st_mtime_ns) for x in (found, os.fstat(file.fileno())))
-    if before != after:
-        raise ValueError(f"{os.fspath(path)}: changed while it was read. Run again when nothing writes it")
 
 
 def is_table(path: str | os.PathLike) -> bool:
@@ -137,7 +117,7 @@ class Rejects:
         self.path = path_of(path)
         self.errors: list[RecordError] = []
         self._written = contextlib.ExitStack()
-        self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
+        self._file = Growing(io.BytesIO(), self.path)  # before `__enter__`
 
     @property
     def count(self) -> int:
@@ -149,26 +129,18 @@ class Rejects:
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 
     def __enter__(self) -> Self:
-        if isinstance(self.path, Remote):
-            self._file = self._written.enter_context(tempfile.NamedTemporaryFile())
-            return self
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._written.enter_context(only_writer(partial_of(self.path)))
+        self._file = self._written.enter_context(path_of(partial_of(self.path)).growing())
         self._file.truncate(0)  # of a run that was killed
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         with self._written:
-            self._file.flush()
-            if isinstance(self.path, Remote) and kind is None and self.errors:
-                self.path.upload(self._file.name)
-            elif kind is None and self.errors:
-                os.replace(self._file.name, self.path)
-            else:
-                if not isinstance(self.path, Remote):
-                    pathlib.Path(self._file.name).unlink()
-                if kind is None:
-                    self.path.unlink(missing_ok=True)
+            if kind is None and self.errors:
+                self._file.become(self.path)
+                return
+            self._file.unlink()
+            if kind is None:
+                self.path.unlink(missing_ok=True)
 
 
 def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
@@ -185,11 +157,11 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is there twice in an object")
-    return found
+    return value
 
 
 def _refuse(constant: str) -> float:

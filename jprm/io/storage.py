@@ -1,4 +1,8 @@
-"""Files in buckets, as `gs://BUCKET/NAME`, `s3://BUCKET/NAME` or any other address that fsspec opens.
+"""One type of path for files of this machine and of buckets.
+
+A bucket's file is named `gs://BUCKET/NAME`, `s3://BUCKET/NAME` or by any other address that fsspec opens. `path_of`
+returns a `Place`: a `Local`, which is a `pathlib.Path`, or a `Remote`. Both have the same methods, so that outputs,
+folders and readers do not ask where a file is.
 
 An object store has no renaming, no appending and no locks. It has three things that suffice: an object appears whole,
 when its upload ends; a write may demand that there is no object of the name yet; and names can be listed. `Remote` is
@@ -8,13 +12,19 @@ those three, with the methods of `pathlib.Path` that outputs use. `Appended` mak
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import pathlib
 import posixpath
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any
+from typing import IO, Any, cast
+
+from jprm.io.digests import sha256_of
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 """The extras of jprm that bring the packages for addresses of a scheme."""
@@ -25,7 +35,7 @@ AT_ONCE = 8
 
 def path_of(path: str | os.PathLike) -> Place:
     """Returns the object of an address, or the path of a file on this machine."""
-    return Remote(os.fspath(path)) if is_remote(path) else pathlib.Path(path)
+    return Remote(os.fspath(path)) if is_remote(path) else Local(path)
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -41,11 +51,107 @@ def cache_folder(name: str) -> pathlib.Path:
 
 def named_in(file: str | os.PathLike, name: str) -> Place:
     """Returns the path that a file names: an address or an absolute path, or one relative to the file's folder."""
-    folder = path_of(file).parent
-    if is_remote(name) or os.path.isabs(name) or not isinstance(folder, Remote):
-        return path_of(name) if is_remote(name) else pathlib.Path(folder, name)
-    scheme, _, place = folder.url.partition("://")
-    return Remote(f"{scheme}://{posixpath.normpath(f'{place}/{name}')}")
+    return path_of(name) if is_remote(name) or os.path.isabs(name) else path_of(file).parent / name
+
+
+class Local(pathlib.PosixPath):
+    """A file or folder of this machine: a `pathlib.Path` with the methods in which a bucket differs (`Remote`)."""
+
+    @property
+    def address(self) -> str:
+        """The absolute path."""
+        return os.path.abspath(self)
+
+    def files(self) -> list[Local]:
+        """Returns all files of this folder and of those in it, in order of their names, or this file."""
+        return [self] if self.is_file() else sorted(file for file in self.rglob("*") if file.is_file())
+
+    def folders_with(self, name: str) -> list[Local]:
+        """Returns the folders directly in this one that hold a file of the name, in order."""
+        return [file.parent for file in sorted(self.glob(f"*/{name}"))]
+
+    def stamp(self) -> dict[str, Any]:
+        """Returns what changes with the file's content, without reading it; a copy has another stamp."""
+        about = os.stat(self)
+        times = {"modified": about.st_mtime_ns, "changed": about.st_ctime_ns}  # a program can set the first of them
+        return {"bytes": about.st_size, **times, "file": about.st_ino}
+
+    def checksum(self) -> dict[str, Any]:
+        """Returns what tells the file's content from any other."""
+        return {"sha256": sha256_of(self)}
+
+    def modified(self) -> float:
+        """Returns when the file was written, in seconds since 1970. Raises FileNotFoundError."""
+        return self.stat().st_mtime
+
+    def holds_bytes(self) -> bool:
+        """Returns whether there is a file that is not empty."""
+        return self.exists() and self.stat().st_size > 0
+
+    def check_readable(self) -> None:
+        """Raises FileNotFoundError, or ValueError for a pipe or device, which would be waited for."""
+        if not stat.S_ISREG(mode := os.stat(self).st_mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{self}: is not a file on disk, and it is read twice. Write it to a file first")
+
+    def check_replaceable(self) -> None:
+        """Raises ValueError for a symbolic link, a device, a pipe or a folder."""
+        if os.path.lexists(self) and not stat.S_ISREG(mode := os.lstat(self).st_mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else kind
+            raise ValueError(f"{self}: is {kind}, and only a file is replaced; name a file")
+
+    def is_same(self, other: str | os.PathLike) -> bool:
+        """Returns whether a path is of the same file, under this or another name."""
+        same = os.path.realpath(other) == os.path.realpath(self)
+        return same or (os.path.exists(self) and os.path.exists(other) and os.path.samefile(other, self))
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[IO[bytes]]:
+        """Opens the file to read. Raises ValueError where it has changed when the block ends, and for a pipe."""
+        self.check_readable()
+        with self.open("rb") as file:
+            about = os.fstat(file.fileno())
+            yield file
+            before, after = ((x.st_size, x.st_mtime_ns) for x in (about, os.fstat(file.fileno())))
+        _check_unchanged(self, before, after)
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[IO[bytes]]:
+        """Opens a binary file to write, which takes this name when the block ends well; otherwise it is removed."""
+        partial = Local(partial_of(self))
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        self.check_replaceable()
+        partial.check_replaceable()
+        try:
+            with named(partial), open(partial, "wb") as file:
+                yield file
+            os.replace(partial, self)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    @contextlib.contextmanager
+    def growing(self, request: str = "") -> Iterator[Growing]:
+        """Opens the file to read and to append, locked against other processes, of this or another `request`.
+
+        Raises:
+          ValueError: another process has it open, or it is no file.
+          OSError: as the system's, with the file's name.
+        """
+        del request
+        self.check_replaceable()
+        self.parent.mkdir(parents=True, exist_ok=True)
+        with named(self), open(self, "a+b") as file:
+            _lock(file, self)
+            yield Growing(file, self)
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Locks the name against other processes that write it whole."""
+        return only_run(self)
+
+    def discard(self) -> None:
+        """Removes the file where it is there."""
+        self.unlink(missing_ok=True)
 
 
 class Remote(os.PathLike):
@@ -72,7 +178,14 @@ class Remote(os.PathLike):
         return hash(self.url)
 
     def __truediv__(self, name: str) -> Remote:
-        return Remote(f"{self.url}/{name}")
+        if not {".", ".."} & set(name.split("/")):
+            return Remote(f"{self.url}/{name}")
+        scheme, _, place = self.url.partition("://")
+        return Remote(f"{scheme}://{posixpath.normpath(f'{place}/{name}')}")
+
+    @property
+    def address(self) -> str:
+        return self.url
 
     @property
     def name(self) -> str:
@@ -120,7 +233,7 @@ class Remote(os.PathLike):
         """Returns all objects of this folder and of those in it, in order of their names, or this object."""
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
             # s3fs gives the folder itself where its first object comes while it looks
-            names = [found[len(place) + 1 :] for found in sorted(store.find(place)) if found[-1] != "/"]
+            names = [name[len(place) + 1 :] for name in sorted(store.find(place)) if name[-1] != "/"]
             if any(names):
                 return [self / name for name in names if name]
         return [self] if self.is_file() else []
@@ -128,15 +241,36 @@ class Remote(os.PathLike):
     def names(self) -> list[str]:
         """Returns the names of the objects in this folder, in order."""
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
-            return sorted(found.rpartition("/")[2] for found in store.find(place, maxdepth=1) if found != place)
+            return sorted(name.rpartition("/")[2] for name in store.find(place, maxdepth=1) if name != place)
         return []
+
+    def folders_with(self, name: str) -> list[Remote]:
+        """Returns the folders directly in this one that hold an object of the name, in order."""
+        return [file.parent for file in self.files() if file.name == name and file.parent.parent == self]
 
     def stamp(self) -> dict[str, Any]:
         """Returns the object's size and what changes with its content. Raises FileNotFoundError."""
         with _store(self) as (store, place):
-            found = store.info(place)
-        changes = (found.get(key) for key in ("generation", "ETag", "etag", "LastModified", "mtime", "created"))
-        return {"bytes": found["size"], "modified": str(next((c for c in changes if c is not None), ""))}
+            about = store.info(place)
+        changes = (about.get(key) for key in ("generation", "ETag", "etag", "LastModified", "mtime", "created"))
+        return {"bytes": about["size"], "modified": str(next((c for c in changes if c is not None), ""))}
+
+    checksum = stamp
+
+    def check_readable(self) -> None:
+        """Raises FileNotFoundError."""
+        self.stamp()
+
+    def check_replaceable(self) -> None:
+        """Does nothing: every object can be replaced."""
+
+    def is_same(self, other: str | os.PathLike) -> bool:
+        """Returns whether a path is this address."""
+        return path_of(other) == self
+
+    def holds_bytes(self) -> bool:
+        """Returns whether there is an object, or a piece of one that grows; a piece is never empty."""
+        return self.exists()
 
     def modified(self) -> float:
         """Returns when the object was written, in seconds since 1970. Raises FileNotFoundError."""
@@ -152,11 +286,35 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
-        """Opens the object to read, a block at a time."""
+        """Opens the object to read, a block at a time. Raises ValueError where it has changed when the block ends."""
+        before = self.stamp()
         with _store(self) as (store, place):
             opened = store.open(place, "rb")
         with opened as file:
             yield file
+        _check_unchanged(self, before, self.stamp())
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[IO[bytes]]:
+        """Opens a temporary file to write, which becomes the object when the block ends well."""
+        with tempfile.NamedTemporaryFile() as file:
+            yield cast(IO[bytes], file)
+            file.flush()
+            self.upload(file.name)
+
+    @contextlib.contextmanager
+    def growing(self, request: str = "") -> Iterator[Growing]:
+        """Opens the pieces of a file that grows. Another `request` has others, and takes none for its own."""
+        with Appended(self / request if request else self) as file:
+            yield file
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Does nothing: an object appears whole, by any writer."""
+        return contextlib.nullcontext()
+
+    def discard(self) -> None:
+        """Removes the pieces of a file that grew."""
+        self.remove_folder()
 
     def write_bytes(self, content: bytes, *, new: bool = False) -> None:
         """Writes the object whole or not at all. With `new`, raises FileExistsError where there is one of the name."""
@@ -205,8 +363,13 @@ class Remote(os.PathLike):
             store.rm_file(place)
 
 
-Place = pathlib.Path | Remote
+Place = Local | Remote
 """A file or folder, on this machine or in a bucket."""
+
+
+def _check_unchanged(path: Place, before: Any, after: Any) -> None:
+    if before != after:
+        raise ValueError(f"{path}: changed while it was read. Run again when nothing writes it")
 
 
 @contextlib.contextmanager
@@ -228,26 +391,11 @@ def _store(remote: Remote) -> Iterator[tuple[Any, str]]:
         raise OSError(f"{remote}: {type(error).__name__}: {str(error)[:300]}") from error
 
 
-class Appended:
-    """A file that grows in a bucket: an object for each flush, `NAME/OFFSET`, of which every one is whole.
+class Growing:
+    """A file that grows: read from anywhere, written at its end. On this machine a file that its process has locked."""
 
-    It is read and written here, in a temporary file; `flush` uploads what is new. What a killed process had uploaded is
-    there again when the file is opened. Of two processes that append, the second to upload a piece is refused.
-    """
-
-    def __init__(self, remote: Remote):
-        self.remote, self.name = remote, remote.url
-        self._file = tempfile.TemporaryFile()
-        for name in remote.names():
-            if name.isdigit() and int(name) == self._file.tell():
-                self._file.write((remote / name).read_bytes())
-        self._uploaded = self._file.tell()
-
-    def __enter__(self) -> Appended:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __init__(self, file: IO[bytes], path: str | os.PathLike):
+        self._file, self.name = file, os.fspath(path)
 
     def seek(self, *place: int) -> int:
         return self._file.seek(*place)
@@ -266,6 +414,55 @@ class Appended:
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._file)
+
+    def write(self, content: bytes) -> int:
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        """Returns when what was written would outlive the process."""
+        self._file.flush()
+
+    def truncate(self, size: int) -> int:
+        """Cuts the file after so many bytes."""
+        return self._file.truncate(size)
+
+    def become(self, output: Place) -> None:
+        """Gives the file, which is whole, its name."""
+        self._file.flush()
+        os.replace(self.name, output)
+
+    def unlink(self) -> None:
+        """Removes the file where it is there."""
+        pathlib.Path(self.name).unlink(missing_ok=True)
+
+    def clear(self) -> bool:
+        """Removes the file if it is empty; returns whether it is known that there is none."""
+        path = Local(self.name)
+        if not path.holds_bytes():
+            path.unlink(missing_ok=True)
+        return not path.exists()
+
+
+class Appended(Growing):
+    """A file that grows in a bucket: an object for each flush, `NAME/OFFSET`, of which every one is whole.
+
+    It is read and written here, in a temporary file; `flush` uploads what is new. What a killed process had uploaded is
+    there again when the file is opened. Of two processes that append, the second to upload a piece is refused.
+    """
+
+    def __init__(self, remote: Remote):
+        super().__init__(tempfile.TemporaryFile(), remote)
+        self.remote = remote
+        for name in remote.names():
+            if name.isdigit() and int(name) == self._file.tell():
+                self._file.write((remote / name).read_bytes())
+        self._uploaded = self._file.tell()
+
+    def __enter__(self) -> Appended:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def write(self, content: bytes) -> int:
         self._file.seek(0, os.SEEK_END)
@@ -293,18 +490,76 @@ class Appended:
         self._uploaded = min(self._uploaded, size)
         return self._file.truncate(size)
 
-    def become(self, output: Remote) -> None:
+    def become(self, output: Place) -> None:
         """Writes the whole file as one object, and removes the pieces."""
-        with tempfile.NamedTemporaryFile() as whole:
+        with output.replacing() as whole:
             self._file.seek(0)
-            while block := self._file.read(1 << 20):
-                whole.write(block)
-            whole.flush()
-            output.upload(whole.name)
+            shutil.copyfileobj(self._file, whole, 1 << 20)
         self.unlink()
 
-    def unlink(self, missing_ok: bool = True) -> None:
+    def unlink(self) -> None:
         """Removes the pieces."""
-        del missing_ok  # as of a path: there may be none
         for name in reversed(self.remote.names()):
             (self.remote / name).unlink(missing_ok=True)
+
+    def clear(self) -> bool:
+        """Returns False: a piece is never empty, and another run may have begun this output."""
+        return False
+
+
+def partial_of(path: str | os.PathLike) -> str:
+    """Returns the name under which a file is written until it is complete."""
+    return f"{os.fspath(path)}.partial"
+
+
+@contextlib.contextmanager
+def only_run(path: str | os.PathLike) -> Iterator[None]:
+    """Locks a file or folder, which need not exist, against other processes within the block, by `PATH.lock`.
+
+    Raises:
+      ValueError: another process has locked it.
+    """
+    lock = Local(f"{os.fspath(path)}.lock")
+    with lock.growing():
+        try:
+            yield
+        finally:
+            if not lock.stat().st_size:  # else it is a user's file of this name
+                lock.unlink()
+
+
+@contextlib.contextmanager
+def named(path: str | os.PathLike) -> Iterator[None]:
+    """Adds the file's name to the error of a full disk, which the system leaves out."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            error.filename = os.fspath(path)
+        raise
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems have no locks
+
+
+class Taken(ValueError):
+    """Another process is writing the file."""
+
+
+def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
+    """Locks the file until it is closed. One that was renamed meanwhile is another process's, and whole."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return
+        raise
+    raise Taken(
+        f"{os.fspath(path)}: another run is writing it. Wait for it, or name another file. (Where a host died and its"
+        " network file system still holds the file for it, a copy under the same name is free.)"
+    )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import jax
 
@@ -16,7 +15,7 @@ from jprm import multihost
 from jprm.io.jsonl import Rejects, count, dump, read_lines
 from jprm.io.outputs import continued, cut, finish, input_of, stored_request
 from jprm.io.progress import Bar
-from jprm.io.storage import Appended, path_of
+from jprm.io.storage import Growing, path_of
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.identity import identity
 from jprm.score.in_flight import Speed
@@ -101,13 +100,13 @@ def write_scores(
     """
     output = path_of(output)
     with contextlib.ExitStack() as stack:
-        opened: list[tuple[IO[bytes], pathlib.Path | Appended]] = []  # in process 0, where the output is not finished
+        opened: list[Growing] = []  # in process 0, where the output is not finished
 
         def begin() -> tuple[bool, int]:
-            found = stack.enter_context(continued(output, request))
-            opened.extend([found] if found else [])
+            part = stack.enter_context(continued(output, request))
+            opened.extend([part] if part else [])
             # whole chunks: which records are packed together changes a score's last digit
-            return (False, cut(found[0], CHUNK)) if found else (True, sum(1 for _ in read_lines(output)))
+            return (False, cut(part, CHUNK)) if part else (True, sum(1 for _ in read_lines(output)))
 
         finished, there = multihost.first(begin)
         if finished:
@@ -117,14 +116,14 @@ def write_scores(
             for _ in lines:
                 pass
             return there
-        file, part = opened[0]
+        part = opened[0]
         with Bar(f"scoring {output.name}", total, there) as bar:
             for number, record in enumerate(lines, start=1):
                 record = record if calibration is None else mapped(calibration, record)
-                file.write(dump(record).encode() + b"\n")
+                part.write(dump(record).encode() + b"\n")
                 if number % CHUNK == 0:
-                    file.flush()
+                    part.flush()
                 bar.add()
-        file.flush()
+        part.flush()
         finish(part, output, request)
     return there

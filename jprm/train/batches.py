@@ -33,7 +33,7 @@ from jprm.experiment import Experiment
 from jprm.io.folders import made_once
 from jprm.io.outputs import stamp_of
 from jprm.io.progress import Bar
-from jprm.io.storage import Remote, is_remote, path_of
+from jprm.io.storage import is_remote, path_of
 from jprm.layout import Layout, native_layout
 from jprm.model.mesh import spec
 from jprm.pack import PackReport, TooLong, pack
@@ -475,10 +475,7 @@ def cached_trees(
 
 def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Returns what identifies the data at a path: its file, or all files of its folder, with sizes and times."""
-    path = path_of(path)
-    if isinstance(path, Remote):
-        return [stamp_of(file) for file in path.files()]
-    return [stamp_of(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+    return [stamp_of(file) for file in path_of(path).files()]
 
 
 def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from jprm.apps.annotate import StudyConfig
 from jprm.io.folders import whole_folder
 from jprm.io.jsonl import RecordError, dump, parse, write_records
-from jprm.io.outputs import only_writer, write_json
+from jprm.io.outputs import write_json
+from jprm.io.storage import path_of
 from jprm.score.files import stored_scale
 from jprm.score.scale import PROBABILITY, check_scale
 from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, read_trees, record_of, without_chain
@@ -291,7 +292,7 @@ def open_log(path: str | os.PathLike) -> Iterator[Log]:
 
     Raises RecordError for a line that is not JSON, ValueError where another process has the file open.
     """
-    with only_writer(path) as file:
+    with path_of(path).growing() as file:
         folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
         try:
             os.fsync(folder)  # the file's name

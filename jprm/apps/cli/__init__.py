@@ -48,8 +48,7 @@ from jprm.apps.cli.search import search
 from jprm.apps.cli.serve import serve
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
-from jprm.io.outputs import FULL
-from jprm.io.storage import path_of
+from jprm.io.storage import FULL, path_of
 from jprm.methods.export import FileDtype, Format
 from jprm.methods.search.methods import METHODS
 from jprm.model import Dtype

@@ -28,7 +28,7 @@ from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
 from jprm.evaluate.plots import heat_maps, slug
 from jprm.evaluate.wording import ABSENT, decided, figures_in, interval, percent, points, words
 from jprm.io.outputs import atomic_file, check_output
-from jprm.io.storage import Place, Remote, path_of
+from jprm.io.storage import Place, path_of
 
 SORTS = {
     "convincing": "most convincing wrong chains first",
@@ -80,7 +80,7 @@ def report(
 
 def _files(folder: Place) -> Iterable[Place]:
     """Returns the files that the page may be made of, which it must not replace."""
-    return folder.files() if isinstance(folder, Remote) else folder.rglob("*.json*")
+    return (file for file in folder.files() if ".json" in file.name)
 
 
 def html(

@@ -13,7 +13,7 @@ from jprm.checkpoints.kinds import RUN
 from jprm.evaluate.blocks import Table
 from jprm.evaluate.wording import ABSENT
 from jprm.experiment import read, to_json
-from jprm.io.storage import Place, Remote, is_remote, path_of
+from jprm.io.storage import Place, is_remote, path_of
 
 METRICS = "metrics.jsonl"
 PLACES = ("name", "data.train", "data.valid", "base", "tokenizer", "trackers")
@@ -30,18 +30,11 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
     """
     found = []
     for folder in map(path_of, folders):
-        inside = [folder] if (folder / RUN).is_file() else [path.parent for path in _records(folder)]
+        inside = [folder] if (folder / RUN).is_file() else folder.folders_with(RUN)
         if not inside:
             raise FileNotFoundError(f"{folder}: is no run and holds none: no {RUN} in it or in a folder of it")
         found += inside
     return list(dict.fromkeys(found))
-
-
-def _records(folder: Place) -> Sequence[Place]:
-    """Returns the records of the runs directly in a folder."""
-    if isinstance(folder, Remote):
-        return [file for file in folder.files() if file.name == RUN and file.parent.parent == folder]
-    return sorted(folder.glob(f"*/{RUN}"))
 
 
 def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from jprm.evaluate.blocks import Table
 from jprm.evaluate.compare import drawn_figures
 from jprm.evaluate.wording import ABSENT
 from jprm.experiment import read, to_json
-from jprm.io.storage import Place, Remote, path_of
+from jprm.io.storage import Place, path_of
 from jprm.statistics import Draws, Estimate, difference_of_runs, mean_of_runs
 
 RESULTS = "results.json"
@@ -137,11 +137,7 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
 
 def _places(folder: Place, name: str) -> list[Place]:
     """Returns the folder if it holds the file, else the folders directly in it that do."""
-    if (folder / name).is_file():
-        return [folder]
-    if isinstance(folder, Remote):
-        return [file.parent for file in folder.files() if file.name == name and file.parent.parent == folder]
-    return [file.parent for file in sorted(folder.glob(f"*/{name}"))]
+    return [folder] if (folder / name).is_file() else [*folder.folders_with(name)]
 
 
 def _settings(run: Place) -> dict[str, Any]:

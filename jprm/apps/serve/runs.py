@@ -120,9 +120,7 @@ def read_lines(path: Place, file: str, start: int) -> dict[str, Any]:
 def _state(name: str, folder: Place) -> dict[str, Any]:
     config = _config(folder / RUN)
     try:
-        written = folder / METRICS
-        modified = written.modified() if isinstance(written, Remote) else written.stat().st_mtime
-        quiet: float | None = max(0.0, time.time() - modified)
+        quiet: float | None = max(0.0, time.time() - (folder / METRICS).modified())
     except FileNotFoundError:
         quiet = None  # nothing is written yet
     return {"id": name, "experiment": config.get("name", name), "steps": config.get("steps"), "quiet_seconds": quiet}

@@ -29,8 +29,7 @@ from jprm.checkpoints.peft import PREFIX
 from jprm.checkpoints.safetensors import FILE, SUMS, check_sums, sha256
 from jprm.checkpoints.writing import Tensor
 from jprm.experiment import Experiment, read, to_json
-from jprm.io.folders import is_whole, tidy, whole_folder
-from jprm.io.local_copy import local_copy
+from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.storage import Place, path_of
 from jprm.loading import load
 from jprm.methods.export import FileDtype, Format, card

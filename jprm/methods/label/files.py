@@ -183,17 +183,16 @@ def _continued(
     """
     output, total = path_of(output), count(input)
     request = request | input_of(input)
-    with continued(output, request) as opened:
-        if opened is None:
+    with continued(output, request) as part:
+        if part is None:
             return
-        file, part = opened
-        there, due = cut(file, chunk), 0.0
+        there, due = cut(part, chunk), 0.0
         with _bar(output, total, there) as bar:
             trees = islice(_trees(input), there, None)
             while batch := list(islice(trees, chunk)):
-                file.write("".join(f"{dump(record_of(tree))}\n" for tree in label(batch)).encode())
+                part.write("".join(f"{dump(record_of(tree))}\n" for tree in label(batch)).encode())
                 if time.monotonic() >= due:
-                    file.flush()
+                    part.flush()
                     due = time.monotonic() + FLUSH_SECONDS
                 bar.add(len(batch))
         finish(part, output, request)

@@ -10,11 +10,10 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import IO, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from jprm.io.jsonl import dump, parse
-from jprm.io.outputs import growing
-from jprm.io.storage import path_of
+from jprm.io.storage import Growing, path_of
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.tree import RecordError
 
@@ -49,12 +48,12 @@ class KeptPolicy:
     def __init__(self, policy: Policy, path: str | os.PathLike):
         self.policy, self.path, self.name, self.sampled = policy, path_of(path), policy.name, 0
         self._kept: dict[Place, Sample] = {}
-        self._file: IO[bytes] = io.BytesIO()  # before `__enter__`
+        self._file = Growing(io.BytesIO(), self.path)  # before `__enter__`
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(growing(self.path))
+            self._file = stack.enter_context(self.path.growing())
             self._read()
             self._held = stack.pop_all()
         return self

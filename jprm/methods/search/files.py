@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from jprm.io.digests import digest
 from jprm.io.jsonl import Rejects, count, dump, parse, read_lines, reject_with
-from jprm.io.outputs import atomic_file, check_own, check_unchanged, continued, discard, input_of
+from jprm.io.outputs import atomic_file, check_own, check_unchanged, continued, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
 from jprm.methods.judge.critiques import KEY
@@ -89,15 +89,14 @@ def search_file(
     about = {"method": method, **settings, "budget": config.budget, "seed": config.seed}
     request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about, "rule": config.rule,
                "choose": config.choose, "digests": {"method": digest(config.method)}}  # fmt: skip
-    with continued(output, request, samples) as opened:
-        if opened is None:
+    with continued(output, request, samples) as part:
+        if part is None:
             return _counts(output)
-        file, part = opened
         with Rejects(output.with_name(output.name + ".rejects")) as rejects:
             problems = list(read_problems(input, on_error, rejects))
             check_unchanged(request, "Run again when nothing writes it")
             with KeptPolicy(policy, samples) as kept, Bar(f"searching {output.name}", len(problems)) as bar:
-                done = _read_part(file)
+                done = _read_part(part)
                 bar.add(len(done))
                 left = [i for i in range(len(problems)) if i not in done]
                 tokens = scorer.tokens
@@ -108,8 +107,8 @@ def search_file(
                     if found is None:
                         line["reason"] = f"the policy wrote no step: {tree.error or 'every chain is empty'}"
                     tokens = scorer.tokens
-                    file.write(dump(line).encode() + b"\n")
-                    file.flush()
+                    part.write(dump(line).encode() + b"\n")
+                    part.flush()
                     done[left[i]] = line
                     bar.add()
             for i in sorted(done):
@@ -121,7 +120,7 @@ def search_file(
             found = (done[i]["record"] for i in sorted(done))
             file.writelines(dump(record).encode() + b"\n" for record in found if record is not None)
         part.unlink()
-        discard(samples)
+        samples.discard()
     tokens = {} if "judge" in scored_by else {"prm_tokens": sum(line["prm_tokens"] for line in done.values())}
     return _counts(output) | tokens | {"rejected": rejects.count}
 
