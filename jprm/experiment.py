@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -26,6 +25,7 @@ from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
+from jprm.options import assigned, from_json, frozen
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
@@ -187,10 +187,10 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] =
     module, what = module_of(path), f"a {kind.__module__}.{kind.__name__}"
     if not hasattr(module, "experiment"):
         raise ValueError(f"{path}: defines no function experiment() that returns {what}")
-    made = module.experiment()
-    if not isinstance(made, kind):
-        raise ValueError(f"{path}: experiment() returns a {type(made).__name__}, not {what}")
-    return override(made, overrides)
+    experiment = module.experiment()
+    if not isinstance(experiment, kind):
+        raise ValueError(f"{path}: experiment() returns a {type(experiment).__name__}, not {what}")
+    return override(experiment, overrides)
 
 
 def module_of(path: str | os.PathLike) -> types.ModuleType:
@@ -212,19 +212,15 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
     """Returns the experiment with all `a.b=value` applied at once, so that dependent fields can change together."""
     tree = to_json(experiment)
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        *parents, leaf = key.strip().split(".")
+        key, value = assigned(assignment)
+        *parents, leaf = key.split(".")
         place = tree
         for parent in parents:
             place = place.get(parent) if isinstance(place, dict) else None
-        known_leaf = isinstance(place, dict) and (leaf in place or parents == ["objective_options"])
-        if not equals or not isinstance(place, dict) or not known_leaf:
+        if not isinstance(place, dict) or (leaf not in place and parents != ["objective_options"]):
             known = ", ".join(place) if isinstance(place, dict) else ", ".join(tree)
             raise ValueError(f"--set {assignment!r}: not of the form a.b=value with a known field; fields: {known}")
-        try:
-            place[leaf] = json.loads(text)
-        except json.JSONDecodeError:
-            place[leaf] = text
+        place[leaf] = value
     return from_json(type(experiment), tree)
 
 
@@ -284,60 +280,8 @@ def written(experiment: Experiment, log_ratio: float | None = None) -> str:
 
 
 def to_json(config: Any) -> Any:
-    """Turns frozen dataclasses into plain JSON values."""
+    """Turns frozen dataclasses into plain JSON values, which `jprm.options.from_json` reads."""
     return json.loads(json.dumps(dataclasses.asdict(config), default=dict))
-
-
-def from_json(kind: Any, value: Any, where: str = "") -> Any:
-    """Inverts `to_json`. Raises ValueError naming the field that is unknown, missing or of another type."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        fields = typing.get_type_hints(kind)
-        if not isinstance(value, dict):
-            raise ValueError(f"{where or kind.__name__}: {value!r} is not an object of {', '.join(fields)}")
-        if unknown := set(value) - set(fields):
-            raise ValueError(f"{where or kind.__name__}: unknown fields {', '.join(sorted(unknown))}")
-        try:
-            return kind(
-                **{name: from_json(fields[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()}
-            )
-        except TypeError as error:
-            raise ValueError(f"{where or kind.__name__}: {error}") from error
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        for choice in args:
-            with contextlib.suppress(ValueError):
-                return from_json(choice, value, where)
-    if origin is Sequence and isinstance(value, list | str):
-        return value if isinstance(value, str) else [from_json(args[0], v, where) for v in value]
-    if origin is tuple and isinstance(value, list | tuple):
-        if args[-1] is Ellipsis:
-            return tuple(from_json(args[0], v, where) for v in value)
-        if len(args) == len(value):
-            return tuple(from_json(a, v, where) for a, v in zip(args, value, strict=True))
-    if origin is Literal and value in args:
-        return value
-    if origin is Mapping and isinstance(value, Mapping):
-        if args[1] is not Any:
-            value = {name: from_json(args[1], v, f"{where}.{name}") for name, v in value.items()}
-        return frozen(value, where)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # of an integer beyond the largest float
-            return float(value)
-    if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
-        return value
-    wanted = f"one of {', '.join(map(str, args))}" if origin is Literal else f"a {getattr(kind, '__name__', kind)}"
-    raise ValueError(f"{where}: {value!r} is not {wanted}")
-
-
-def frozen(value: Any, where: str) -> Any:
-    """Returns a JSON value as one that hashes. Raises ValueError, naming the field, where it is no JSON value."""
-    if isinstance(value, Mapping):
-        return FrozenDict({name: frozen(v, f"{where}.{name}") for name, v in value.items()})
-    if isinstance(value, list | tuple):
-        return tuple(frozen(v, where) for v in value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError(f"{where}: {value!r} is a {type(value).__name__}, which JSON does not have")
 
 
 @jax.tree_util.register_static

@@ -312,7 +312,7 @@ def test_a_record_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(head_="score"), "head_ is no field of an adapter"),
+        (dict(head_="score"), "head_: is no known field; the fields are .*like"),
         (dict(like="qwen"), "like 'qwen' is not one of qwen-prm, "),
         (dict(step=7), "step: 7 is not a Sequence"),
         (dict(step="{problem} {step}"), "step must hold {step} once, and not {problem}"),

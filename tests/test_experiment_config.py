@@ -96,7 +96,7 @@ def test_one_group_of_layers_follows_their_number():
         ("model.laers=3", "--set 'model.laers=3'.*known field; fields: vocab_size, layers"),
         ("modl.layers=3", "fields: name, model"),
         ("steps.x=3", "known field"),
-        ("steps", "not of the form a.b=value"),
+        ("steps", "not of the form KEY=VALUE"),
         ("steps=ten", "steps: 'ten' is not a int"),
         ("steps=1.5", "steps: 1.5 is not a int"),
         ("steps=true", "steps: True is not a int"),
@@ -110,7 +110,7 @@ def test_one_group_of_layers_follows_their_number():
         ("model.qkv_bias=yes", "model.qkv_bias: 'yes' is not a bool"),
         ("model=5", "model: 5 is not an object of vocab_size"),
         ("model={\"layers\": 2}", "model: .*missing.*vocab_size"),
-        ("model={\"lairs\": 2}", "model: unknown fields lairs"),
+        ("model={\"lairs\": 2}", "model.lairs: is no known field; the fields are vocab_size .int."),
         ("log_every=0", "log_every=0 must be positive"),
         ("checkpoint_every=0", "checkpoint_every=0 must be positive"),
         ("seed=99999999999999999999", "seed=99999999999999999999 must fit 64 bits"),
@@ -182,7 +182,7 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
         assert read(file) == EXPERIMENT
     for changes, message in [
         ({"version": 9}, "version 9, and this jprm reads"),
-        ({"losses": 1}, "unknown fields losses"),
+        ({"losses": 1}, "losses: is no known field"),
     ]:
         file.write_text(json.dumps(now | changes))
         with pytest.raises(ValueError, match=message):

@@ -434,15 +434,15 @@ def test_options_are_fields_of_the_objective(tmp_path):
     assert objectives.find(f"{file}:hinge") == objectives.find(f"{file}:hinge", {"power": 1})
     known = re.escape("may set: margin (float), power (1 or 2): ")
     for name, options, message in [
-        (f"{file}:hinge", {"margins": 1.0}, known + "margins is not among them"),
-        (f"{file}:hinge", {"body": (1,)}, known + "body is not"),
+        (f"{file}:hinge", {"margins": 1.0}, known + "margins: is no known field"),
+        (f"{file}:hinge", {"body": (1,)}, known + "body: is no known field"),
         (f"{file}:hinge", {"margin": "wide"}, known + "margin: 'wide' is not a float"),
         (f"{file}:hinge", {"power": 3}, known + "power: 3 is not"),
         (f"{file}:hinge", {"margin": -1}, known + "margin=-1.0 must not be negative"),
         (f"{file}:Hinge", {}, known + ".*missing 1 required.*'margin'"),
         (f"{file}:Thawed", {"margin": 1.0}, "may set: margin .float.: unhashable"),
-        ("cross_entropy", {"beta": 1.0}, "may set: none: beta is not among them"),
-        (f"{FILE}:bradley_terry", {"beta": 1.0}, "may set: none: beta is not among them"),
+        ("cross_entropy", {"beta": 1.0}, "may set: none: beta: is no known field"),
+        (f"{FILE}:bradley_terry", {"beta": 1.0}, "may set: none: beta: is no known field"),
     ]:
         with pytest.raises(ValueError, match=message):
             objectives.find(name, options)

@@ -348,10 +348,10 @@ def test_any_item_gives_records_or_a_record_error(name, item):
     ("name", "options", "complaint"),
     [
         ("prm800k", {}, "missing human_written, control_questions"),
-        ("prm800k", PRM800K | {"neutral": 1}, "unknown neutral"),
-        ("prm800k", PRM800K | {"human_written": "yes"}, "use one of 'positive', 'unlabelled'"),
+        ("prm800k", PRM800K | {"neutral": 1}, "neutral: is no known field"),
+        ("prm800k", PRM800K | {"human_written": "yes"}, "'yes' is not one of positive, unlabelled"),
         ("gsm8k", {}, "missing calculator_marks"),
-        ("processbench", {"a": 1}, "unknown a. This reader has: none"),
+        ("processbench", {"a": 1}, "a: is no known field. This reader has: none"),
     ],
 )
 def test_options_have_no_silent_default(name, options, complaint):

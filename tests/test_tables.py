@@ -190,7 +190,7 @@ def test_a_column_that_is_not_there_shows_those_that_are(tmp_path):
     with pytest.raises(RecordError, match=r"f.parquet:1: answers: is absent.*cot=\['a', 'b'\], ok=.*gold='3'"):
         read("columns", path, **NAMES | {"answer": "answers"})
     with pytest.raises(
-        ValueError, match=r"missing steps. This reader has: problem=TEXT, steps=TEXT.*semantics=correct"
+        ValueError, match=r"missing steps. This reader has: problem .str., steps .str..*semantics .'correct"
     ):
         read("columns", path, problem="question.text")
 

@@ -14,8 +14,8 @@ from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import kinds
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
-from jprm.experiment import from_json
 from jprm.io.storage import named_in, path_of
+from jprm.options import OptionError, values_of
 from jprm.tokenizer import load_tokenizer
 
 OUTER = "pretrained_model."
@@ -126,11 +126,10 @@ def read(path: str | os.PathLike) -> Adapter:
     like = fields.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in PUBLISHED):
         raise ValueError(f"{path}: like {like!r} is not one of {', '.join(PUBLISHED)}")
-    types = get_type_hints(Adapter)
-    for name, value in fields.items():
-        if name not in types:
-            raise ValueError(f"{path}: {name} is no field of an adapter; its fields are {', '.join(types)}, like")
-        from_json(types[name], value, f"{path}: {name}")
+    try:
+        values_of(get_type_hints(Adapter) | {"like": str}, fields)  # an adapter takes them as they are written
+    except OptionError as error:
+        raise ValueError(f"{path}: {error}") from None
     for name in ("base", "reference"):  # relative to the file that names them
         if fields.get(name):
             fields[name] = str(named_in(path, fields[name]))

@@ -12,7 +12,6 @@ import codecs
 import dataclasses
 import json
 import os
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from jprm.data.tables import read_rows
 from jprm.io import jsonl
 from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
+from jprm.options import OptionError, described, from_json
 from jprm.tree import RecordError, tree_of
 
 Record = dict[str, Any]
@@ -95,26 +95,16 @@ class Reader:
 
 
 def choose(kind: type, options: Mapping[str, Any]) -> Any:
-    """Returns the options as an instance of the dataclass `kind`, whose fields are of `Literal` types or `str`.
+    """Returns the options as an instance of the dataclass `kind`.
 
     Raises:
       ValueError: an option is unknown, missing or has a value that is not allowed; the message lists what is.
     """
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in options]
-    unknown = [name for name in options if name not in fields]
-    allowed = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(kind).items()}
-    if missing or unknown:
-        wrong = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
-        there = ", ".join(f"{name}={'|'.join(allowed[name]) or 'TEXT'}" for name in fields) or "none"
-        raise ValueError(f"reader options (--set KEY=VALUE): {'; '.join(wrong)}. This reader has: {there}")
-    for name, value in options.items():
-        if not allowed[name] and not isinstance(value, str):
-            raise ValueError(f"reader option {name} is {value!r}: give text")
-        if allowed[name] and value not in allowed[name]:
-            choices = ", ".join(map(repr, allowed[name]))
-            raise ValueError(f"reader option {name} is {value!r}: use one of {choices}")
-    return kind(**options)
+    try:
+        return from_json(kind, dict(options))
+    except OptionError as error:
+        reason = f"{error.field}: {error.reason}. This reader has: {described(kind)}"
+        raise ValueError(f"reader options (--set KEY=VALUE): {reason}") from error
 
 
 def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:

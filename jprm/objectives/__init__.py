@@ -34,7 +34,7 @@ from typing import Any, cast
 from jaxtyping import Scalar
 
 from jprm import registry
-from jprm.experiment import LOG_RATIO, ObjectiveConfig, from_json
+from jprm.experiment import LOG_RATIO, ObjectiveConfig
 from jprm.io.storage import path_of
 from jprm.objectives.steps import (
     Pointwise,
@@ -47,6 +47,7 @@ from jprm.objectives.steps import (
     td_lambda,
     ternary_cross_entropy,
 )
+from jprm.options import OptionError, described, values_of
 from jprm.rows import Rows
 
 Objective = Callable[[dict[str, Any], Rows, ObjectiveConfig], tuple[Scalar, Scalar, dict[str, Any]]]
@@ -99,18 +100,17 @@ def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objec
     and for an objective that does not hash.
     """
     kinds = option_types(objective)
-    known = ", ".join(f"{option} ({_name(kind)})" for option, kind in kinds.items()) or "none"
     try:
-        if unknown := set(options) - set(kinds):
-            raise ValueError(f"{', '.join(sorted(unknown))} is not among them")
-        values = {option: from_json(kinds[option], value, option) for option, value in options.items()}
+        values = values_of(kinds, options)
         if isinstance(objective, type):
             objective = objective(**values)
         elif values:
             objective = dataclasses.replace(objective, **values)
         hash(objective)  # a step is compiled once for each objective: a dataclass must be frozen
     except (TypeError, ValueError) as error:
-        raise ValueError(f"objective={name!r}, of which objective_options may set: {known}: {error}") from error
+        reason = f"{error.field}: {error.reason}" if isinstance(error, OptionError) else error
+        known = described(kinds)
+        raise ValueError(f"objective={name!r}, of which objective_options may set: {known}: {reason}") from error
     return cast(Objective, objective)
 
 
@@ -140,10 +140,6 @@ def option_types(objective: Any) -> dict[str, Any]:
     kinds = typing.get_type_hints(objective if isinstance(objective, type) else type(objective))
     plain = {field.name: kinds[field.name] for field in dataclasses.fields(objective) if field.init}
     return {name: kind for name, kind in plain.items() if kind in PLAIN or typing.get_origin(kind) is typing.Literal}
-
-
-def _name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else " or ".join(map(repr, typing.get_args(kind)))
 
 
 def check(objective: Objective, config: ObjectiveConfig) -> None:

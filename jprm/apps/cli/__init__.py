@@ -6,7 +6,6 @@ library (a bad record, a missing file, an unsupported combination) is one `error
 
 from __future__ import annotations
 
-import ast
 import errno
 import inspect
 import os
@@ -52,6 +51,7 @@ from jprm.io.storage import FULL, path_of
 from jprm.methods.export import FileDtype, Format
 from jprm.methods.search.methods import METHODS
 from jprm.model import Dtype
+from jprm.options import assigned
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of
 a chain of reasoning.
@@ -112,7 +112,7 @@ def prepare(
     """
     from jprm.data.prepare import prepare
 
-    options = dict(_setting(item) for item in set_)
+    options = dict(map(assigned, set_))
     if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
         raise ValueError(f"--set {taken[0]}: unknown, not an option of a reader")
     checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite}
@@ -379,14 +379,3 @@ def _line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return shortened(f"{error.filename}: {error.strerror}", 2000)
     return shortened(" ".join(str(error).split()), 2000) or type(error).__name__
-
-
-def _setting(item: str) -> tuple[str, Any]:
-    """Returns the parts of `key=value`, the value as a Python literal if it is one, else as text."""
-    key, equals, value = item.partition("=")
-    if not key or not equals:
-        raise ValueError(f"--set {item}: not of the form KEY=VALUE")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import typing
 from typing import Any
 
-from jprm.experiment import from_json
 from jprm.methods.judge.critiques import CODE_END
 from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.prompts import PROMPTS, JudgePrompt
 from jprm.methods.policy.load import policy_of, policy_settings
 from jprm.methods.verify import sandbox
+from jprm.options import OptionError, from_json
 from jprm.tree import RecordError
 
 _REMEDY = (
@@ -68,15 +66,9 @@ def _prompt(given: Any, where: str) -> JudgePrompt:
     like = fields.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in PROMPTS):
         raise RecordError(where, f"{field}.like", f"is {like!r}, not a known name", _REMEDY)
-    types = typing.get_type_hints(JudgePrompt)
-    for name, value in fields.items():
-        if name not in types:
-            raise RecordError(where, f"{field}.{name}", "is no field of a judge's prompt", f"Use {', '.join(types)}.")
-        try:
-            fields[name] = from_json(types[name], value, name)
-        except ValueError as error:
-            raise RecordError(where, f"{field}.{name}", str(error).removeprefix(f"{name}: "), _REMEDY) from None
     try:
-        return JudgePrompt(**fields) if like is None else dataclasses.replace(PROMPTS[like], **fields)
-    except (TypeError, ValueError) as error:
+        return from_json(JudgePrompt, fields, field, PROMPTS[like] if like else None)
+    except OptionError as error:
+        raise RecordError(where, error.field, error.reason, f"Use {error.known}." if error.known else _REMEDY) from None
+    except ValueError as error:
         raise RecordError(where, field, str(error), _REMEDY) from None

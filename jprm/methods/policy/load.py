@@ -6,12 +6,12 @@ import os
 import typing
 from typing import Any
 
-from jprm.experiment import from_json
 from jprm.io.jsonl import parse
 from jprm.io.outputs import stamp_of
 from jprm.io.storage import path_of
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Policy
+from jprm.options import OptionError, values_of
 from jprm.tree import RecordError
 
 _BYTES = 1_000_000
@@ -84,12 +84,11 @@ def policy_of(settings: dict[str, Any], where: str) -> Policy:
 
 
 def _check(settings: dict[str, Any], kind: type, where: str, remedy: str) -> None:
-    """Raises RecordError for a setting that `kind` has no field for, or of another type than the field."""
-    types = typing.get_type_hints(kind)
-    for name, value in settings.items():
-        if name not in types:
-            raise RecordError(where, name, "is no setting of a policy", f"Use {', '.join(types)}.")
-        try:
-            from_json(types[name], value, name)
-        except ValueError as error:
-            raise RecordError(where, name, str(error).removeprefix(f"{name}: "), remedy) from None
+    """Raises RecordError for a setting that `kind` has no field for, or of another type than the field.
+
+    The policy takes the settings as they are written, which its name depends on.
+    """
+    try:
+        values_of(typing.get_type_hints(kind), settings)
+    except OptionError as error:
+        raise RecordError(where, error.field, error.reason, f"Use {error.known}." if error.known else remedy) from None
