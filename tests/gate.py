@@ -47,6 +47,7 @@ VARYING = (
     (r"[\d,]+ tokens/s|waited \d+% of [\d.]+ s", "CLOCK"),
     (r'(?s)<svg(?:(?!</svg>).)*"training-goodput-title".*?</svg>', "CLOCK"),
     (r'("commit": )"[\w-]+"', r"\1"),
+    (r'("reading": )"[0-9a-f]{16}"', r"\1"),  # of a reader, by the name of its function
     (r'("moduleName": "jprm)[\w.]*', r"\1"),  # of prepared data: where the code is that wrote it
     (r'("request": )"[0-9a-f]{64}"|[0-9a-f]{64}(  export\.json)', r"\1\2"),  # of an export, with the model's full path
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from jprm.data import gsm8k
+from jprm.data.solutions import GSM8K
 from jprm.methods.verify.arithmetic import check_arithmetic
 
 RIGHT = [
@@ -242,7 +242,7 @@ def test_worked_solutions_of_gsm8k_hold(shared_data):
     labels = []
     with path.open() as file:
         for line, _ in zip(file, range(150), strict=False):
-            (chain,) = gsm8k.parse(json.loads(line), "gsm8k", gsm8k.Gsm8kOptions("strip"))
+            (chain,) = GSM8K.parse(json.loads(line), "gsm8k", GSM8K.options("strip"))
             labels += [check_arithmetic(step).label for step in chain["steps"]]
     assert labels.count(1) / len(labels) > 0.85
     assert labels.count(0) <= 2

@@ -12,9 +12,9 @@ import pytest
 from pyarrow import ipc, parquet
 
 from jprm.apps import cli
-from jprm.data import load, tables
-from jprm.data.fetch import resolved
+from jprm.data import load, reader
 from jprm.data.overlap import problems_in
+from jprm.data.prepare import resolved
 from jprm.data.reader import read_items
 from jprm.data.readers import READERS
 from jprm.io import jsonl
@@ -113,7 +113,7 @@ def test_trl_prompts_may_be_messages(tmp_path):
 
 @pytest.mark.parametrize("as_table", WRITERS)
 def test_rows_are_numbered_across_batches_and_row_groups(tmp_path, monkeypatch, as_table):
-    monkeypatch.setattr(tables, "BATCH", 3)
+    monkeypatch.setattr(reader, "BATCH", 3)
     rows = [{"problem": f"p{i}", "steps": ["a"]} for i in range(8)]
     more = {"row_group_size": 5} if as_table is as_parquet else {}
     path = as_table(tmp_path / "table", rows, **more)
@@ -133,7 +133,7 @@ def test_a_large_table_is_read_a_row_group_at_a_time(tmp_path):
     parquet.write_table(table, tmp_path / "f.parquet", row_group_size=1024, use_dictionary=False, compression="none")
     del table
     before = pyarrow.total_allocated_bytes()
-    rows = tables.read_rows(tmp_path / "f.parquet")
+    rows = reader.read_rows(tmp_path / "f.parquet")
     peak = max(pyarrow.total_allocated_bytes() - before for _ in itertools.islice(rows, 4096))
     assert 0 < peak < 6e6
 

@@ -1,21 +1,21 @@
 """The readers by the name of their source."""
 
 from jprm import registry
-from jprm.data import gsm8k, math, math_shepherd, prm800k, prmbench, processbench, programs, records
+from jprm.data import prm800k, records, solutions, step_labels
 from jprm.data.reader import Reader
 
 READERS: dict[str, Reader] = {
     "columns": records.COLUMNS,
-    "gsm8k": gsm8k.READER,
-    "gsm8k_solutions": gsm8k.SOLUTIONS,
+    "gsm8k": solutions.GSM8K,
+    "gsm8k_solutions": solutions.GSM8K_SOLUTIONS,
     "jsonl": records.JSONL,
-    "math": math.READER,
-    "math_shepherd": math_shepherd.READER,
+    "math": solutions.MATH,
+    "math_shepherd": step_labels.MATH_SHEPHERD,
     "pools": records.POOLS,
     "prm800k": prm800k.READER,
-    "prmbench": prmbench.READER,
-    "processbench": processbench.READER,
-    "programs": programs.READER,
+    "prmbench": step_labels.PRMBENCH,
+    "processbench": step_labels.PROCESSBENCH,
+    "programs": solutions.PROGRAMS,
     "text": records.TEXT,
     "trl": records.TRL,
 }
