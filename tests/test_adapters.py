@@ -32,9 +32,9 @@ from jprm.adapters.recognise import SIGNS
 from jprm.apps import cli
 from jprm.chat_template import render
 from jprm.checkpoints.peft import Merged
-from jprm.evaluate.equal_cost import parameters
 from jprm.evaluate.run import as_in
 from jprm.layout import native_layout
+from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import row_lengths, scorer

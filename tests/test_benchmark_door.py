@@ -13,9 +13,8 @@ from jprm.apps.cli.evaluate import evaluation
 from jprm.data.reader import Reader, take
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.evaluate.benchmarks import BENCHMARKS
-from jprm.evaluate.blocks import Figure, Note, Table
+from jprm.evaluate.blocks import Figure, Note, Table, interval
 from jprm.evaluate.suite import read_suite
-from jprm.evaluate.wording import interval
 from jprm.io.jsonl import write_records
 from jprm.statistics import bootstrap, draws, weighted_mean
 

@@ -12,8 +12,9 @@ import pytest
 from jprm.apps import cli
 from jprm.apps.cli import missing
 from jprm.apps.cli.arguments import Commands
+from jprm.apps.cli.evaluate import OPTIONS
 from jprm.data.readers import READERS
-from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.evaluate.benchmarks import find
 
 
 def commands(group):
@@ -160,8 +161,8 @@ def test_a_report_is_written_whole_and_printed(library, tmp_path, capsys):
     library("jprm.evaluate.run", run=lambda *args: calls.append(args) or BEST_OF_N)
     target = tmp_path / "new" / "report.json"
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 0
-    benchmark = BENCHMARKS["best_of_n"]
-    assert calls == [(benchmark, benchmark.options(input=Path("s.jsonl"), to=target))]
+    benchmark = find("best_of_n")
+    assert calls == [(benchmark, OPTIONS["best_of_n"](input=Path("s.jsonl"), to=target))]
     assert json.loads(target.read_text()) == BEST_OF_N
     printed = capsys.readouterr().out
     assert "pass@n" in printed and "75.0 [50.0, 100.0]" in printed
@@ -183,14 +184,14 @@ def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
         ("steps", "--model m --data a --neutral drop", dict(data=(Path("a"),), neutral="drop")),
     ],
 )
-def test_an_evaluation_hands_everything_on(library, name, line, options):
+def test_an_evaluation_hands_everything_on(library, monkeypatch, name, line, options):
     calls = []
     library("jprm.evaluate.run", run=lambda *args: calls.append(args) or {})
-    library("jprm.evaluate.terminal", show=lambda blocks: None)
+    monkeypatch.setattr("jprm.evaluate.blocks.show", lambda blocks: None)
     library("jprm.io.outputs", write_json=lambda *args: calls.append(args))
     assert cli.main(["eval", name, *line.split(), "--json", "r.json"]) == 0
-    benchmark = BENCHMARKS[name]
-    given = benchmark.options(model="m", to=Path("r.json"), **options)
+    benchmark = find(name)
+    given = OPTIONS[name](model="m", to=Path("r.json"), **options)
     assert calls == [(benchmark, given), (Path("r.json"), {})]
 
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from jprm.data.readers import READERS
 from jprm.evaluate import best_of_n as bon
 from jprm.evaluate import votes
-from jprm.evaluate.benchmarks.best_of_n import BENCHMARK
+from jprm.evaluate.best_of_n import BENCHMARK
+from jprm.evaluate.blocks import show
 from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.terminal import show
 from jprm.score.aggregate import RULES
 from jprm.statistics import Interval
 from jprm.tree import tree_of

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from jprm.evaluate import calibration as cal
 from jprm.evaluate import conformal
-from jprm.evaluate.benchmarks.calibration import verdict
+from jprm.evaluate.calibration import verdict
 from jprm.evaluate.scored import ScoreError
 from jprm.score import calibration_map
 from jprm.statistics import equal_mass_bins

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from jprm.evaluate import edits
+from jprm.methods.studies import diagnostics as edits
 from jprm.tree import tree_of
 
 CHAIN = {

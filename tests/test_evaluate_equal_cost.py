@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jprm
-from jprm.evaluate.equal_cost import Chooser, at_equal_cost, equal_cost_report, parameters
 from jprm.evaluate.run import scored_trees, source
 from jprm.io.jsonl import write_records
+from jprm.methods.studies.equal_cost import Chooser, at_equal_cost, equal_cost_report, parameters
 
 PROBLEMS = ["a", "b"]
 RISING_Pn = np.array([[0.0, 0.2, 0.4, 0.6], [0.1, 0.3, 0.5, 0.7]])

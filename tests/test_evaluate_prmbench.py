@@ -9,10 +9,10 @@ from rich.console import Console
 
 from jprm.data.readers import READERS
 from jprm.evaluate import prmbench as pb
-from jprm.evaluate.benchmarks.prmbench import BENCHMARK
+from jprm.evaluate.blocks import show
+from jprm.evaluate.prmbench import BENCHMARK
 from jprm.evaluate.run import OPTIONS
 from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.terminal import show
 from jprm.score.scale import Scale
 from jprm.tree import tree_of, with_scores
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jprm.evaluate import processbench as pb
-from jprm.evaluate.benchmarks.processbench import BENCHMARK
+from jprm.evaluate.blocks import show
+from jprm.evaluate.processbench import BENCHMARK
 from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.terminal import show
 from jprm.tree import tree_of, with_scores
 
 # few distinct scores: ties, and thresholds that several chains share

@@ -8,7 +8,8 @@ from tiny_run import WORDS, chains, pool_of, trees
 
 from jprm import loading
 from jprm.apps import cli
-from jprm.evaluate.benchmarks import BENCHMARKS
+from jprm.apps.cli.evaluate import OPTIONS
+from jprm.evaluate.benchmarks import find
 from jprm.evaluate.run import run
 from jprm.io.jsonl import read_lines, write_records
 from jprm.score import row_lengths, scorer
@@ -84,7 +85,7 @@ def pool_file(path):
 
 def report_of(name, **options):
     """The report that the library computes for the options of a command."""
-    return run(BENCHMARKS[name], BENCHMARKS[name].options(**options))
+    return run(find(name), OPTIONS[name](**options))
 
 
 def call(command, *args):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jprm.evaluate import steps as ev
-from jprm.evaluate.benchmarks.steps import BENCHMARK
+from jprm.evaluate.blocks import show
 from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.terminal import show
+from jprm.evaluate.steps import BENCHMARK
 from jprm.io.outputs import write_json
 from jprm.tree import tree_of
 

@@ -14,15 +14,13 @@ from browser import WIDE, axe_script, requests_of, violations
 from jprm.apps import cli
 from jprm.apps.report import page
 from jprm.apps.report.collect import Page, chains, collect
-from jprm.apps.report.figures import svg
+from jprm.apps.report.page import svg
 from jprm.apps.report.training import training
-from jprm.evaluate import plots
+from jprm.evaluate import plots, processbench
 from jprm.evaluate.benchmark import Request
-from jprm.evaluate.benchmarks import processbench
-from jprm.evaluate.blocks import Figure, Model
-from jprm.evaluate.published import SPLITS
+from jprm.evaluate.blocks import Figure, Model, interval
+from jprm.evaluate.processbench import SPLITS
 from jprm.evaluate.suite import Suite, results_of
-from jprm.evaluate.wording import interval
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.tree import tree_of

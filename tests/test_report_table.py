@@ -14,8 +14,7 @@ from test_report import records, write_folder
 from jprm.apps import cli
 from jprm.apps.report import runs
 from jprm.apps.report.table import table_of
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.terminal import show
+from jprm.evaluate.blocks import Table, show
 from jprm.experiment import load, to_json
 from jprm.io.outputs import write_json
 from jprm.statistics import difference_of_runs, draws, interval, mean_of_runs, weighted_mean

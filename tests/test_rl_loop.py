@@ -12,7 +12,7 @@ from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
-from jprm.evaluate.wording import percent
+from jprm.evaluate.blocks import percent
 from jprm.methods.rl import loop, trajectory
 from jprm.methods.rl.config import GuardConfig, RefreshConfig
 from jprm.methods.rl.credit import CreditConfig

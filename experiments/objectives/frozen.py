@@ -27,10 +27,10 @@ import measure
 import recipes
 
 from jprm import objectives
-from jprm.evaluate.drift import drift
 from jprm.experiment import semantics
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
+from jprm.methods.studies.drift import drift
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.scale import LOG_ODDS, PROBABILITY
 

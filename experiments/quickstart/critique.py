@@ -32,9 +32,7 @@ import models
 import task
 
 import jprm
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.terminal import show
-from jprm.evaluate.wording import interval
+from jprm.evaluate.blocks import Table, interval, show
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.layout import Layout

@@ -28,13 +28,11 @@ import critique
 
 import jprm
 from jprm.evaluate.best_of_n import pools_of
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.equal_cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
-from jprm.evaluate.terminal import show
-from jprm.evaluate.wording import percent
+from jprm.evaluate.blocks import Table, percent, show
 from jprm.io.outputs import write_json
 from jprm.layout import Layout
 from jprm.methods.judge.judge import Judge
+from jprm.methods.studies.equal_cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of, with_scores
 

@@ -22,11 +22,9 @@ from rich.progress import track
 import jprm
 from jprm.apps.report.page import report
 from jprm.evaluate.best_of_n import chosen_curves, pools_of
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.searches import at_own_tokens, mean_tokens
+from jprm.evaluate.blocks import Table, interval, percent
+from jprm.evaluate.blocks import show as show_tables
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
-from jprm.evaluate.terminal import show as show_tables
-from jprm.evaluate.wording import interval, percent
 from jprm.io.jsonl import write_records
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.search import result as results
@@ -35,6 +33,7 @@ from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
+from jprm.methods.studies.searches import at_own_tokens, mean_tokens
 from jprm.score.live import LiveTrees
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of
@@ -208,7 +207,7 @@ def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console:
     """Runs every method with the PRM of formal labels and one budget of tokens a problem.
 
     Each is compared with best of n and majority vote of the test pools at the tokens that it spent, paired over
-    problems (`jprm.evaluate.searches`).
+    problems (`jprm.methods.studies.searches`).
     """
     pools, rule = list(read_records(out / "test_pools.jsonl"))[:SEARCHED], suite["model"]["rule"]
     scored = read_scores(out / "judged" / "formal", suite)["test_pools"][:SEARCHED]

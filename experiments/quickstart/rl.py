@@ -27,9 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import task
 
 from jprm.apps.report.page import report
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.terminal import show
-from jprm.evaluate.wording import interval, percent
+from jprm.evaluate.blocks import Table, interval, percent, show
 from jprm.experiment import OptimizerConfig
 from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig

@@ -13,9 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.terminal import show
-from jprm.evaluate.wording import percent, words
+from jprm.evaluate.blocks import Table, percent, show, words
 
 
 def figures_of(results: Mapping[str, Any]) -> dict[str, float]:

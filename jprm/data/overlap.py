@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from jprm.data.reader import read_items
@@ -52,21 +52,3 @@ def problems_in(path: str | os.PathLike) -> set[str]:
             raise RecordError(where, "problem", "is absent", "Give a file that a reader of jprm can read.")
         found.update(map(normalise, problems))
     return found
-
-
-def contamination(data: Sequence[str | os.PathLike], benchmarks: Sequence[str | os.PathLike]) -> dict[str, Any]:
-    """Returns, for each benchmark, its number of problems `n`, how many the data share, and the texts of up to 20.
-
-    Only problems that are equal by `normalise` are found: no paraphrase, nor the same numbers in another story.
-    """
-    trained = {normal: os.fspath(path) for path in data for normal in problems_in(path)}
-    report: dict[str, Any] = {"data": [os.fspath(path) for path in data], "benchmarks": {}}
-    for path in benchmarks:
-        problems = problems_in(path)
-        shared = sorted(problems & trained.keys())
-        report["benchmarks"][os.fspath(path)] = {
-            "n": len(problems),
-            "shared": len(shared),
-            "examples": [{"problem": problem, "in": trained[problem]} for problem in shared[:20]],
-        }
-    return report

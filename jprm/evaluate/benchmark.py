@@ -2,8 +2,6 @@
 
 A benchmark is one file that makes one record, and one line of `jprm.evaluate.benchmarks.BENCHMARKS`. The command line,
 suites, the terminal, the page of `jprm report`, comparisons of models and model cards iterate that registry.
-
-`jprm eval --help` imports every benchmark's file, so these import numpy and jax inside functions.
 """
 
 from __future__ import annotations
@@ -85,7 +83,8 @@ class Benchmark:
     Attributes:
       name: its key in suites and results; `jprm eval` writes `-` for `_`.
       title: its heading on the page.
-      options: frozen dataclass of its command's options. The docstring is the command's help.
+      options: frozen dataclass of its command's options. The docstring is the command's help. The options of jprm's
+        benchmarks are in `jprm.apps.cli.evaluate`, so that their help imports no array library.
       tables: the terminal's tables, or lines, of a report.
       run: computes the command's report from the options. By default the files of `data` and `calibrate` are scored
         with the model, and `figures` computed.
@@ -107,8 +106,8 @@ class Benchmark:
 
     name: str
     title: str
-    options: type
     tables: Callable[[Report], Iterable[Table | str]]
+    options: type = CommandOptions
     run: Callable[[Any], Report] | None = None
     figures: Callable[[Request], Report] | None = None
     derive: Callable[[Mapping[str, Request], Results, Scorer | None], Report] | None = None
@@ -122,8 +121,3 @@ class Benchmark:
     headline: Callable[[Results], Iterator[tuple[str, Mapping[str, Any]]]] = lambda results: iter(())
     problem_draws: Callable[[Results, Scores], Iterator[tuple[str, Any]]] = lambda results, scores: iter(())
     left_out: Callable[[Report], Iterator[tuple[str, int]]] = lambda entry: iter(())
-
-    @property
-    def command(self) -> str:
-        """Its name on the command line."""
-        return self.name.replace("_", "-")

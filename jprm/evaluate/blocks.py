@@ -1,10 +1,19 @@
-"""Blocks that a benchmark shows: tables on the terminal and the page; figures, headings and notes on the page."""
+"""What a benchmark shows: tables on the terminal and the page; figures, headings and notes on the page.
+
+The figures of a report are `{"value", "low", "high"}`. This file also puts them into words, and tables onto the
+terminal, into Markdown and into LaTeX.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
 
 Results = Mapping[str, Any]
 """A suite's `results.json`: a key a benchmark, and `model`, `seed`, `neutral`, `sections`, `data`, `absent`."""
@@ -59,3 +68,161 @@ class Model(NamedTuple):
 
     name: str
     results: Results
+
+
+# ---- Figures in words: percentages, intervals and differences.
+
+ABSENT = "–"
+
+
+def words(key: str) -> str:
+    """Returns a key of a report as text."""
+    return key.replace("_", " ")
+
+
+def left_out_words(report: Mapping[str, Any]) -> str:
+    """`; 2 left out (too long)`, or nothing."""
+    count = report.get("too_long", 0)
+    return f"; {count} left out (too long)" if count else ""
+
+
+def percent(value: float | None) -> str:
+    """Returns a fraction in per cent, with one decimal."""
+    return ABSENT if value is None else f"{100 * value:.1f}"
+
+
+def interval(figure: Mapping[str, Any] | None) -> str:
+    """Returns `52.1 [48.0, 56.2]`, in per cent; without brackets where there is no interval."""
+    value, low, high = ((figure or {}).get(key) for key in ("value", "low", "high"))
+    return percent(value) + ("" if low is None or high is None else f" [{percent(low)}, {percent(high)}]")
+
+
+def points(difference: Mapping[str, Any]) -> str:
+    """Returns `+3.1 points [-0.2, +6.4]`, a difference of two percentages."""
+    value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("value", "low", "high"))
+    return f"{value} points [{low}, {high}]"
+
+
+def decided(difference: Mapping[str, Any]) -> str:
+    """Returns `better`, `worse` or `undecided`, by the interval of a paired difference."""
+    if difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
+        return "undecided"
+    return "better" if difference["low"] > 0 else "worse"
+
+
+def last(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the last point of a curve, which a report stores as lists by `value`, `low`, `high`, `better`."""
+    return {key: curve[key][-1] for key in ("value", "low", "high", "better") if key in curve}
+
+
+def against(figure: Mapping[str, Any], baseline: float) -> tuple[str, str]:
+    """(`good`, `bad` or `open`, the baseline's place): below, above or inside the interval of a figure."""
+    if figure["low"] is None or figure["low"] <= baseline <= figure["high"]:
+        return "open", "inside"
+    return ("good", "below") if figure["low"] > baseline else ("bad", "above")
+
+
+def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yields every figure of a report that has an interval, by its place in the report, as a plain number."""
+    if not isinstance(report, Mapping):
+        return
+    value, low, high = (report.get(key) for key in ("value", "low", "high"))
+    if all(isinstance(x, int | float) for x in (value, low, high)):
+        yield " / ".join(path), f"{value:.4g} [{low:.4g}, {high:.4g}]"
+    for key, inner in report.items():
+        yield from figures_in(inner, (*path, key))
+
+
+# ---- Tables on the terminal, in Markdown and in LaTeX.
+
+FILE, WIDEST = 120, 10**6
+"""Columns of text: of a table in a file, where it fits, and more than any table has."""
+
+
+def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
+    """Prints tables and lines. Names and figures are never cut: a table wider than the console is folded, and a line of
+    it that is still wider goes on beyond the edge."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    if console is None:
+        console = Console()
+        console = console if console.is_terminal else Console(width=max(console.width, FILE))
+    for block in blocks:
+        if isinstance(block, str):
+            console.print(block)
+            continue
+        table, width = _rich(block), console.width
+        if Measurement.get(console, console.options.update(width=WIDEST), table).maximum > width:
+            table = _folded(block)
+            console.width = max(width, Measurement.get(console, console.options.update(width=WIDEST), table).minimum)
+        console.print(table)
+        console.width = width
+
+
+def _rich(table: Table) -> RichTable:
+    shown = _empty(table)
+    shown.add_column(table.columns[0])
+    for column in table.columns[1:]:
+        shown.add_column(column, justify="right", no_wrap=True)
+    return _with_rows(shown, table.rows)
+
+
+def _folded(table: Table) -> RichTable:
+    """Returns the table with every interval below its value, and the words of a head below each other."""
+    shown = _empty(table)
+    widest = max((len(word) for row in table.rows if row for word in row[0].split()), default=1)
+    shown.add_column(table.columns[0], min_width=min(widest, WIDEST), overflow="fold")
+    rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.rows]
+    for i, column in enumerate(table.columns[1:], start=1):
+        head = re.sub(r" (?![^\[]*\])", "\n", column)
+        widest = max(len(line) for text in (head, *(row[i] for row in rows if row)) for line in text.split("\n"))
+        shown.add_column(head, justify="right", min_width=widest, no_wrap=True)
+    return _with_rows(shown, rows)
+
+
+def _empty(table: Table) -> RichTable:
+    from rich.table import Table as RichTable
+
+    return RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
+
+
+def _with_rows(shown: RichTable, rows: Iterable[Sequence[str] | None]) -> RichTable:
+    for row in rows:
+        if row is None:
+            shown.add_section()
+        else:
+            shown.add_row(*row)
+    return shown
+
+
+def as_markdown(blocks: Sequence[Table]) -> str:
+    """Returns the tables in GitHub's Markdown."""
+    parts = []
+    for block in blocks:
+        lines = [block.columns, ["---"] + ["--:"] * (len(block.columns) - 1), *filter(None, block.rows)]
+        text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        parts.append("\n\n".join(filter(None, (f"**{block.title}**", text, block.caption))))
+    return "\n\n".join(parts) + "\n"
+
+
+_LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "<": "$<$", ">": "$>$",
+}  # fmt: skip
+
+
+def as_latex(blocks: Sequence[Table]) -> str:
+    """Returns the tables as LaTeX, for the package booktabs."""
+    parts = []
+    for block in blocks:
+        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (block.columns, *filter(None, block.rows))]
+        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+        inside = [rf"\begin{{tabular}}{{l{'r' * (len(block.columns) - 1)}}}", *body, r"\end{tabular}"]
+        caption = rf"\caption{{{_escaped(' '.join(filter(None, (block.title + '.', block.caption))))}}}"
+        parts.append("\n".join([r"\begin{table}", r"\centering", *inside, caption, r"\end{table}"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _escaped(text: str) -> str:
+    text = "".join(_LATEX.get(char, char) for char in text)
+    return f"${text}$" if text[:1] in "+-" and text[1:2].isdigit() else text

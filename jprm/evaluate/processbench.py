@@ -11,14 +11,29 @@ of the chain. So F1 at every threshold takes two sorts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm import statistics
+from jprm.evaluate.benchmark import Benchmark, Report, Request, scale_of
+from jprm.evaluate.blocks import (
+    ABSENT,
+    Block,
+    Model,
+    Note,
+    Table,
+    decided,
+    interval,
+    left_out_words,
+    percent,
+    points,
+    words,
+)
 from jprm.evaluate.scored import ScoreError, scores_of
-from jprm.statistics import Draws, difference, draws, interval, jsonable, weighted_mean
+from jprm.statistics import Draws, difference, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
@@ -171,7 +186,7 @@ def average_f1(
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     return {
-        kind: None if average is None else interval(average).json()
+        kind: None if average is None else statistics.interval(average).json()
         for kind, by_file in drawn.items()
         for average in [average_draws(by_file, files)]
     }
@@ -227,7 +242,7 @@ def _file_report(
 
     def figures(right_N):
         point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
-        found = interval(drawn(right_N))
+        found = statistics.interval(drawn(right_N))
         return {
             **{key: jsonable(value) for key, value in point._asdict().items()},
             "f1_low": jsonable(found.low),
@@ -287,3 +302,165 @@ def _chains(name: str, trees: Sequence[ReasoningTree]) -> dict[str, Any]:
         "position": [-np.arange(len(tree.nodes), dtype=float) for tree in trees],
         "step_length": [-np.array([len(node.text) for node in tree.nodes], float) for tree in trees],
     }
+
+
+SPLITS = ("gsm8k", "math", "olympiadbench", "omnimath")
+
+ZHENG = "arXiv 2412.06559"
+ZHANG = "arXiv 2501.07301"
+ZHAO = "arXiv 2504.00891"
+
+PROCESSBENCH = (
+    # name, kind, F1 of the splits in the order of SPLITS, average of the four, source
+    ("Math-Shepherd-PRM-7B", "PRM", (47.9, 29.5, 24.8, 23.8), 31.5, ZHENG),
+    ("RLHFlow-PRM-Mistral-8B", "PRM", (50.4, 33.4, 13.8, 15.8), 28.4, ZHENG),
+    ("RLHFlow-PRM-Deepseek-8B", "PRM", (38.8, 33.8, 16.9, 16.9), 26.6, ZHENG),
+    ("Skywork-PRM-1.5B", "PRM", (59.0, 48.0, 19.3, 19.2), 36.4, ZHENG),
+    ("Skywork-PRM-7B", "PRM", (70.8, 53.6, 22.9, 21.0), 42.1, ZHENG),
+    ("EurusPRM-Stage2", "PRM", (47.3, 35.7, 21.2, 20.9), 31.3, ZHANG),
+    ("Qwen2.5-Math-7B-Math-Shepherd", "PRM", (62.5, 31.6, 13.7, 7.7), 28.9, ZHANG),
+    ("Qwen2.5-Math-7B-PRM800K", "PRM", (68.2, 62.6, 50.7, 44.3), 56.5, ZHENG),
+    ("Qwen2.5-Math-PRM-7B", "PRM", (82.4, 77.6, 67.5, 66.3), 73.5, ZHANG),
+    ("Qwen2.5-Math-PRM-72B", "PRM", (87.3, 80.6, 74.3, 71.1), 78.3, ZHANG),
+    ("Qwen2.5-Math-RM-72B", "ORM", (43.5, 47.2, 37.6, 27.4), 38.9, ZHANG),
+    ("GenPRM-7B (pass@1)", "generative PRM", (78.7, 80.3, 72.2, 69.8), 75.2, ZHAO),
+    ("GPT-4o", "prompted critic", (79.2, 63.6, 51.4, 53.5), 61.9, ZHENG),
+    ("o1-mini", "prompted critic", (93.2, 88.9, 87.2, 82.4), 87.9, ZHENG),
+)
+"""F1 of published models, in percent, to stand beside a model's own. Measured by their authors, each at its own
+threshold. Prompted models (critics) read the whole chain and write an analysis, at many times the cost."""
+
+THRESHOLDS = {"half": "untuned threshold", "tuned": "tuned threshold", "cross_fit": "cross-fitted threshold"}
+
+
+def figures(request: Request) -> Report:
+    """Returns `files`, `average` over the files, and `calibrate`, the name of the file that thresholds are tuned on."""
+
+    (tuned_on,) = request.calibrate
+    chains = {**request.data, **request.calibrate}
+    report = processbench_report(chains, tuned_on, request.seed, request.scale.threshold)
+    return {
+        "files": {name: report[name] | {"too_long": request.too_long.get(name, 0)} for name in request.data},
+        "average": average_f1(chains, tuned_on, request.seed, list(request.data), request.scale.threshold),
+        "calibrate": tuned_on,
+    }
+
+
+def tables(report: Report) -> Iterator[Table]:
+    rows: list[list[str] | None] = []
+    for name, file in report.items():
+        tuned = file["tuned"]
+        named = {
+            f"{name}, n = {file['n']}{left_out_words(file)}": file,
+            f"  tuned on {tuned['calibrated_on']}{' (in sample)' if tuned['in_sample'] else ''}": tuned,
+            "  cross-fitted": file["cross_fit"],
+            "  oracle (best threshold in sample)": file["upper_bound"],
+            **{f"  {words(key)}": value for key, value in file["baselines"].items()},
+        }
+        for label, row in named.items():
+            if row is not None:  # None: too few problems to cross-fit
+                accuracies = (percent(row.get(key)) for key in ("error_accuracy", "correct_accuracy"))
+                threshold = row.get("threshold")
+                rows.append([label, _f1(row), *accuracies, ABSENT if threshold is None else f"{threshold:.4g}"])
+        rows.append(None)
+    yield Table("ProcessBench", ("", "F1 [95 %]", "error acc.", "correct acc.", "threshold"), rows)
+
+
+def section(models: Sequence[Model]) -> Iterator[Block]:
+    first = models[0].results["processbench"]["files"]
+    # Published values are of ProcessBench's own chains.
+    published = PROCESSBENCH if set(first) & set(SPLITS) else ()
+    splits = list(dict.fromkeys([*(SPLITS if published else ()), *first]))
+    rows: list[list[str]] = []
+    for model in models:
+        rows += _own_rows(model, splits)
+    own = range(len(rows))
+    for key in next(iter(first.values()))["baselines"]:
+        cells = [_f1(first[split]["baselines"][key]) if split in first else ABSENT for split in splits]
+        rows.append([f"baseline: {words(key)}", *cells, ABSENT, "this page"])
+    for name, kind, f1, average, source in published:
+        cells = [f"{f1[SPLITS.index(split)]:.1f}" if split in SPLITS else ABSENT for split in splits]
+        rows.append([f"{name} ({kind})", *cells, f"{average:.1f}", source])
+    yield Table("F1, %", ("", *splits, "average", "source"), rows, strong=own)
+    yield Note(
+        "F1 is the harmonic mean of two fractions: chains with an error whose first wrong step is named exactly, and"
+        " chains without an error that are passed. The untuned threshold is 0.5, or what the model's adapter states. A"
+        " tuned one comes from the named file and flatters that file. The cross-fitted one is tuned on other problems"
+        " than it judges. The oracle is the best threshold of the very chains it is judged on, an upper bound. The"
+        " average is over the four published splits, where these and no others are evaluated. Published rows are as"
+        " their authors report them, each at its own threshold."
+    )
+
+
+def _own_rows(model: Model, splits: Sequence[str]) -> Iterator[list[str]]:
+    report = model.results["processbench"]
+    named = THRESHOLDS | {"tuned": f"threshold tuned on {report['calibrate']}", "oracle": "oracle, in sample"}
+    for kind, said in named.items():
+        files = {name: _at(file, kind) for name, file in report["files"].items()}
+        cells = [_f1(files[split]) if split in files else ABSENT for split in splits]
+        average = report["average"].get(kind) if set(files) == set(SPLITS) else None
+        yield [f"{model.name}, {said}", *cells, interval(average), "this page"]
+
+
+def _at(file: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    return file if kind == "half" else file[{"oracle": "upper_bound"}.get(kind, kind)]
+
+
+def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, file in results["processbench"]["files"].items():
+        rows = {"always no error" if key == "always_correct" else words(key): x for key, x in file["baselines"].items()}
+        use, how = file["tuned"], f"with the threshold tuned on {file['tuned']['calibrated_on']}"
+        if use["in_sample"]:
+            if file["cross_fit"] is None:
+                yield "open", f"ProcessBench {name}: too few problems to tune a threshold off the chains it judges."
+                continue
+            use, how = file["cross_fit"], "with a cross-fitted threshold"
+            # tuned as the model is; baselines without a threshold have no `cross_fit`
+            rows = {name: row.get("cross_fit") or row for name, row in rows.items()}
+        best, base = max(rows.items(), key=lambda pair: pair[1]["f1"] or 0)
+        less = use.get("less", {"low": None})  # results of 0.1 have none
+        yield (
+            {"better": "good", "worse": "bad", "undecided": "open"}[decided(less)],
+            f"ProcessBench {name}: F1 {_f1(use)} {how}; {percent(file['f1'])} at {file['threshold']:.4g}. The best"
+            f" trivial baseline ({best}), tuned alike, has {percent(base['f1'])}"
+            + (f": a difference of {points(less)}." if less["low"] is not None else "."),
+        )
+
+
+def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "ProcessBench, F1 without tuning, %", results["processbench"]["average"]["half"]
+
+
+def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+
+    tuned_on, files = results["processbench"]["calibrate"], list(results["processbench"]["files"])
+    some = {name: scores[name] for name in dict.fromkeys([*files, tuned_on])}
+    drawn = f1_draws(some, tuned_on, results["seed"], scale_of(results).threshold)
+    for kind, said in THRESHOLDS.items():
+        for name in files:
+            if drawn[kind][name] is not None:
+                yield f"ProcessBench {name}, F1 {said}", drawn[kind][name]
+        average = average_draws(drawn[kind], files)
+        if len(files) > 1 and average is not None:
+            yield f"ProcessBench, average F1 {said}", average
+
+
+def _f1(row: Mapping[str, Any] | None) -> str:
+    row = row or {}
+    return interval({"value": row.get("f1"), "low": row.get("f1_low"), "high": row.get("f1_high")})
+
+
+BENCHMARK = Benchmark(
+    name="processbench",
+    title="ProcessBench",
+    tables=tables,
+    figures=figures,
+    needs=("data", "calibrate"),
+    one_calibration_file=True,
+    reader="processbench",
+    reports=lambda entry: [entry["files"]],
+    section=section,
+    verdict=verdict,
+    headline=headline,
+    problem_draws=problem_draws,
+)

@@ -27,7 +27,7 @@ from typing import Any, get_args
 
 import jprm
 from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
-from jprm.evaluate.benchmarks import BENCHMARKS, find
+from jprm.evaluate.benchmarks import find, registered
 from jprm.evaluate.blocks import Results, Table
 from jprm.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, source_of
 from jprm.evaluate.steps import NEUTRAL
@@ -56,7 +56,7 @@ class Suite:
     seed: int = 0
     too_long: TooLong = "error"
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the user's own sections -> module:NAME
-    benchmarks: Mapping[str, Benchmark] = dataclasses.field(default_factory=lambda: BENCHMARKS)  # of all sections
+    benchmarks: Mapping[str, Benchmark] = dataclasses.field(default_factory=registered)  # of all sections
 
 
 def read_suite(path: PathLike) -> Suite:
@@ -64,7 +64,7 @@ def read_suite(path: PathLike) -> Suite:
     path = path_of(path)
     where = os.fspath(path)
     found, others = _named(parse(path.read_bytes(), where), path)
-    benchmarks = BENCHMARKS | {name: benchmark for name, (_, benchmark) in others.items()}
+    benchmarks = registered() | {name: benchmark for name, (_, benchmark) in others.items()}
     known = {name: benchmark for name, benchmark in benchmarks.items() if benchmark.figures}
     if not isinstance(found, dict) or not set(found) & set(known):
         raise ValueError(f"{where}: no suite: it names none of the sections {', '.join(known)}, nor FILE.py:NAME")
@@ -116,7 +116,7 @@ def _named(found: Any, path: Place) -> tuple[Any, dict[str, tuple[str, Benchmark
         name = benchmark.name
         if benchmark.figures is None:
             raise ValueError(f"{where}: {key}: has no `figures`, so it is no section. Run it as `jprm eval {key}`")
-        if name in sections or name in RESERVED or BENCHMARKS.get(name, benchmark) is not benchmark:
+        if name in sections or name in RESERVED or registered().get(name, benchmark) is not benchmark:
             raise ValueError(f"{where}: {key}: its name {name!r} is that of another section. Rename the benchmark")
         sections[name], others[name] = sections.pop(key), (place, benchmark)
     return sections, others
@@ -202,7 +202,7 @@ def results_of(
     return results
 
 
-def tables(results: Results, benchmarks: Mapping[str, Benchmark] = BENCHMARKS) -> Iterator[Table | str]:
+def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Table | str]:
     """Returns the terminal's tables of every section, and the files that are absent."""
     for name, benchmark in benchmarks.items():
         for report in benchmark.reports(results[name]) if name in results else ():

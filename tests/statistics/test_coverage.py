@@ -12,12 +12,20 @@ from simulated import at_least, correlated
 
 from jprm.evaluate.best_of_n import best_of_n
 from jprm.evaluate.calibration import reliability_curve
-from jprm.evaluate.paired import mean_differences
 from jprm.evaluate.prmbench import CLASSES, prm_scores
 from jprm.evaluate.processbench import average_draws, cross_fit, right_at, weighted_f1
 from jprm.evaluate.votes import vote_accuracy
 from jprm.methods.label.monte_carlo import wilson
-from jprm.statistics import Draws, auroc, average_precision, difference, draws, interval, weighted_mean
+from jprm.statistics import (
+    Draws,
+    auroc,
+    average_precision,
+    difference,
+    draws,
+    interval,
+    mean_differences,
+    weighted_mean,
+)
 
 LARGE = 200_000
 STEPS = 4  # a problem

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from jprm.evaluate import diagnostics
 from jprm.evaluate.best_of_n import Pools, _keys_and_weights
-from jprm.evaluate.drift import drift
-from jprm.evaluate.edits import edits_report
 from jprm.evaluate.scored import ScoreError
+from jprm.methods.studies import diagnostics
+from jprm.methods.studies.diagnostics import edits_report
+from jprm.methods.studies.drift import drift
 from jprm.score.scale import PROBABILITY
 from jprm.tree import tree_of
 

@@ -8,10 +8,10 @@ import pytest
 import jprm
 from jprm.data.readers import READERS
 from jprm.evaluate.best_of_n import best_of_n_report, pools_of
-from jprm.evaluate.equal_cost import equal_cost_report
 from jprm.evaluate.run import scored_trees, source
 from jprm.evaluate.scored import ScoreError
 from jprm.io.jsonl import write_records
+from jprm.methods.studies.equal_cost import equal_cost_report
 from jprm.score.aggregate import RULES
 from jprm.tree import record_of, tree_of
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import Letters
 
-from jprm.evaluate.equal_cost import Chooser, at_equal_cost, token_costs
+from jprm.methods.studies.equal_cost import Chooser, at_equal_cost, token_costs
 from jprm.token_tree import token_tree
 from jprm.tree import tree_of
 

@@ -5,9 +5,8 @@ import functools
 import numpy as np
 from scipy.stats import binom
 
-from jprm.evaluate.benchmarks.processbench import verdict
-from jprm.evaluate.processbench import processbench_report
-from jprm.evaluate.wording import percent
+from jprm.evaluate.blocks import percent
+from jprm.evaluate.processbench import processbench_report, verdict
 from jprm.tree import tree_of
 
 

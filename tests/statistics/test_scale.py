@@ -10,9 +10,9 @@ import pytest
 from jprm.adapters.published import PUBLISHED
 from jprm.apps import cli
 from jprm.evaluate.benchmark import Request
-from jprm.evaluate.benchmarks.steps import figures as steps_figures
 from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.evaluate.processbench import average_f1, processbench_report
+from jprm.evaluate.steps import figures as steps_figures
 from jprm.evaluate.steps import steps_report
 from jprm.io.jsonl import write_records
 from jprm.methods.search.growing_tree import GrowingTree, Problem

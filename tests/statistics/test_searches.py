@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jprm.apps import cli
-from jprm.evaluate.searches import searches_report
 from jprm.io.jsonl import write_records
+from jprm.methods.studies.searches import searches_report
 from jprm.statistics import difference, draws, weighted_mean
 from jprm.tree import tree_of
 

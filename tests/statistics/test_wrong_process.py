@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jprm.evaluate.diagnostics import diagnostics_report
+from jprm.methods.studies.diagnostics import diagnostics_report
 from jprm.tree import tree_of
 
 

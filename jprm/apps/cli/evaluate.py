@@ -1,14 +1,19 @@
-"""`jprm eval`: tells how good a model is."""
+"""`jprm eval`: tells how good a model is. The options of jprm's own benchmarks, which their help needs, are here.
+
+The benchmarks themselves are imported when they run.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from jprm.apps.cli.arguments import Commands, Folder, check_outputs
-from jprm.evaluate.benchmark import Benchmark
+from jprm.evaluate.benchmark import Adapter, CommandOptions, File, Files, ModelOptions, Neutral, TooLong
 from jprm.evaluate.benchmarks import BENCHMARKS, find
 from jprm.io.storage import path_of
 
@@ -17,14 +22,14 @@ def evaluation() -> Commands:
     """Returns the commands of `jprm eval`: `suite`, and one for every registered benchmark."""
     app = Commands()
     app.command(suite)
-    for benchmark in BENCHMARKS.values():
-        app.command(name=benchmark.command)(_command(benchmark))
+    for name in BENCHMARKS:
+        app.command(name=name.replace("_", "-"))(_command(name))
     return app
 
 
 def add(app: Commands, name: str) -> None:
     """Adds the command of the user's own benchmark, `module:NAME` or `FILE.py:NAME`."""
-    app.command(name=name)(_command(find(name)))
+    app.command(name=name)(_command(name))
 
 
 def suite(
@@ -50,8 +55,8 @@ def suite(
         suite: What to evaluate on. Its paths are relative to itself.
         out: The folder for results.json and the scores.
     """
+    from jprm.evaluate.blocks import show
     from jprm.evaluate.suite import read_suite, run_suite, tables
-    from jprm.evaluate.terminal import show
     from jprm.io.outputs import check_output
 
     wanted = read_suite(suite)
@@ -65,20 +70,203 @@ def suite(
         print(f"{target / 'results.json'}: written")
 
 
-def _command(benchmark: Benchmark):
+def _command(name: str) -> Callable[[Any], None]:
     """Returns the command of a benchmark, which writes its report as JSON and prints its tables."""
 
     def command(options) -> None:
+        from jprm.evaluate.blocks import show
         from jprm.evaluate.run import run
-        from jprm.evaluate.terminal import show
         from jprm.io.outputs import write_json
 
         check_outputs(options)
+        benchmark = find(name)
         report = run(benchmark, options)
         write_json(options.to, report)
         show(benchmark.tables(report))
         print(f"{options.to}: written")
 
-    command.__annotations__["options"] = Annotated[benchmark.options, arg(name="")]
-    command.__doc__ = benchmark.options.__doc__
+    options = OPTIONS.get(name) or find(name).options
+    command.__annotations__["options"] = Annotated[options, arg(name="")]
+    command.__doc__ = options.__doc__
     return command
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessBench(ModelOptions):
+    """ProcessBench: find the first wrong step, or report that there is none. F1 as published.
+
+    For example:
+      jprm eval processbench --model DIR --data gsm8k.json math.json --calibrate gsm8k.json --json processbench.json
+    """
+
+    data: Files
+    """ProcessBench files; each is a key of the report."""
+    calibrate: File
+    """The file on which the tuned threshold is chosen; the report gives F1 at the model's own threshold beside it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PRMBench(ModelOptions):
+    """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
+
+    For example:
+      jprm eval prmbench --model DIR --data prmbench/*.jsonl --json prmbench.json
+    """
+
+    data: Files
+    """PRMBench files, of any of its classes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps(ModelOptions):
+    """Steps with human labels: AUROC, average precision and first-error accuracy.
+
+    For example:
+      jprm eval steps --model DIR --data phase1_test.jsonl --neutral positive --json steps.json
+    """
+
+    data: Files
+    """Files of rated steps, in the PRM800K format or jprm's own."""
+    neutral: Neutral
+    """What a neutral rating counts as. There is no default: results under different policies do not compare."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BestOfN(CommandOptions):
+    """Best of n: the exact expected accuracy for every n and every aggregation rule, beside majority vote and pass@n.
+
+    For example:
+      jprm eval best-of-n --input scored.jsonl --json best_of_n.json
+      jprm eval best-of-n --model DIR --input pool.jsonl --json best_of_n.json
+    """
+
+    input: Annotated[Path, arg(metavar="F.jsonl")]
+    """Pools of samples with known correctness, scored by `jprm score`."""
+    model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """The folder of a trained model that scores the pools first, where they are not scored yet."""
+    adapter: Adapter = None
+    """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
+    stored scores mean; by default `jprm score` left that beside them."""
+    too_long: TooLong = "error"
+    """Stop at a pool with a chain beyond the model's context, or leave such pools out and count them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration(ModelOptions):
+    r"""Calibration: how far scores are probabilities, overall and by group, and maps and thresholds that fix it.
+
+    For example:
+      jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json calibration.json
+      jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json c.json \
+        --store platt
+    """
+
+    data: Files
+    """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own."""
+    calibrate: Files
+    """The files that maps and thresholds are fitted on; their problems are left out of the figures."""
+    neutral: Neutral
+    """What a neutral rating counts as."""
+    store: Annotated[
+        Literal["temperature", "platt", "isotonic", "quantile"] | None,
+        arg(metavar="{temperature,platt,isotonic,quantile}", help_behavior_hint=""),
+    ] = None
+    """Store this map in the model's folder, for `jprm score --calibrated`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnostics(ModelOptions):
+    """Diagnostics: known failures of a PRM that its accuracy does not show.
+
+    On ProcessBench chains: lowest scores at the end, right answers by wrong steps, edits that keep the meaning, and
+    fluent nonsense. On pools: scores that follow length, and accuracy lost by choosing among more.
+
+    For example:
+      jprm eval diagnostics --model DIR --chains gsm8k.json math.json --pools pool.jsonl --json diagnostics.json
+    """
+
+    chains: Files = ()
+    """ProcessBench files."""
+    pools: Files = ()
+    """Pools of samples with known correctness."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EqualCost(CommandOptions):
+    """Equal cost: reward models against majority vote, where samples and their scores are both paid for.
+
+    Best of n by a model, and a vote weighted by it, take as many samples as a majority's budget buys with scoring. A
+    token costs 2 FLOPs a parameter, or the seconds that are measured.
+
+    For example:
+      jprm eval equal-cost --model runs/prm runs/orm --input pool.jsonl --policy-parameters 8e9 --json equal.json
+    """
+
+    model: Annotated[tuple[str, ...], arg(metavar="DIR ...")]
+    """The folders of trained models."""
+    input: Annotated[Path, arg(metavar="POOL.jsonl")]
+    """Pools of samples with answers and known correctness."""
+    too_long: TooLong = "error"
+    """Stop at a pool with a chain beyond a model's context, or leave such pools out for all models and count them."""
+    policy_parameters: float
+    """Parameters of the model that wrote the samples, without its embedding table."""
+    policy_tokens_per_second: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """How fast the policy samples on this machine. The report then also compares at equal seconds, and times the
+    scoring here."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Searches(CommandOptions):
+    """Searches: each beside best of n and majority vote that spend the same tokens on the same problems, paired.
+
+    For example:
+      jprm eval searches --searches beam.jsonl mcts.jsonl --pool best.jsonl --json searches.json
+    """
+
+    searches: Files
+    """Results of `jprm search`, for problems with known answers."""
+    pool: Annotated[Path, arg(metavar="POOL.jsonl")]
+    """Scored samples of the same policy for these problems, such as a file of `jprm search best-of-n`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drift(CommandOptions):
+    """Drift: whether two scored files have scores of one distribution, and whether to recalibrate or to retrain.
+
+    For example:
+      jprm eval drift scored_may.jsonl scored_june.jsonl --json drift.json
+    """
+
+    before: Annotated[Positional[Path], arg(metavar="BEFORE.jsonl")]
+    """Chains or pools that `jprm score` wrote."""
+    after: Annotated[Positional[Path], arg(metavar="AFTER.jsonl")]
+    """The same later: of another policy, other problems or another model."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contamination(CommandOptions):
+    """Contamination: which problems of benchmarks occur in training data, by normalised text.
+
+    For example:
+      jprm eval contamination --data phase1_train.jsonl --benchmark math.json gsm8k.json --json contamination.json
+    """
+
+    data: Files
+    """Source files that a model was or will be trained on."""
+    benchmark: Files
+    """Benchmark files."""
+
+
+OPTIONS: dict[str, type] = {
+    "processbench": ProcessBench,
+    "prmbench": PRMBench,
+    "steps": Steps,
+    "best_of_n": BestOfN,
+    "calibration": Calibration,
+    "diagnostics": Diagnostics,
+    "equal_cost": EqualCost,
+    "searches": Searches,
+    "drift": Drift,
+    "contamination": Contamination,
+}
+"""The options of each registered benchmark that does not bring its own."""

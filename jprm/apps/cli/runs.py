@@ -29,7 +29,7 @@ def runs(
         to: A file for everything that differs and every metric, beyond what the table shows.
     """
     from jprm.apps.report.runs import compare, tables
-    from jprm.evaluate.terminal import show
+    from jprm.evaluate.blocks import show
     from jprm.io.outputs import write_json
 
     comparison = compare(folder)
@@ -64,7 +64,7 @@ def table(
         markdown: Print Markdown.
     """
     from jprm.apps.report.table import as_csv, as_latex, as_markdown, table_of, tables
-    from jprm.evaluate.terminal import show
+    from jprm.evaluate.blocks import show
 
     if csv + latex + markdown > 1:
         raise ValueError("--csv, --latex and --markdown: give one of them")

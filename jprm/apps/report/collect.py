@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jprm.evaluate.benchmark import Scores
-from jprm.evaluate.blocks import Model
-from jprm.evaluate.compare import check_same_records, compare, drawn_figures
+from jprm.evaluate.benchmarks import registered
+from jprm.evaluate.blocks import Model, Results
 from jprm.evaluate.run import is_scored
 from jprm.evaluate.scored import scores_of
 from jprm.evaluate.suite import read_results, read_scores
 from jprm.io.storage import path_of
 from jprm.methods.judge.critiques import KEY
+from jprm.statistics import Draws, difference
 from jprm.tree import ReasoningTree, chains_of
 
 BINS, COLUMNS = 10, 12
@@ -64,6 +65,36 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
         for i, j in itertools.combinations(range(len(names)), 2)
     ]
     return Page(list(map(Model, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))
+
+
+def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
+    """Returns what each benchmark's figures of a model are, and their draws over problems.
+
+    `scores` are scored trees by the name of their file. Models of one suite meet the same resamples.
+    """
+    return {
+        what: drawn
+        for name, benchmark in registered().items()
+        if name in results
+        for what, drawn in benchmark.problem_draws(results, scores)
+    }
+
+
+def compare(a: Mapping[str, Draws], b: Mapping[str, Draws]) -> list[dict[str, Any]]:
+    """Returns rows of `what`, `value` (A less B), `low`, `high`, `better`, for the figures that both models have."""
+    return [{"what": what, **difference(a[what], b[what]).json()} for what in a if what in b]
+
+
+def check_same_records(names: list[str], a: Scores, b: Scores) -> None:
+    """Raises ValueError where two models have scored other records."""
+    for name in names:
+        if list(map(_content, a[name])) != list(map(_content, b.get(name, []))):
+            raise ValueError(f"{name}: the two models have scored other records; run `jprm eval suite` on one suite")
+
+
+def _content(tree: ReasoningTree) -> tuple[str, list[tuple[int, str]]]:
+    """Returns a tree without its scores."""
+    return tree.problem, [(node.parent, node.text) for node in tree.nodes]
 
 
 def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:

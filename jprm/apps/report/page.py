@@ -8,25 +8,40 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import io
 import itertools
 import json
 import os
 import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
+import matplotlib
 from markupsafe import Markup
+from matplotlib.figure import Figure as Canvas
 
 from jprm.apps.report.collect import Page, collect
-from jprm.apps.report.figures import svg
 from jprm.apps.report.rl import First, collect_runs, is_run
 from jprm.apps.report.training import training
 from jprm.apps.web import text_of_file
-from jprm.evaluate.benchmarks import BENCHMARKS
-from jprm.evaluate.blocks import Block, Figure, Model, Note, Table
-from jprm.evaluate.plots import heat_maps, slug
-from jprm.evaluate.wording import ABSENT, decided, figures_in, interval, percent, points, words
+from jprm.evaluate.benchmarks import BENCHMARKS, registered
+from jprm.evaluate.blocks import (
+    ABSENT,
+    Block,
+    Figure,
+    Model,
+    Note,
+    Table,
+    decided,
+    figures_in,
+    interval,
+    percent,
+    points,
+    words,
+)
+from jprm.evaluate.plots import COLOURS, GRID, INK, NOTE, heat_maps, slug
 from jprm.io.outputs import atomic_file, check_output
 from jprm.io.storage import Place, path_of
 
@@ -129,7 +144,7 @@ def embedded(data: Any) -> str:
 
 def verdict(model: Model) -> Iterator[tuple[str, str]]:
     """Yields (`good`, `bad` or `open`, sentence) for every benchmark in a model's results."""
-    for name, benchmark in BENCHMARKS.items():
+    for name, benchmark in registered().items():
         if name in model.results:
             yield from benchmark.verdict(model.results)
 
@@ -146,7 +161,7 @@ def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]
     """Returns what the first screen's four figures are, and (model, value, interval) of each."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for model in models:
-        for name, benchmark in BENCHMARKS.items():
+        for name, benchmark in registered().items():
             for what, figure in benchmark.headline(model.results) if name in model.results else ():
                 value, _, inside = interval(figure).partition(" ")
                 found.setdefault(what, []).append((model.name, value, inside))
@@ -155,7 +170,7 @@ def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
     """Yields (id, heading, blocks) of every section that has something to show."""
-    own = {name: x for name, x in BENCHMARKS.items() if name in page.models[0].results}
+    own = {name: x for name, x in registered().items() if name in page.models[0].results}
     found: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
     found += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
     found += [
@@ -234,8 +249,92 @@ def _left_out(page: Page) -> Iterator[Block]:
     for other in _others(page).values():
         what = "shown as plain numbers, as this page runs no code that results name: register it and call the library"
         rows.append([f"drawing and comparison of {other['benchmark']}", what])
-    for name, benchmark in BENCHMARKS.items():
+    for name, benchmark in registered().items():
         if name in results:
             rows += [[what, str(count)] for what, count in benchmark.left_out(results[name]) if count]
     if rows:
         yield Table("", ("", "count"), rows)
+
+
+# ---- Plots as SVG text that the page embeds or a file holds: titled, described, and coloured by CSS variables.
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", XLINK)
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GRID,
+    "lines.linewidth": 1.8,
+    "path.simplify": False,
+}
+VARIABLES = {INK: "ink", GRID: "grid"} | {colour: f"s{i}" for i, colour in enumerate(COLOURS)}
+"""The CSS variable of each colour; the page sets lighter ones on a dark background."""
+
+
+def svg(figure: Figure) -> str:
+    """Draws a figure. The same figure gives the same text; its ids begin with its name."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": figure.name}):
+        canvas = Canvas(figsize=figure.size, facecolor="none")
+        figure.draw(canvas)
+        for axes in canvas.axes:
+            axes.set_facecolor("none")
+        file = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        canvas.savefig(file, format="svg", bbox_inches="tight", metadata=nothing)
+    root = ElementTree.fromstring(file.getvalue())
+    _reference(root, figure.name)
+    width, height = (float(x) for x in root.get("viewBox", "").split()[2:])
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.attrib |= {
+        "class": "plot",
+        "role": "img",
+        "aria-labelledby": f"{figure.name}-title {figure.name}-text",
+        # Text of 10 points is that of the page; a phone scrolls what is wide.
+        "style": f"max-width:{1.35 * width:.0f}px;min-width:{0 if width < 420 else 520}px;"
+        f"aspect-ratio:{width:g}/{height:g};stroke-linejoin:round;stroke-linecap:butt",
+    }
+    for style in root.findall(f"{{{SVG}}}defs/{{{SVG}}}style"):  # its selector is `*`: of the whole page
+        style.text = ""
+    title, description = (
+        ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{figure.name}-{end}")
+        for tag, end in (("title", "title"), ("desc", "text"))
+    )
+    title.text, description.text = figure.title, figure.description
+    root[:0] = [title, description]
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _reference(root: ElementTree.Element, name: str) -> None:
+    """Makes ids the figure's own, colours variables, and ids that begin with `NOTE` notes of their elements."""
+    for element in root.iter():
+        label = element.attrib.pop("id", None)
+        if label is not None and label.startswith(NOTE):
+            note = ElementTree.Element(f"{{{SVG}}}title")
+            note.text = label.removeprefix(NOTE)
+            element.insert(0, note)
+        elif label is not None:
+            element.set("id", f"{name}-{label}")
+        link = element.get(f"{{{XLINK}}}href")
+        if link:
+            element.set(f"{{{XLINK}}}href", f"#{name}-{link[1:]}")
+        for key in ("style", "clip-path", "fill", "stroke"):
+            if key in element.attrib:
+                element.set(key, _restyled(element.attrib[key], name))
+
+
+def _restyled(text: str, name: str) -> str:
+    text = text.replace("url(#", f"url(#{name}-")
+    text = re.sub(r"#[0-9a-f]{6}", lambda m: f"var(--{VARIABLES[m[0]]}, {m[0]})" if m[0] in VARIABLES else m[0], text)
+    return re.sub(r"(font: [\d.]+px) [^;]+", r"\1 system-ui, sans-serif", text)

@@ -10,8 +10,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from jprm.checkpoints.kinds import RUN
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.wording import ABSENT
+from jprm.evaluate.blocks import ABSENT, Table
 from jprm.experiment import read, to_json
 from jprm.io.storage import Place, is_remote, path_of
 

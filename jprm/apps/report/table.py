@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jprm.apps.report.collect import read_suites
+from jprm.apps.report.collect import drawn_figures, read_suites
 from jprm.apps.report.runs import METRICS, last_metrics, names_of, setting
 from jprm.checkpoints.kinds import RUN
-from jprm.evaluate.blocks import Table
-from jprm.evaluate.compare import drawn_figures
-from jprm.evaluate.wording import ABSENT
+from jprm.evaluate.blocks import ABSENT, Table
 from jprm.experiment import read, to_json
 from jprm.io.storage import Place, path_of
 from jprm.statistics import Draws, Estimate, difference_of_runs, mean_of_runs
@@ -232,35 +230,3 @@ def as_csv(rows: Sequence[Row]) -> str:
         cells = [*(row.group.get(head) for head in heads), row.figure, row.runs, row.problems, *figures]
         writer.writerow(["" if x is None or (isinstance(x, float) and math.isnan(x)) else x for x in cells])
     return out.getvalue()
-
-
-def as_markdown(blocks: Sequence[Table]) -> str:
-    """Returns the tables in GitHub's Markdown."""
-    parts = []
-    for block in blocks:
-        lines = [block.columns, ["---"] + ["--:"] * (len(block.columns) - 1), *filter(None, block.rows)]
-        text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-        parts.append("\n\n".join(filter(None, (f"**{block.title}**", text, block.caption))))
-    return "\n\n".join(parts) + "\n"
-
-
-_LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "<": "$<$", ">": "$>$",
-}  # fmt: skip
-
-
-def as_latex(blocks: Sequence[Table]) -> str:
-    """Returns the tables as LaTeX, for the package booktabs."""
-    parts = []
-    for block in blocks:
-        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (block.columns, *filter(None, block.rows))]
-        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-        inside = [rf"\begin{{tabular}}{{l{'r' * (len(block.columns) - 1)}}}", *body, r"\end{tabular}"]
-        caption = rf"\caption{{{_escaped(' '.join(filter(None, (block.title + '.', block.caption))))}}}"
-        parts.append("\n".join([r"\begin{table}", r"\centering", *inside, caption, r"\end{table}"]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _escaped(text: str) -> str:
-    text = "".join(_LATEX.get(char, char) for char in text)
-    return f"${text}$" if text[:1] in "+-" and text[1:2].isdigit() else text

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from jprm.evaluate.benchmarks import BENCHMARKS
-from jprm.evaluate.wording import figures_in
+from jprm.evaluate.blocks import figures_in
 from jprm.experiment import Experiment
 from jprm.io.storage import Place, path_of
 from jprm.score.scorer import PRM

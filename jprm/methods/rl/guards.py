@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
-from jprm.evaluate.paired import mean_differences
-from jprm.evaluate.wording import decided, percent, points
+from jprm.evaluate.blocks import decided, percent, points
 from jprm.methods.rl.config import GuardConfig
+from jprm.statistics import mean_differences
 
 Evaluation = Mapping[str, Any]
 

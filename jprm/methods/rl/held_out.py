@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jprm.evaluate.paired import shown_n
+from jprm.evaluate.best_of_n import shown_n
 from jprm.layout import Layout
 from jprm.methods.rl.config import RLExperiment
 from jprm.methods.rl.rollout import Group, neutral_tree, packed

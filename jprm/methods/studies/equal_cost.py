@@ -11,18 +11,19 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
-from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
-from jprm.evaluate.paired import mean_differences, shown_n
+from jprm.evaluate.benchmark import Benchmark, Report
+from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of, shown_n
+from jprm.evaluate.blocks import Table, interval, last, left_out_words, percent
 from jprm.evaluate.votes import vote_accuracy
 from jprm.score.scorer import PRM
-from jprm.statistics import bootstrap, jsonable, weighted_mean
+from jprm.statistics import bootstrap, jsonable, mean_differences, weighted_mean
 from jprm.token_tree import TokenTree, geometry, token_tree
 from jprm.tree import ReasoningTree, chains_of
 
@@ -205,3 +206,39 @@ def _drawn_steps(tree: ReasoningTree, n: int, rng: np.random.Generator) -> list[
     chains = chains_of(tree)
     drawn = rng.permutation(len(chains) + tree.extra.get("empty_samples", 0))[:n]
     return [{"steps": [tree.nodes[i].text for i in chains[k]]} for k in sorted(drawn) if k < len(chains)]
+
+
+def run(options: Any) -> Report:
+    from jprm.evaluate.run import scored_trees, source
+    from jprm.io.storage import path_of
+    from jprm.loading import load
+
+    loaded = {path_of(prm.name).name: prm for prm in map(load, options.model)}
+    if len(loaded) < len(options.model):
+        raise ValueError(f"{', '.join(map(str, options.model))}: two models of one name: rename one")
+    scores = {
+        name: scored_trees(prm, options.input, source("pools"), f"{options.to}.scores/{name}", options.too_long,
+                           [other for other in loaded.values() if other is not prm])
+        for name, prm in loaded.items()
+    }  # fmt: skip
+    report = equal_cost_report(scores, loaded, options.policy_parameters, options.policy_tokens_per_second, 0)
+    return report | {"too_long": len(source("pools").records(options.input)) - report["n_problems"]}
+
+
+def tables(report: Report) -> Iterator[Table]:
+    for unit in ("flops", "seconds"):
+        if unit not in report:
+            continue
+        found = report[unit]
+        counts = found["choosers"][0]["n"]
+        rows = []
+        for row in found["choosers"]:
+            cells = [f"{percent(value)} ({n})" for value, n in zip(row["value"], row["n"], strict=True)]
+            rows.append([row["name"], *cells, interval(last(row["less"])) if "less" in row else ""])
+        title = f"Accuracy at equal {unit.upper() if unit == 'flops' else unit}: what a majority of n samples costs"
+        title += left_out_words(report)
+        columns = ("", *(f"n = {n}" for n in counts), f"less majority of {report['n_max']} [95 %]")
+        yield Table(title, columns, rows, caption="in brackets, the samples that the budget buys")
+
+
+BENCHMARK = Benchmark(name="equal_cost", title="Equal cost", tables=tables, run=run)

@@ -6,19 +6,20 @@ the search / mean tokens of a sample, as a mixture of the whole numbers beside i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from jprm.evaluate.benchmark import Benchmark, Report
 from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
-from jprm.evaluate.paired import mean_differences
+from jprm.evaluate.blocks import Table, interval
 from jprm.evaluate.scored import ScoreError
 from jprm.evaluate.votes import vote_accuracy
 from jprm.score.rules import RULES
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.statistics import bootstrap, weighted_mean
+from jprm.statistics import bootstrap, mean_differences, weighted_mean
 from jprm.tree import ReasoningTree, chains_of
 
 
@@ -111,3 +112,27 @@ def _found(tree: ReasoningTree, where: str) -> Mapping[str, Any]:
     if search.get("correct") is None:
         raise ScoreError(f"{where}: search.correct: is not known. Give the problem its `answer` and search again")
     return search
+
+
+def run(options: Any) -> Report:
+    from jprm.evaluate.run import by_name
+    from jprm.score.files import stored_scale
+    from jprm.tree import read_trees
+
+    files = {name: list(read_trees(path)) for name, path in by_name(options.searches).items()}
+    return searches_report(files, list(read_trees(options.pool)), 0, stored_scale(options.pool))
+
+
+def tables(report: Report) -> Iterator[Table]:
+    keys = ("accuracy", "best_of_n", "majority", "less_best_of_n", "less_majority")
+    rows = [
+        [name, *(interval(row[key]) for key in keys), f"{row['tokens']:.0f}", f"{row['n']:.1f}"]
+        for name, row in report.items()
+    ]
+    columns = ("", "search [95 %]", "best of n", "majority", "less best of n", "less majority", "tokens", "mean n")
+    beyond = sum(row["beyond_pool"] for row in report.values())
+    caption = f"{beyond} times a search spent more than the whole pool has, which is then all used" if beyond else ""
+    yield Table("Searches at their own tokens", columns, rows, caption=caption)
+
+
+BENCHMARK = Benchmark(name="searches", title="Searches", tables=tables, run=run)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression
 
+from jprm.evaluate.benchmark import Benchmark, Report
 from jprm.evaluate.calibration import BINS, PROBLEMS_PER_BIN
 from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.statistics import Interval, auroc, bootstrap, equal_mass_bins, jsonable
@@ -203,3 +204,24 @@ def _area(side: _Scores, seed: int) -> Interval | None:
     if right_N.all() or not right_N.any():
         return None
     return bootstrap(lambda w: auroc(known.score_N, right_N, w), known.problem, seed=seed)
+
+
+def run(options: Any) -> Report:
+    from jprm.tree import read_trees
+
+    return drift(list(read_trees(options.before)), list(read_trees(options.after)), 0)
+
+
+def tables(report: Report) -> Iterator[str]:
+    numbers = f"largest distance {report['ks']:.3f}, p = {report['p']:.3f}"
+    means = f"mean score {report['mean_before']:.3f} before, {report['mean_after']:.3f} after"
+    yield f"verdict: {report['verdict']} ({numbers}; {means})"
+    if report["calibration_of"]:
+        gap, noise = report["calibration_gap"], report["calibration_gap_if_unchanged"]
+        p = f"p = {report['calibration_p']:.3f}"
+        yield f"calibration of {report['calibration_of']}: moved by {gap:.3f} ({noise:.3f} by noise alone; {p})"
+    else:
+        yield "no labels in both files: whether the scores mean the same is not tested"
+
+
+BENCHMARK = Benchmark(name="drift", title="Drift", tables=tables, run=run)

@@ -1,0 +1,30 @@
+"""The registry of benchmarks, in the order of suites, pages and model cards. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+from jprm import registry
+from jprm.evaluate.benchmark import Benchmark
+
+BENCHMARKS: dict[str, Benchmark | str] = {
+    "processbench": "jprm.evaluate.processbench:BENCHMARK",
+    "prmbench": "jprm.evaluate.prmbench:BENCHMARK",
+    "steps": "jprm.evaluate.steps:BENCHMARK",
+    "best_of_n": "jprm.evaluate.best_of_n:BENCHMARK",
+    "calibration": "jprm.evaluate.calibration:BENCHMARK",
+    "diagnostics": "jprm.methods.studies.diagnostics:BENCHMARK",
+    "equal_cost": "jprm.methods.studies.equal_cost:BENCHMARK",
+    "searches": "jprm.methods.studies.searches:BENCHMARK",
+    "drift": "jprm.methods.studies.drift:BENCHMARK",
+    "contamination": "jprm.methods.studies.contamination:BENCHMARK",
+}
+"""Records, or `module:NAME` of records: their modules are imported when they are asked for."""
+
+
+def registered() -> dict[str, Benchmark]:
+    """Returns the records of all registered benchmarks by name."""
+    return {name: find(name) for name in BENCHMARKS}
+
+
+def find(name: str) -> Benchmark:
+    """Returns the benchmark of a name, or the user's own as `module:NAME` or `FILE.py:NAME`."""
+    return registry.find(name, BENCHMARKS, "benchmark", Benchmark, files=True)

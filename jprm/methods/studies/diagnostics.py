@@ -1,0 +1,510 @@
+"""Diagnostics: known failures of a PRM that its accuracy does not show.
+
+Each diagnostic reports a size, its interval over problems, and `finding`: whether the interval is clear of a margin
+below which a flaw is too small to matter. With enough data every scorer differs from a perfect one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer
+from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.evaluate.blocks import Block, Model, Note, Table, interval, percent, words
+from jprm.evaluate.scored import ScoreError, scores_of
+from jprm.score.aggregate import RULES
+from jprm.score.scale import PROBABILITY, Scale
+from jprm.statistics import auroc, bootstrap, jsonable, weighted_mean
+from jprm.tree import ReasoningTree
+
+LEAST = 10
+"""Problems of a kind from which `wrong_process` draws conclusions. The bootstrap of fewer has too narrow intervals."""
+
+
+def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.05) -> dict[str, Any]:
+    """Returns how often the final step of a chain has its lowest score, beyond what the length explains.
+
+    A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
+    section 4.3). Only chains of two steps or more with positive labels count, since errors do come late. `share` splits
+    ties evenly; `expected` is the mean of 1 / length, that of a scorer that ignores position; `excess` is the
+    difference, with an interval. A finding is an excess above `margin`.
+    """
+    chains = [
+        tree for tree in trees
+        if len(tree.nodes) > 1 and all(node.label is not None and node.label > 0 for node in tree.nodes)
+    ]  # fmt: skip
+    if not chains:
+        raise ScoreError("no chain of two steps or more whose labels are all right")
+    share_N = np.array(
+        [(score_P[-1] == score_P.min()) / (score_P == score_P.min()).sum() for score_P in scores_of(chains)]
+    )
+    expected_N = np.array([1 / len(tree.nodes) for tree in chains])
+    problems = [tree.problem for tree in chains]
+    excess = bootstrap(lambda w: weighted_mean(share_N - expected_N, w), problems, seed=seed, fraction=False)
+    return {
+        "n": len(chains),
+        "share": jsonable(share_N.mean()),
+        "expected": jsonable(expected_N.mean()),
+        "excess": excess.json(),
+        "margin": margin,
+        "finding": bool(excess.low > margin),
+    }
+
+
+def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dict[str, Any]]:
+    """Returns how chain scores by each rule change with the number of steps among the correct samples of one problem.
+
+    Problems differ in length and difficulty, and incorrect samples may be longer with reason. So only correct samples
+    count, with lengths and scores as distances from the problem's mean. By rule: `slope` per step, and `correlation`
+    with an interval, whose distance from 0 beyond `margin` is a finding.
+
+    A product falls with length by construction, and a minimum over more steps is lower: a finding for `prod` or `min`
+    alone is about the rule, for `mean` or `last` about the scorer.
+    """
+    problem_P1 = np.arange(len(pools.problem))[:, None]
+    some_PN = pools.correct_PN >= 0.5
+    if not some_PN.any():
+        raise ScoreError("no correct sample in any pool: nothing to compare lengths among")
+    problem_M = np.broadcast_to(problem_P1, some_PN.shape)[some_PN]
+    length_M = _centred(pools.steps_PN[some_PN].astype(float), problem_M)
+    report = {}
+    for rule in RULES:
+        score_M = _centred(pools.weight[rule][some_PN], problem_M)
+        moments_M3 = np.stack([length_M * length_M, length_M * score_M, score_M * score_M], 1)
+        moments_M3[:, 2] *= np.abs(score_M) > 1e-7  # the aggregation is float32: what is below is its rounding
+
+        def correlation(weight_RM, moments_M3=moments_M3):
+            ll_R, ls_R, ss_R = (weight_RM @ moments_M3).T
+            with np.errstate(invalid="ignore", divide="ignore"):
+                return np.where((ll_R > 0) & (ss_R > 0), ls_R / np.sqrt(ll_R * ss_R), np.where(ll_R > 0, 0.0, np.nan))
+
+        found = bootstrap(correlation, [pools.problem[p] for p in problem_M], seed=seed, fraction=False)
+        total = moments_M3.sum(0)
+        report[rule] = {
+            "slope": jsonable(total[1] / total[0]) if total[0] > 0 else None,
+            "correlation": found.json(),
+            "margin": margin,
+            "finding": bool(found.low > margin or found.high < -margin),
+        }
+    return report
+
+
+def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, margin: float = 0.1) -> dict[str, Any]:
+    """Returns whether wrong steps are noticed in ProcessBench chains whose final answer is correct all the same.
+
+    `detected` is the fraction of chains with a correct answer and a wrong step that have a step below `threshold`;
+    `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for chains with neither. `auroc`
+    ranks correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so
+    for incorrect answers. `gap` is their difference, with an interval.
+
+    A finding: the interval of `auroc` is below a half plus `margin`, or that of the gap above `margin`. The scorer sees
+    the answer, not the process. An interval that spans both sides is no finding. Raises ScoreError where fewer than
+    `LEAST` problems have a correct answer with a wrong step, or without; the gap counts if as many have an incorrect
+    answer.
+    """
+    low_N = np.array([score_P.min() for score_P in scores_of(trees)])
+    error_N = np.array([tree.extra["first_error"] >= 0 for tree in trees], bool)
+    right_N = np.array([tree.nodes[-1].correct for tree in trees], bool)
+    problems = [tree.problem for tree in trees]
+    clean_N, hidden_N, open_N = right_N & ~error_N, right_N & error_N, ~right_N & error_N
+    hidden, clean, wrong = (len({problems[i] for i in np.flatnonzero(of_N)}) for of_N in (hidden_N, clean_N, open_N))
+    if min(hidden, clean) < LEAST:
+        counts = f"{hidden} problems with a correct answer and a wrong step, {clean} with a correct answer and none"
+        raise ScoreError(f"{counts}: {LEAST} of each are needed")
+
+    def flagged(of_N):
+        some = np.flatnonzero(of_N)
+        return bootstrap(
+            lambda w: weighted_mean(low_N[some] < threshold, w), [problems[i] for i in some], seed=seed
+        ).json()
+
+    def area(of_N, weight_RN):
+        return auroc(low_N, clean_N, weight_RN * (clean_N | of_N))
+
+    found = bootstrap(lambda w: area(hidden_N, w), problems, seed=seed)
+    gap = bootstrap(lambda w: area(open_N, w) - area(hidden_N, w), problems, seed=seed, fraction=False)
+    return {
+        "n": int(hidden_N.sum()),
+        "threshold": threshold,
+        "detected": flagged(hidden_N),
+        "detected_wrong_answer": flagged(open_N),
+        "false_alarms": flagged(clean_N),
+        "auroc": found.json(),
+        "auroc_wrong_answer": bootstrap(lambda w: area(open_N, w), problems, seed=seed).json(),
+        "gap": gap.json(),
+        "margin": margin,
+        "finding": bool(found.high < 0.5 + margin or (wrong >= LEAST and gap.low > margin)),
+    }
+
+
+def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str, dict[str, Any]]:
+    """Returns whether choosing among more samples makes best-of-n worse, by rule (Gao et al. 2022, arXiv 2210.10760).
+
+    `value` is the exact expected accuracy for `n` = 1, 2, ..., and `peak` the n where it is highest. `drop` is the loss
+    from the peak to the largest n, with an interval over problems. Since a maximum is also high by luck, each half of
+    the problems takes the peak of the other half. A finding is a drop above `margin`.
+    """
+    n_max = int(pools.size_P.min())
+    number = {problem: i for i, problem in enumerate(dict.fromkeys(pools.problem))}  # whose pools stay together
+    fold_P = (np.random.default_rng(seed).permutation(len(number)) % 2)[[number[x] for x in pools.problem]]
+    report = {}
+    for rule, value_Pn in chosen_curves(pools).items():
+        drop_P = np.zeros(len(value_Pn))
+        for fold in (0, 1):
+            if (fold_P != fold).any():
+                peak = int(np.argmax(value_Pn[fold_P != fold].mean(0)))
+                drop_P[fold_P == fold] = (value_Pn[:, peak] - value_Pn[:, -1])[fold_P == fold]
+        drop = bootstrap(lambda w, drop_P=drop_P: weighted_mean(drop_P, w), pools.problem, seed=seed, fraction=False)
+        curve_n = value_Pn.mean(0)
+        report[rule] = {
+            "n": list(range(1, n_max + 1)),
+            "value": jsonable(curve_n),
+            "peak": int(np.argmax(curve_n)) + 1,
+            "drop": drop.json(),
+            "margin": margin,
+            "finding": bool(drop.low > margin),
+        }
+    return report
+
+
+def diagnostics_report(
+    chains: Sequence[ReasoningTree] | None,
+    pools: Mapping[str, Sequence[ReasoningTree]],
+    threshold: float,
+    seed: int,
+    scale: Scale = PROBABILITY,
+) -> dict[str, Any]:
+    """Returns all diagnostics of scored ProcessBench chains, and of scored pools by file.
+
+    A diagnostic without anything to look at is `{"not_computed": reason}`. `chains` may be None.
+    """
+    found: dict[str, Any] = {}
+    if chains is not None:
+        right = [tree for tree in chains if tree.extra.get("first_error", -1) < 0]
+        found["lowest_at_end"] = _or_reason(lowest_at_end, right, seed)
+        found["wrong_process"] = _or_reason(wrong_process, chains, threshold, seed)
+    for name, trees in pools.items():
+        pooled = pools_of(trees, scale)
+        found.setdefault("length_slopes", {})[name] = _or_reason(length_slopes, pooled, seed)
+        found.setdefault("over_optimisation", {})[name] = over_optimisation(pooled, seed)
+    return found
+
+
+def _or_reason(diagnostic, *args) -> dict[str, Any]:
+    try:
+        return diagnostic(*args)
+    except ScoreError as error:
+        return {"not_computed": str(error)}
+
+
+def _centred(x_M, group_M):
+    return x_M - (np.bincount(group_M, x_M) / np.maximum(np.bincount(group_M), 1))[group_M]
+
+
+# ---- Edits of correct chains: some keep the meaning, and scores should stay; nonsense should score low.
+# An edit makes a new record with `edit` (its name), `of` (the index of the chain it was made from) and, if the meaning
+# is kept, `pairs`: (step before, step after) that end at the same place of the argument and should score the same.
+
+Record = dict[str, Any]
+
+_DOLLARS = re.compile(r"(?<![\\$])\$(?!\$)([^$\n]+?)(?<!\\)\$(?!\$)")
+_PARENTHESES = re.compile(r"\\\((.+?)\\\)")
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])([xyznk])(?![A-Za-z'])")
+_SENTENCE = re.compile(r"(?<=[.;!?])\s+(?=[A-Z$\\])")
+NEW_NAMES = "uvwqrs"
+
+EDITED = 100
+"""Correct chains that are edited: about ten edits each make a thousand chains to score."""
+
+
+def whitespace(chain: Record) -> Record | None:
+    """Doubles every space, and ends each step with a newline."""
+    return _same_steps(chain, [step.replace(" ", "  ") + "\n" for step in chain["steps"]])
+
+
+def latex(chain: Record) -> Record | None:
+    r"""Rewrites `$x$` as `\(x\)`, or the reverse; returns None where the chain has neither."""
+    steps = [_DOLLARS.sub(r"\\(\1\\)", step) for step in chain["steps"]]
+    if steps == chain["steps"]:
+        steps = [_PARENTHESES.sub(r"$\1$", step) for step in chain["steps"]]
+    return _same_steps(chain, steps)
+
+
+def rename(chain: Record) -> Record | None:
+    """Gives one of the variables x, y, z, n, k a new letter, also in the problem; None if there is none."""
+    texts = [chain["problem"], *chain["steps"]]
+    used = {letter for text in texts for letter in re.findall(r"(?<![A-Za-z])([A-Za-z])(?![A-Za-z])", text)}
+    found = [letter for text in texts for letter in _VARIABLE.findall(text)]
+    new = next((letter for letter in NEW_NAMES if letter not in used), None)
+    if not found or new is None:
+        return None
+    old = found[0]
+    problem, *steps = (_VARIABLE.sub(lambda m: str(new if m[1] == old else m[1]), text) for text in texts)
+    return _same_steps(chain, steps, problem)
+
+
+def merge(chain: Record) -> Record | None:
+    """Joins every two steps; None for a single step."""
+    steps = chain["steps"]
+    if len(steps) < 2:
+        return None
+    merged = ["\n".join(steps[i : i + 2]) for i in range(0, len(steps), 2)]
+    pairs = [(min(2 * j + 1, len(steps) - 1), j) for j in range(len(merged))]
+    return chain | {"steps": merged, "pairs": pairs}
+
+
+def split(chain: Record) -> Record | None:
+    """Splits every step of several sentences into two; None if there is none."""
+    steps, pairs = [], []
+    for i, step in enumerate(chain["steps"]):
+        parts = _SENTENCE.split(step)
+        half = len(parts) // 2
+        steps += [" ".join(parts[:half]), " ".join(parts[half:])] if half else [step]
+        pairs.append((i, len(steps) - 1))
+    return chain | {"steps": steps, "pairs": pairs} if len(steps) > len(chain["steps"]) else None
+
+
+MEANING_KEPT: dict[str, Callable[[Record], Record | None]] = {
+    "whitespace": whitespace,
+    "latex": latex,
+    "rename": rename,
+    "merge": merge,
+    "split": split,
+}
+
+
+def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
+    """Returns for every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and
+    over; `bare_answer`, the last step alone. Leaves out what equals the chain."""
+    rng, made = np.random.default_rng(seed), []
+    for i, chain in enumerate(chains):
+        steps = chain["steps"]
+        other = next((c for c in [*chains[i + 1 :], *chains[:i]] if c["problem"] != chain["problem"]), chain)
+        variants = {
+            "shuffled": [steps[k] for k in rng.permutation(len(steps))],
+            "other_problem": other["steps"],
+            "repeated": [steps[len(steps) // 2]] * len(steps),
+            "bare_answer": steps[-1:],
+        }
+        made += [
+            {"problem": chain["problem"], "steps": list(variant), "edit": name, "of": i}
+            for name, variant in variants.items()
+            if list(variant) != list(steps)
+        ]
+    return made
+
+
+def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
+    """Records of all edits of all chains."""
+    plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
+    kept = [
+        found | {"edit": name, "of": i}
+        for i, chain in enumerate(plain)
+        for name, edit in MEANING_KEPT.items()
+        if (found := edit(chain)) is not None
+    ]
+    return kept + nonsense(plain, seed)
+
+
+def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTree]:
+    """Returns the first `most` chains of ProcessBench that have no error and a correct answer."""
+    return [tree for tree in trees if tree.extra.get("first_error") == -1 and tree.nodes[-1].correct][:most]
+
+
+def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshold: float = 0.5) -> dict[str, Any]:
+    """Edits up to `EDITED` right chains, scores the edits and reports how scores react."""
+    right = right_chains(chains, EDITED)
+    if not right:
+        return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}
+    return edits_report(right, score(edited(right, seed), "edits"), seed, threshold=threshold)
+
+
+def edits_report(
+    chains: Sequence[ReasoningTree],
+    changed: Sequence[ReasoningTree],
+    seed: int,
+    *,
+    threshold: float = 0.5,
+    margin: float = 0.05,
+    nonsense_margin: float = 0.2,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns how scores react to edits, from scored chains and their scored edits (the trees of `edited`).
+
+    `meaning_kept`, by edit: `change`, the mean distance of a step's score before and after, with an interval over
+    problems; `shift`, the same with its sign; `flips`, the fraction of steps that cross `threshold`. A finding is
+    a change above `margin`. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's,
+    ties half. A finding is more than `nonsense_margin`: a search would be drawn to it.
+    """
+    before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
+    after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
+    report: dict[str, dict[str, dict[str, Any]]] = {"meaning_kept": {}, "nonsense": {}}
+    for name in dict.fromkeys(tree.extra["edit"] for tree in changed):
+        rows = [
+            (tree.extra, score_P) for tree, score_P in zip(changed, after, strict=True) if tree.extra["edit"] == name
+        ]
+        problems, values = [], []
+        for edit, score_P in rows:
+            whole_P = before[edit["of"]]
+            pairs = [(whole_P[i], score_P[j]) for i, j in edit["pairs"]] if "pairs" in edit else None
+            values += pairs or [(whole_P.min(), score_P.min())]
+            problems += [chains[edit["of"]].problem] * len(pairs or [0])
+        old_N, new_N = np.array(values, float).T
+
+        def interval(x_N, fraction, problems=problems):
+            return bootstrap(lambda w: weighted_mean(x_N, w), problems, seed=seed, fraction=fraction)
+
+        if name in MEANING_KEPT:
+            change = interval(np.abs(new_N - old_N), fraction=False)
+            report["meaning_kept"][name] = {
+                "n": len(rows),
+                "change": change.json(),
+                "shift": jsonable((new_N - old_N).mean()),
+                "flips": jsonable(((new_N >= threshold) != (old_N >= threshold)).mean()),
+                "margin": margin,
+                "finding": bool(change.low > margin),
+            }
+        else:
+            preferred = interval((new_N > old_N) + 0.5 * (new_N == old_N), fraction=True)
+            report["nonsense"][name] = {
+                "n": len(rows),
+                "preferred": preferred.json(),
+                "margin": nonsense_margin,
+                "finding": bool(preferred.low > nonsense_margin),
+            }
+    return report
+
+
+def _same_steps(chain: Record, steps: Sequence[str], problem: str | None = None) -> Record | None:
+    """Returns the chain with other texts for the same steps; None if nothing changes."""
+    if list(steps) == chain["steps"]:
+        return None
+    return {
+        "problem": chain["problem"] if problem is None else problem,
+        "steps": list(steps),
+        "pairs": [(i, i) for i in range(len(steps))],
+    }
+
+
+# ---- The benchmark.
+
+MAIN = {
+    "excess": "excess over chance",
+    "gap": "less AUROC than where the answer is wrong too",
+    "correlation": "correlation with length",
+    "drop": "lost from the peak to the largest n",
+    "change": "mean distance of scores before and after the edit",
+    "preferred": "how often it scores above the right chain",
+}
+"""The figure of each diagnostic that decides, in words."""
+
+SCORERS = ("mean", "last", "mean log")
+"""Rules whose slope against length is the scorer's. A product, a sum or an extreme has one by construction."""
+
+
+def run(options: Any) -> Report:
+    from jprm.evaluate.run import by_name, scored_trees, scorer, source
+    from jprm.loading import load
+
+    if not (options.chains or options.pools):
+        raise ValueError("diagnostics need files of --chains or --pools")
+    by_name([*options.chains, *options.pools])
+    prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
+    requests = {
+        section: Request(
+            {path.stem: scored_trees(prm, path, source(reader), folder, options.too_long) for path in paths},
+            scale=prm.scale,
+        )
+        for section, reader, paths in (
+            ("processbench", "processbench", options.chains),
+            ("best_of_n", "pools", options.pools),
+        )
+        if paths
+    }
+    return derive(requests, {}, scorer(prm, folder))
+
+
+def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
+    """Returns all diagnostics that the chains and pools of the other sections allow; edits need the scorer."""
+
+    chains, pools, seed = None, {}, 0
+    scale = next((request.scale for request in requests.values()), PROBABILITY)
+    threshold = scale.threshold
+    if "processbench" in requests:
+        seed = requests["processbench"].seed
+        chains = [tree for trees in requests["processbench"].data.values() for tree in trees]
+    if "processbench" in results:
+        threshold = next(iter(results["processbench"]["files"].values()))["tuned"]["threshold"]
+    if "best_of_n" in requests:
+        seed, pools = requests["best_of_n"].seed, requests["best_of_n"].data
+    report = diagnostics_report(chains, pools, threshold, seed, scale)
+    return report | (edits_of(chains, score, seed, scale.threshold) if chains is not None and score is not None else {})
+
+
+def tables(report: Report) -> Iterator[str]:
+    for name in [name for name, row in rows_of(report) if row.get("finding")] or ["none"]:
+        yield f"finding: {name}"
+
+
+def rows_of(report: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields (name, diagnostic) for everything that is nested in a report."""
+    for key, value in report.items():
+        name = f"{path}, {words(key)}" if path else words(key)
+        if isinstance(value, Mapping):
+            if "finding" in value or "not_computed" in value:
+                yield name, value
+            else:
+                yield from rows_of(value, name)
+
+
+def section(models: Sequence[Model]) -> Iterator[Block]:
+    rows = []
+    for model in models:
+        for name, row in rows_of(model.results["diagnostics"]):
+            label = f"{model.name}: {name}" if len(models) > 1 else name
+            if "not_computed" in row:
+                rows.append([label, "not computed", row["not_computed"]])
+                continue
+            key, figure = next((k, v) for k, v in row.items() if isinstance(v, Mapping) and "value" in v and k in MAIN)
+            found = f"{MAIN[key]}: {interval(figure)}; a finding beyond {percent(row['margin'])}"
+            rows.append([label, "finding" if row["finding"] else "none", found])
+    if not rows:
+        return
+    yield Table("", ("", "", "figure, %"), rows, text=2)
+    yield Note(
+        "A finding needs a margin beyond which a flaw matters and an interval that is clear of it. Lowest at end: right"
+        " chains whose lowest score is the last, beyond chance: the scorer judges answers. Wrong process: chains with a"
+        " right answer and a wrong step. Length slopes: scores that follow length among right chains of one problem"
+        " (a product must; a mean must not). Over-optimisation: accuracy lost by choosing among more. Meaning kept:"
+        " edits after which scores should stay. Nonsense: texts that should score below the right chain."
+    )
+
+
+def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    rows = list(rows_of(results["diagnostics"]))
+    found = [name for name, row in rows if row.get("finding")]
+    of_rule = [name for name in found if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
+    found = [name for name in found if name not in of_rule]
+    missing = [name for name, row in rows if "not_computed" in row]
+    said = f"Diagnostics: {len(found)} finding{'' if len(found) == 1 else 's'}"
+    said += f" ({'; '.join(found)})." if found else "."
+    if of_rule:
+        rules = ", ".join(name.rsplit(", ", 1)[1] for name in of_rule)
+        said += f" Chains score by their length under {rules}, as such rules do with any scorer."
+    if missing:
+        said += f" Not computed: {'; '.join(missing)}."
+    yield "bad" if found else "open" if missing or not rows else "good", said
+
+
+BENCHMARK = Benchmark(
+    name="diagnostics",
+    title="Diagnostics",
+    tables=tables,
+    run=run,
+    derive=derive,
+    section=section,
+    verdict=verdict,
+)
