@@ -10,10 +10,12 @@ from tiny_run import chains
 
 from jprm.apps import cli
 from jprm.apps.cli.evaluate import evaluation
+from jprm.apps.report.collect import Page
+from jprm.apps.report.page import sections_of
 from jprm.data.reader import Reader, take
 from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.evaluate.benchmarks import BENCHMARKS
-from jprm.evaluate.blocks import Figure, Note, Table, interval
+from jprm.evaluate.blocks import Figure, Model, Note, Table, as_latex, as_markdown, interval
 from jprm.evaluate.suite import read_suite
 from jprm.io.jsonl import write_records
 from jprm.statistics import bootstrap, draws, weighted_mean
@@ -106,6 +108,33 @@ def test_a_suite_a_table_a_page_and_a_comparison(registered, toy_file, tiny_run,
     assert ">final score</th><td>+0.0 points [+0.0, +0.0]</td>" in text
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {name for name in names if not name.startswith("training-")} == {"final_score.svg"}
+
+
+def test_figures_alone_are_shown(monkeypatch):
+    """A benchmark without tables and without a section: every figure that has an interval, for each model."""
+    figure = {"value": 0.5, "low": 0.25, "high": 0.75}
+    report = {"mean": figure, "n": 3, "by": {"kind_a": figure | {"value": 0.625}}}
+    bare = Benchmark(name="bare", title="Bare", figures=lambda request: report)
+    monkeypatch.setitem(BENCHMARKS, "bare", bare)
+    (table,) = bare.tables(report)
+    rows = [["mean", "0.5 [0.25, 0.75]"], ["by / kind a", "0.625 [0.25, 0.75]"]]
+    assert table.lines == rows
+    models = [Model("one", {"bare": report, "model": {"folder": "none"}, "absent": []})]
+    heading, blocks = next(
+        (head, blocks) for id, head, blocks in sections_of(Page(models, [], {}, []), {}) if id == "bare"
+    )
+    assert heading == "Bare" and [block.lines for block in blocks] == [rows]
+
+
+def test_cells_are_written_alike_everywhere():
+    figure = {"value": 0.5, "low": 0.25, "high": 0.75}
+    less = {"value": 0.1, "low": -0.1, "high": 0.3, "better": 0.8}
+    table = Table("T", ("", "a", "b", "c", "d", "e"), [["row", 3, 0.5, figure, less, None], None])
+    texts = ["row", "3", "50.0", "50.0 [25.0, 75.0]", "+10.0 points [-10.0, +30.0]", "–"]
+    assert table.lines == [texts, None]
+    assert all(text in as_markdown([table]) for text in texts)
+    assert Table("T", ("", "d"), [["row", less | {"low": None, "high": None}]]).lines == [["row", "10.0"]]
+    assert "50.0 [25.0, 75.0] & $+10.0 points [-10.0, +30.0]$ & --" in as_latex([table])
 
 
 OWN = """

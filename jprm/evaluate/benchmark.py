@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from jprm.evaluate.blocks import Block, Model, Results, Table
+from jprm.evaluate.blocks import Block, Model, Results, Table, plain
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree
 
@@ -85,7 +85,7 @@ class Benchmark:
       title: its heading on the page.
       options: frozen dataclass of its command's options. The docstring is the command's help. The options of jprm's
         benchmarks are in `jprm.apps.cli.evaluate`, so that their help imports no array library.
-      tables: the terminal's tables, or lines, of a report.
+      tables: the terminal's tables, or lines, of a report. By default every figure that has an interval.
       run: computes the command's report from the options. By default the files of `data` and `calibrate` are scored
         with the model, and `figures` computed.
       figures: its entry in `results.json`. Benchmarks that have it can be a section of a suite.
@@ -96,7 +96,7 @@ class Benchmark:
       reader: the reader of its files: a name in `jprm.data.readers`, or a `jprm.data.reader.Reader` of its own with the
         options `reading`. None recognises each file's format.
       reports: the command's reports that an entry in `results.json` holds.
-      section: the page's section for one or several models of one suite.
+      section: the page's section for one or several models of one suite. By default every figure that has an interval.
       verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
       headline: (what, a figure with `value`, `low` and `high`) of one model's results, for the page's first screen.
       problem_draws: (what a figure is, `jprm.statistics.Draws` of it over problems) of one model's results and scores,
@@ -106,7 +106,7 @@ class Benchmark:
 
     name: str
     title: str
-    tables: Callable[[Report], Iterable[Table | str]]
+    tables: Callable[[Report], Iterable[Table | str]] = lambda report: plain({"[95 %]": report})
     options: type = CommandOptions
     run: Callable[[Any], Report] | None = None
     figures: Callable[[Request], Report] | None = None
@@ -116,7 +116,7 @@ class Benchmark:
     reader: Any = None
     reading: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
-    section: Callable[[Sequence[Model]], Iterator[Block]] = lambda models: iter(())
+    section: Callable[[Sequence[Model]], Iterator[Block]] | None = None
     verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())
     headline: Callable[[Results], Iterator[tuple[str, Mapping[str, Any]]]] = lambda results: iter(())
     problem_draws: Callable[[Results, Scores], Iterator[tuple[str, Any]]] = lambda results, scores: iter(())

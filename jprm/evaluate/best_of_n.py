@@ -321,7 +321,6 @@ def run(options: Any) -> Report:
 
 def figures(request: Request) -> Report:
     """Returns a report for every file."""
-
     return {
         name: best_of_n_report(records, request.seed, scale=request.scale) | {"too_long": request.too_long.get(name, 0)}
         for name, records in request.data.items()
@@ -339,7 +338,7 @@ def tables(report: Report) -> Iterator[Table]:
         **{words(name): curve for name, curve in report["baselines"].items()},
     }
     rows = [
-        [label, *(percent(curve["value"][n - 1]) for n in shown[:-1]), interval(last(curve))]
+        [label, *(curve["value"][n - 1] for n in shown[:-1]), last(curve)]
         for label, curve in named.items()
         if curve is not None
     ]
@@ -361,12 +360,12 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
 def _table(model: str, report: Report) -> Table:
     pairs = {(row["a"], row["b"]): row for row in report["paired"]}
     rows = []
-    for rule, found in report["rules"].items():
+    for rule, curves_of_rule in report["rules"].items():
         row = pairs.get((rule, "majority"))
-        against = [points(last(row)), percent(row["better"][-1])] if row else ["", ""]
-        vote = found["weighted_vote"]
-        rows.append([words(rule), interval(last(found["best_of_n"])), *against, interval(vote and last(vote))])
-    rows += [[label, interval(last(curve)), "", "", ""] for label, curve in _rivals(report).items()]
+        against = [last(row), row["better"][-1]] if row else ["", ""]
+        vote = curves_of_rule["weighted_vote"]
+        rows.append([words(rule), last(curves_of_rule["best_of_n"]), *against, vote and last(vote)])
+    rows += [[label, last(curve), "", "", ""] for label, curve in _rivals(report).items()]
     columns = (f"{model}, n = {report['n_max']}", "best of n, %", "less majority vote", "ahead in % of draws",
                "weighted vote, %")  # fmt: skip
     return Table("How often the chosen chain is right", columns, rows)

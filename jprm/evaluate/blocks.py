@@ -19,16 +19,34 @@ Results = Mapping[str, Any]
 """A suite's `results.json`: a key a benchmark, and `model`, `seed`, `neutral`, `sections`, `data`, `absent`."""
 
 
+Cell = str | int | float | Mapping[str, Any] | None
+"""Text, a count, a fraction, a figure (`value`, `low`, `high`, and `better` where it is a difference), or nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of the terminal or the page. The first column names the rows; a row that is None draws a line."""
+    """A table of the terminal, the page, Markdown or LaTeX, which all show its `lines`.
+
+    The first column names the rows; a row that is None draws a line.
+    """
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str] | None]
+    rows: Sequence[Sequence[Cell] | None]
     caption: str = ""
     strong: Collection[int] = ()  # rows that stand out
     text: int | None = None  # the column that holds sentences
+
+    @property
+    def lines(self) -> list[list[str] | None]:
+        """The rows as text: counts as they are, fractions and figures in per cent, differences in points."""
+        return [None if row is None else [_text(cell) for cell in row] for row in self.rows]
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, Mapping):
+        return points(cell) if "better" in cell and cell["low"] is not None else interval(cell)
+    return percent(cell) if cell is None or isinstance(cell, float) else str(cell)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +151,15 @@ def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
         yield from figures_in(inner, (*path, key))
 
 
+def plain(reports: Mapping[str, Any]) -> Iterator[Table]:
+    """Yields a table of every figure that has an interval, a column a report: what is shown where nothing else is."""
+    columns = {name: dict(figures_in(report)) for name, report in reports.items()}
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [[words(name), *(column.get(name) for column in columns.values())] for name in names]
+    if rows:
+        yield Table("Figures with their 95 % intervals", ("", *columns), rows)
+
+
 # ---- Tables on the terminal, in Markdown and in LaTeX.
 
 FILE, WIDEST = 120, 10**6
@@ -165,15 +192,15 @@ def _rich(table: Table) -> RichTable:
     shown.add_column(table.columns[0])
     for column in table.columns[1:]:
         shown.add_column(column, justify="right", no_wrap=True)
-    return _with_rows(shown, table.rows)
+    return _with_rows(shown, table.lines)
 
 
 def _folded(table: Table) -> RichTable:
     """Returns the table with every interval below its value, and the words of a head below each other."""
     shown = _empty(table)
-    widest = max((len(word) for row in table.rows if row for word in row[0].split()), default=1)
+    widest = max((len(word) for row in table.lines if row for word in row[0].split()), default=1)
     shown.add_column(table.columns[0], min_width=min(widest, WIDEST), overflow="fold")
-    rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.rows]
+    rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.lines]
     for i, column in enumerate(table.columns[1:], start=1):
         head = re.sub(r" (?![^\[]*\])", "\n", column)
         widest = max(len(line) for text in (head, *(row[i] for row in rows if row)) for line in text.split("\n"))
@@ -200,7 +227,7 @@ def as_markdown(blocks: Sequence[Table]) -> str:
     """Returns the tables in GitHub's Markdown."""
     parts = []
     for block in blocks:
-        lines = [block.columns, ["---"] + ["--:"] * (len(block.columns) - 1), *filter(None, block.rows)]
+        lines = [block.columns, ["---"] + ["--:"] * (len(block.columns) - 1), *filter(None, block.lines)]
         text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
         parts.append("\n\n".join(filter(None, (f"**{block.title}**", text, block.caption))))
     return "\n\n".join(parts) + "\n"
@@ -215,7 +242,7 @@ def as_latex(blocks: Sequence[Table]) -> str:
     """Returns the tables as LaTeX, for the package booktabs."""
     parts = []
     for block in blocks:
-        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (block.columns, *filter(None, block.rows))]
+        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (block.columns, *filter(None, block.lines))]
         body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
         inside = [rf"\begin{{tabular}}{{l{'r' * (len(block.columns) - 1)}}}", *body, r"\end{tabular}"]
         caption = rf"\caption{{{_escaped(' '.join(filter(None, (block.title + '.', block.caption))))}}}"

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.evaluate.benchmark import Benchmark, Report, Request
-from jprm.evaluate.blocks import Block, Figure, Model, Note, Table, interval, left_out_words, percent, words
+from jprm.evaluate.blocks import Block, Cell, Figure, Model, Note, Table, interval, left_out_words, percent, words
 from jprm.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.evaluate.plots import reliability, slug
 from jprm.evaluate.scored import ScoreError
@@ -374,7 +374,6 @@ def run(options: Any) -> Report:
 
 
 def figures(request: Request) -> Report:
-
     fitted = [tree for trees in request.calibrate.values() for tree in trees]
     report = calibration_report(request.data, fitted, request.neutral, request.seed)
     return report | {"too_long": request.left_out}
@@ -390,14 +389,14 @@ def tables(report: Report) -> Iterator[Table]:
     rows = []
     for row in report["conformal"]:
         threshold = "none" if row["threshold"] is None else f"{row['threshold']:.4g}"
-        sure = "average" if row["confidence"] is None else percent(row["confidence"])
+        sure = "average" if row["confidence"] is None else row["confidence"]
         found = f"{percent(row['held_out']['rate'])} of {row['held_out']['n']}"
-        rows.append([words(row["kind"]), f"<= {percent(row['alpha'])}", sure, threshold, str(row["n"]), found])
+        rows.append([words(row["kind"]), f"<= {percent(row['alpha'])}", sure, threshold, row["n"], found])
     columns = ("", "promised", "confidence", "threshold", "calibration chains", "held out")
     yield Table("Conformal thresholds", columns, rows)
 
 
-def _rows(report: Report) -> Iterator[list[str]]:
+def _rows(report: Report) -> Iterator[list[Cell]]:
     named = {
         "as scored": report["raw"],
         **{f"by {kind}": row for kind, row in report["recalibrated"].items()},
@@ -407,8 +406,8 @@ def _rows(report: Report) -> Iterator[list[str]]:
         noise = f"{percent(row['ece'].get('plain'))} / {percent(row['ece_if_calibrated']['high'])}" + (
             " <" if row["miscalibrated"] else ""
         )
-        cells = (str(row["n"]), percent(row["mean_score"]), percent(row["share_right"]), interval(row["ece"]))
-        yield [label, *cells, noise, interval(row["brier"]), percent(row["auroc"])]
+        cells = (row["n"], row["mean_score"], row["share_right"], row["ece"])
+        yield [label, *cells, noise, row["brier"], row["auroc"]]
 
 
 def section(models: Sequence[Model]) -> Iterator[Block]:

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jprm.evaluate.benchmark import Benchmark, Report, Request
-from jprm.evaluate.blocks import Block, Model, Note, Table, against, interval, left_out_words, percent, words
+from jprm.evaluate.blocks import Block, Cell, Model, Note, Table, against, interval, left_out_words, percent, words
 from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import Interval, bootstrap, jsonable
@@ -212,7 +212,6 @@ def _ratio(numerator, denominator):
 
 
 def figures(request: Request) -> Report:
-
     trees = [tree for trees in request.data.values() for tree in trees]
     return prmbench_report(trees, request.seed, request.scale) | {"too_long": request.left_out}
 
@@ -221,15 +220,15 @@ def tables(report: Report) -> Iterator[Table]:
     columns = ("", "PRMScore [95 %]", "F1", "negative F1", "right steps", "wrong steps", "first errors")
     keys = ("f1", "negative_f1", "right_accuracy", "wrong_accuracy", "first_error_accuracy")
     chains = {"all": report, **{f"  {words(key)}": row for key, row in report["classes"].items()}}
-    rows: list[list[str] | None] = [
-        [label, interval(row["prm_score"]), *(percent(row[key]) for key in keys)] for label, row in chains.items()
+    rows: list[list[Cell] | None] = [
+        [label, row["prm_score"], *(row[key] for key in keys)] for label, row in chains.items()
     ]
     rows.append(None)
-    rows += [[label, interval(figure), *[""] * 5] for label, figure in report["groups"].items()]
+    rows += [[label, figure, *[""] * 5] for label, figure in report["groups"].items()]
     rows.append(None)
     best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
     for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
-        rows.append([words(label), percent(row["prm_score"]), *[""] * 5])
+        rows.append([words(label), row["prm_score"], *[""] * 5])
     title = f"PRMBench: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong"
     yield Table(title + left_out_words(report), columns, rows)
 
@@ -237,13 +236,11 @@ def tables(report: Report) -> Iterator[Table]:
 def section(models: Sequence[Model]) -> Iterator[Block]:
     reports = {model.name: model.results["prmbench"] for model in models}
     first = next(iter(reports.values()))
-    rows = [["all", *(interval(report["prm_score"]) for report in reports.values())]]
-    rows += [[words(key), *(interval(r["groups"][key]) for r in reports.values())] for key in first["groups"]]
-    rows += [
-        [words(key), *(interval(r["classes"][key]["prm_score"]) for r in reports.values())] for key in first["classes"]
-    ]
+    rows = [["all", *(report["prm_score"] for report in reports.values())]]
+    rows += [[words(key), *(r["groups"][key] for r in reports.values())] for key in first["groups"]]
+    rows += [[words(key), *(r["classes"][key]["prm_score"] for r in reports.values())] for key in first["classes"]]
     for key, row in first["baselines"].items():
-        rows.append([f"baseline: {words(key)}", *[percent(row["prm_score"])] * len(reports)])
+        rows.append([f"baseline: {words(key)}", *[row["prm_score"]] * len(reports)])
     yield Table("PRMScore, %", ("", *reports), rows)
     yield Note("PRMScore is the mean of F1 over right steps and F1 over wrong steps, as published.")
 

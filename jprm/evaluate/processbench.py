@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from jprm import statistics
 from jprm.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.evaluate.blocks import (
-    ABSENT,
     Block,
+    Cell,
     Model,
     Note,
     Table,
@@ -335,7 +335,6 @@ THRESHOLDS = {"half": "untuned threshold", "tuned": "tuned threshold", "cross_fi
 
 def figures(request: Request) -> Report:
     """Returns `files`, `average` over the files, and `calibrate`, the name of the file that thresholds are tuned on."""
-
     (tuned_on,) = request.calibrate
     chains = {**request.data, **request.calibrate}
     report = processbench_report(chains, tuned_on, request.seed, request.scale.threshold)
@@ -347,7 +346,8 @@ def figures(request: Request) -> Report:
 
 
 def tables(report: Report) -> Iterator[Table]:
-    rows: list[list[str] | None] = []
+    # By hand: a file has seven rows of F1 at its own, tuned and best thresholds, each with the threshold.
+    rows: list[list[Cell] | None] = []
     for name, file in report.items():
         tuned = file["tuned"]
         named = {
@@ -359,9 +359,9 @@ def tables(report: Report) -> Iterator[Table]:
         }
         for label, row in named.items():
             if row is not None:  # None: too few problems to cross-fit
-                accuracies = (percent(row.get(key)) for key in ("error_accuracy", "correct_accuracy"))
+                accuracies = (row.get(key) for key in ("error_accuracy", "correct_accuracy"))
                 threshold = row.get("threshold")
-                rows.append([label, _f1(row), *accuracies, ABSENT if threshold is None else f"{threshold:.4g}"])
+                rows.append([label, _f1(row), *accuracies, None if threshold is None else f"{threshold:.4g}"])
         rows.append(None)
     yield Table("ProcessBench", ("", "F1 [95 %]", "error acc.", "correct acc.", "threshold"), rows)
 
@@ -371,15 +371,15 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     # Published values are of ProcessBench's own chains.
     published = PROCESSBENCH if set(first) & set(SPLITS) else ()
     splits = list(dict.fromkeys([*(SPLITS if published else ()), *first]))
-    rows: list[list[str]] = []
+    rows: list[list[Cell]] = []
     for model in models:
         rows += _own_rows(model, splits)
     own = range(len(rows))
     for key in next(iter(first.values()))["baselines"]:
-        cells = [_f1(first[split]["baselines"][key]) if split in first else ABSENT for split in splits]
-        rows.append([f"baseline: {words(key)}", *cells, ABSENT, "this page"])
-    for name, kind, f1, average, source in published:
-        cells = [f"{f1[SPLITS.index(split)]:.1f}" if split in SPLITS else ABSENT for split in splits]
+        cells = [_f1(first[split]["baselines"][key]) if split in first else None for split in splits]
+        rows.append([f"baseline: {words(key)}", *cells, None, "this page"])
+    for name, kind, values, average, source in published:
+        cells = [f"{values[SPLITS.index(split)]:.1f}" if split in SPLITS else None for split in splits]
         rows.append([f"{name} ({kind})", *cells, f"{average:.1f}", source])
     yield Table("F1, %", ("", *splits, "average", "source"), rows, strong=own)
     yield Note(
@@ -392,14 +392,13 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     )
 
 
-def _own_rows(model: Model, splits: Sequence[str]) -> Iterator[list[str]]:
+def _own_rows(model: Model, splits: Sequence[str]) -> Iterator[list[Cell]]:
     report = model.results["processbench"]
     named = THRESHOLDS | {"tuned": f"threshold tuned on {report['calibrate']}", "oracle": "oracle, in sample"}
     for kind, said in named.items():
         files = {name: _at(file, kind) for name, file in report["files"].items()}
-        cells = [_f1(files[split]) if split in files else ABSENT for split in splits]
         average = report["average"].get(kind) if set(files) == set(SPLITS) else None
-        yield [f"{model.name}, {said}", *cells, interval(average), "this page"]
+        yield [f"{model.name}, {said}", *(_f1(files.get(split)) for split in splits), average, "this page"]
 
 
 def _at(file: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
@@ -421,8 +420,8 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         less = use.get("less", {"low": None})  # results of 0.1 have none
         yield (
             {"better": "good", "worse": "bad", "undecided": "open"}[decided(less)],
-            f"ProcessBench {name}: F1 {_f1(use)} {how}; {percent(file['f1'])} at {file['threshold']:.4g}. The best"
-            f" trivial baseline ({best}), tuned alike, has {percent(base['f1'])}"
+            f"ProcessBench {name}: F1 {interval(_f1(use))} {how}; {percent(file['f1'])} at {file['threshold']:.4g}. The"
+            f" best trivial baseline ({best}), tuned alike, has {percent(base['f1'])}"
             + (f": a difference of {points(less)}." if less["low"] is not None else "."),
         )
 
@@ -432,7 +431,6 @@ def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-
     tuned_on, files = results["processbench"]["calibrate"], list(results["processbench"]["files"])
     some = {name: scores[name] for name in dict.fromkeys([*files, tuned_on])}
     drawn = f1_draws(some, tuned_on, results["seed"], scale_of(results).threshold)
@@ -445,9 +443,9 @@ def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iter
             yield f"ProcessBench, average F1 {said}", average
 
 
-def _f1(row: Mapping[str, Any] | None) -> str:
+def _f1(row: Mapping[str, Any] | None) -> dict[str, Any]:
     row = row or {}
-    return interval({"value": row.get("f1"), "low": row.get("f1_low"), "high": row.get("f1_high")})
+    return {"value": row.get("f1"), "low": row.get("f1_low"), "high": row.get("f1_high")}
 
 
 BENCHMARK = Benchmark(

@@ -207,7 +207,6 @@ def labelled(trees: Sequence[ReasoningTree], neutral: str) -> list[Labelled]:
 
 
 def figures(request: Request) -> Report:
-
     records = [tree for trees in request.data.values() for tree in trees]
     report = steps_report(records, request.neutral, request.seed, request.scale.threshold)
     return report | {"too_long": request.left_out}
@@ -234,10 +233,9 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
 def _table(reports: Mapping[str, Report], first: Report) -> Table:
     """The figures of each report, and of the baselines of the first."""
     columns = {**reports, **{f"baseline: {words(name)}": row for name, row in first["baselines"].items()}}
-    rows = [[words(key), *(interval(column.get(key)) for column in columns.values())] for key in KEYS]
+    rows = [[words(key), *(column.get(key) for column in columns.values())] for key in KEYS]
     for key in ("accuracy", "f1"):
-        cells = (interval(column.get("first_error", {}).get(key)) for column in columns.values())
-        rows.append([f"first error, {key}", *cells])
+        rows.append([f"first error, {key}", *(column.get("first_error", {}).get(key) for column in columns.values())])
     title = f"Steps: {first['n_right']} right, {first['n_wrong']} wrong, {first['n_problems']} problems;"
     thresholds = dict.fromkeys(f"{report.get('threshold', 0.5):g}" for report in reports.values())
     title += f" threshold {', '.join(thresholds)}; neutral: {first['neutral']}{left_out_words(first)}"
@@ -261,7 +259,6 @@ def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-
     trees = [tree for name in results["sections"]["steps"] for tree in scores[name]]
     yield "steps, AUROC", auroc_draws(trees, results["neutral"], results["seed"])
 

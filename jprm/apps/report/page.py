@@ -28,18 +28,14 @@ from jprm.apps.report.training import training
 from jprm.apps.web import text_of_file
 from jprm.evaluate.benchmarks import BENCHMARKS, registered
 from jprm.evaluate.blocks import (
-    ABSENT,
     Block,
     Figure,
     Model,
     Note,
     Table,
     decided,
-    figures_in,
     interval,
-    percent,
-    points,
-    words,
+    plain,
 )
 from jprm.evaluate.plots import COLOURS, GRID, INK, NOTE, heat_maps, slug
 from jprm.io.outputs import atomic_file, check_output
@@ -171,15 +167,15 @@ def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
     """Yields (id, heading, blocks) of every section that has something to show."""
     own = {name: x for name, x in registered().items() if name in page.models[0].results}
-    found: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
-    found += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
-    found += [
-        (name.replace("_", "-"), benchmark.title, benchmark.section(page.models)) for name, benchmark in own.items()
-    ]
-    found += [(slug(name), str(other["title"]), _plain(page.models, name)) for name, other in _others(page).items()]
-    found += [("heat", "Scores by step", _heat(page)), ("training", "Training", _training(page.models))]
-    found += [("left-out", "What was left out", _left_out(page))]
-    for name, heading, blocks in found:
+    sections: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
+    sections += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
+    for name, benchmark in own.items():
+        blocks = benchmark.section(page.models) if benchmark.section else _plain(page.models, name)
+        sections.append((name.replace("_", "-"), benchmark.title, blocks))
+    sections += [(slug(name), str(other["title"]), _plain(page.models, name)) for name, other in _others(page).items()]
+    sections += [("heat", "Scores by step", _heat(page)), ("training", "Training", _training(page.models))]
+    sections += [("left-out", "What was left out", _left_out(page))]
+    for name, heading, blocks in sections:
         if blocks := list(blocks):
             yield name, heading, blocks
 
@@ -194,21 +190,13 @@ def _others(page: Page) -> dict[str, Any]:
 
 
 def _plain(models: Sequence[Model], name: str) -> Iterator[Block]:
-    """Yields every figure of a benchmark whose code is not at hand."""
-    columns = {model.name: dict(figures_in(model.results.get(name))) for model in models}
-    whats = dict.fromkeys(what for column in columns.values() for what in column)
-    rows = [[words(what), *(column.get(what, ABSENT) for column in columns.values())] for what in whats]
-    if rows:
-        yield Table("Figures with their 95 % intervals", ("", *columns), rows)
+    """Yields every figure of a benchmark that draws none, or whose code is not at hand."""
+    return plain({model.name: model.results.get(name) for model in models})
 
 
 def _comparison(page: Page) -> Iterator[Block]:
     for pair in page.comparisons:
-        rows = [
-            [row["what"], points(row) if row["low"] is not None else percent(row["value"]), percent(row["better"]),
-             decided(row)]
-            for row in pair["rows"]
-        ]  # fmt: skip
+        rows = [[row["what"], row, row["better"], decided(row)] for row in pair["rows"]]
         columns = ("", "difference", "ahead in % of draws", f"{pair['a']} is")
         yield Table(f"{pair['a']} less {pair['b']}, on the same problems", columns, rows)
     if page.comparisons:

@@ -429,7 +429,6 @@ def run(options: Any) -> Report:
 
 def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
     """Returns all diagnostics that the chains and pools of the other sections allow; edits need the scorer."""
-
     chains, pools, seed = None, {}, 0
     scale = next((request.scale for request in requests.values()), PROBABILITY)
     threshold = scale.threshold
