@@ -176,10 +176,10 @@ def difference(a: Draws, b: Draws | None = None) -> Difference:
     """Returns A less B from `draws` with the same seed and groups, a paired bootstrap; or A, differences."""
     if b is not None:
         a = Draws(a.value - b.value, a.drawn_R - b.drawn_R, a.groups)
-    found, defined_R = interval(a, fraction=False), ~np.isnan(a.drawn_R)
+    between, defined_R = interval(a, fraction=False), ~np.isnan(a.drawn_R)
     tied_R = np.abs(a.drawn_R) < TIE
     ahead_R = np.where(defined_R, np.where(tied_R, 0.5, a.drawn_R > 0), 0.0)
-    return Difference(*found, _ratio(ahead_R.sum(0), defined_R.sum(0)))
+    return Difference(*between, _ratio(ahead_R.sum(0), defined_R.sum(0)))
 
 
 def mean_differences(difference_PC: Float[np.ndarray, "P C"], problems: Sequence[str], seed: int) -> Difference:

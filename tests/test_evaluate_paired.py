@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from jprm.evaluate import paired
-from jprm.evaluate.best_of_n import best_of_n_report, chosen_curves, pools_of
+from jprm.evaluate.best_of_n import best_of_n_report, chosen_curves, compare_curves, pools_of
 from jprm.score.rules import RULES
-from jprm.statistics import difference, draws, weighted_mean
+from jprm.statistics import difference, draws, mean_differences, weighted_mean
 from jprm.tree import tree_of
 
 
@@ -13,7 +12,7 @@ def test_differences_agree_with_the_general_bootstrap_and_with_the_textbook():
     rng = np.random.default_rng(0)
     difference_PC = rng.normal(0.02, 0.3, (400, 3))
     problems = [f"p{i}" for i in range(400)]
-    found = paired.mean_differences(difference_PC, problems, seed=0)
+    found = mean_differences(difference_PC, problems, seed=0)
     np.testing.assert_allclose(found.value, difference_PC.mean(0), rtol=1e-12)
     error = difference_PC.std(0) / 20
     # The standard deviation of 1,000 draws is uncertain by 2.2 %, so an end by 0.044 errors.
@@ -34,14 +33,14 @@ def test_differences_agree_with_the_general_bootstrap_and_with_the_textbook():
 def test_items_of_one_problem_are_drawn_together():
     rng = np.random.default_rng(1)
     difference_P = rng.normal(0, 1, 60)
-    once = paired.mean_differences(difference_P[:, None], [f"p{i}" for i in range(60)], seed=0)
-    thrice = paired.mean_differences(np.repeat(difference_P, 3)[:, None], np.repeat(np.arange(60), 3), seed=0)
+    once = mean_differences(difference_P[:, None], [f"p{i}" for i in range(60)], seed=0)
+    thrice = mean_differences(np.repeat(difference_P, 3)[:, None], np.repeat(np.arange(60), 3), seed=0)
     # Copies are no evidence: the intervals are of one width (the groups' draws differ by their names' order).
     assert thrice.high - thrice.low == pytest.approx(once.high - once.low, rel=0.15)
 
 
 def test_no_difference_is_a_half_and_a_sure_one_is_one():
-    found = paired.mean_differences(np.array([[0.0, 0.1, -0.1]] * 30), [str(i) for i in range(30)], seed=0)
+    found = mean_differences(np.array([[0.0, 0.1, -0.1]] * 30), [str(i) for i in range(30)], seed=0)
     assert found.better.tolist() == [0.5, 1.0, 0.0]
     np.testing.assert_allclose(found.low, found.value, atol=1e-12)
 
@@ -77,7 +76,7 @@ def test_rules_and_models_are_compared_on_the_same_problems():
 
     curves = [chosen_curves(pools_of(map(tree_of, records))) for records in (good, bad)]
     problems = [record["problem"] for record in good]
-    (between,) = paired.compare_curves(*curves, [("prod", "prod")], problems, seed=0)
+    (between,) = compare_curves(*curves, [("prod", "prod")], problems, seed=0)
     assert between["low"][-1] > 0 and between["better"][-1] == 1.0
-    (same,) = paired.compare_curves(curves[0], curves[0], [("prod", "prod")], problems, seed=0)
+    (same,) = compare_curves(curves[0], curves[0], [("prod", "prod")], problems, seed=0)
     assert same["value"] == same["low"] == [0.0] * 5 and same["better"] == [0.5] * 5

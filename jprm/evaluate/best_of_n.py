@@ -197,7 +197,7 @@ def best_of_n_report(
     if "majority" in curves:
         rivals["majority"] = curves["majority"]
         pairs += [(rule, "majority") for rule in RULES]
-    found = {
+    intervals = {
         name: bootstrap(lambda weight_RP, x=curve_Pn: weighted_mean(x, weight_RP), pools.problem, seed=seed).json()
         | ({"standard_error": jsonable(errors[name])} if name in errors else {})
         for name, curve_Pn in curves.items()  # one at a time: all draws of all curves would fill the memory
@@ -221,14 +221,14 @@ def best_of_n_report(
         ),
         "trials": trials,
         "n": list(range(1, n_max + 1)),
-        "pass_at_n": found["pass_at_n"],
-        "majority": found.get("majority"),
+        "pass_at_n": intervals["pass_at_n"],
+        "majority": intervals.get("majority"),
         "rules": {
-            rule: {kind: found.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote")}
+            rule: {kind: intervals.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote")}
             | {"minus_majority": at_most.get(rule)}
             for rule in RULES
         },
-        "baselines": {name: found[name] for name in ("random", "fewest_steps", "shortest")},
+        "baselines": {name: intervals[name] for name in ("random", "fewest_steps", "shortest")},
         "paired": paired,
     }
 
@@ -253,10 +253,10 @@ def compare_curves(
         return []
     n = np.array(shown_n(min(a[pairs[0][0]].shape[1], b[pairs[0][1]].shape[1])))
     columns = [a[one][:, n - 1] - b[other][:, n - 1] for one, other in pairs]
-    found = mean_differences(np.concatenate(columns, axis=1), problems, seed).json()
+    columns_of_pairs = mean_differences(np.concatenate(columns, axis=1), problems, seed).json()
     return [
         {"a": one, "b": other, "n": n.tolist()}
-        | {key: value[i * len(n) : (i + 1) * len(n)] for key, value in found.items()}
+        | {key: value[i * len(n) : (i + 1) * len(n)] for key, value in columns_of_pairs.items()}
         for i, (one, other) in enumerate(pairs)
     ]
 
@@ -413,21 +413,23 @@ def _series(label: str, curve: Mapping[str, Any], *, band: bool = False, dashed:
 
 
 def _rivals(report: Report) -> dict[str, Mapping[str, Any]]:
-    found = {"oracle": report["pass_at_n"], "majority": report["majority"], "random": report["baselines"]["random"]}
-    found["shortest"] = report["baselines"]["shortest"]
-    return {label: curve for label, curve in found.items() if curve is not None}
+    rivals = {"oracle": report["pass_at_n"], "majority": report["majority"], "random": report["baselines"]["random"]}
+    rivals["shortest"] = report["baselines"]["shortest"]
+    return {label: curve for label, curve in rivals.items() if curve is not None}
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rule = results["model"]["rule"]
     for name, report in results["best_of_n"].items():
         best = last(report["rules"][rule]["best_of_n"])
-        found = f"{name}: choosing among {report['n_max']} by {words(rule)} is right in {interval(best)} % of problems"
+        sentence = (
+            f"{name}: choosing among {report['n_max']} by {words(rule)} is right in {interval(best)} % of problems"
+        )
         row = next((row for row in report["paired"] if (row["a"], row["b"]) == (rule, "majority")), None)
         if row is None:
             base = report["baselines"]["random"]["value"][-1]
             clear = best["low"] is not None and best["low"] > base
-            yield "good" if clear else "open", f"{found}; choosing blindly in {percent(base)} %."
+            yield "good" if clear else "open", f"{sentence}; choosing blindly in {percent(base)} %."
             continue
         kind, said = {
             "better": ("good", "better than"),
@@ -436,7 +438,7 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         }[decided(last(row))]
         yield (
             kind,
-            f"{found}. That is {said} majority vote ({percent(report['majority']['value'][-1])} %):"
+            f"{sentence}. That is {said} majority vote ({percent(report['majority']['value'][-1])} %):"
             f" {points(last(row))}, ahead in {percent(row['better'][-1])} % of draws. The oracle has"
             f" {percent(report['pass_at_n']['value'][-1])} %.",
         )

@@ -180,8 +180,8 @@ def reliability_curve(
         return {"n": [], "score": [], "value": [], "low": [], "high": []}
     bin_N, groups = equal_mass_bins(score_N, bins), np.asarray(groups)
     of_bin = [np.flatnonzero(bin_N == b) for b in range(bin_N.max() + 1)]
-    found = [bootstrap(lambda w, i=i: weighted_mean(right_N[i], w), groups[i], seed=seed) for i in of_bin]
-    curve = Interval(*map(np.array, zip(*found, strict=True))).json()
+    intervals = [bootstrap(lambda w, i=i: weighted_mean(right_N[i], w), groups[i], seed=seed) for i in of_bin]
+    curve = Interval(*map(np.array, zip(*intervals, strict=True))).json()
     return {"n": [len(i) for i in of_bin], "score": [float(score_N[i].mean()) for i in of_bin], **curve}
 
 
@@ -243,7 +243,9 @@ def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, 
     def loss(kind):
         parts = ((fold_N != fold, fold_N == fold) for fold in range(FOLDS))
         maps = ((fit(kind, score_N[outside], right_N[outside]), inside) for outside, inside in parts)
-        return sum(((apply(found, score_N[inside]) - right_N[inside]) ** 2).sum() for found, inside in maps)
+        return sum(
+            ((apply(recalibration, score_N[inside]) - right_N[inside]) ** 2).sum() for recalibration, inside in maps
+        )
 
     return min(KINDS, key=loss)
 
@@ -291,12 +293,12 @@ def _lowest(trees: Sequence[Labelled]) -> tuple[Float[np.ndarray, " N"], Bool[np
 
     Skips trees that branch, whose chains share steps.
     """
-    found: dict[str, tuple[float, bool]] = {}
+    first_of: dict[str, tuple[float, bool]] = {}
     for tree in trees:
         chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()
         if chain and ((tree.class_N == 0).any() or (tree.class_N == 1).all()):
-            found.setdefault(tree.problem, (float(tree.score_N.min()), bool((tree.class_N == 1).all())))
-    lowest_N, right_N = np.array(list(found.values()), float).reshape(-1, 2).T
+            first_of.setdefault(tree.problem, (float(tree.score_N.min()), bool((tree.class_N == 1).all())))
+    lowest_N, right_N = np.array(list(first_of.values()), float).reshape(-1, 2).T
     return lowest_N, right_N == 1
 
 
@@ -390,8 +392,8 @@ def tables(report: Report) -> Iterator[Table]:
     for row in report["conformal"]:
         threshold = "none" if row["threshold"] is None else f"{row['threshold']:.4g}"
         sure = "average" if row["confidence"] is None else row["confidence"]
-        found = f"{percent(row['held_out']['rate'])} of {row['held_out']['n']}"
-        rows.append([words(row["kind"]), f"<= {percent(row['alpha'])}", sure, threshold, row["n"], found])
+        held_out = f"{percent(row['held_out']['rate'])} of {row['held_out']['n']}"
+        rows.append([words(row["kind"]), f"<= {percent(row['alpha'])}", sure, threshold, row["n"], held_out])
     columns = ("", "promised", "confidence", "threshold", "calibration chains", "held out")
     yield Table("Conformal thresholds", columns, rows)
 
@@ -438,22 +440,22 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     raw = report["raw"]
     kind = report.get("chosen", "temperature")
     best = report["recalibrated"][kind]
-    found = (
+    sentence = (
         f"A step's score is off its fraction of right steps by {interval(raw['ece'])} points on average (ECE),"
         f" {percent(raw['ece'].get('plain'))} before the bias of noise is taken off; a calibrated scorer"
         f" would show up to {percent(raw['ece_if_calibrated']['high'])} by noise."
     )
     if results.get("model", {}).get("semantics") == "value":
-        found += (
+        sentence += (
             " The model scores values, how likely the chain is to end correct: a right step may well have a low one."
         )
-        yield "open", found
+        yield "open", sentence
     elif raw["miscalibrated"] is None:
-        yield "open", f"{found} There are too few problems to say more."
+        yield "open", f"{sentence} There are too few problems to say more."
     elif raw["miscalibrated"]:
-        yield "bad", f"{found} The {kind} map brings it to {percent(best['ece']['value'])} on other problems."
+        yield "bad", f"{sentence} The {kind} map brings it to {percent(best['ece']['value'])} on other problems."
     else:
-        yield "good", found
+        yield "good", sentence
 
 
 def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -115,14 +115,14 @@ def slug(name: str) -> str:
 def apart(places: Sequence[float], gap: float) -> list[float]:
     """Moves labels at heights in [0, 1] as little as needed to be `gap` apart, in order, and below 1."""
     order = sorted(range(len(places)), key=lambda i: places[i])
-    found = list(places)
+    moved = list(places)
     for before, i in zip(order, order[1:], strict=False):
-        found[i] = max(found[i], found[before] + gap)
+        moved[i] = max(moved[i], moved[before] + gap)
     limit = 1.0
     for i in reversed(order):
-        found[i] = min(found[i], limit)
-        limit = found[i] - gap
-    return found
+        moved[i] = min(moved[i], limit)
+        limit = moved[i] - gap
+    return moved
 
 
 def _percent(value: float | None) -> float:

@@ -246,12 +246,12 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    found = results["prmbench"]["prm_score"]
+    score = results["prmbench"]["prm_score"]
     base = max(row["prm_score"] or 0.0 for row in results["prmbench"]["baselines"].values())
-    kind, place = against(found, base)
+    kind, place = against(score, base)
     yield (
         kind,
-        f"PRMScore on PRMBench is {interval(found)}; the best verdict that looks at nothing has {percent(base)},"
+        f"PRMScore on PRMBench is {interval(score)}; the best verdict that looks at nothing has {percent(base)},"
         f" which is {place} the interval.",
     )
 

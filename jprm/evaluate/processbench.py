@@ -194,11 +194,11 @@ def average_f1(
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
     """Returns the mean over `files` of one kind of `f1_draws`; None where a file has none."""
-    some = [found for name in files if (found := by_file[name]) is not None]
+    some = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(some) < len(files):
         return None
-    value, drawn_R = (np.mean([found[i] for found in some], 0) for i in (0, 1))
-    return Draws(value, drawn_R, sum(found.groups for found in some))
+    value, drawn_R = (np.mean([drawn[i] for drawn in some], 0) for i in (0, 1))
+    return Draws(value, drawn_R, sum(drawn.groups for drawn in some))
 
 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
@@ -208,7 +208,7 @@ def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = best_threshold(chains[calibration]["first_error"], chains[calibration]["scores"])
-    found: dict[str, dict[str, Any]] = {"half": {}, "tuned": {}, "cross_fit": {}}
+    by_kind: dict[str, dict[str, Any]] = {"half": {}, "tuned": {}, "cross_fit": {}}
     for number, (name, file) in enumerate(chains.items()):
         first_error_N = file["first_error"]
 
@@ -217,11 +217,11 @@ def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5
                 lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed + number
             )
 
-        found["half"][name] = drawn(right_at(first_error_N, file["scores"], threshold))
-        found["tuned"][name] = drawn(right_at(first_error_N, file["scores"], tuned))
+        by_kind["half"][name] = drawn(right_at(first_error_N, file["scores"], threshold))
+        by_kind["tuned"][name] = drawn(right_at(first_error_N, file["scores"], tuned))
         fitted = _cross_fitted(file, "scores", seed)
-        found["cross_fit"][name] = None if fitted is None else drawn(fitted[0])
-    return found
+        by_kind["cross_fit"][name] = None if fitted is None else drawn(fitted[0])
+    return by_kind
 
 
 def _cross_fitted(file: Mapping[str, Any], scorer: str, seed: int):
@@ -242,11 +242,11 @@ def _file_report(
 
     def figures(right_N):
         point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
-        found = statistics.interval(drawn(right_N))
+        between = statistics.interval(drawn(right_N))
         return {
             **{key: jsonable(value) for key, value in point._asdict().items()},
-            "f1_low": jsonable(found.low),
-            "f1_high": jsonable(found.high),
+            "f1_low": jsonable(between.low),
+            "f1_high": jsonable(between.high),
         }
 
     def at(scorer, threshold):
@@ -259,15 +259,15 @@ def _file_report(
     fitted = {scorer: _cross_fitted(file, scorer, seed) for scorer in ("scores", *_BASELINES)}
 
     def at_cross_fit(scorer):
-        found = fitted[scorer]
-        return None if found is None else figures(found[0]) | {"thresholds": jsonable(np.array(found[1]))}
+        folds = fitted[scorer]
+        return None if folds is None else figures(folds[0]) | {"thresholds": jsonable(np.array(folds[1]))}
 
     def less(right_N, cross_fitted):
         others = [right_at(first_error_N, file["position"], end) for end in (-np.inf, np.inf)]
         for scorer in _BASELINES:
-            found = fitted[scorer] if cross_fitted else None
-            others.append(found[0] if found else right_at(first_error_N, file[scorer], tuned[scorer]))
-        best = max(map(drawn, others), key=lambda found: np.nan_to_num(found.value))
+            folds = fitted[scorer] if cross_fitted else None
+            others.append(folds[0] if folds else right_at(first_error_N, file[scorer], tuned[scorer]))
+        best = max(map(drawn, others), key=lambda one: np.nan_to_num(one.value))
         return {"less": difference(drawn(right_N), best).json()}
 
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
@@ -277,7 +277,7 @@ def _file_report(
         "n_error": int((first_error_N >= 0).sum()),
         "n_correct": int((first_error_N < 0).sum()),
         "tuned": at_tuned("scores") | less(right_at(first_error_N, file["scores"], tuned["scores"]), False),
-        "cross_fit": (own := fitted["scores"]) and {**(at_cross_fit("scores") or {}), **less(own[0], True)},
+        "cross_fit": (folds := fitted["scores"]) and {**(at_cross_fit("scores") or {}), **less(folds[0], True)},
         "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top]), "in_sample": True},
         "baselines": {
             "always_correct": at("position", -np.inf),
@@ -374,14 +374,14 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     rows: list[list[Cell]] = []
     for model in models:
         rows += _own_rows(model, splits)
-    own = range(len(rows))
+    of_models = range(len(rows))
     for key in next(iter(first.values()))["baselines"]:
         cells = [_f1(first[split]["baselines"][key]) if split in first else None for split in splits]
         rows.append([f"baseline: {words(key)}", *cells, None, "this page"])
     for name, kind, values, average, source in published:
         cells = [f"{values[SPLITS.index(split)]:.1f}" if split in SPLITS else None for split in splits]
         rows.append([f"{name} ({kind})", *cells, f"{average:.1f}", source])
-    yield Table("F1, %", ("", *splits, "average", "source"), rows, strong=own)
+    yield Table("F1, %", ("", *splits, "average", "source"), rows, strong=of_models)
     yield Note(
         "F1 is the harmonic mean of two fractions: chains with an error whose first wrong step is named exactly, and"
         " chains without an error that are passed. The untuned threshold is 0.5, or what the model's adapter states. A"

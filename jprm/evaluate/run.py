@@ -108,12 +108,12 @@ def scored_files(
 
     A model leaves out records as too long, a judge those with a step of which no critique could be read.
     """
-    found, left_out = {}, {}
+    scores, left_out = {}, {}
     for name, (path, source) in files.items():
         tell(f"scoring {path}")
-        found[name] = scored_trees(prm, path, source, folder, too_long)
-        left_out[name] = len(source.records(path)) - len(found[name])
-    return found, left_out
+        scores[name] = scored_trees(prm, path, source, folder, too_long)
+        left_out[name] = len(source.records(path)) - len(scores[name])
+    return scores, left_out
 
 
 def scored_trees(

@@ -29,12 +29,12 @@ def scores_of(
         first = int(np.argmin(good_M))
         tree = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
         where = f"{names[tree] if names else f'record {tree}'}, step {first - sum(sizes[:tree])}"
-        found = "no score" if flat[first] is None else f"score {flat[first]}"
+        value = "no score" if flat[first] is None else f"score {flat[first]}"
         wanted = "a probability in [0, 1]" if probability else "a finite score"
         fix = "Score the file again with `jprm score`."
         if probability and np.isfinite(score_M).all():
             fix = (
                 "Name the adapter of the model that scored them (--adapter), or score the file again with `jprm score`."
             )
-        raise ScoreError(f"{where}: {found}. {(~good_M).sum()} of {len(flat)} steps lack {wanted}. {fix}")
+        raise ScoreError(f"{where}: {value}. {(~good_M).sum()} of {len(flat)} steps lack {wanted}. {fix}")
     return np.split(score_M, np.cumsum(sizes)[:-1]) if trees else []

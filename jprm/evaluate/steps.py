@@ -191,7 +191,7 @@ def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) 
 
 def labelled(trees: Sequence[ReasoningTree], neutral: str) -> list[Labelled]:
     """Returns scored trees as arrays. Raises ScoreError where a score is missing or a label has no class."""
-    found = []
+    arrays = []
     for i, (tree, score_N) in enumerate(zip(trees, scores_of(trees), strict=True)):
         nodes = tree.nodes
         parent_N = np.array([node.parent for node in nodes], int)
@@ -202,8 +202,8 @@ def labelled(trees: Sequence[ReasoningTree], neutral: str) -> list[Labelled]:
             [label_class(x.label, tree.semantics, neutral, f"record {i}, step {j}") for j, x in enumerate(nodes)], int
         )
         length_N = np.array([len(node.text) for node in nodes], int)
-        found.append(Labelled(tree.problem, parent_N, class_N, depth_N, length_N, score_N))
-    return found
+        arrays.append(Labelled(tree.problem, parent_N, class_N, depth_N, length_N, score_N))
+    return arrays
 
 
 def figures(request: Request) -> Report:

@@ -63,26 +63,26 @@ def read_suite(path: PathLike) -> Suite:
     """Reads a suite's file. Raises ValueError that names file and field, FileNotFoundError for a missing file."""
     path = path_of(path)
     where = os.fspath(path)
-    found, others = _named(parse(path.read_bytes(), where), path)
+    suite, others = _named(parse(path.read_bytes(), where), path)
     benchmarks = registered() | {name: benchmark for name, (_, benchmark) in others.items()}
     known = {name: benchmark for name, benchmark in benchmarks.items() if benchmark.figures}
-    if not isinstance(found, dict) or not set(found) & set(known):
+    if not isinstance(suite, dict) or not set(suite) & set(known):
         raise ValueError(f"{where}: no suite: it names none of the sections {', '.join(known)}, nor FILE.py:NAME")
-    if unknown := set(found) - set(known) - {"neutral", "seed", "too_long"}:
+    if unknown := set(suite) - set(known) - {"neutral", "seed", "too_long"}:
         names = ", ".join([*known, "neutral", "seed", "too_long"])
         raise ValueError(f"{where}: {', '.join(sorted(unknown))}: unknown. A suite has {names}")
-    judged = [name for name in known if name in found and "neutral" in known[name].needs]
-    if judged and found.get("neutral") not in NEUTRAL:
+    judged = [name for name in known if name in suite and "neutral" in known[name].needs]
+    if judged and suite.get("neutral") not in NEUTRAL:
         raise ValueError(
-            f"{where}: neutral is {found.get('neutral')!r}; {' and '.join(judged)} need {'|'.join(NEUTRAL)}"
+            f"{where}: neutral is {suite.get('neutral')!r}; {' and '.join(judged)} need {'|'.join(NEUTRAL)}"
         )
-    if not isinstance(found.get("seed", 0), int) or not 0 <= found.get("seed", 0) < 2**63:
-        raise ValueError(f"{where}: seed is {found['seed']!r}, not a whole number from 0 to 2^63 - 1")
-    if found.get("too_long", "error") not in get_args(TooLong):
-        raise ValueError(f"{where}: too_long is {found['too_long']!r}, not one of {', '.join(get_args(TooLong))}")
+    if not isinstance(suite.get("seed", 0), int) or not 0 <= suite.get("seed", 0) < 2**63:
+        raise ValueError(f"{where}: seed is {suite['seed']!r}, not a whole number from 0 to 2^63 - 1")
+    if suite.get("too_long", "error") not in get_args(TooLong):
+        raise ValueError(f"{where}: too_long is {suite['too_long']!r}, not one of {', '.join(get_args(TooLong))}")
     data, calibrate, absent = {}, {}, []
-    for section in (name for name in known if name in found):
-        files = _section(found[section], known[section], path)
+    for section in (name for name in known if name in suite):
+        files = _section(suite[section], known[section], path)
         data[section] = tuple(p for p in files["data"] if p.is_file())
         absent += [os.fspath(p) for p in files["data"] if not p.is_file()]
         if not data[section]:
@@ -92,21 +92,21 @@ def read_suite(path: PathLike) -> Suite:
         if "calibrate" in files:
             calibrate[section] = files["calibrate"]
     by_name([file for files in [*data.values(), *calibrate.values()] for file in files])  # no two of one name
-    settings = {key: found[key] for key in ("seed", "too_long") if key in found}
+    settings = {key: suite[key] for key in ("seed", "too_long") if key in suite}
     absent = tuple(dict.fromkeys(absent))
     told = {name: place for name, (place, _) in others.items()}
-    return Suite(found.get("neutral", "drop"), data, calibrate, absent, **settings, others=told, benchmarks=benchmarks)
+    return Suite(suite.get("neutral", "drop"), data, calibrate, absent, **settings, others=told, benchmarks=benchmarks)
 
 
-def _named(found: Any, path: Place) -> tuple[Any, dict[str, tuple[str, Benchmark]]]:
+def _named(suite: Any, path: Place) -> tuple[Any, dict[str, tuple[str, Benchmark]]]:
     """Returns the suite with the user's own sections under their benchmarks' names, and these: name -> (place, record).
 
     A Python file is relative to the suite's.
     """
-    if not isinstance(found, dict):
-        return found, {}
-    where, sections, others = os.fspath(path), dict(found), {}
-    for key in [key for key in found if ":" in key]:
+    if not isinstance(suite, dict):
+        return suite, {}
+    where, sections, others = os.fspath(path), dict(suite), {}
+    for key in [key for key in suite if ":" in key]:
         file, _, attribute = key.rpartition(":")
         place = f"{named_in(path, file)}:{attribute}" if file.endswith(".py") else key
         try:
@@ -234,28 +234,28 @@ def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = Fal
 
     Raises ValueError or FileNotFoundError where a file is cut off or absent.
     """
-    found = {}
+    scores = {}
     for name, data in results["data"].items():
         path = path_of(folder) / "scores" / f"{name}.jsonl"
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; run `jprm eval suite` again")
-        found[name] = list(read_trees(path))
+        scores[name] = list(read_trees(path))
         n = data["n"] + results.get("unread", {}).get(name, 0)
-        if len(found[name]) != n:
-            raise ValueError(f"{path}: {len(found[name])} records, not {n}; run `jprm eval suite` again")
+        if len(scores[name]) != n:
+            raise ValueError(f"{path}: {len(scores[name])} records, not {n}; run `jprm eval suite` again")
         if not unread and "unread" in results:
-            found[name] = list(filter(is_scored, found[name]))
-    return found
+            scores[name] = list(filter(is_scored, scores[name]))
+    return scores
 
 
 def _files(suite: Suite) -> dict[str, tuple[Place, Source]]:
     """Returns each file once, by its name, with the reader of the first section that has it."""
-    found: dict[str, tuple[Place, Source]] = {}
+    files: dict[str, tuple[Place, Source]] = {}
     for section, paths in [*suite.data.items(), *suite.calibrate.items()]:
         for path in paths:
-            if path.stem not in found:
-                found[path.stem] = path, source_of(suite.benchmarks[section], path)
-    return found
+            if path.stem not in files:
+                files[path.stem] = path, source_of(suite.benchmarks[section], path)
+    return files
 
 
 def _names(files: Sequence[Place]) -> list[str]:

@@ -50,15 +50,15 @@ def _place(answer: str | float) -> tuple[bool, bool, float, str]:
 
 
 @functools.lru_cache(2**16)
-def is_answer(truth: str | float, given: str | float) -> bool:
+def is_answer(truth: str | float, answer: str | float) -> bool:
     """Returns `equivalent(truth, given)` of canonical answers. Compares their numbers before math-verify does."""
-    if isinstance(truth, str) or isinstance(given, str):
-        a_M, b_M = _values(truth), _values(given)
+    if isinstance(truth, str) or isinstance(answer, str):
+        a_M, b_M = _values(truth), _values(answer)
         if a_M is not None and b_M is not None:
             apart_MM = np.abs(a_M[:, None] - b_M) > 1e-4 + 1e-6 * np.abs(a_M)[:, None]  # coarser than `equivalent`
             if apart_MM.all(0).any() or apart_MM.all(1).any():
                 return False
-    return equivalent(truth, given)
+    return equivalent(truth, answer)
 
 
 def _same(one: str | float, two: str | float) -> bool:
@@ -67,8 +67,8 @@ def _same(one: str | float, two: str | float) -> bool:
 
 @functools.lru_cache(2**16)
 def _values(answer: str | float) -> Complex[np.ndarray, " M"] | None:
-    found = values(answer)
-    return None if found is None else np.array([complex(*pair) for pair in found])
+    numbers = values(answer)
+    return None if numbers is None else np.array([complex(*pair) for pair in numbers])
 
 
 class Votes(NamedTuple):

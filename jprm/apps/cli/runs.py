@@ -63,8 +63,8 @@ def table(
         latex: Print LaTeX, for the package booktabs.
         markdown: Print Markdown.
     """
-    from jprm.apps.report.table import as_csv, as_latex, as_markdown, table_of, tables
-    from jprm.evaluate.blocks import show
+    from jprm.apps.report.table import as_csv, table_of, tables
+    from jprm.evaluate.blocks import as_latex, as_markdown, show
 
     if csv + latex + markdown > 1:
         raise ValueError("--csv, --latex and --markdown: give one of them")

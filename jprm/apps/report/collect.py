@@ -39,11 +39,11 @@ def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, An
     Raises ValueError where two are not of one suite.
     """
     results = [read_results(folder) for folder in folders]
-    for found, folder in zip(results, folders, strict=True):
-        if any(found[key] != results[0][key] for key in ("sections", "neutral", "seed")):
+    for result, folder in zip(results, folders, strict=True):
+        if any(result[key] != results[0][key] for key in ("sections", "neutral", "seed")):
             raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
     pairs = zip(folders, results, strict=True)
-    scores = _scored_by_all([read_scores(folder, found, unread=True) for folder, found in pairs])
+    scores = _scored_by_all([read_scores(folder, result, unread=True) for folder, result in pairs])
     for of_other in scores[1:]:
         check_same_records(list(results[0]["data"]), scores[0], of_other)
     return results, scores
@@ -54,12 +54,12 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     results, scores = read_suites(folders)
-    names = [found["model"]["name"] for found in results]
+    names = [result["model"]["name"] for result in results]
     names = [
         f"{name} ({path_of(folder).name})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
     ]
-    drawn = [drawn_figures(found, of) for found, of in zip(results, scores, strict=True)] if len(names) > 1 else []
+    drawn = [drawn_figures(result, of) for result, of in zip(results, scores, strict=True)] if len(names) > 1 else []
     comparisons = [
         {"a": names[i], "b": names[j], "rows": compare(drawn[i], drawn[j])}
         for i, j in itertools.combinations(range(len(names)), 2)
@@ -143,7 +143,7 @@ def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int
 def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
     """Returns the critiques of each model that end at one of the nodes `order`, {} where there are none."""
     place = {node: i for i, node in enumerate(order)}
-    found = [
+    critiques = [
         [
             [place[node], one["status"], one["tokens"], one["text"]]
             for one in of
@@ -152,7 +152,7 @@ def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -
         ]
         for of in told
     ]
-    return {"j": found} if any(found) else {}
+    return {"j": critiques} if any(critiques) else {}
 
 
 def _depth_first(tree: ReasoningTree) -> list[int]:
@@ -168,12 +168,12 @@ def _depth_first(tree: ReasoningTree) -> list[int]:
 
 def heat(scores: Scores) -> dict[str, list[list[int]]]:
     """Counts [bin of score][step] of right and of wrong steps, over all labelled steps of all files."""
-    found = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
+    counts = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
     for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
         item = _item(tree, scores_of([tree]), range(len(tree.nodes)))
         depth = item.get("d") or range(len(item["t"]))
         for j, label, score in zip(depth, item["l"], item["c"][0], strict=True):
             if label is not None and label != 0.5:
-                rows = found["right steps" if label > 0.5 else "wrong steps"]
+                rows = counts["right steps" if label > 0.5 else "wrong steps"]
                 rows[min(int(max(score, 0.0) * BINS), BINS - 1)][min(j, COLUMNS - 1)] += 1
-    return found
+    return counts

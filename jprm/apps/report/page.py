@@ -155,21 +155,21 @@ def lead(sentences: Sequence[tuple[str, str]]) -> str:
 
 def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """Returns what the first screen's four figures are, and (model, value, interval) of each."""
-    found: dict[str, list[tuple[str, str, str]]] = {}
+    figures: dict[str, list[tuple[str, str, str]]] = {}
     for model in models:
         for name, benchmark in registered().items():
             for what, figure in benchmark.headline(model.results) if name in model.results else ():
                 value, _, inside = interval(figure).partition(" ")
-                found.setdefault(what, []).append((model.name, value, inside))
-    return list(found.items())[:4]
+                figures.setdefault(what, []).append((model.name, value, inside))
+    return list(figures.items())[:4]
 
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
     """Yields (id, heading, blocks) of every section that has something to show."""
-    own = {name: x for name, x in registered().items() if name in page.models[0].results}
+    benchmarks = {name: x for name, x in registered().items() if name in page.models[0].results}
     sections: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
     sections += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
-    for name, benchmark in own.items():
+    for name, benchmark in benchmarks.items():
         blocks = benchmark.section(page.models) if benchmark.section else _plain(page.models, name)
         sections.append((name.replace("_", "-"), benchmark.title, blocks))
     sections += [(slug(name), str(other["title"]), _plain(page.models, name)) for name, other in _others(page).items()]

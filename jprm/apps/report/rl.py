@@ -37,16 +37,16 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
     for index, folder in enumerate(folders):
         if not is_run(folder):
             raise ValueError(f"{folder}: holds no {RESULT}; a page shows runs of jprm rl, or suites, not both")
-        found = parse((path_of(folder) / RESULT).read_bytes(), f"{folder}/{RESULT}")
-        check_version(found.get("version"), VERSION, f"{folder}/{RESULT}")
-        name = f"{found['name']} ({path_of(folder).name})"
-        about = {"step": found["update"], "folder": str(folder), "semantics": "its own samples"}
+        result = parse((path_of(folder) / RESULT).read_bytes(), f"{folder}/{RESULT}")
+        check_version(result.get("version"), VERSION, f"{folder}/{RESULT}")
+        name = f"{result['name']} ({path_of(folder).name})"
+        about = {"step": result["update"], "folder": str(folder), "semantics": "its own samples"}
         models.append(Model(name, {"model": about, "jprm": jprm.__version__}))
-        sections.append((f"run-{index}", name, list(blocks(name, found))))
+        sections.append((f"run-{index}", name, list(blocks(name, result))))
         runs.append((name, folder))
-        results.append((path_of(folder).name, found))
-        verdicts.append((name, [(kind(sentence), sentence) for sentence in found["verdict"]]))
-        _add_chains(chains, name, found)
+        results.append((path_of(folder).name, result))
+        verdicts.append((name, [(kind(sentence), sentence) for sentence in result["verdict"]]))
+        _add_chains(chains, name, result)
     if len(results) > 1:
         sections.insert(0, ("runs", "Runs", [_together(results)]))
     if figures := list(training(runs)):
@@ -78,18 +78,18 @@ def kind(sentence: str) -> str:
 
 def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """Returns correct answers at the start, of the kept policy and at the end, and the PRM's score at the end."""
-    found: dict[str, list[tuple[str, str, str]]] = {}
+    figures: dict[str, list[tuple[str, str, str]]] = {}
     for name, of in results:
         rows = of["evaluations"]
         kept = (of.get("fresh") or rows[of["best"]]) if of["ended"] else rows[-1]
         for what, row in (("right at the start, %", rows[0]), ("right at the end, %", rows[-1]), ("kept, %", kept)):
             right = {"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}
             value, _, inside = interval(right).partition(" ")
-            found.setdefault(what, []).append((name, value, inside))
+            figures.setdefault(what, []).append((name, value, inside))
         if "proxy" in rows[0]:
             score = (name, f"{rows[-1]['proxy']:.2f}", f"from {rows[0]['proxy']:.2f}")
-            found.setdefault("PRM's lowest score", []).append(score)
-    return list(found.items())
+            figures.setdefault("PRM's lowest score", []).append(score)
+    return list(figures.items())
 
 
 def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
@@ -111,16 +111,16 @@ def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
     )  # fmt: skip
 
 
-def blocks(name: str, found: dict[str, Any]) -> Iterator[Block]:
+def blocks(name: str, result: dict[str, Any]) -> Iterator[Block]:
     """Yields a run's table and figures."""
-    rows = found["evaluations"]
+    rows = result["evaluations"]
     k = max(map(int, rows[0]["pass"]))
     columns = ("update", "sampled tokens", "right, %", f"any of {k} right, %", "right working, %",
                "right with wrong working, %", "PRM's lowest score", "of wrong chains", "second PRM's", "PRMs apart",
                "KL", "tokens", "steps", "blank or cut, %")  # fmt: skip
     shown = [(str(row["update"]), row) for row in rows]
-    if fresh := found.get("fresh"):  # its samples did not choose it, and its KL is not measured again
-        shown.append((f"{fresh['update']}, fresh samples", {**rows[found["best"]], "kl": None, **fresh}))
+    if fresh := result.get("fresh"):  # its samples did not choose it, and its KL is not measured again
+        shown.append((f"{fresh['update']}, fresh samples", {**rows[result["best"]], "kl": None, **fresh}))
     table = [
         (
             update, f"{row['sampled_tokens']:,}",
@@ -131,7 +131,7 @@ def blocks(name: str, found: dict[str, Any]) -> Iterator[Block]:
         )
         for update, row in shown
     ]  # fmt: skip
-    yield Table("held-out problems", columns, table, strong=(found["best"],))
+    yield Table("held-out problems", columns, table, strong=(result["best"],))
     yield Note(
         "KL(policy, start) is in nats a token of these samples, summed over the vocabulary. The PRM's lowest score is a"
         " chain's worst step. Where it rises and right answers fall, the policy has learnt what the PRM overrates; the"
@@ -184,10 +184,10 @@ def _figure(
     )  # fmt: skip
 
 
-def _add_chains(chains: dict[str, Any], name: str, found: dict[str, Any]) -> None:
+def _add_chains(chains: dict[str, Any], name: str, result: dict[str, Any]) -> None:
     """Adds the examples of the first evaluation, the best and the last to the browser's data."""
-    rows = found["evaluations"]
-    for at in sorted({0, found["best"], len(rows) - 1}):
+    rows = result["evaluations"]
+    for at in sorted({0, result["best"], len(rows) - 1}):
         chains["files"].append(f"{name}, update {rows[at]['update']}")
         for example in rows[at]["examples"]:
             if not example["steps"]:

@@ -27,13 +27,13 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
 
     Raises FileNotFoundError for a folder that is no run and has none.
     """
-    found = []
+    runs = []
     for folder in map(path_of, folders):
         inside = [folder] if (folder / RUN).is_file() else folder.folders_with(RUN)
         if not inside:
             raise FileNotFoundError(f"{folder}: is no run and holds none: no {RUN} in it or in a folder of it")
-        found += inside
-    return list(dict.fromkeys(found))
+        runs += inside
+    return list(dict.fromkeys(runs))
 
 
 def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
@@ -66,29 +66,29 @@ def last_metrics(path: Place) -> dict[str, Any]:
 
 def lines_of(path: Place) -> list[dict[str, Any]]:
     """Returns the whole lines of a metrics.jsonl, none where it is not there. Raises ValueError for a damaged one."""
-    found = []
+    parsed = []
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         if line.endswith(b"\n"):  # a kill may leave half a line
             try:
-                found.append(dict(json.loads(line)))
+                parsed.append(dict(json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path}:{number}: is no line of metrics: {error}") from None
-    return found
+    return parsed
 
 
 def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
     """Yields the table: a row a run, its differing settings and its figures."""
     runs = comparison["runs"]
-    own = [field for field in comparison["differ"] if field not in PLACES] or comparison["differ"]
-    leaves = [field.rpartition(".")[2] for field in own]
-    heads = [leaf if leaves.count(leaf) == 1 else field for field, leaf in zip(own, leaves, strict=True)]
+    fields = [field for field in comparison["differ"] if field not in PLACES] or comparison["differ"]
+    leaves = [field.rpartition(".")[2] for field in fields]
+    heads = [leaf if leaves.count(leaf) == 1 else field for field, leaf in zip(fields, leaves, strict=True)]
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"])
     shown = [name for name in metrics if name.startswith("valid_") and name != "valid_labels"]
     shown += [name for name in SHOWN if name in metrics]
     names = names_of([run["folder"] for run in runs])
     rows = [
-        [name, *(setting(run["settings"][field]) for field in own), f"{run['step']}/{run['steps']}",
+        [name, *(setting(run["settings"][field]) for field in fields), f"{run['step']}/{run['steps']}",
          *(_cell(run["metrics"].get(metric)) for metric in shown)]
         for name, run in zip(names, runs, strict=True)
     ]  # fmt: skip

@@ -107,7 +107,7 @@ def _over(runs: int, problems: int) -> str:
 
 def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
     """Returns the runs in the order of the folders; a suite's figures join the metrics of the run that it evaluated."""
-    found: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     suites = [place for folder in folders for place in _places(path_of(folder), RESULTS)]
     trained = [place for folder in folders for place in _places(path_of(folder), RUN)]
     for folder in map(path_of, folders):
@@ -116,10 +116,10 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
     results, scores = read_suites(list(dict.fromkeys(suites))) if suites else ([], [])
     for result, of_model in zip(results, scores, strict=True):
         folder = str(result["model"]["folder"])
-        if folder in found:
+        if folder in runs:
             raise ValueError(f"{folder}: two of the folders evaluate this model. Name one of them")
         settings = _settings(path_of(folder)) if (path_of(folder) / RUN).is_file() else None
-        found[folder] = Run(folder, settings, drawn_figures(result, of_model))
+        runs[folder] = Run(folder, settings, drawn_figures(result, of_model))
     for place in dict.fromkeys(trained):
         metrics = last_metrics(place / METRICS)
         numbers = {
@@ -128,9 +128,9 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
             if name.startswith("valid_") and name != "valid_labels" and isinstance(value, int | float)
         }
         folder = str(place.resolve())
-        known = found[folder].figures if folder in found else {}
-        found[folder] = Run(folder, _settings(place), {**known, **numbers})
-    return list(found.values())
+        known = runs[folder].figures if folder in runs else {}
+        runs[folder] = Run(folder, _settings(place), {**known, **numbers})
+    return list(runs.values())
 
 
 def _places(folder: Place, name: str) -> list[Place]:
@@ -203,10 +203,10 @@ def _difference(row: Row, scale: float) -> list[str]:
 
 
 def _interval(mean: Estimate, scale: float, sign: str = "") -> str:
-    found = mean.interval()
-    if math.isnan(found.low):
+    bounds = mean.interval()
+    if math.isnan(bounds.low):
         return ABSENT
-    return f"[{_number(scale * found.low, scale, sign)}, {_number(scale * found.high, scale, sign)}]"
+    return f"[{_number(scale * bounds.low, scale, sign)}, {_number(scale * bounds.high, scale, sign)}]"
 
 
 def _number(value: float, scale: float, sign: str = "") -> str:

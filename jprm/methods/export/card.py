@@ -176,12 +176,12 @@ def _evaluations(run: Place) -> str:
     parts = []
     for name in BENCHMARKS:
         path = run / f"{name}.json"
-        found = dict(figures_in(json.loads(path.read_bytes()))) if path.is_file() else {}
-        if found:
+        figures = dict(figures_in(json.loads(path.read_bytes()))) if path.is_file() else {}
+        if figures:
             more = (
                 f"\nThe maps from scores to probabilities are in {CALIBRATION}.\n" if path.name == CALIBRATION else ""
             )
-            parts.append(f"\n## Evaluation: {name} (95 % intervals over problems)\n\n{_table(found)}{more}")
+            parts.append(f"\n## Evaluation: {name} (95 % intervals over problems)\n\n{_table(figures)}{more}")
     return "".join(parts)
 
 

@@ -82,13 +82,13 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
             with np.errstate(invalid="ignore", divide="ignore"):
                 return np.where((ll_R > 0) & (ss_R > 0), ls_R / np.sqrt(ll_R * ss_R), np.where(ll_R > 0, 0.0, np.nan))
 
-        found = bootstrap(correlation, [pools.problem[p] for p in problem_M], seed=seed, fraction=False)
+        correlated = bootstrap(correlation, [pools.problem[p] for p in problem_M], seed=seed, fraction=False)
         total = moments_M3.sum(0)
         report[rule] = {
             "slope": jsonable(total[1] / total[0]) if total[0] > 0 else None,
-            "correlation": found.json(),
+            "correlation": correlated.json(),
             "margin": margin,
-            "finding": bool(found.low > margin or found.high < -margin),
+            "finding": bool(correlated.low > margin or correlated.high < -margin),
         }
     return report
 
@@ -125,7 +125,7 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
     def area(of_N, weight_RN):
         return auroc(low_N, clean_N, weight_RN * (clean_N | of_N))
 
-    found = bootstrap(lambda w: area(hidden_N, w), problems, seed=seed)
+    hidden_area = bootstrap(lambda w: area(hidden_N, w), problems, seed=seed)
     gap = bootstrap(lambda w: area(open_N, w) - area(hidden_N, w), problems, seed=seed, fraction=False)
     return {
         "n": int(hidden_N.sum()),
@@ -133,11 +133,11 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
         "detected": flagged(hidden_N),
         "detected_wrong_answer": flagged(open_N),
         "false_alarms": flagged(clean_N),
-        "auroc": found.json(),
+        "auroc": hidden_area.json(),
         "auroc_wrong_answer": bootstrap(lambda w: area(open_N, w), problems, seed=seed).json(),
         "gap": gap.json(),
         "margin": margin,
-        "finding": bool(found.high < 0.5 + margin or (wrong >= LEAST and gap.low > margin)),
+        "finding": bool(hidden_area.high < 0.5 + margin or (wrong >= LEAST and gap.low > margin)),
     }
 
 
@@ -182,16 +182,16 @@ def diagnostics_report(
 
     A diagnostic without anything to look at is `{"not_computed": reason}`. `chains` may be None.
     """
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     if chains is not None:
         right = [tree for tree in chains if tree.extra.get("first_error", -1) < 0]
-        found["lowest_at_end"] = _or_reason(lowest_at_end, right, seed)
-        found["wrong_process"] = _or_reason(wrong_process, chains, threshold, seed)
+        report["lowest_at_end"] = _or_reason(lowest_at_end, right, seed)
+        report["wrong_process"] = _or_reason(wrong_process, chains, threshold, seed)
     for name, trees in pools.items():
         pooled = pools_of(trees, scale)
-        found.setdefault("length_slopes", {})[name] = _or_reason(length_slopes, pooled, seed)
-        found.setdefault("over_optimisation", {})[name] = over_optimisation(pooled, seed)
-    return found
+        report.setdefault("length_slopes", {})[name] = _or_reason(length_slopes, pooled, seed)
+        report.setdefault("over_optimisation", {})[name] = over_optimisation(pooled, seed)
+    return report
 
 
 def _or_reason(diagnostic, *args) -> dict[str, Any]:
@@ -238,11 +238,11 @@ def rename(chain: Record) -> Record | None:
     """Gives one of the variables x, y, z, n, k a new letter, also in the problem; None if there is none."""
     texts = [chain["problem"], *chain["steps"]]
     used = {letter for text in texts for letter in re.findall(r"(?<![A-Za-z])([A-Za-z])(?![A-Za-z])", text)}
-    found = [letter for text in texts for letter in _VARIABLE.findall(text)]
+    letters = [letter for text in texts for letter in _VARIABLE.findall(text)]
     new = next((letter for letter in NEW_NAMES if letter not in used), None)
-    if not found or new is None:
+    if not letters or new is None:
         return None
-    old = found[0]
+    old = letters[0]
     problem, *steps = (_VARIABLE.sub(lambda m: str(new if m[1] == old else m[1]), text) for text in texts)
     return _same_steps(chain, steps, problem)
 
@@ -280,7 +280,7 @@ MEANING_KEPT: dict[str, Callable[[Record], Record | None]] = {
 def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
     """Returns for every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and
     over; `bare_answer`, the last step alone. Leaves out what equals the chain."""
-    rng, made = np.random.default_rng(seed), []
+    rng, records = np.random.default_rng(seed), []
     for i, chain in enumerate(chains):
         steps = chain["steps"]
         other = next((c for c in [*chains[i + 1 :], *chains[:i]] if c["problem"] != chain["problem"]), chain)
@@ -290,22 +290,22 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
             "repeated": [steps[len(steps) // 2]] * len(steps),
             "bare_answer": steps[-1:],
         }
-        made += [
+        records += [
             {"problem": chain["problem"], "steps": list(variant), "edit": name, "of": i}
             for name, variant in variants.items()
             if list(variant) != list(steps)
         ]
-    return made
+    return records
 
 
 def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
     """Records of all edits of all chains."""
     plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
     kept = [
-        found | {"edit": name, "of": i}
+        record | {"edit": name, "of": i}
         for i, chain in enumerate(plain)
         for name, edit in MEANING_KEPT.items()
-        if (found := edit(chain)) is not None
+        if (record := edit(chain)) is not None
     ]
     return kept + nonsense(plain, seed)
 
@@ -468,8 +468,8 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
                 rows.append([label, "not computed", row["not_computed"]])
                 continue
             key, figure = next((k, v) for k, v in row.items() if isinstance(v, Mapping) and "value" in v and k in MAIN)
-            found = f"{MAIN[key]}: {interval(figure)}; a finding beyond {percent(row['margin'])}"
-            rows.append([label, "finding" if row["finding"] else "none", found])
+            sentence = f"{MAIN[key]}: {interval(figure)}; a finding beyond {percent(row['margin'])}"
+            rows.append([label, "finding" if row["finding"] else "none", sentence])
     if not rows:
         return
     yield Table("", ("", "", "figure, %"), rows, text=2)
@@ -484,18 +484,18 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rows = list(rows_of(results["diagnostics"]))
-    found = [name for name, row in rows if row.get("finding")]
-    of_rule = [name for name in found if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
-    found = [name for name in found if name not in of_rule]
+    findings = [name for name, row in rows if row.get("finding")]
+    of_rule = [name for name in findings if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
+    findings = [name for name in findings if name not in of_rule]
     missing = [name for name, row in rows if "not_computed" in row]
-    said = f"Diagnostics: {len(found)} finding{'' if len(found) == 1 else 's'}"
-    said += f" ({'; '.join(found)})." if found else "."
+    said = f"Diagnostics: {len(findings)} finding{'' if len(findings) == 1 else 's'}"
+    said += f" ({'; '.join(findings)})." if findings else "."
     if of_rule:
         rules = ", ".join(name.rsplit(", ", 1)[1] for name in of_rule)
         said += f" Chains score by their length under {rules}, as such rules do with any scorer."
     if missing:
         said += f" Not computed: {'; '.join(missing)}."
-    yield "bad" if found else "open" if missing or not rows else "good", said
+    yield "bad" if findings else "open" if missing or not rows else "good", said
 
 
 BENCHMARK = Benchmark(

@@ -54,9 +54,9 @@ def at_equal_cost(choosers: Sequence[Chooser], budgets: Sequence[float], problem
         affordable_Kn = chooser.cost_n <= np.array(budgets)[:, None] * (1 + 1e-9)
         n_K = np.maximum((affordable_Kn * np.arange(1, len(chooser.cost_n) + 1)).max(1), 1)
         taken[chooser.name] = chooser.accuracy_Pn[:, n_K - 1]
-        found = bootstrap(lambda w, x=taken[chooser.name]: weighted_mean(x, w), problems, seed=seed).json()
+        accuracy = bootstrap(lambda w, x=taken[chooser.name]: weighted_mean(x, w), problems, seed=seed).json()
         cost = jsonable(chooser.cost_n[n_K - 1])
-        rows.append({"name": chooser.name, "cost": cost, "n": n_K.tolist()} | found)
+        rows.append({"name": chooser.name, "cost": cost, "n": n_K.tolist()} | accuracy)
     for chooser, row in zip(choosers[1:], rows[1:], strict=True):
         difference_PK = taken[chooser.name] - taken[choosers[0].name]
         row["less"] = mean_differences(difference_PK, problems, seed).json()
@@ -126,11 +126,11 @@ def accuracies_of(
         first.class_PN, first.correct_PN, np.stack(weight_PNK, -1), first.size_P, int(first.size_P.min()),
         trials=128, seed=seed,
     ).value_PnK  # fmt: skip
-    found: list[tuple[str, str | None, np.ndarray]] = [("majority vote", None, votes[:, :, 0])]
+    choosers: list[tuple[str, str | None, np.ndarray]] = [("majority vote", None, votes[:, :, 0])]
     for k, name in enumerate(pools, start=1):
-        found.append((f"best of n by {name}", name, chosen_curves(pools[name])[models[name].rule]))
-        found.append((f"weighted vote by {name}", name, votes[:, :, k]))
-    return found
+        choosers.append((f"best of n by {name}", name, chosen_curves(pools[name])[models[name].rule]))
+        choosers.append((f"weighted vote by {name}", name, votes[:, :, k]))
+    return choosers
 
 
 def parameters(prm: PRM) -> int:
@@ -229,10 +229,10 @@ def tables(report: Report) -> Iterator[Table]:
     for unit in ("flops", "seconds"):
         if unit not in report:
             continue
-        found = report[unit]
-        counts = found["choosers"][0]["n"]
+        at_cost = report[unit]
+        counts = at_cost["choosers"][0]["n"]
         rows = []
-        for row in found["choosers"]:
+        for row in at_cost["choosers"]:
             cells = [f"{percent(value)} ({n})" for value, n in zip(row["value"], row["n"], strict=True)]
             rows.append([row["name"], *cells, interval(last(row["less"])) if "less" in row else ""])
         title = f"Accuracy at equal {unit.upper() if unit == 'flops' else unit}: what a majority of n samples costs"

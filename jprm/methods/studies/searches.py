@@ -37,18 +37,20 @@ def searches_report(
     pool_of = {tree.problem: tree for tree in pools}
     report = {}
     for name, trees in searches.items():
-        found = [_found(tree, f"{name}: record {i}") for i, tree in enumerate(trees, start=1)]
+        results = [_found(tree, f"{name}: record {i}") for i, tree in enumerate(trees, start=1)]
         if len({tree.problem for tree in trees}) < len(trees):
             raise ScoreError(f"{name}: a problem occurs twice: give one result per problem")
         if absent := [tree.problem for tree in trees if tree.problem not in pool_of]:
             raise ScoreError(f"{name}: problem {absent[0][:60]!r} has no pool: sample the problems that were searched")
-        own = [pool_of[tree.problem] for tree in trees]
-        rules = {search["rule"] for search in found}
+        searched = [pool_of[tree.problem] for tree in trees]
+        rules = {search["rule"] for search in results}
         if len(rules) != 1 or not rules <= set(RULES):
             raise ScoreError(f"{name}: search.rule: is {sorted(map(str, rules))}: give results of one rule")
-        right_P = np.array([search["correct"] for search in found], float)
-        spent_P = np.array([search["policy_tokens"] + search["over_budget_tokens"] for search in found], float)
-        report[name] = at_own_tokens(right_P, spent_P, pools_of(own, scale), mean_tokens(own), rules.pop(), seed)
+        right_P = np.array([search["correct"] for search in results], float)
+        spent_P = np.array([search["policy_tokens"] + search["over_budget_tokens"] for search in results], float)
+        report[name] = at_own_tokens(
+            right_P, spent_P, pools_of(searched, scale), mean_tokens(searched), rules.pop(), seed
+        )
     return report
 
 
@@ -94,13 +96,13 @@ def at_own_tokens(
 
 def mean_tokens(pools: Sequence[ReasoningTree]) -> Float[np.ndarray, " P"]:
     """Returns the mean `tokens` of each pool's samples; one without steps has none."""
-    found = []
+    tokens = []
     for tree in pools:
         leaves = [tree.nodes[chain[-1]].extra for chain in chains_of(tree)]
         if not leaves or not all(isinstance(leaf.get("tokens"), (int, float)) for leaf in leaves):
             raise ScoreError(f"pool {tree.problem[:60]!r}: give each sample its `tokens`, as `jprm search` does")
-        found.append(sum(leaf["tokens"] for leaf in leaves) / (len(leaves) + tree.extra.get("empty_samples", 0)))
-    return np.array(found)
+        tokens.append(sum(leaf["tokens"] for leaf in leaves) / (len(leaves) + tree.extra.get("empty_samples", 0)))
+    return np.array(tokens)
 
 
 def _found(tree: ReasoningTree, where: str) -> Mapping[str, Any]:
