@@ -18,15 +18,14 @@ between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate e
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jprm.methods.verify.equations import Equation, equations
-from jprm.methods.verify.lexer import Token
-from jprm.methods.verify.values import Irrational, Unread, bounds, exact, nodes_of, symbols_of, sympy_of
-from jprm.methods.verify.verdict import Verdict
+from jprm.methods.verify import Verdict
+from jprm.methods.verify.equations import Equation, Token, equations
 from jprm.worker import Worker, serve
 
 LIMIT_S = 5.0
@@ -70,9 +69,9 @@ _SCALES = set("dozen dozens pair pairs hundred hundreds thousand thousands milli
 def _verdict(text: str) -> tuple[int | None, int, str | None]:
     results: list[tuple[bool | None, str]] = []
     for part in (*_MARK.findall(text), _MARK.sub(" ", text)):
-        found, tokens = equations(part)
-        results += [(_holds(equation, text), equation.text) for equation in found]
-        results += _derivations(found, tokens)
+        claims, tokens = equations(part)
+        results += [(_holds(equation, text), equation.text) for equation in claims]
+        results += _derivations(claims, tokens)
     false = next((shown for holds, shown in results if holds is False), None)
     checked = sum(holds is not None for holds, _ in results)
     return (None if not checked else int(false is None)), checked, false
@@ -221,13 +220,13 @@ _FRESH = re.compile(
 )
 
 
-def _derivations(found: Sequence[Equation], tokens: Sequence[Token]) -> list[tuple[bool | None, str]]:
+def _derivations(claims: Sequence[Equation], tokens: Sequence[Token]) -> list[tuple[bool | None, str]]:
     """Checks equations in one unknown against the step's previous one in it, as in 4x = 100, then x = 25.
 
     An equation holds if its roots are among the previous one's, and is false if both are linear with other roots.
     """
     results = []
-    for one, two in itertools.pairwise(found):
+    for one, two in itertools.pairwise(claims):
         unknown = symbols_of(one.left) | symbols_of(one.right)
         if len(unknown) != 1 or unknown != symbols_of(two.left) | symbols_of(two.right):
             continue
@@ -267,6 +266,133 @@ def _follows(one: Equation, two: Equation, unknown: str) -> bool | None:
         unit = sympy.Rational(str(_printed(two.right) or 0))
         return None if abs(root - printed) <= max(abs(root) / 100, unit) else False
     return None
+
+
+# ---- Values of expressions: as fractions, as intervals and as SymPy expressions.
+
+_BITS = 4096  # of the numerator and denominator of any number on the way
+_DEGREE = 12  # of a power of a sum
+
+
+class Unread(Exception):
+    """Raised for an expression beyond the limits or not of plain numbers."""
+
+
+class Irrational(Exception):
+    """Raised for a root or pi, which SymPy evaluates."""
+
+
+def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
+    """Returns the value of an expression in one reading, which also has the values of its symbols.
+
+    Raises:
+      Irrational, Unread, ZeroDivisionError: not rational, too large, no value.
+    """
+    kind = node[0]
+    if kind == "num":
+        return node[1]
+    if kind in ("sqrt", "pi"):
+        raise Irrational
+    if kind == "sym":
+        if node[1] not in reading:
+            raise Unread
+        return reading[node[1]]
+    values = [exact(child, reading) for child in node[1:]]
+    if kind == "^" and values[1].denominator != 1:
+        raise Irrational
+    return _number(kind, values, reading)
+
+
+def _number(kind: str, values: Sequence[Fraction], reading: Mapping[str, Any]) -> Fraction:
+    """Returns `_combined` of fractions, with the powers and factorials that stay within the limits."""
+    a, b = values[0], values[-1]
+    if kind == "^":
+        size = max(a.numerator.bit_length(), a.denominator.bit_length())
+        if abs(b) > _BITS or size * abs(b) > _BITS:
+            raise Unread
+        result = a ** int(b)
+    elif kind == "factorial":
+        if not reading.get("factorial", True):
+            return a
+        if a.denominator != 1 or not 0 <= a <= 200:
+            raise Unread
+        result = Fraction(math.factorial(int(a)))
+    else:
+        result = _combined(kind, values, reading)
+        if kind in ("percent", "either"):
+            return result
+    if max(result.numerator.bit_length(), result.denominator.bit_length()) > _BITS:
+        raise Unread
+    return result
+
+
+def _combined(kind: str, values: Sequence[Any], reading: Mapping[str, Any]) -> Any:
+    """Returns an operation's value in a reading, for fractions and for SymPy's expressions alike."""
+    a, b = values[0], values[-1]
+    first = reading.get(kind, True)  # of the two readings of an operation that has two
+    if kind == "percent":
+        return a / 100 if first else a
+    if kind == "note":
+        return a * b if first else a
+    if kind == "mixed":
+        return a * b if first else a + b
+    if kind == "either":
+        return a if first else b
+    if kind == "/" and b == 0:
+        raise ZeroDivisionError
+    return {"neg": lambda: -a, "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b}[kind]()
+
+
+def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
+    """Returns the least and greatest value if every suspect decimal may be anything that rounds to it."""
+    if node[0] == "num":
+        half = Fraction(1, 2 * 10 ** node[2]) if node[3] else Fraction(0)
+        return node[1] - half, node[1] + half
+    if node[0] in ("sqrt", "pi", "sym"):
+        raise Unread
+    ends = [bounds(child, reading) for child in node[1:]]
+    if node[0] == "/" and ends[1][0] <= 0 <= ends[1][1]:
+        raise ZeroDivisionError
+    corners = [_number(node[0], values, reading) for values in itertools.product(*ends)]
+    return min(corners), max(corners)
+
+
+def nodes_of(node: tuple) -> Iterable[tuple]:
+    yield node
+    for child in node[1:]:
+        if isinstance(child, tuple):
+            yield from nodes_of(child)
+
+
+def symbols_of(node: tuple) -> set[str]:
+    return {n[1] for n in nodes_of(node) if n[0] == "sym"}
+
+
+def sympy_of(node: tuple, reading: Mapping[str, Any]) -> Any:
+    import sympy
+
+    kind = node[0]
+    if kind == "num":
+        return sympy.Rational(node[1].numerator, node[1].denominator)
+    if kind == "sym":
+        return sympy.Symbol(node[1])
+    if kind == "pi":
+        return sympy.pi
+    if not symbols_of(node):
+        try:
+            value = exact(node, reading)
+            return sympy.Rational(value.numerator, value.denominator)
+        except Irrational:
+            pass
+    values = [sympy_of(child, reading) for child in node[1:]]
+    a, b = values[0], values[-1]
+    if kind == "^":
+        if not b.is_Rational or abs(b.p) > (_DEGREE if a.free_symbols else 100) or b.q > 10:
+            raise Unread
+        return a**b
+    if kind == "factorial":
+        raise Unread
+    return sympy.sqrt(a) if kind == "sqrt" else _combined(kind, values, reading)
 
 
 def _prepare() -> Callable[[Any], Any]:

@@ -1,17 +1,21 @@
-"""Finds equations and inequalities in the text of a step.
+"""Reads equations and inequalities from the text of a step, plain or LaTeX, without computing anything.
 
-Neither Python nor SymPy ever evaluates the text. It becomes tokens; every relation sign takes the longest run of tokens
-on either side that the grammar reads as an expression. Unreadable text is ignored.
+Neither Python nor SymPy ever evaluates the text. It becomes tokens of mathematics and prose; every relation sign takes
+the longest run of tokens on either side that the grammar reads as an expression. Unreadable text is ignored.
+
+An expression is nested tuples: ("num", Fraction, decimals, suspect), ("sym", name), ("pi",), (op, left, right) for
+`+ - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and three that have several readings:
+("note", left, right), `5 (3 + 4)`, a product or a remark in brackets; ("mixed", left, right), `2\\frac12`; and
+("either", left, right), `- 5 + 3` with a minus sign or a bullet.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple
-
-from jprm.methods.verify.expressions import parse
-from jprm.methods.verify.lexer import FUNCTIONS, Token, tokens_of
 
 LONGEST = 6000  # characters of a step that are read
 _FURTHEST = 120  # tokens of one side
@@ -35,7 +39,7 @@ class Equation(NamedTuple):
 def equations(text: str) -> tuple[list[Equation], list[Token]]:
     """Returns the equations and inequalities with two readable sides, in order, and the tokens."""
     tokens = _brackets(tokens_of(text[:LONGEST]))
-    found: list[Equation] = []
+    results: list[Equation] = []
     relations = [i for i, token in enumerate(tokens) if token.kind == "R"]
     whole = None  # the side since the previous relation, if it is one expression
     for n, at in enumerate(relations):
@@ -51,10 +55,10 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
             doubtful = alone or left[3] or (right[3] and whole is None)
             numbers = shared and left[0][0] == right[0][0] == "num"
             doubtful = doubtful or (numbers and _renamed(tokens[left[1] : at], tokens[at + 1 : right[2] + 1]))
-            found.append(
+            results.append(
                 Equation(left[0], tokens[at].text, right[0], words, units, doubtful, shared, left[1], right[2])
             )
-    return found, tokens
+    return results, tokens
 
 
 def _renamed(left: Sequence[Token], right: Sequence[Token]) -> bool:
@@ -98,7 +102,7 @@ def _brackets(tokens: Sequence[Token]) -> list[Token]:
                 out[start:] = inner  # \text{ miles}
             elif "B" in kinds and "W" not in kinds:
                 out[start:] = [Token("P", "(list)", out[start].spaced)]
-            elif out[start].kind != "{" and "W" in kinds and parse(inner) is None:
+            elif out[start].kind != "{" and "W" in kinds and parse_expression(inner) is None:
                 out[start:] = [Token("A" if out[start].spaced else "P", "(remark)", out[start].spaced)]
             else:
                 out.append(token)
@@ -124,7 +128,7 @@ def _suffix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
         before = tokens[i - 1] if i > start else Token("B", "")
         if before.kind not in ("B", "W", "A") or tokens[i].kind == "W":
             continue
-        inner = parse(tokens[i:end])
+        inner = parse_expression(tokens[i:end])
         if inner is None:
             continue
         if i > start and _applied(tokens, i):
@@ -138,7 +142,7 @@ def _suffix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
         odd = odd or (len(near) > 2 and near[-2].kind == "N" and tokens[i + 1].text == "/")  # 1 and 1/4
         open_ = before.text in "([{" and i - 1 > start and tokens[i - 2].kind == "O"  # and never closed
         if signed and tokens[i].text == "-":  # a minus sign or a bullet
-            item = parse(tokens[i + 1 : end])
+            item = parse_expression(tokens[i + 1 : end])
             inner = ("either", inner, item) if item else inner
         return inner, i, end, odd or open_
     return None
@@ -152,7 +156,7 @@ def _prefix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
         after = tokens[i] if i < end else Token("B", "")
         if after.kind not in ("B", "W", "A", "R") or (unreadable and i == last):
             continue
-        inner = parse(tokens[start:i])
+        inner = parse_expression(tokens[start:i])
         if inner is not None:
             following = list(itertools.takewhile(lambda token: token.kind == "W", tokens[i : i + 4]))
             glued = following and i + len(following) < end and tokens[i + len(following)].kind in "([{"
@@ -163,3 +167,338 @@ def _prefix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
             words = [t.text.lower() for t in tokens[max(start, i - 3) : i + 3] if t.kind in "WS"]
             return inner, start, i, any(word in _GIVES for word in words)
     return None
+
+
+# ---- Expressions: tokens to nested tuples.
+
+_DEEPEST = 40  # nested brackets
+
+
+class _Unreadable(Exception):
+    """Raised if the tokens are no expression."""
+
+
+def parse_expression(tokens: Sequence[Token]) -> tuple | None:
+    try:
+        parser = _Parser(tokens)
+        node = parser.sum(0)
+        return node if parser.at == len(tokens) else None
+    except _Unreadable:
+        return None
+
+
+class _Parser:
+    def __init__(self, tokens: Sequence[Token]):
+        self.tokens, self.at = tokens, 0
+
+    def peek(self, ahead: int = 0) -> Token:
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else Token("end", "")
+
+    def sum(self, depth: int) -> tuple:
+        if depth > _DEEPEST:
+            raise _Unreadable
+        node = self.product(depth)
+        while self.peek().kind == "O" and self.peek().text in "+-":
+            sign = self.peek().text
+            self.at += 1
+            node = (sign, node, self.product(depth))
+        return node
+
+    def product(self, depth: int) -> tuple:
+        node = self.signed(depth)
+        while True:
+            token, last = self.peek(), self.tokens[self.at - 1]
+            if token.kind == "O" and token.text in "*/":
+                self.at += 1
+                node = (token.text, node, self.signed(depth))
+            elif token.kind in ("(", "[") and (_is_function(last, token) or self.peek(2).kind in (")", "]") and (
+                last.kind == "S" or node[0] == "^" and node[1][0] == "sym"
+            )):  # fmt: skip
+                raise _Unreadable  # f(2), f^{-1}(13)
+            elif token.kind in ("S", "F", "pi", "(", "["):
+                loose = token.kind == "(" and token.spaced and last.kind not in (")", "]")
+                mixed = token.text == "frac" and node[0] == "num" and node[2] == 0 and last.kind == "N"
+                node = ("note" if loose else "mixed" if mixed else "*", node, self.power(depth))
+            else:
+                return node
+
+    def signed(self, depth: int) -> tuple:
+        if self.peek().kind == "O" and self.peek().text in "+-":
+            sign = self.peek().text
+            self.at += 1
+            inner = self.power(depth)
+            return ("neg", inner) if sign == "-" else inner
+        return self.power(depth)
+
+    def power(self, depth: int) -> tuple:
+        node = self.primary(depth)
+        if self.peek().text == "^" and self.peek(1).kind == "°":
+            self.at += 2
+        elif self.peek().text == "^":
+            self.at += 1
+            if depth >= _DEEPEST:
+                raise _Unreadable
+            node = ("^", node, self.signed(depth + 1))
+        while self.peek().kind in ("%", "!", "°"):
+            kind = self.peek().kind
+            self.at += 1
+            node = {"%": ("percent", node), "!": ("factorial", node), "°": node}[kind]
+        self.units()
+        return node
+
+    def units(self) -> None:
+        """Skips words after a number: its unit, if an operator, a relation or the end follows."""
+        ahead = 0
+        if self.peek().text == "/" and not self.peek().spaced and self.peek(1).kind == "W":
+            ahead = 1  # $135/person
+        while self.peek(ahead).kind in ("W", "A") and ahead < 6:
+            if self.peek(ahead).text.lower() in FUNCTIONS:
+                raise _Unreadable  # 5 squared
+            ahead += 1
+            if self.peek(ahead).text == "/" and not self.peek(ahead).spaced and self.peek(ahead + 1).kind in "WS":
+                ahead += 2
+            elif self.peek(ahead).text == "^" and self.peek(ahead + 1).kind in "N{":
+                ahead += 2 if self.peek(ahead + 1).kind == "N" else 4
+        if ahead and self.peek(ahead).kind in ("O", "R", "end", ")", "]", "}"):
+            self.at += ahead
+
+    def primary(self, depth: int) -> tuple:
+        token = self.peek()
+        self.at += 1
+        if token.kind == "N":
+            over, below = self.peek(1), self.peek(2)
+            if self.peek().kind == "N" and over.text == "/" and below.kind == "N" and not over.spaced:
+                whole, part = _number(token), ("/", _number(self.peek()), _number(below))
+                self.at += 3
+                if whole[2] or part[1][1] >= part[2][1]:
+                    raise _Unreadable
+                return ("+", whole, part)  # 2 1/2
+            return _number(token)
+        if token.kind == "S":
+            return ("sym", token.text)
+        if token.kind == "pi":
+            return ("pi",)
+        if token.kind in ("(", "["):
+            return self.close(depth, {"(": ")", "[": "]"}[token.kind])
+        if token.kind == "{":
+            return self.close(depth, "}")
+        if token.kind == "F" and token.text == "frac":
+            return ("/", self.group(depth), self.group(depth))
+        if token.kind == "F" and token.text == "sqrt":
+            return ("sqrt", self.group(depth) if self.peek().kind == "{" else self.primary(depth))
+        raise _Unreadable
+
+    def group(self, depth: int) -> tuple:
+        if self.peek().kind != "{":
+            raise _Unreadable
+        self.at += 1
+        return self.close(depth, "}")
+
+    def close(self, depth: int, kind: str) -> tuple:
+        node = self.sum(depth + 1)
+        if self.peek().kind != kind:
+            raise _Unreadable
+        self.at += 1
+        return node
+
+
+def _is_function(name: Token, bracket: Token) -> bool:
+    return name.kind == "S" and name.text[0] in "fghFGPQ" and not bracket.spaced
+
+
+def _number(token: Token) -> tuple:
+    """Returns ("num", value, decimals, suspect). A decimal not ending in 0 or 5 may be rounded, unless it is money."""
+    text = token.text.removeprefix("$").replace(",", "")
+    decimals = len(text.partition(".")[2])
+    digits = len(text.replace(".", "").lstrip("0"))
+    long = decimals > 0 and max(decimals, digits - 1) >= 2
+    suspect = long and text[-1] not in "05" and not token.text.startswith("$")
+    return ("num", Fraction(text), decimals, suspect)
+
+
+# ---- Tokens.
+
+
+class Token(NamedTuple):
+    kind: str  # N number, S symbol, W word, O operator, R relation, F function, B break, P unreadable, and signs
+    text: str
+    spaced: bool = True  # a space stands before it
+    glued: bool = False  # a letter, a digit or } stands before it
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Returns the tokens of a text."""
+    return _soft(_tokens(text))
+
+
+_SHORT = set(
+    "of is in at to by on or an as if so we he it my up us no do am pm be me mm cm km ft yd mi in mg kg lb oz ml kl cc "
+    "gb mb kb tb kw hr st nd rd th hz mp".split()
+)
+"""Words of two letters. Any other pair of letters is a product of symbols."""
+
+FUNCTIONS = set(
+    "sqrt root log lg exp sin cos tan cot csc sinh cosh tanh arcsin arccos arctan asin acos atan abs floor ceil "
+    "ceiling factorial choose squared cubed percent".split()
+)
+"""Words that change the value of the number beside them, so a term with one cannot be read."""
+
+_MARKS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "√": "\\sqrt ", "“": '"', "−": "-", "–": "-"}
+_REWRITE = [(re.compile(pattern), new) for pattern, new in (
+    (r"\{,\}|,\\!(?=\d)", ","),
+    (r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|limits)(?![a-zA-Z])|\\[,;!: ]|~", " "),
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname|boxed|fbox)\s*(?=\{)", " "),
+    (r"\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split)\*?\}|\\\\", "\n"),
+    (r"\\([$%])", r"\1"),
+    (r"\*\*(?=\s*[\d(])(?<=[\d)]\*\*)", "^"),
+    (r"\*\*", r"\\("),
+)]  # fmt: skip
+_LEXEMES = re.compile(
+    r"(?P<space>[ \t]+)|(?P<line>\n+)|(?P<number>\d+(?:,\d+)*(?:\.\d+)?|\.\d+)|(?P<delimiter>\\[()\[\]]|\$\$)"
+    r"|(?P<command>\\[a-zA-Z]+)|(?P<word>[^\W\d_][^\W_]*(?:['’-][^\W\d_]+)*(?:_\{[^{}]*\}|_\w+)?'*)"
+    r"|(?P<arrow>=>|<=>|->|→|⇒|⟹)|(?P<relation><=|>=|!=|==|=|≈|≤|≥|≠|<|>)|(?P<other>.)"
+)
+_ORDINAL = re.compile(r"(st|nd|rd|th)\b")
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+_OPERATORS = {"+": "+", "-": "-", "*": "*", "×": "*", "·": "*", "⋅": "*", "∙": "*", "✕": "*", "/": "/", "÷": "/",
+              "⁄": "/", "^": "^", "times": "*", "cdot": "*", "ast": "*", "div": "/"}  # fmt: skip
+_RELATIONS = {"≈": "≈", "approx": "≈", "sim": "≈", "simeq": "≈", "≤": "<=", "le": "<=", "leq": "<=", "leqslant": "<=",
+              "≥": ">=", "ge": ">=", "geq": ">=", "geqslant": ">=", "≠": "!=", "ne": "!=", "neq": "!=", "==": "=",
+              "lt": "<", "gt": ">"}  # fmt: skip
+_GREEK = set("alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi omega".split())
+_STOPS = set("implies Rightarrow Longrightarrow rightarrow to quad qquad therefore because iff".split())
+_SPOKEN = {"times": "*", "plus": "+", "minus": "-", "divided": "/", "multiplied": "*"}
+
+
+def _tokens(text: str) -> list[Token]:
+    for mark, plain in _MARKS.items():
+        text = text.replace(mark, plain)
+    for pattern, new in _REWRITE:
+        text = pattern.sub(new, text)
+    tokens, spaced = [], True
+    for match in _LEXEMES.finditer(text):
+        kind, lexeme = str(match.lastgroup), match.group()
+        if kind == "space":
+            spaced = True
+            continue
+        rest = text[match.end() : match.end() + 3]
+        token = _token(kind, lexeme, rest)
+        if kind == "number" and _ORDINAL.match(rest) and text[match.start() - 1 : match.start()] != "/":
+            token = "P", lexeme
+        if token:
+            last = text[match.start() - 1 : match.start()]
+            tokens.append(Token(*token, spaced, last.isalnum() or last == "}"))
+        spaced = kind == "line"
+    return list(_spoken(tokens))
+
+
+def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
+    if kind == "line":
+        return "L", text
+    if kind == "number":
+        odd = "," in text and not _THOUSANDS.fullmatch(text) or re.match(r"0\d", text) or len(text) > 40
+        odd = odd or re.match(r"[eE][+-]?\d|_|:\d|\.[.\\]", rest)
+        return ("P" if odd else "N"), text
+    if kind == "delimiter":
+        return "D", text
+    if kind == "arrow":
+        return "B", text
+    if kind == "relation" or text[1:] in _RELATIONS and kind == "command":
+        return "R", _RELATIONS.get(text.removeprefix("\\"), text)
+    if text == "sqrt" and rest[:1] in ("(", "{"):
+        return "F", text
+    if kind == "word":
+        if len(text.rstrip("'")) == 1 or text[1] == "_":
+            return "S", text
+        # ab next to a number is a product, not its unit
+        return ("W" if len(text) > 2 and text not in ("abc", "xyz") or text.lower() in _SHORT else "P"), text
+    if kind == "command":
+        name = text[1:]
+        if name in _OPERATORS:
+            return "O", _OPERATORS[name]
+        if name in ("frac", "sqrt", "binom"):
+            return "F", name
+        if name == "pi":
+            return "pi", name
+        if name in _GREEK:
+            return "S", name
+        if name == "circ":
+            return "°", name
+        return ("B" if name in _STOPS else "P"), text
+    if text in _OPERATORS:
+        return "O", _OPERATORS[text]
+    if text in "()[]{}%!°":
+        return text, text
+    if text in "$€£₹¥":
+        return "$", text
+    if text in "&'":
+        return None
+    if text == "π":
+        return "pi", text
+    return ("P" if text in "|_…\\@" else "B"), text
+
+
+def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Resolves words and the letter x that are operators between numbers (`5 times 3`, `20% of 60`), and articles."""
+    skip = False
+    for i, token in enumerate(tokens):
+        if skip:
+            skip = False
+            continue
+        before = tokens[i - 1].kind if i else "B"
+        after = tokens[i + 1] if i + 1 < len(tokens) else Token("B", "")
+        text = token.text.lower()
+        operand = before in ("N", ")", "}", "%", "W")
+        if token.kind == "S" and text == "x" and operand and (
+            after.kind in ("N", "$", "F") or (after.kind == "(" and token.spaced)
+        ):  # fmt: skip
+            yield Token("O", "*", token.spaced)
+        elif token.kind == "S" and text in ("a", "i") and token.spaced and after.kind == "W":
+            yield token._replace(kind="W")
+        elif token.kind == "W" and before in ("N", ")", "}", "%") and text in _SPOKEN:
+            by = after.text.lower() == "by"
+            following = tokens[i + 2].kind if by and i + 2 < len(tokens) else after.kind
+            if following in ("N", "$", "("):
+                skip = by
+                yield Token("O", _SPOKEN[text])
+            else:
+                yield token
+        elif text == "of" and after.kind in ("N", "$", "(") and _is_share(tokens[:i]):
+            yield Token("O", "*")
+        else:
+            yield token
+
+
+def _is_share(tokens: Sequence[Token]) -> bool:
+    """Returns whether the tokens end in a fraction such as 20%, 1/2 or 0.2."""
+    last = tokens[-1] if tokens else Token("B", "")
+    return (
+        last.kind == "%"
+        or last.kind == "N"
+        and (last.text.startswith("0.") or bool(tokens[-2:-1]) and tokens[-2].text == "/")
+    )
+
+
+def _soft(tokens: Sequence[Token]) -> list[Token]:
+    """Drops currency signs, formula delimiters and line ends inside an equation, and makes them breaks elsewhere."""
+    kept: list[Token] = []
+    money = False
+    for i, token in enumerate(tokens):
+        before = kept[-1].kind if kept else "B"
+        after = next((t.kind for t in tokens[i + 1 :] if t.kind not in ("D", "$", "L")), "B")
+        if token.kind == "$":
+            money = after == "N"
+            inside = before in ("O", "R", "(", "{", "[", "B", "W") or after in ("O", "R", ")")
+        elif token.kind == "D":
+            inside = before in ("O", "R", "B", "W") or after in ("O", "R", ")", "W")
+        elif token.kind == "L":
+            inside = before in ("O", "R", "B") or after == "R"
+        else:
+            kept.append(token._replace(text="$" + token.text) if money and token.kind == "N" else token)
+            money = False
+            continue
+        if not inside:
+            kept.append(Token("B", token.text))
+    return kept
