@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jprm.methods.verify import sandbox
-from jprm.methods.verify.python_steps import program_of
+from jprm.methods.verify.programs import program_of
 from jprm.methods.verify.verifiers import VERIFIERS
 from jprm.tree import read_records
 

@@ -16,9 +16,9 @@ from jprm.io.jsonl import dump, parse
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.verify import sandbox
-from jprm.methods.verify.checkers import labelled
-from jprm.methods.verify.python_steps import check_python
+from jprm.methods.verify.programs import check_python
 from jprm.methods.verify.sandbox import Limits
+from jprm.methods.verify.verifiers import labelled
 from jprm.tree import RecordError, record_of, tree_of
 
 ODD = json_value | st.sampled_from(

@@ -12,8 +12,8 @@ from jprm.methods.judge.critiques import CODE_END, RUNS
 from jprm.methods.judge.load import load_judge
 from jprm.methods.judge.prompts import GENPRM, PLAIN, JudgePrompt
 from jprm.methods.verify import sandbox
+from jprm.methods.verify.programs import LONGEST, printed
 from jprm.methods.verify.sandbox import Limits
-from jprm.methods.verify.snippets import LONGEST, printed
 from jprm.tree import RecordError
 
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")

@@ -8,7 +8,7 @@ import pytest
 from jprm.apps import cli
 from jprm.data.readers import READERS
 from jprm.methods.verify import sandbox
-from jprm.methods.verify.python_steps import program_of
+from jprm.methods.verify.programs import program_of
 from jprm.methods.verify.verifiers import VERIFIERS
 from jprm.tree import RecordError, tree_of
 

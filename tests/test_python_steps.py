@@ -8,9 +8,9 @@ from hostile import programs as hostile
 
 from jprm.io.jsonl import dump
 from jprm.methods.verify import sandbox
-from jprm.methods.verify.checkers import labelled
-from jprm.methods.verify.python_steps import check_python
+from jprm.methods.verify.programs import check_python
 from jprm.methods.verify.sandbox import Limits
+from jprm.methods.verify.verifiers import labelled
 from jprm.tree import RecordError, record_of, tree_of
 
 pytestmark = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")

@@ -24,7 +24,7 @@ from jprm.methods.export import export as exporting
 from jprm.methods.export.export import export
 from jprm.methods.label import files
 from jprm.methods.policy.load import load_policy
-from jprm.methods.verify.verdict import Verdict
+from jprm.methods.verify import Verdict
 from jprm.tree import RecordError
 
 CHAIN = json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n"

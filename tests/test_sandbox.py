@@ -9,14 +9,14 @@ import time
 import pytest
 
 from jprm.methods.verify import sandbox
-from jprm.methods.verify.sandbox import Limits, python, run
+from jprm.methods.verify.sandbox import Limits, python, run_command
 
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox
 
 
 def run_python(code, seconds=60.0, **limits):
-    return run([python(), "-I", "-S", "-c", code], "", Limits(seconds=seconds, **limits))
+    return run_command([python(), "-I", "-S", "-c", code], "", Limits(seconds=seconds, **limits))
 
 
 def own_children():
@@ -92,7 +92,9 @@ def test_attacks_fail_and_nothing_is_left_behind():
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         files, before = set(os.listdir("/tmp")), own_children()
-        outcome = run([python(), "-I", "-c", ATTACKS.replace("PORT", str(server.server_port))], "", Limits(seconds=60))
+        outcome = run_command(
+            [python(), "-I", "-c", ATTACKS.replace("PORT", str(server.server_port))], "", Limits(seconds=60)
+        )
         server.shutdown()
     assert outcome.output.splitlines() == [
         "fork PermissionError",
@@ -123,7 +125,7 @@ def test_calls_that_no_step_needs_do_not_exist(name):
     number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
     code = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
     code += f"print(libc.syscall({number}, 0, 0, 0, 0, 0, 0), ctypes.get_errno())"
-    assert number > 0 and run([python(), "-I", "-c", code], "", Limits()).output == f"-1 {errno.ENOSYS}\n"
+    assert number > 0 and run_command([python(), "-I", "-c", code], "", Limits()).output == f"-1 {errno.ENOSYS}\n"
 
 
 CHANGES = """
@@ -193,7 +195,7 @@ def test_a_memory_cgroup_holds_the_program_where_there_is_one(tmp_path, monkeypa
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     sandbox._scope.cache_clear()
     monkeypatch.setattr(sandbox, "_bwrap", lambda command, *_: ["bwrap", "FILTER", *command])
-    outcome = sandbox._run(["program"], "", Limits(memory=1 << 30, files=16 << 20), sandbox=True)
+    outcome = sandbox._run_command(["program"], "", Limits(memory=1 << 30, files=16 << 20), sandbox=True)
     sandbox._scope.cache_clear()
     assert "--scope" in outcome.output and "-p MemoryMax=1090519040 -p MemorySwapMax=0 -- prlimit" in outcome.output
     assert outcome.output.split()[-1] == "program"
@@ -203,5 +205,5 @@ def test_no_sandbox_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed (Debian's package bubblewrap)")
     with pytest.raises(OSError, match=r"bwrap is not installed .*--unsafe-no-sandbox"):
         run_python("print(1)")
-    outcome = run([python(), "-I", "-c", "print(1)"], "", Limits(), sandbox=False)
+    outcome = run_command([python(), "-I", "-c", "print(1)"], "", Limits(), sandbox=False)
     assert outcome.output == "1\n"

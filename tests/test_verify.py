@@ -12,8 +12,7 @@ from jprm import loading
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.label import files
-from jprm.methods.verify import sandbox
-from jprm.methods.verify.verdict import Verdict
+from jprm.methods.verify import Verdict, sandbox
 from jprm.tree import read_records
 
 RECORDS = [

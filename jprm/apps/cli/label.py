@@ -10,7 +10,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 
 from jprm.apps.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, one_of, print_counts
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
-from jprm.methods.verify.checkers import Kind
+from jprm.methods.verify.verifiers import Kind
 from jprm.model import Dtype
 
 label = Commands()

@@ -11,7 +11,7 @@ from typing import Any
 from jprm.methods.judge.prompts import JudgePrompt, Verdict, probability, verdicts
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError
-from jprm.methods.verify.snippets import printed
+from jprm.methods.verify.programs import printed
 from jprm.score.records import as_written
 
 KEY = "judge"

@@ -27,7 +27,7 @@ from jprm.methods.label.rollouts import Rollouts
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.verify import verifiers
-from jprm.methods.verify.checkers import Kind, checker, labelled
+from jprm.methods.verify.verifiers import Kind, checker, labelled
 from jprm.model import Dtype
 from jprm.tree import ReasoningTree, read_records, record_of, tree_of
 

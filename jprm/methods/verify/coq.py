@@ -17,8 +17,8 @@ import secrets
 import shutil
 from collections.abc import Sequence
 
-from jprm.methods.verify.sandbox import Limits, run
-from jprm.methods.verify.verdict import Verdict
+from jprm.methods.verify import Verdict
+from jprm.methods.verify.sandbox import Limits, run_command
 from jprm.tree import ReasoningTree, chains_of
 
 LIMITS = Limits(seconds=30.0, memory=4 << 30)
@@ -52,8 +52,8 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIM
     theorem = tree.extra.get("theorem", tree.problem)
     verdicts: list[Verdict | None] = [None] * len(tree.nodes)
     for path in chains_of(tree):
-        found = check_tactics(str(theorem), [tree.nodes[i].text for i in path], sandbox=sandbox, limits=limits)
-        for i, verdict in zip(path, found, strict=True):
+        path_verdicts = check_tactics(str(theorem), [tree.nodes[i].text for i in path], sandbox=sandbox, limits=limits)
+        for i, verdict in zip(path, path_verdicts, strict=True):
             if (verdicts[i] or Verdict(None)).label is None:  # time ran out on another path
                 verdicts[i] = verdict
     return [verdict or Verdict(None) for verdict in verdicts]
@@ -72,7 +72,7 @@ def check_tactics(
     for step in steps[:open_]:
         text += f"{step}\nLocate {mark}x.\nGuarded.\nLocate {mark}x.\n"
     text += f"Qed.\nLocate {mark}x.\n"  # checks a finished proof as a whole
-    outcome = run([shutil.which("coqtop") or "coqtop", "-q", "-color", "no"], text, limits, sandbox=sandbox)
+    outcome = run_command([shutil.which("coqtop") or "coqtop", "-q", "-color", "no"], text, limits, sandbox=sandbox)
     first, *answers = re.split(rf"No object of basename\s+{mark}x\b", outcome.output)[:-1] or [""]
     if not first or "Error:" in first or _LIMIT.search(first):
         return nothing

@@ -1,9 +1,26 @@
-"""Runs programs with tests, many in one sandbox.
+"""Programs judged by tests, and steps that are Python code.
 
-The tests run in another process and sandbox than the program (`remote.py`), which sees the calls of its functions but
-neither the tests nor their report. Starting two sandboxes takes longer than most programs, so a pair of them serves a
-batch: each program and its tests are two processes of their own, forked there (`fork_server.py`). A program that hangs,
-crashes or attacks has its own report alone.
+Each step extends the program of the earlier steps, which then runs with tests. A record has `"tests": [str]`, each a
+statement such as `assert area(2) == 4`, and may have a `"prelude"`, code before the first step. After a step, the
+program so far runs in the sandbox, then every test. The step is
+
+- incorrect (0) if the program does not compile, raises, exits or takes too long, or a test fails;
+- correct (1) if it runs, no test fails and at least one passes;
+- unlabelled if no test can run yet or its block is incomplete: the next step begins indented, or an end is missing. A
+  test that needs an undefined name is skipped, but fails after the last step.
+
+The tests run in another process and sandbox than the program (`hidden_tests.py`), which sees the calls of its functions
+but neither the tests nor their report. A test that compares a program's object with a plain value is undecided; then
+the step is incorrect if another test fails, and unlabelled otherwise. A test that needs a name of the program has
+Python's own builtins, whatever the program defines: where it hides one of them, the test passes or is undecided. Tests
+that need builtins alone, such as `assert sum(10, 15) == 6`, test the program's function of that name, which all of them
+call.
+
+Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
+the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.
+
+Starting two sandboxes takes longer than most programs, so a pair of them serves a batch: each program and its tests are
+two processes of their own, forked there. A program that hangs, crashes or attacks has its own report alone.
 """
 
 from __future__ import annotations
@@ -15,15 +32,91 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jprm.methods.verify.sandbox import Limits, python, rules, run_servers
+from jprm.fields import tests_of
+from jprm.methods.verify import Verdict
+from jprm.methods.verify.sandbox import Limits, python, rules, run_command, run_servers
+from jprm.tree import ReasoningTree
 
 LIMITS = Limits(seconds=10.0, memory=1 << 30)
 """Limits of one program with its tests."""
 
 BATCH = 128
 """Programs that one pair of sandboxes serves, at most."""
+
+
+# ---- Steps that are code.
+
+_FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
+    """Returns a verdict per node.
+
+    Raises:
+      RecordError: as `tests_of`.
+      OSError: `sandbox` is True and there is none.
+    """
+    tests = tests_of(tree.extra)
+    fenced = any(_FENCE.search(node.text) for node in tree.nodes)
+    children: list[list[int]] = [[] for _ in tree.nodes]
+    programs: list[str] = []
+    verdicts: list[Verdict] = []
+    for i, node in enumerate(tree.nodes):
+        if node.parent >= 0:
+            children[node.parent].append(i)
+        before = programs[node.parent] if node.parent >= 0 else program_of(tree.extra, ())
+        programs.append(before + _code(node.text, fenced))
+    over = [False] * len(tree.nodes)  # at or after an incorrect step
+    for i, node in enumerate(tree.nodes):
+        if node.parent >= 0 and over[node.parent]:
+            over[i] = True
+            verdicts.append(Verdict(None))
+            continue
+        new = _code(node.text, fenced)
+        follow = [_code(tree.nodes[child].text, fenced) for child in children[i]]
+        unfinished = any(code[:1] in (" ", "\t") for code in follow)
+        if not new.strip() or unfinished:
+            verdicts.append(Verdict(None))
+        else:
+            last = not children[i]
+            (report,) = run_programs([Program(programs[i], tuple(tests), last)], limits, sandbox=sandbox)
+            verdicts.append(_verdict(report, last, limits))
+            over[i] = verdicts[-1].label == 0
+    return verdicts
+
+
+def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str:
+    """Returns the program that the steps write after the record's prelude."""
+    fenced = any(map(_FENCE.search, steps))
+    return _code(record.get("prelude", ""), False) + "".join(_code(step, fenced) for step in steps)
+
+
+def _code(text: str, fenced: bool) -> str:
+    code = "\n".join(_FENCE.findall(text)) if fenced else text
+    return code.strip("\n") + "\n" if code.strip() else ""
+
+
+def _verdict(report: Report, last: bool, limits: Limits) -> Verdict:
+    if not report.started:
+        return Verdict(None)
+    if report.late:
+        return Verdict(0, 1, f"ran longer than {limits.seconds:g} seconds")
+    if report.error is not None:
+        return Verdict(0 if report.error else None, int(bool(report.error)), report.error or None)
+    done = [result for result in report.results if result != "undecided" and (result != "later" or last)]
+    failed = next((result for result in done if result != "passes"), None)
+    if failed == "later":
+        failed = "NameError: a test's name is never defined"
+    if failed is None and "undecided" in report.results:
+        return Verdict(None, len(done))
+    return Verdict(int(failed is None) if done else None, len(done), failed)
+
+
+# ---- Programs with tests, many in one sandbox.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +169,8 @@ def run_programs(programs: Sequence[Program], limits: Limits = LIMITS, *, sandbo
     size = max(1, min(BATCH, -(-len(distinct) // workers)))
     batches = [distinct[start : start + size] for start in range(0, len(distinct), size)]
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        found = pool.map(functools.partial(_run_batch, limits=limits, sandbox=sandbox), batches)
-        reports = dict(zip(distinct, (report for batch in found for report in batch), strict=True))
+        batch_reports = pool.map(functools.partial(_run_batch, limits=limits, sandbox=sandbox), batches)
+        reports = dict(zip(distinct, (report for batch in batch_reports for report in batch), strict=True))
     return [reports[program] for program in programs]
 
 
@@ -105,20 +198,19 @@ def _serve(programs: Sequence[Program], limits: Limits, sandbox: bool) -> list[R
 
 @functools.cache
 def _script() -> str:
-    parts = [pathlib.Path(__file__).with_name(name).read_text() for name in ("remote.py", "fork_server.py")]
-    return "\n".join([*parts, "main(sys.argv[1], int(sys.argv[2]), sys.stdin.read(), serve, answer)"])
+    return pathlib.Path(__file__).with_name("hidden_tests.py").read_text()
 
 
 def _report(line: str, tests: int) -> Report:
     try:
-        found = json.loads(line)
-        if found.get("incomplete") is True:
+        reply = json.loads(line)
+        if reply.get("incomplete") is True:
             return Report(error="")
-        if found.get("late") is True:
+        if reply.get("late") is True:
             return Report(late=True)
-        if found.get("ended") is True:
+        if reply.get("ended") is True:
             return Report(error="ended before the tests")
-        error, results, behaviour = found.get("error"), found.get("tests", []), found.get("behaviour")
+        error, results, behaviour = reply.get("error"), reply.get("tests", []), reply.get("behaviour")
         if isinstance(error, str):
             return Report(error=error)
         if error is None and len(results) == tests and all(isinstance(result, str) for result in results):
@@ -126,3 +218,44 @@ def _report(line: str, tests: int) -> Report:
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return Report(error="reported something other than test results")
+
+
+# ---- Blocks of code without tests, for what they print.
+
+BLOCK_LIMITS = Limits(seconds=5.0, memory=1 << 30)
+
+LONGEST = 2000
+"""Characters of output that are kept."""
+
+_RUNNER = """
+import contextlib, io, json, sys
+names = {"__name__": "__main__"}
+*earlier, last = json.load(sys.stdin)
+with contextlib.redirect_stdout(io.StringIO()):
+    for block in earlier:
+        try:
+            exec(block, names)
+        except Exception:  # it was printed when this block was the last
+            pass
+try:
+    exec(last, names)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def printed(blocks: Sequence[str], limits: Limits = BLOCK_LIMITS) -> str:
+    """Returns what the last block prints after the earlier ones, with its error if it raises one.
+
+    Only the standard library is available. `limits` are of all blocks together.
+
+    Raises:
+      OSError: there is no sandbox.
+    """
+    outcome = run_command([python(), "-I", "-S", "-c", _RUNNER], json.dumps(list(blocks)), limits)
+    output = outcome.output.strip()
+    if outcome.status is None:
+        output += f"\nTimeoutError: longer than {limits.seconds:g} seconds"
+    elif outcome.status < 0:
+        output += f"\nended by signal {-outcome.status}"
+    return output.strip()[:LONGEST]

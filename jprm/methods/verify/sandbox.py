@@ -53,7 +53,7 @@ def refusal() -> str | None:
     for tool, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
         if not shutil.which(tool):
             return f"{tool} is not installed (Debian's package {package})"
-    tried = _run(["/usr/bin/env", "true"], "", Limits(), sandbox=True)
+    tried = _run_command(["/usr/bin/env", "true"], "", Limits(), sandbox=True)
     if tried.status != 0:
         return f"bwrap does not work here: {tried.output.strip()[:300] or f'exit status {tried.status}'}"
     return None
@@ -68,7 +68,7 @@ def require() -> None:
         )
 
 
-def run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> Outcome:
+def run_command(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> Outcome:
     """Runs a command with `text` as its input; returns what it prints and how it ends.
 
     Without `sandbox` only time, memory and file size are limited, and the program may do whatever its user may.
@@ -78,7 +78,7 @@ def run(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = Tr
     """
     if sandbox:
         require()
-    return _run(command, text, limits, sandbox=sandbox)
+    return _run_command(command, text, limits, sandbox=sandbox)
 
 
 def run_servers(
@@ -102,27 +102,31 @@ def run_servers(
     (one, two), ended, outcomes = socket.socketpair(), threading.Event(), []
 
     def first() -> None:
-        command, given = [*commands[0], str(one.fileno())], (one.detach(),)
+        command, descriptors = [*commands[0], str(one.fileno())], (one.detach(),)
         outcomes.append(
-            _run(command, texts[0], limits, sandbox=sandbox, given=given, stop=ended, server_seconds=seconds)
+            _run_command(
+                command, texts[0], limits, sandbox=sandbox, descriptors=descriptors, stop=ended, server_seconds=seconds
+            )
         )
 
     thread = threading.Thread(target=first, daemon=True)
     thread.start()
     try:
-        command, given = [*commands[1], str(two.fileno())], (two.detach(),)
-        outcome = _run(command, texts[1], limits, sandbox=sandbox, given=given, server_seconds=seconds)
+        command, descriptors = [*commands[1], str(two.fileno())], (two.detach(),)
+        outcome = _run_command(
+            command, texts[1], limits, sandbox=sandbox, descriptors=descriptors, server_seconds=seconds
+        )
     finally:
         ended.set()
         thread.join()
     return outcomes[0], outcome
 
 
-def _run(
-    command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, given: Sequence[int] = (), stop=None,
+def _run_command(
+    command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, descriptors: Sequence[int] = (), stop=None,
     server_seconds: float | None = None,
 ) -> Outcome:  # fmt: skip
-    """Runs a command. It takes over the file descriptors `given`, and is killed when the event `stop` is set.
+    """Runs a command. It takes over the file `descriptors`, and is killed when the event `stop` is set.
 
     With `server_seconds`, its time, it may fork.
     """
@@ -143,9 +147,9 @@ def _run(
             full[full.index("FILTER")] = str(filter_.fileno())
         process = subprocess.Popen(
             full, stdin=asked, stdout=printed, stderr=printed, env=environment, cwd=folder, start_new_session=True,
-            pass_fds=[*given, *([filter_.fileno()] if sandbox else [])],
+            pass_fds=[*descriptors, *([filter_.fileno()] if sandbox else [])],
         )  # fmt: skip
-        for descriptor in given:
+        for descriptor in descriptors:
             os.close(descriptor)
         try:
             status = _wait(process, server_seconds or limits.seconds, stop)

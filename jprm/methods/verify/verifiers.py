@@ -1,9 +1,10 @@
-"""Verifiers: what judges a whole chain by its outcome, wherever chains are sampled (`jprm label`, `jprm rl`).
+"""Verifiers judge whole chains by their outcome, wherever chains are sampled (`jprm label`, `jprm rl`).
 
 A verifier judges many chains at once, since programs run in batches. Commands and experiments name one of `VERIFIERS`,
 or the user's own as `module:NAME` or `FILE.py:NAME`: a `Verifier`, or a function from (record, steps) to a reward.
 
-A check of the working is a function from (record, steps) to True, False or None (not checkable) for each step.
+A check of the working is a function from (record, steps) to True, False or None (not checkable) for each step. A
+checker labels the steps of a tree (`jprm label verify`).
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jprm import registry
 from jprm.answers import equivalent, extract_answer
 from jprm.fields import tests_of
 from jprm.methods.policy.protocol import Prefix, Sample
-from jprm.methods.verify import sandbox
+from jprm.methods.verify import Verdict, coq, sandbox
 from jprm.methods.verify.arithmetic import check_arithmetic
-from jprm.methods.verify.programs import LIMITS, Program, run_programs
-from jprm.methods.verify.python_steps import program_of
+from jprm.methods.verify.programs import LIMITS, Program, check_python, program_of, run_programs
 from jprm.methods.verify.sandbox import Limits
-from jprm.tree import NONE, ReasoningTree, RecordError, without_chain
+from jprm.tree import NONE, ReasoningTree, RecordError, with_labels, without_chain
 
 Record = Mapping[str, Any]
 Chain = tuple[Record, Sequence[str]]
 """A problem's record, and the texts of all steps."""
+
+Kind = Literal["arithmetic", "python", "coq"]
+"""What steps are, for a checker."""
+
+ORIGIN = "formal"
+"""Of a checker's labels."""
 
 Working = Callable[[Record, Sequence[str]], Sequence[bool | None]]
 
@@ -56,11 +62,11 @@ class Verifier:
 
         Raises ValueError for one outside [0, 1].
         """
-        found = [float(outcome.reward) for outcome in self.judge(chains)] if chains else []
-        for (record, _), reward in zip(chains, found, strict=True):
+        rewards = [float(outcome.reward) for outcome in self.judge(chains)] if chains else []
+        for (record, _), reward in zip(chains, rewards, strict=True):
             if not 0 <= reward <= 1:
                 raise ValueError(f"problem {record['problem'][:60]!r}: the verifier's reward {reward} is not in [0, 1]")
-        return found
+        return rewards
 
     def accepts(self, completions: Sequence[tuple[Record, Prefix, Sequence[Sample]]]) -> list[list[bool]]:
         """Returns whether each sample that completes a prefix makes it a correct chain. One that was cut off does not.
@@ -136,9 +142,9 @@ WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 
 def find(name: str) -> Verifier:
     """Returns the verifier of a name; errors as `registry.find`."""
-    found = registry.find(name, VERIFIERS, "verifier", files=True)
-    if isinstance(found, Verifier):
-        return found
+    verifier = registry.find(name, VERIFIERS, "verifier", files=True)
+    if isinstance(verifier, Verifier):
+        return verifier
     return of_function(registry.find(name, {}, "verifier", Callable, files=True))
 
 
@@ -153,8 +159,32 @@ def record_of_problem(tree: ReasoningTree) -> dict[str, Any]:
 
 
 def right_working(verdicts: Sequence[bool | None]) -> bool:
-    """Returns whether no step is found false and at least one is found true."""
+    """Returns whether no step is false and at least one is true."""
     return any(verdicts) and False not in verdicts
+
+
+def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
+    """Returns a function from a tree to a verdict per node.
+
+    Raises:
+      OSError: coqtop is not installed, or there is no sandbox and `in_sandbox` is True.
+    """
+    if kind == "arithmetic":
+        return lambda tree: [check_arithmetic(node.text) for node in tree.nodes]
+    if kind not in ("python", "coq"):
+        raise ValueError(f"kind is {kind!r}: use 'arithmetic', 'python' or 'coq'")
+    if kind == "coq" and (reason := coq.refusal()):
+        raise OSError(f"tactics cannot be checked: {reason}")
+    if in_sandbox:
+        sandbox.require()
+    check = {"python": check_python, "coq": coq.check_coq}[kind]
+    return lambda tree: check(tree, sandbox=in_sandbox)
+
+
+def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
+    """Returns the tree with its verdicts as labels of `correctness`; `false` tells what does not hold in a step."""
+    notes = [{"checked": each.checked} | ({"false": each.false} if each.false else {}) for each in verdicts]
+    return with_labels(tree, [each.label for each in verdicts], "correctness", ORIGIN, notes)
 
 
 def _letters(digits: str) -> str:

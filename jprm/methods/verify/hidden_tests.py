@@ -1,4 +1,4 @@
-"""Runs a program in one process and its tests in another. Standard library only: both sides run it as a script.
+"""Runs a program in one process and its hidden tests in another. Standard library only: both sides run it as a script.
 
 The program's process (`serve`) holds its names and answers requests on a socket. The tests' process (`answer`) sees
 the names as proxies. Plain values cross the socket as copies, with exact types; every other object stays with the
@@ -11,17 +11,31 @@ the object decide. It raises `Undecided`, and the test decides nothing.
 A test runs in a namespace of its own, which nothing that the program sends is written into: the program's names are
 where Python looks after the globals, among the builtins. So whatever a test stores hides the program's name. Which
 builtins a program may hide is known from the tests alone (`_subjects`).
+
+One pair of processes serves many programs. The leader has the questions, the follower runs the programs. For every
+question the leader sends the follower one end of a new socket pair; each then forks a child, and the two children talk
+over that pair alone. A child gives up the right to fork before anything untrusted runs, and is killed when its question
+is decided. So a program cannot change what happens to the next one: it shares with it no memory, no descriptor and no
+file. A follower whose folder has changed after a program ends, even if the program removed its files, and the caller
+starts another for the remaining questions.
 """
 
+import base64
 import builtins
 import collections
 import contextlib
+import ctypes
 import dis
+import functools
 import hashlib
 import json
 import operator
 import os
+import select
+import signal
+import socket
 import sys
+import time
 from typing import Any
 
 _PLAIN = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
@@ -237,9 +251,9 @@ class Tests(Pipe):
         if number not in self.kinds:
             known = [getattr(builtins, name, None) for name in ancestry]
             known = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
-            own = isinstance(getattr(builtins, ancestry[0], None), type)
+            is_builtin = isinstance(getattr(builtins, ancestry[0], None), type)
             base = known[0] if known else RuntimeError
-            self.kinds[number] = base if own and known else type(ancestry[0], (base,), {"_number": number})
+            self.kinds[number] = base if is_builtin and known else type(ancestry[0], (base,), {"_number": number})
         return self.kinds[number]
 
     def request(self, op, *values, **keys):
@@ -274,7 +288,7 @@ class Tests(Pipe):
             reply = {"raised": type(error).__name__, "text": _text(error)}
         self.send(reply)
 
-    def run(self, tests, more):
+    def report(self, tests, more):
         """Returns the report. Only its own words go into it: the program writes what it likes on the pipe."""
         try:
             first = self.receive()
@@ -426,7 +440,7 @@ def answer(descriptor, question):
     tests = Tests(descriptor)
     with contextlib.suppress(Ended):  # the report says so
         tests.send({"code": question["code"], "more": question["more"]})
-    return tests.run(question["tests"], question["more"])
+    return tests.report(question["tests"], question["more"])
 
 
 def _incomplete(code):
@@ -440,3 +454,129 @@ def _incomplete(code):
         return False
     finally:
         warnings.resetwarnings()
+
+
+# ---- Many programs from one pair of processes.
+
+_LONGEST_REPORT = 1 << 20  # bytes
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def _fork(rules, run):
+    """Forks a child that runs a function under a BPF program over its system calls; an empty one forbids nothing.
+
+    The child never returns to the parent's code, and exits with 77 where the system refuses the BPF program.
+    """
+    child = os.fork()
+    if child:
+        return child
+    try:
+        program = _Filter(len(rules) // 8, rules)
+        refused = rules and ctypes.CDLL(None).prctl(22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, a filter
+        if refused:
+            os._exit(77)
+        run()
+    finally:
+        os._exit(0)
+
+
+def follow(control, rules):
+    """Forks a child that runs `serve` for every socket that arrives."""
+    child, untouched = None, _folder()
+    while True:
+        message, sockets, *_ = socket.recv_fds(control, 1, 1)
+        _end(child)
+        if not message or _folder() != untouched:
+            return
+        child = _fork(rules, functools.partial(_serve, control, sockets[0]))
+        os.close(sockets[0])
+        control.send(b"1")
+
+
+def _serve(control, descriptor):
+    control.close()
+    serve(descriptor)
+
+
+def _folder():
+    """Returns what any change of the folder or of what is in it changes."""
+    here = os.stat(".")
+    return os.listdir("."), here.st_mode, here.st_mtime_ns, here.st_ctime_ns
+
+
+def lead(control, rules, questions, seconds, report):
+    """Writes a line of JSON to the descriptor `report` for every question, until one cannot be asked.
+
+    A line is what `answer` returns in a child; `{"late": true}` after so many seconds.
+    """
+    control.settimeout(seconds + 10)
+    for question in questions:
+        ours, theirs = socket.socketpair()
+        with contextlib.suppress(OSError):
+            socket.send_fds(control, [b"1"], [theirs.fileno()])
+            theirs.close()
+            if control.recv(1):
+                os.write(
+                    report, _line(functools.partial(answer, ours.fileno(), question), rules, seconds, control, report)
+                )
+                ours.close()
+                continue
+        return
+
+
+def _line(report_of, rules, seconds, control, report):
+    """Returns the line of one question: what `report_of()` returns in a child."""
+    read, write = os.pipe()
+
+    def run():
+        for descriptor in (control.fileno(), report, read):
+            os.close(descriptor)
+        os.write(write, json.dumps(report_of()).encode())
+
+    child = _fork(rules, run)
+    os.close(write)
+    line, deadline = b"", time.monotonic() + seconds
+    while len(line) < _LONGEST_REPORT:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([read], [], [], left)[0]:
+            line = b'{"late": true}'
+            break
+        if not (more := os.read(read, 1 << 16)):
+            break
+        line += more
+    os.close(read)
+    _end(child)
+    return line.replace(b"\n", b" ") + b"\n"
+
+
+def _end(child):
+    if child:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def main(role, number, question):
+    """Runs one side over the socket `number`; the question, in JSON, has the rules and, for the leader, all else."""
+    question = json.loads(question)
+    rules = base64.b64decode(question["rules"])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as process 1 it then gets no signal from its children
+    report = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(0, 1)
+    os.dup2(0, 2)
+    if os.waitpid(_fork(rules, int), 0)[1]:
+        return
+    control = socket.socket(fileno=number)
+    if role == "program":
+        os.close(report)
+        follow(control, rules)
+    else:
+        lead(control, rules, question["questions"], question["seconds"], report)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.stdin.read())
