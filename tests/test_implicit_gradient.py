@@ -13,7 +13,7 @@ from tiny import TINY, Letters, chain_ids, chain_rows, params
 from tiny_run import VALUE
 
 from jprm.experiment import ObjectiveConfig
-from jprm.methods.label.reference import label_trees
+from jprm.methods.label.files import with_log_probabilities
 from jprm.model.int8 import held_decoder
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES, head_logits, hidden
@@ -85,7 +85,7 @@ def test_gradient_is_the_sum_over_chains_alone(loss, dtype, stored):
         with jax.set_mesh(grid):
             placed = jax.tree_util.tree_map_with_path(functools.partial(put, grid), reference)
         prm = PRM(placed, CONFIG, Letters(), grid, "implicit", "base", 0, ratio=LogProbability(CONFIG))
-        trees, extras, both = label_trees(prm, TREES), (REFERENCE,), {}
+        trees, extras, both = with_log_probabilities(prm, TREES), (REFERENCE,), {}
         task = dataclasses.replace(TASK, reference=False, extras=extras)
     rows = pack([token_tree(tree, Letters(), "outcome", extras) for tree in trees], 16, 8, too_long="error").rows
     objective = find("implicit", {"beta": BETA, "loss": loss})

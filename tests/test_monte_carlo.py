@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from toy_policy import Markov
 
 from jprm.methods.label.config import Adaptive, MonteCarloConfig
-from jprm.methods.label.monte_carlo import allocate, hard, label_trees, soft, wilson
-from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.label.monte_carlo import Rollouts, allocate, hard, label_trees, soft, wilson
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError, prefix_key
 from jprm.methods.verify.verifiers import VERIFIERS
@@ -178,7 +177,7 @@ import os, sys
 sys.path.insert(0, {tests!r})
 from toy_policy import Markov
 from jprm.methods.label.monte_carlo import MonteCarloConfig, label_trees
-from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.label.monte_carlo import Rollouts
 from jprm.tree import tree_of
 
 class Mortal(Markov):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_policy import Markov
 
+from jprm.methods.label.monte_carlo import Rollouts
 from jprm.methods.label.omega import (
     OmegaConfig,
     Search,
@@ -21,7 +22,6 @@ from jprm.methods.label.omega import (
     select,
     tree_of_search,
 )
-from jprm.methods.label.rollouts import Rollouts
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.verify.verifiers import VERIFIERS

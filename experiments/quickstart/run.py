@@ -46,8 +46,7 @@ import task
 
 from jprm.io.jsonl import write_records
 from jprm.methods.label.config import MonteCarloConfig
-from jprm.methods.label.monte_carlo import label_trees
-from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.label.monte_carlo import Rollouts, label_trees
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.train import Stopped, train

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jprm.methods.label.config import Adaptive, MonteCarloConfig
-from jprm.methods.label.monte_carlo import label_trees, wilson
-from jprm.methods.label.sequential import confidence_sequence, unbiased, undecided
+from jprm.methods.label.monte_carlo import confidence_sequence, label_trees, unbiased, undecided, wilson
 from jprm.methods.policy.protocol import Sample
 from jprm.methods.verify.verifiers import Outcome, Verifier
 from jprm.tree import Node, ReasoningTree

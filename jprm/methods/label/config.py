@@ -1,4 +1,4 @@
-"""How labels are made: the configs of the label methods. Needs no array library."""
+"""The configs of the label methods. Needs no array library."""
 
 from __future__ import annotations
 

@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import os
+import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+import jax
+
+from jprm.checkpoints import base
+from jprm.devices import enable_compile_cache
 from jprm.fields import tests_of
 from jprm.io.digests import digest
 from jprm.io.jsonl import count, dump, parse, read_lines, write_records
 from jprm.io.outputs import check_input, check_output, continued, cut, finish, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
-from jprm.methods.judge.critiques import cost
+from jprm.layout import native_layout
+from jprm.loading import load
+from jprm.methods.judge.critiques import KEY, cost
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
-from jprm.methods.label.consensus import consensus
-from jprm.methods.label.critique import matching_critiques
-from jprm.methods.label.monte_carlo import label_trees
+from jprm.methods.label.first_errors import consensus, matching_critiques
+from jprm.methods.label.monte_carlo import Rollouts, label_trees
 from jprm.methods.label.omega import label_problems
-from jprm.methods.label.outcomes import outcomes
-from jprm.methods.label.rollouts import Rollouts
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.verify import verifiers
-from jprm.methods.verify.verifiers import Kind, checker, labelled
+from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labelled
 from jprm.model import Dtype
-from jprm.tree import ReasoningTree, read_records, record_of, tree_of
+from jprm.model.heads import of_channels
+from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.score.identity import identity
+from jprm.score.implicit import LogProbability
+from jprm.score.records import as_written
+from jprm.score.scorer import CHUNK, PRM
+from jprm.token_tree import REFERENCE
+from jprm.tokenizer import load_tokenizer
+from jprm.tree import ReasoningTree, chains_of, read_records, record_of, tree_of, with_labels, without_chain
 
 Path = str | os.PathLike
 
@@ -109,21 +122,17 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
     for number, tree in enumerate(_trees(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
     request = {"verifier": verifier, "digests": {"verifier": digest(judge)}}
-    _continued(input, output, request, lambda trees: outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
-    found = [node.correct for tree in _trees(output) for node in tree.nodes if node.correct is not None]
-    return {"chains": len(found), "correct": sum(found)}
+    _continued(input, output, request, lambda trees: with_outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
+    outcomes = [node.correct for tree in _trees(output) for node in tree.nodes if node.correct is not None]
+    return {"chains": len(outcomes), "correct": sum(outcomes)}
 
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
     """Labels the chains, pools and trees of a file with a teacher's scores. The same call continues a stopped one."""
-    from jprm.loading import load
-    from jprm.methods.label.teacher import label_trees as taught
-    from jprm.score.identity import identity
-
     check_output(output, input)
     check_input(input)
     prm = load(model)
-    return _taught(input, output, identity(prm), lambda trees: taught(prm, trees))
+    return _scored(input, output, identity(prm), lambda trees: teacher_labels(prm, trees))
 
 
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
@@ -132,22 +141,18 @@ def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: st
     Raises:
       ValueError: an empty domain or rubric.
     """
-    from jprm.methods.label.teacher import judge_trees
-
     if not domain.strip() or not rubric.strip():
         raise ValueError("labels of a judge need a domain and a rubric, which says what a correct step is taken to be")
     check_output(output, input)
     request = judge.identity | {"domain": domain, "rubric": rubric}
-    counts = _taught(input, output, request, lambda trees: judge_trees(judge, trees, domain, rubric))
+    counts = _scored(input, output, request, lambda trees: judge_labels(judge, trees, domain, rubric))
     return counts | {"generated_tokens": cost(read_records(output))["tokens"]}
 
 
-def _taught(
+def _scored(
     input: Path, output: Path, request: dict, label: Callable[[list[ReasoningTree]], list[ReasoningTree]]
 ) -> dict:
     """Writes labelled trees as `_continued`, and returns counts of them."""
-    from jprm.score.scorer import CHUNK
-
     _continued(input, output, request, label, chunk=CHUNK)
     counts = collections.Counter(trees=0, labels=0)
     for tree in _trees(output):
@@ -158,17 +163,127 @@ def _taught(
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
     """Adds a language model's log-probabilities to the records of a file. The same call continues a stopped one."""
-    from jprm.methods.label.reference import label_trees, load_reference
-    from jprm.score.identity import identity
-    from jprm.score.scorer import CHUNK
-
     check_output(output, input)
     check_input(input)
     reference = load_reference(model, dtype)
     request = identity(reference) | {"stored": dtype}
-    _continued(input, output, request, lambda trees: label_trees(reference, trees), chunk=CHUNK)
+    _continued(input, output, request, lambda trees: with_log_probabilities(reference, trees), chunk=CHUNK)
     sizes = [len(tree.nodes) for tree in _trees(output)]
     return {"trees": len(sizes), "log-probabilities": sum(sizes)}
+
+
+# ---- Labels by a verifier, a teacher, a judge and a reference.
+
+_CUT_OFF = Outcome(0.0, {"answer": None})
+
+
+def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
+    """Returns the trees with `correct` at the end of every chain, and what else the verifier tells in its `extra`.
+
+    A sample's `answer` is replaced; a chain's is the record's own, and stays. A chain whose `finish_reason` is not
+    `stop` was cut off: it is incorrect, without an answer. A branch of a search that did not end stays as it is. All
+    chains are judged together.
+    """
+    problems = [(tree, verifiers.record_of_problem(tree), chains_of(tree)) for tree in trees]
+    whole = [
+        (record, [tree.nodes[i].text for i in chain])
+        for tree, record, chains in problems
+        for chain in chains
+        if _is_whole(tree, chain)
+    ]
+    judged = iter(verifier.judge(whole) if whole else ())
+    return [
+        _with_leaves(tree, {
+            chain[-1]: next(judged) if _is_whole(tree, chain) else _CUT_OFF
+            for chain in chains
+            if tree.kind != "tree" or _is_whole(tree, chain)
+        })
+        for tree, _, chains in problems
+    ]  # fmt: skip
+
+
+def _is_whole(tree: ReasoningTree, chain: Sequence[int]) -> bool:
+    leaf = tree.nodes[chain[-1]].extra
+    return any(draw.get("finish_reason", "stop") == "stop" for draw in leaf.get("draws", [leaf]))
+
+
+def _with_leaves(tree: ReasoningTree, outcome: dict[int, Outcome]) -> ReasoningTree:
+    nodes = list(tree.nodes)
+    for leaf, judgement in outcome.items():
+        about = {key: value for key, value in judgement.about.items() if key != "answer" or tree.kind != "chain"}
+        extra = {**nodes[leaf].extra, **about}
+        nodes[leaf] = dataclasses.replace(nodes[leaf], correct=judgement.reward >= 1, extra=extra)
+    return dataclasses.replace(tree, nodes=tuple(nodes))
+
+
+def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
+    """Returns the trees with the teacher's score as every node's label, and its name and training step in `origin`.
+
+    Labels are `value`s if the teacher was trained on outcomes, else `correctness`: a teacher trained on ratings gives
+    the probability that a step is correct, not a rating.
+
+    Raises:
+      ValueError: a teacher whose scores are no probabilities: advantages or implicit rewards.
+    """
+    if prm.semantics in ("advantage", "implicit"):
+        raise ValueError(
+            f"{prm.name}: its scores are of semantics {prm.semantics!r}, not probabilities, and cannot be labels"
+        )
+    semantics = "value" if prm.semantics == "value" else "correctness"
+    origin = f"model:{pathlib.Path(prm.name).name}@{prm.step}"
+    return [
+        with_labels(tree, map(as_written, score_N), semantics, origin)
+        for tree, score_N in zip(trees, prm.score_trees(trees), strict=True)
+    ]
+
+
+def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubric: str) -> list[ReasoningTree]:
+    """Returns the trees with the judge's score as every node's label, none where no critique could be read.
+
+    A tree's `judge` has the critiques. Its `domain` and `rubric` state what the steps are about and what a correct one
+    is taken to be.
+    """
+    results = []
+    for tree, judgement in zip(trees, judge.judgements(trees), strict=True):
+        labels = [None if math.isnan(score) else as_written(score) for score in judgement.score_N]
+        scored = with_labels(tree, labels, "correctness", f"judge:{judge.name}")
+        about = {"domain": domain, "rubric": rubric, KEY: {"name": judge.name, **judgement.report}}
+        results.append(dataclasses.replace(scored, extra={**scored.extra, **about}))
+    return results
+
+
+def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
+    """Returns a language model whose score of a step is the log-probability of the chain's steps up to it.
+
+    `path` is like an experiment's `base`. Raises ValueError for a model without a language head.
+    """
+    enable_compile_cache()
+    attention = "paths" if jax.default_backend() == "cpu" else "blocked"
+    config = base.model_config(path, head=of_channels(0), attention=attention)
+    grid = make_mesh(MeshConfig(), jax.local_devices())
+    with jax.set_mesh(grid):
+        params = {"decoder": base.load_decoder(path, config, dtype)}
+        if not config.tied_embeddings:
+            params["head"] = base.load_language_head(path, config)
+    layout = native_layout(load_tokenizer(path, config.vocab_size))
+    name = str(path_of(path).resolve())
+    return PRM(params, config, layout, grid, "implicit", name, 0, ratio=LogProbability(config))
+
+
+def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
+    """Returns the trees with the log-probability of every node's steps in its `extra`, and the model's name."""
+    results = []
+    for tree, log_N in zip(trees, reference.score_trees(trees), strict=True):
+        nodes = tuple(
+            dataclasses.replace(node, extra={**node.extra, REFERENCE: float(log)})
+            for node, log in zip(tree.nodes, log_N, strict=True)
+        )
+        extra = {**without_chain(tree.extra), REFERENCE: pathlib.Path(reference.name).name}
+        results.append(dataclasses.replace(tree, nodes=nodes, kind="tree", extra=extra))
+    return results
+
+
+# ---- Files.
 
 
 def _continued(

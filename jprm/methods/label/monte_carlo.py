@@ -2,71 +2,33 @@
 
 Math-Shepherd (arXiv:2312.08935) calls the fraction the soft estimate and "any of them does" the hard one. The adaptive
 mode samples further rollouts while the confidence interval holds the threshold between correct and incorrect. There the
-soft estimate and the interval are those of `jprm.methods.label.sequential`, and the hard estimate is of the first k
-rollouts.
+fraction of correct rollouts is biased, and an interval for a fixed number of them does not cover. So the soft estimate
+is `unbiased` and the interval a `confidence_sequence`, which covers at any stopping time; the hard estimate is of the
+first k rollouts.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import betaln, log_ndtr, xlog1py, xlogy
 
 from jprm.methods.label.config import MonteCarloConfig
-from jprm.methods.label.rollouts import Rollouts
-from jprm.methods.label.sequential import confidence_sequence, unbiased, undecided
-from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.sample_cache import KeptPolicy, PolicyError, prefix_key
 from jprm.methods.verify import verifiers
 from jprm.tree import ReasoningTree, with_labels
 
 ORIGIN = "monte_carlo"
-
-
-def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Returns the soft estimate, the fraction of correct rollouts; NaN if there are none."""
-    right, total = np.asarray(right, float), np.asarray(total, float)
-    return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
-
-
-def hard(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Returns the hard estimate, 1 if any rollout is correct, else 0; NaN if there are none."""
-    return np.where(np.asarray(total) > 0, (np.asarray(right) > 0).astype(float), np.nan)
-
-
-def wilson(
-    right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
-) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
-    """Returns (low, high) of Wilson's score interval of a fraction (E. B. Wilson, JASA 22, 1927); (0, 1) for total 0.
-
-    These are the fractions p at which |right / total - p| = z sqrt(p (1 - p) / total).
-    """
-    right, total = np.asarray(right, float), np.asarray(total, float)
-    scale = total + z * z
-    middle = (right + z * z / 2) / scale
-    spread = right * (total - right) / np.maximum(total, 1) + z * z / 4
-    half = z * np.sqrt(spread) / scale
-    # 0 right of n, or n of n: the bound is exact, rounding would leave 1e-17
-    low = np.where(right == 0, 0.0, np.maximum(middle - half, 0.0))
-    return low, np.where(right == total, 1.0, np.minimum(middle + half, 1.0))
-
-
-def allocate(
-    open_S: Bool[np.ndarray, " S"], asked_S: Int[np.ndarray, " S"], *, k: int, most: int, budget: int, seed: int
-) -> Int[np.ndarray, " S"]:
-    """Returns how many rollouts each of S prefixes gets in the next round.
-
-    An open prefix gets at most k, at most `most` in all its rounds, and all together at most the budget. The seed
-    decides which come first. Their outcomes must not, or estimates would be biased.
-    """
-    wanted_S = np.where(open_S, np.clip(most - asked_S, 0, k), 0)
-    order_S = np.random.default_rng(seed).permutation(len(wanted_S))
-    before_S = np.cumsum(wanted_S[order_S]) - wanted_S[order_S]
-    given_S = np.zeros_like(wanted_S)
-    given_S[order_S] = np.clip(budget - before_S, 0, wanted_S[order_S])
-    return given_S
 
 
 def label_trees(
@@ -181,3 +143,186 @@ def _labelled(tree: ReasoningTree, counts: _Counts, config: MonteCarloConfig) ->
         labels.append(label)
         notes.append(note)
     return with_labels(tree, labels, "value", ORIGIN, notes)
+
+
+# ---- Rollouts: prefixes completed to the end, sampled in batches and cached.
+
+
+class Rollouts:
+    """Completions of prefixes: `draw` takes rollouts from the file and samples the missing ones.
+
+    A context manager that opens the file as `KeptPolicy` does, with its errors.
+
+    Attributes:
+      failed: rollouts that the policy marked as errors. They are not kept, so that a later run samples them again.
+      last_error: the message of the last one.
+    """
+
+    def __init__(self, policy: Policy, path: str | os.PathLike, *, batch: int = 256):
+        self._policy, self._batch = KeptPolicy(policy, path), batch
+        self.failed, self.last_error = 0, None
+        self._failed_in_a_row = 0  # prefixes
+
+    @property
+    def sampled(self) -> int:
+        """Rollouts that the policy has sampled for this object."""
+        return self._policy.sampled
+
+    def __enter__(self) -> Self:
+        self._policy.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._policy.__exit__(*error)
+
+    def draw(self, requests: Sequence[tuple[Prefix, int, int]], *, tolerated: int = 0) -> list[list[Sample]]:
+        """Returns, for every (prefix, start, count), rollouts start .. start + count - 1 without the failed ones.
+
+        A batch is on disk before any of it is used.
+
+        Args:
+          tolerated: prefixes in a row at which a policy that has answered before may fail.
+
+        Raises:
+          PolicyError: the policy failed at every rollout of a batch and of more prefixes than that. Earlier batches are
+            kept.
+        """
+        missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
+        for prefix, start, count in requests:
+            key = prefix_key(prefix)
+            for run in self._policy.missing(key, count, "end", start):
+                missing[run][key] = prefix
+        for (first, n), prefixes in missing.items():
+            size, asked = max(1, self._batch // n), list(prefixes.values())
+            for at in range(0, len(asked), size):
+                self._sample(asked[at : at + size], first, n, tolerated)
+        return [self._policy.kept(prefix, count, "end", start) for prefix, start, count in requests]
+
+    def _sample(self, prefixes: Sequence[Prefix], first: int, n: int, tolerated: int) -> None:
+        drawn = [sample for each in self._policy.sample(prefixes, n, until="end", seed=first) for sample in each]
+        errors = [sample.error for sample in drawn if sample.finish_reason == "error"]
+        if errors:
+            self.failed += len(errors)
+            self.last_error = errors[-1]
+        self._failed_in_a_row = self._failed_in_a_row + len(prefixes) if len(errors) == len(drawn) else 0
+        if self._failed_in_a_row > (tolerated if self._policy.answered else 0):
+            raise PolicyError(
+                f"policy {self._policy.name} failed at all {len(drawn)} rollouts of a batch: {self.last_error}. "
+                f"Earlier rollouts are in {self._policy.path}; the same command continues from them"
+            )
+
+
+# ---- Estimates and intervals from a fixed number of rollouts, and which prefixes get more.
+
+
+def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
+    """Returns the soft estimate, the fraction of correct rollouts; NaN if there are none."""
+    right, total = np.asarray(right, float), np.asarray(total, float)
+    return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+
+def hard(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
+    """Returns the hard estimate, 1 if any rollout is correct, else 0; NaN if there are none."""
+    return np.where(np.asarray(total) > 0, (np.asarray(right) > 0).astype(float), np.nan)
+
+
+def wilson(
+    right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
+) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
+    """Returns (low, high) of Wilson's score interval of a fraction (E. B. Wilson, JASA 22, 1927); (0, 1) for total 0.
+
+    These are the fractions p at which |right / total - p| = z sqrt(p (1 - p) / total).
+    """
+    right, total = np.asarray(right, float), np.asarray(total, float)
+    scale = total + z * z
+    middle = (right + z * z / 2) / scale
+    spread = right * (total - right) / np.maximum(total, 1) + z * z / 4
+    half = z * np.sqrt(spread) / scale
+    # 0 right of n, or n of n: the bound is exact, rounding would leave 1e-17
+    low = np.where(right == 0, 0.0, np.maximum(middle - half, 0.0))
+    return low, np.where(right == total, 1.0, np.minimum(middle + half, 1.0))
+
+
+def allocate(
+    open_S: Bool[np.ndarray, " S"], asked_S: Int[np.ndarray, " S"], *, k: int, most: int, budget: int, seed: int
+) -> Int[np.ndarray, " S"]:
+    """Returns how many rollouts each of S prefixes gets in the next round.
+
+    An open prefix gets at most k, at most `most` in all its rounds, and all together at most the budget. The seed
+    decides which come first. Their outcomes must not, or estimates would be biased.
+    """
+    wanted_S = np.where(open_S, np.clip(most - asked_S, 0, k), 0)
+    order_S = np.random.default_rng(seed).permutation(len(wanted_S))
+    before_S = np.cumsum(wanted_S[order_S]) - wanted_S[order_S]
+    granted_S = np.zeros_like(wanted_S)
+    granted_S[order_S] = np.clip(budget - before_S, 0, wanted_S[order_S])
+    return granted_S
+
+
+# ---- Estimates from trials that stop when they have decided on which side of a threshold a probability is.
+
+_BISECTIONS = 50
+
+
+def confidence_sequence(
+    right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
+) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
+    """Returns (low, high) of the probabilities that the trials do not reject; (0, 1) for total 0.
+
+    Covers with probability 1 - alpha or more whenever the trials stop, alpha being that of z standard errors. It
+    inverts Ville's inequality for the likelihood ratio of the beta(1/2, 1/2) mixture to p (H. Robbins, Annals of
+    Mathematical Statistics 41, 1970).
+    """
+    right, total = np.asarray(right, float), np.asarray(total, float)
+    mean = np.divide(right, total, out=np.full(total.shape, 0.5), where=total > 0)
+    ends = []
+    for outside in (np.zeros_like(mean), np.ones_like(mean)):
+        inside = mean
+        for _ in range(_BISECTIONS):
+            middle = (inside + outside) / 2
+            kept = undecided(right, total, middle, z)
+            inside, outside = np.where(kept, middle, inside), np.where(kept, outside, middle)
+        ends.append(outside)
+    return np.where(right == 0, 0.0, ends[0]), np.where(right == total, 1.0, ends[1])
+
+
+def undecided(
+    right: Float[np.ndarray, "*S"], total: Float[np.ndarray, "*S"], p: Float[np.ndarray, "*#S"] | float, z: float
+) -> Bool[np.ndarray, "*S"]:
+    """Returns whether p is inside the confidence sequence."""
+    right, wrong = np.asarray(right, float), np.asarray(total, float) - right
+    fixed = xlogy(right, p) + xlog1py(wrong, -np.asarray(p))
+    mixture = betaln(right + 0.5, wrong + 0.5) - math.log(math.pi)
+    return mixture - fixed < -math.log(2) - log_ndtr(-z)
+
+
+@functools.lru_cache(maxsize=4096)
+def unbiased(right: int, totals: tuple[int, ...], threshold: float, z: float) -> float:
+    """Returns the unbiased estimate from trials that were counted at `totals` and continued while undecided.
+
+    This is the expected first trial given the number of successes at the last total: the fraction of the sequences
+    with this end that begin with a success (Girshick, Mosteller & Savage, Annals of Mathematical Statistics 17, 1946).
+    A limit on the trials of an undecided probability must not depend on their outcomes.
+
+    Args:
+      right: successes at the last total.
+      totals: trials at every decision, increasing.
+      threshold, z: trials continued where `undecided(..., threshold, z)`.
+    """
+    tilt = right / totals[-1]  # weighs all sequences with this end alike, and keeps the sums from underflow
+    if len(totals) == 1:
+        return tilt
+    sequences = _binomial(totals[0], tilt)
+    starting = sequences * np.arange(totals[0] + 1) / totals[0]
+    for before, after in zip(totals[:-1], totals[1:], strict=True):
+        continued = undecided(np.arange(before + 1.0), np.full(before + 1, float(before)), threshold, z)
+        block = _binomial(after - before, tilt)
+        sequences = np.convolve(np.where(continued, sequences, 0.0), block)
+        starting = np.convolve(np.where(continued, starting, 0.0), block)
+    return float(starting[right] / sequences[right])
+
+
+def _binomial(n: int, p: float) -> Float[np.ndarray, " N"]:
+    """Returns the probabilities of 0 .. n successes."""
+    s = np.arange(n + 1.0)
+    return np.exp(xlogy(s, p) + xlog1py(n - s, -p) - betaln(s + 1, n - s + 1)) / (n + 1)

@@ -21,8 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jprm.methods.label.config import OmegaConfig
-from jprm.methods.label.monte_carlo import ORIGIN, wilson
-from jprm.methods.label.rollouts import Rollouts
+from jprm.methods.label.monte_carlo import ORIGIN, Rollouts, wilson
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.verify import verifiers
 from jprm.tree import Node, ReasoningTree, without_chain
@@ -130,7 +129,9 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
                 continue
         requests = [(prefix, config.seed, config.k) for *_, prefix in asks]
         drawn = rollouts.draw(requests, tolerated=FAILED_IN_A_ROW) if asks else []
-        completions = [(search.record, prefix, found) for (search, _, prefix), found in zip(asks, drawn, strict=True)]
+        completions = [
+            (search.record, prefix, samples) for (search, _, prefix), samples in zip(asks, drawn, strict=True)
+        ]
         right = verifier.accepts(completions)
         waiting = [
             (search, steps, list(zip(*judged, strict=True)))
