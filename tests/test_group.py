@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jprm.methods.rl.group import EXTRAS, group_tree
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.trajectory import EXTRAS, Trajectory, group_tree
 from jprm.pack import pack
 
 PROMPT = [9, 8]

@@ -25,8 +25,7 @@ from jprm import objectives, registry
 from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
 from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_reference
-from jprm.methods.rl.group import group_tree
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.trajectory import Trajectory, group_tree
 from jprm.model.heads import HEADS
 from jprm.model.int8 import Int8
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows

@@ -17,8 +17,7 @@ from tiny import TINY, chain_rows, filled, optimised, params
 from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import CreditConfig
-from jprm.methods.rl.group import group_tree
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.trajectory import Trajectory, group_tree
 from jprm.model import transformer, vocabulary
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.objectives.metrics import Mean, means

@@ -11,8 +11,7 @@ from test_policy_gradient import MODEL, PROMPT, REFERENCE, SMALL, close, evaluat
 from tiny import chain_rows, filled
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
-from jprm.methods.rl.preferences import Alternatives, of_chains, of_steps, preference_trees
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.trajectory import Alternatives, Trajectory, of_chains, of_steps, preference_trees
 from jprm.model import transformer
 from jprm.objectives.implicit import Implicit
 from jprm.pack import pack

@@ -35,8 +35,7 @@ import rl
 from jprm.methods.export.export import export
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner
-from jprm.methods.rl.loop import Loop
-from jprm.methods.rl.position import Progress
+from jprm.methods.rl.loop import Loop, Progress
 from jprm.train import Log, Trainer
 
 HERE = pathlib.Path(__file__).parent

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, ttest_rel
 
-from jprm.methods.rl import guards
+from jprm.methods.rl import evaluation as guards
 from jprm.methods.rl.config import GuardConfig
 
 SIZES = {"200 x 4, 20 evaluations": (200, 4, 20), "100 x 4, 50": (100, 4, 50), "200 x 8, 5": (200, 8, 5)}
@@ -46,7 +46,7 @@ class Run:
                 best = guards.best_of(self.evaluations)
                 fresh = self.evaluation(accuracies[best], best), self.evaluation(accuracy, update)
                 earlier = sum("check" in each for each in self.evaluations)
-                self.evaluations[-1]["check"] = guards.check(*fresh, earlier, seed=0)
+                self.evaluations[-1]["check"] = guards.fresh_test(*fresh, earlier, seed=0)
             if guards.fired(self.evaluations, config):
                 return update
         return None
@@ -75,7 +75,7 @@ def test_the_documented_gamed_runs_are_ended(seed):
 
 def test_levels_of_all_tests_sum_to_the_false_alarms_of_a_run():
     one = Run(20, 4, 0).evaluation(0.5, 0)
-    levels = [guards.check(one, one, earlier, seed=0)["level"] for earlier in range(300)]
+    levels = [guards.fresh_test(one, one, earlier, seed=0)["level"] for earlier in range(300)]
     assert sum(levels) == pytest.approx(guards.FALSE_ALARMS, rel=5e-3) and sum(levels) < guards.FALSE_ALARMS
 
 

@@ -10,6 +10,8 @@ groups. Process 0 writes.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import os
 import time
@@ -28,12 +30,23 @@ from jprm.io.storage import Place, path_of
 from jprm.methods.policy.engine import Engine, Probes
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
-from jprm.methods.rl import RESULT, guards, refresh, rollout
+from jprm.methods.rl import RESULT, refresh, rollout
 from jprm.methods.rl.config import METHODS, RLExperiment, learner
-from jprm.methods.rl.held_out import STREAM, Scores, drift, evaluation, fresh, train_figures
-from jprm.methods.rl.position import Ahead, Progress
+from jprm.methods.rl.evaluation import (
+    STREAM,
+    Scores,
+    best_of,
+    drift,
+    evaluation,
+    fired,
+    fresh,
+    fresh_test,
+    suspected,
+    train_figures,
+    verdict,
+)
 from jprm.methods.rl.refresh import step_auroc
-from jprm.methods.rl.trajectory import sample
+from jprm.methods.rl.trajectory import Trajectory, sample
 from jprm.methods.verify import verifiers
 from jprm.model.mesh import on_own_mesh, own_mesh
 from jprm.model.parameters import join
@@ -254,22 +267,22 @@ class Loop:
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
         groups = self._held_out_groups()
-        found = self._evaluation(groups)
+        figures = self._evaluation(groups)
         if self.prm is not None:
-            found |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
+            figures |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
         kl = drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
-        found = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **found}
-        progress.evaluations.append(found)
-        if multihost.first(lambda: guards.suspected(progress.evaluations, config.guards)):
-            found["check"] = self._check_gaming()
-        progress.ended = multihost.first(lambda: guards.fired(progress.evaluations, config.guards))
-        shown = {key: value for key, value in found.items() if isinstance(value, int | float)}
+        figures = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **figures}
+        progress.evaluations.append(figures)
+        if multihost.first(lambda: suspected(progress.evaluations, config.guards)):
+            figures["check"] = self._check_gaming()
+        progress.ended = multihost.first(lambda: fired(progress.evaluations, config.guards))
+        shown = {key: value for key, value in figures.items() if isinstance(value, int | float)}
         self.log.write({"step": int(self.trainer.state.step), **shown})
         if not progress.ended:  # else the best policy is measured before the verdict
             self.write(finished=False)
 
     def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
-        """Returns the figures of held-out groups; see `jprm.methods.rl.held_out.evaluation`."""
+        """Returns the figures of held-out groups; see `evaluation`."""
         others = rollout.scored(self.second, self.held_out, [g.trajectories for g in groups]) if self.second else None
         return multihost.first(lambda: evaluation(groups, self.working, others, self.config.seed))
 
@@ -288,7 +301,7 @@ class Loop:
         self.trainer.state = state
         self._push(int(state.step))
         earlier = sum("check" in each for each in progress.evaluations)
-        return multihost.first(lambda: guards.check(best, now, earlier, self.config.seed))
+        return multihost.first(lambda: fresh_test(best, now, earlier, self.config.seed))
 
     def _confirm_best(self) -> None:
         """Evaluates the best policy on fresh samples, at the end of the run. A run that a guard ended keeps it."""
@@ -303,7 +316,7 @@ class Loop:
     @property
     def _best(self) -> int:
         """The update of the best evaluation."""
-        return self.progress.evaluations[guards.best_of(self.progress.evaluations)]["update"]
+        return self.progress.evaluations[best_of(self.progress.evaluations)]["update"]
 
     def _take_best(self) -> None:
         """Gives trainer and sampler the parameters of the best evaluation."""
@@ -325,20 +338,20 @@ class Loop:
         before = self._auroc(held, [group.scores or [] for group in held])
         after = self._auroc(held, rollout.scored(new, self.held_out, drawn))
         adopted = before is not None and after is not None and after >= before
-        found = {"update": progress.update, "before": before, "after": after, "adopted": adopted}
-        progress.refreshes.append(found)
+        outcome = {"update": progress.update, "before": before, "after": after, "adopted": adopted}
+        progress.refreshes.append(outcome)
         if adopted:
             progress.prm, self.prm = f"{refresh.FOLDER}/{progress.update}", new
-        self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in found.items()}})
+        self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in outcome.items()}})
 
     def write(self, finished: bool) -> dict[str, Any]:
         """Writes `rl.json`, in process 0, and returns it."""
         progress, config = self.progress, self.config
         result = {
             "version": VERSION, "name": config.name, "finished": finished,
-            "verdict": guards.verdict(progress.evaluations, progress.ended, config.seed, progress.fresh),
+            "verdict": verdict(progress.evaluations, progress.ended, config.seed, progress.fresh),
             "ended": progress.ended, "update": progress.update, "sampled_tokens": progress.tokens,
-            "best": guards.best_of(progress.evaluations), "experiment": to_json(config),
+            "best": best_of(progress.evaluations), "experiment": to_json(config),
             "evaluations": progress.evaluations, "fresh": progress.fresh, "refreshes": progress.refreshes,
         }  # fmt: skip
         if multihost.is_first():
@@ -363,3 +376,43 @@ class Loop:
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
             params = {"params": join(state.trained, state.frozen)}
             best.save_checkpointables_async(int(state.step), params, overwrite=True)
+
+
+@dataclasses.dataclass
+class Ahead:
+    """Samples of an update to come, drawn by the policy after update `by`."""
+
+    update: int
+    by: int
+    drawn: list[list[Trajectory]]
+
+    def json(self) -> dict[str, Any]:
+        return vars(self) | {"drawn": [[one.json() for one in samples] for samples in self.drawn]}
+
+    @staticmethod
+    def of_json(value: dict[str, Any]) -> Ahead:
+        drawn = [[Trajectory.of_json(one) for one in samples] for samples in value["drawn"]]
+        return Ahead(value["update"], value["by"], drawn)
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a checkpoint holds beside the state: a `Position` of the trainer."""
+
+    update: int = 0
+    tokens: int = 0  # sampled, or of demonstrations, in all updates
+    evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ended: str = ""  # the guard that ended the run, in words
+    fresh: dict[str, Any] | None = None  # at the end of the run, the best policy's evaluation on fresh samples
+    prm: str = ""  # the adopted refresh, a folder in that of the run; empty: the experiment's PRM
+    refreshes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ahead: list[Ahead] = dataclasses.field(default_factory=list)
+
+    def get_state(self) -> dict[str, Any]:
+        ahead = [each.json() for each in self.ahead]
+        return copy.deepcopy({name: value for name, value in vars(self).items() if name != "ahead"}) | {"ahead": ahead}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        known = {field.name for field in dataclasses.fields(self)}
+        vars(self).update({name: value for name, value in state.items() if name in known})
+        self.ahead = [Ahead.of_json(each) for each in state.get("ahead", [])]

@@ -58,7 +58,7 @@ def verdicts_of_rollouts(
         for end in range(1, len(one.steps))
     }
     drawn = policy.sample(list(records), config.rollouts, until="end", seed=0)
-    completions = [(record, prefix, found) for (prefix, record), found in zip(records.items(), drawn, strict=True)]
+    completions = [(record, prefix, samples) for (prefix, record), samples in zip(records.items(), drawn, strict=True)]
     value = dict(zip(records, (float(np.mean(right)) for right in verifier.accepts(completions)), strict=True))
 
     def of_chain(group: Group, i: int) -> list[float | None]:

@@ -20,9 +20,7 @@ from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
 from jprm.methods.rl.credit import token_advantages, token_weights
-from jprm.methods.rl.group import EXTRAS, group_tree
-from jprm.methods.rl.preferences import of_chains, of_steps, preference_trees
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.trajectory import EXTRAS, Trajectory, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
 from jprm.methods.verify.verifiers import Verifier
 from jprm.model.mesh import gathered, put_rows
@@ -99,8 +97,8 @@ def judged(
 
     def rewards(some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[float]]:
         whole = [(record, one.steps) for record, samples in some for one in samples if one.ended and one.steps]
-        found = iter(verifier.rewards(whole))
-        return [[next(found) if one.ended and one.steps else floor for one in samples] for _, samples in some]
+        reward = iter(verifier.rewards(whole))
+        return [[next(reward) if one.ended and one.steps else floor for one in samples] for _, samples in some]
 
     scores = scored(prm, records, drawn) if prm else [None] * len(records)
     reward_PG = multihost.spread(rewards, list(zip(records, drawn, strict=True)))
@@ -112,8 +110,8 @@ def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
     """Returns the PRM's score of every step, by problem and sample; each process scores a part, as in `judged`."""
-    found = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
-    return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in found]
+    scores = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
+    return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in scores]
 
 
 def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[list[float]]]:
@@ -124,11 +122,11 @@ def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> li
             first = len(nodes)
             nodes += [Node(len(nodes) - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
         trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
-    found = []
+    scores = []
     for (_, samples), score_N in zip(some, _scores(prm, trees), strict=True):
         bounds = np.cumsum([len(one.steps) for one in samples])[:-1]
-        found.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
-    return found
+        scores.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
+    return scores
 
 
 def _scores(prm: PRM, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
@@ -185,13 +183,13 @@ def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[
 
     So a step is compiled for few shapes, whatever the lengths of the samples.
     """
-    found = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
-    batches = max(1, -(-len(found.rows.tokens) // data.micro_rows))
+    filled = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
+    batches = max(1, -(-len(filled.rows.tokens) // data.micro_rows))
     size = data.micro_rows << (batches - 1).bit_length()
     extras = () if data.supervise == "outcome" else EXTRAS
-    filler = empty_rows(size - len(found.rows.tokens), data.tokens, data.slots, extras)
-    rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), found.rows, filler) if trees else filler
-    return micro_batches(rows, data.micro_rows), found.report
+    filler = empty_rows(size - len(filled.rows.tokens), data.tokens, data.slots, extras)
+    rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), filled.rows, filler) if trees else filler
+    return micro_batches(rows, data.micro_rows), filled.report
 
 
 def with_proximal(rows: Rows, trainer: Trainer, temperature: float) -> Rows:

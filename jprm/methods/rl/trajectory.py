@@ -1,22 +1,38 @@
-"""Trajectories: what a policy sampled, as the tokens that it sampled.
+"""Trajectories: what a policy sampled, as the tokens that it sampled, and groups of them as trees of tokens.
 
 Text is for graders and reward models alone. A text can have other tokens than the ones that made it, so training on
 text that was tokenised again would ascribe to the policy what it never sampled.
+
+A group of samples is one tree, so that what samples share is computed once. Samples through one token share its
+probability ratio r. So two numbers a token carry any group exactly, the sums U and D of its samples' positive and
+negative advantages:
+
+    sum_i min(r A_i, clip(r) A_i) = min(r, 1 + high) U + max(r, 1 - low) D
+
+Preferences are right and wrong continuations of one prefix, which DPO compares.
+
+    dpo        the samples of a problem: right are those that the verifier accepts (Rafailov et al. 2023)
+    step_dpo   the steps that samples took after the same steps (Lai et al. 2024, arXiv 2406.18629). A step is right if
+               a sample through it is accepted, the hard estimate of Math-Shepherd
+
+Every right continuation is compared with every wrong one. They are the chains of a tree whose problem is the prefix, so
+that the log ratio which the objective `implicit` sums over a chain is the continuation's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32, Int
 
 from jprm import multihost
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler
 from jprm.methods.policy.step_ends import step_text
+from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,3 +119,148 @@ def trajectory(policy: Sampler, drawn: Drawn) -> Trajectory:
     steps = tuple(step_text(policy.tokenizer.decode(span)) for span in spans)
     stops = (*bounds[1:-1], len(drawn.ids)) if steps else ()
     return Trajectory(drawn.ids, drawn.logprob_N, stops, steps, ended)
+
+
+# ---- Groups as trees.
+
+EXTRAS = ("old", "gain", "penalty", "count")
+"""Of every slot: the token's log-probability when it was sampled, the sum of the positive advantages of the samples
+through it, the sum of the negative ones, and the number of these samples."""
+
+SPREAD = 1.0
+"""Log-probabilities of one shared token differ between samples by rounding alone, in bfloat16 by tenths."""
+
+
+def group_tree(
+    name: str,
+    prompt_ids: Sequence[int],
+    trajectories: Sequence[Trajectory],
+    advantage: Sequence[Float[np.ndarray, " T"]],
+    weight: Sequence[Float[np.ndarray, " T"]] | None = None,
+) -> TokenTree:
+    """Returns the tree of a group, with a slot for every sampled token: see `jprm.token_tree.next_tokens`.
+
+    A slot's weight is the sum of its samples' weights, by default their number: what the KL term and metrics multiply,
+    and what makes `next_token` on the tree the likelihood of the samples. Its extras are `EXTRAS`.
+
+    Args:
+        name: for error messages.
+        advantage: of every token of every sample, norms folded in (`jprm.methods.rl.credit.token_advantages`).
+        weight: of every token of every sample (`jprm.methods.rl.credit.token_weights`).
+
+    Raises ValueError for a group or a sample without tokens, arrays of other lengths, and samples of different models:
+    their log-probabilities of a shared token differ.
+    """
+    lengths = [len(one.ids) for one in trajectories]
+    weight = [np.ones(length) for length in lengths] if weight is None else weight
+    if not lengths or not min(lengths) or not len(prompt_ids):
+        raise ValueError(f"{name!r}: a group has a prompt and at least one sample, and samples have tokens")
+    for what, arrays in {"advantages": advantage, "weights": weight}.items():
+        if [len(array) for array in arrays] != lengths:
+            raise ValueError(f"{name!r}: {what} for {[len(x) for x in arrays]} tokens, the samples have {lengths}")
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise ValueError(f"{name!r}: {what} are not all finite")
+    shared = merged(name, prompt_ids, [one.ids for one in trajectories])
+    tree = next_tokens(shared)
+    slot_K = _slots(shared, tree)
+    old_K = np.concatenate([np.asarray(one.log_probability_T, np.float64) for one in trajectories])
+    advantage_K = np.concatenate(advantage).astype(np.float64)
+
+    def total(value_K):
+        return np.bincount(slot_K, value_K, len(tree.node_M))
+
+    count_M = total(np.ones(len(slot_K)))
+    old_M = total(old_K) / count_M
+    if (spread := np.abs(old_K - old_M[slot_K]).max()) > SPREAD:
+        raise ValueError(
+            f"{name!r}: log-probabilities of a shared token lie {spread:.2f} from their mean, so that these samples are"
+            " of different models or temperatures. Make a group of each"
+        )
+    extras = {
+        "old": old_M,
+        "gain": total(np.maximum(advantage_K, 0.0)),
+        "penalty": total(np.minimum(advantage_K, 0.0)),
+        "count": count_M,
+    }
+    return dataclasses.replace(
+        tree,
+        weight_M=total(np.concatenate(weight)).astype(np.float32),
+        extras={key: extras[key].astype(np.float32) for key in EXTRAS},
+    )
+
+
+def _slots(shared: TokenTree, tree: TokenTree) -> Int[np.ndarray, " K"]:
+    """Returns the slot of every token of every sample, one sample after the other."""
+    slot_N = np.full(len(tree.tokens_N), -1)
+    slot_N[tree.node_M] = np.arange(len(tree.node_M))
+    paths = []
+    for run in shared.run_M[np.argsort(shared.node_M)].tolist():
+        path = []
+        while run > 0:  # run 0 is the prompt
+            path.append(run)
+            run = int(shared.parent_R[run])
+        path_R = np.array(path[::-1])
+        paths.append(slot_N[ranges(shared.start_R[path_R], shared.length_R[path_R])])
+    return np.concatenate(paths)
+
+
+# ---- Preferences.
+
+Ids = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternatives:
+    """What follows a prefix. Equal samples are as many continuations, equal steps are one."""
+
+    prefix: Ids
+    right: list[Ids]
+    wrong: list[Ids]
+
+
+def of_chains(
+    prompt: Sequence[int], samples: Sequence[Trajectory], reward_G: Float[np.ndarray, " G"]
+) -> list[Alternatives]:
+    """Returns the samples after their prompt."""
+    pairs = list(zip((one.ids for one in samples), reward_G, strict=True))
+    right, wrong = [ids for ids, reward in pairs if reward >= 1], [ids for ids, reward in pairs if reward < 1]
+    return [Alternatives(tuple(prompt), right, wrong)]
+
+
+def of_steps(
+    prompt: Sequence[int], samples: Sequence[Trajectory], reward_G: Float[np.ndarray, " G"]
+) -> list[Alternatives]:
+    """Returns the next steps after every sequence of steps, by depth. A chain without steps is one step."""
+    reached: dict[Ids, dict[Ids, bool]] = {}
+    for one, reward in zip(samples, reward_G, strict=True):
+        stops = one.step_stop or (len(one.ids),)
+        for begin, stop in zip((0, *stops), stops, strict=False):
+            steps = reached.setdefault(one.ids[:begin], {})
+            step = one.ids[begin:stop]
+            steps[step] = steps.get(step, False) or bool(reward >= 1)
+    return [
+        Alternatives(
+            (*prompt, *prefix),
+            [s for s, right in steps.items() if right],
+            [s for s, right in steps.items() if not right],
+        )
+        for prefix, steps in sorted(reached.items(), key=lambda item: len(item[0]))
+    ]
+
+
+def preference_trees(name: str, each: Alternatives, tokens: int) -> Iterator[TokenTree]:
+    """Yields trees of at most `tokens` tokens in which every right continuation meets every wrong one once.
+
+    The label of a chain is 1 if it is right, else 0. Where all do not fit one tree, the longer side is halved. A pair
+    that does not fit is a tree of its own, which the packer refuses.
+    """
+    if not each.right or not each.wrong:
+        return
+    tree = merged(name, each.prefix, [*each.right, *each.wrong])
+    if len(tree.tokens_N) <= tokens or len(each.right) == len(each.wrong) == 1:
+        yield dataclasses.replace(tree, label_M=(tree.node_M < len(each.right)).astype(np.float32))
+        return
+    side = max(("right", "wrong"), key=lambda side: (len(some := getattr(each, side)) > 1, sum(map(len, some))))
+    some = getattr(each, side)
+    for half in (some[: len(some) // 2], some[len(some) // 2 :]):
+        yield from preference_trees(name, dataclasses.replace(each, **{side: half}), tokens)
