@@ -125,7 +125,7 @@ class Teacher:
 @pytest.fixture
 def identified(monkeypatch):
     """A teacher without parameters is identified by its name and step."""
-    monkeypatch.setattr("jprm.score.identity.identity", lambda prm: {"model": prm.name, "step": prm.step})
+    monkeypatch.setattr(files, "identity", lambda prm: {"model": prm.name, "step": prm.step})
 
 
 @pytest.mark.usefixtures("identified")

@@ -13,6 +13,7 @@ from itertools import islice
 
 import jax
 
+from jprm import loading
 from jprm.checkpoints import base
 from jprm.devices import enable_compile_cache
 from jprm.fields import tests_of
@@ -22,7 +23,6 @@ from jprm.io.outputs import check_input, check_output, continued, cut, finish, i
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
 from jprm.layout import native_layout
-from jprm.loading import load
 from jprm.methods.judge.critiques import KEY, cost
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
@@ -131,7 +131,7 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
     """Labels the chains, pools and trees of a file with a teacher's scores. The same call continues a stopped one."""
     check_output(output, input)
     check_input(input)
-    prm = load(model)
+    prm = loading.load(model)
     return _scored(input, output, identity(prm), lambda trees: teacher_labels(prm, trees))
 
 

@@ -136,7 +136,7 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
 
 
 def train_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Returns the figures of an update's samples: reward, proxy, lengths, and counts of blank, cut and equal ones."""
+    """Returns the figures of an update's samples: reward, proxy, lengths, blank and cut chains, equal rewards."""
     chains = [one for group in groups for one in group.trajectories]
     figures = {
         "reward": np.mean([group.correct_G.mean() for group in groups]),

@@ -110,8 +110,8 @@ def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
     """Returns the PRM's score of every step, by problem and sample; each process scores a part, as in `judged`."""
-    scores = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
-    return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in scores]
+    of_groups = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
+    return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in of_groups]
 
 
 def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[list[float]]]:
