@@ -15,7 +15,7 @@ from jprm.checkpoints.safetensors import Tensors
 from jprm.methods.export.export import export
 from jprm.methods.policy import engine as engines
 from jprm.methods.policy import sampler
-from jprm.methods.policy.engine import Engine, EngineConfig, Probes, refusal
+from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler, refusal
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.methods.rl import loop
@@ -107,7 +107,9 @@ def on(served, learner, tmp_path, **changes):
     _, policy = learner
     config = EngineConfig(served.url, **{"dtype": "float32", "tolerance": 1e-3, **changes})
     probes = Probes(PROBLEMS[:4], tmp_path / "engine", 64)
-    return Engine(config, probes, policy._params, policy._config, policy.tokenizer, policy.mesh, OPTIONS, "run@0")
+    return RemoteSampler(
+        config, probes, policy._params, policy._config, policy.tokenizer, policy.mesh, OPTIONS, "run@0"
+    )
 
 
 @pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.slow)])

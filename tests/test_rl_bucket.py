@@ -11,7 +11,7 @@ from tiny_run import lines, one_device, untimed
 from jprm.apps.report.page import report
 from jprm.checkpoints.store import MARK
 from jprm.io.storage import Remote
-from jprm.methods.policy.engine import Engine, EngineConfig, Probes
+from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.sampler import SamplerConfig
 from jprm.methods.rl import loop
@@ -55,4 +55,6 @@ def test_a_run_in_a_bucket_that_is_killed_is_the_one_on_disk(place, request, dat
 def test_an_engine_gets_its_parameters_from_a_disk():
     probes = Probes([], Remote("memory://bucket/run/engine"), 64)
     with pytest.raises(ValueError, match="engine.folder: memory://bucket/run/engine is in a bucket"):
-        Engine(EngineConfig("http://localhost:1"), probes, {}, None, None, None, SamplerConfig(1.0, 1.0, 8), "policy")
+        RemoteSampler(
+            EngineConfig("http://localhost:1"), probes, {}, None, None, None, SamplerConfig(1.0, 1.0, 8), "policy"
+        )

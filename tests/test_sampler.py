@@ -17,8 +17,7 @@ from jprm.layout import prompt_layout
 from jprm.methods.policy import decoding, sampler
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Sampler, SamplerConfig
-from jprm.methods.policy.step_ends import progress_table
+from jprm.methods.policy.sampler import Sampler, SamplerConfig, progress_table
 from jprm.model import decode
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES, head_logits
@@ -166,13 +165,13 @@ def test_rows_whose_samples_have_ended_are_dropped_and_the_rest_goes_on(monkeypa
     """Of 16 problems 4 go on after 32 tokens. All samples are those of a batch that keeps its rows."""
     monkeypatch.setattr(sampler, "SHORTEST_SAMPLE", 4)
     policy = make(make_mesh(MeshConfig(*split), jax.devices()[: math.prod(split)]), temperature=1.0, max_tokens=64)
-    problems, lengths, kept = [Prefix(chr(65 + i)) for i in range(16)], [], decoding.kept
+    problems, lengths, kept = [Prefix(chr(65 + i)) for i in range(16)], [], decoding.of_rows
 
     def counted(state, rows, m):
         lengths.append(len(rows))
         return kept(state, rows, m)
 
-    monkeypatch.setattr(decoding, "kept", counted)
+    monkeypatch.setattr(decoding, "of_rows", counted)
     monkeypatch.setattr(sampler, "FEWER", 2)
     found = policy.sample(problems, 2, until="step", seed=3)
     assert lengths == [4]

@@ -1,4 +1,7 @@
-"""The programs of a sampler: prompts, then a loop of one token more for all samples."""
+"""The programs of a sampler: prompts, then a loop of one token more for all samples.
+
+A token is sampled greedily or from the nucleus of the softmax, without sorting the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, Key
 
-from jprm.methods.policy.sampling import draw, pick
 from jprm.model import decode
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import sharding
+from jprm.model.mesh import reshape, sharding
 from jprm.model.transformer import head_logits
 
 RUNNING, STEP, STOP = range(3)
@@ -105,7 +107,7 @@ def grown(samples: Samples, size: int) -> Samples:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def kept(state, row_Q, m: int):
+def of_rows(state, row_Q, m: int):
     """Returns samples, m a row, and what else has an entry for each of them or for each row, of the rows `row_Q`."""
     index_B = (row_Q[:, None] * m + jnp.arange(m)).reshape(-1, out_sharding=sharding("batch"))
     samples, first_B, key_B, past = state
@@ -124,3 +126,70 @@ def keys(number_B, hash_B):
 
 
 empty_cache = jax.jit(decode.empty_cache, static_argnums=(0, 1, 2))
+
+
+# ---- One token from logits.
+
+_BLOCK = 128
+
+
+def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: float, top_p: float) -> Int[Array, " B"]:
+    """Samples a token per row from softmax(logit / temperature), restricted to the fewest tokens of mass >= `top_p`.
+
+    Temperature 0 takes the most probable token. Tokens as probable as the nucleus' last one belong to it.
+
+    The nucleus is {v: mass of the tokens more probable than v < top_p}. Every round samples from all remaining tokens.
+    A token outside the nucleus shows that no token of its probability or less is inside, so the next round samples from
+    the more probable ones. An accepted token follows the nucleus' distribution (FlashInfer's sampling, Ye et al. 2025).
+    """
+    if temperature == 0:
+        return jnp.argmax(logit_BV, axis=-1).astype(jnp.int32)
+    weight_BV = jnp.exp((logit_BV - jnp.max(logit_BV, axis=-1, keepdims=True)) / temperature)
+    if top_p >= 1:
+        return _from_weights(_uniform(key_B, 0), weight_BV)
+    total_B = jnp.sum(weight_BV, axis=-1)
+
+    def again(carry):
+        return ~jnp.all(carry[3])
+
+    def body(carry):
+        round, floor_B, token_B, accepted_B = carry
+        rest_BV = jnp.where(weight_BV > floor_B[:, None], weight_BV, 0)
+        drawn_B = _from_weights(_uniform(key_B, round), rest_BV)
+        drawn_weight_B = pick(weight_BV, drawn_B)
+        above_B = jnp.sum(jnp.where(weight_BV > drawn_weight_B[:, None], weight_BV, 0), axis=-1)
+        token_B = jnp.where(accepted_B, token_B, drawn_B)
+        return round + 1, jnp.maximum(floor_B, drawn_weight_B), token_B, accepted_B | (above_B < top_p * total_B)
+
+    start = (jnp.int32(0), jnp.full_like(total_B, -1), jnp.zeros_like(total_B, jnp.int32), total_B < 0)
+    return jax.lax.while_loop(again, body, start)[2]
+
+
+def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Array:
+    """Returns every row's element with its index, of shape (B, *W)."""
+    return jax.vmap(lambda x, i: x[i])(x_BN, index_B)
+
+
+def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
+    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, round), (2,)))(key_B)
+
+
+def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """Inverts the distribution function in two levels, with a uniform number each: a block of tokens, then a token."""
+    B, V = weight_BV.shape
+    padded_BV = jnp.pad(weight_BV, ((0, 0), (0, -V % _BLOCK)))
+    weight_BNW = reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
+    block_B = _invert(uniform_B2[:, 0], jnp.sum(weight_BNW, axis=-1))
+    inner_BW = pick(weight_BNW, block_B)
+    return block_B * _BLOCK + _invert(uniform_B2[:, 1], inner_BW)
+
+
+def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
+    """Samples by inversion: returns the first index of positive weight at which the running sum passes uniform x total.
+
+    If rounding leaves none, returns the heaviest. An index without weight is never returned.
+    """
+    sum_BN = jnp.cumsum(weight_BN, axis=-1)
+    passed_BN = (sum_BN > (uniform_B * sum_BN[:, -1])[:, None]) & (weight_BN > 0)
+    index_B = jnp.where(jnp.any(passed_BN, axis=-1), jnp.argmax(passed_BN, axis=-1), jnp.argmax(weight_BN, axis=-1))
+    return index_B.astype(jnp.int32)

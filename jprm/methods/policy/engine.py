@@ -108,8 +108,8 @@ def _vllm_drawn(reply: Any) -> tuple[list[int], list[float], bool]:
 
 
 def _vllm_forced(reply: Any, ids: list[int]) -> list[float]:
-    found = reply["choices"][0]["prompt_logprobs"]
-    return [by_id[str(token)]["logprob"] for by_id, token in zip(found[1:], ids[1:], strict=True)]
+    logprobs = reply["choices"][0]["prompt_logprobs"]
+    return [by_id[str(token)]["logprob"] for by_id, token in zip(logprobs[1:], ids[1:], strict=True)]
 
 
 _ALL = {"temperature": 1.0, "top_p": 1.0}
@@ -155,7 +155,7 @@ class Probes:
     positions: int
 
 
-class Engine(Sampler):
+class RemoteSampler(Sampler):
     """A `Sampler` whose draws and parameters are on a server. Its samples are not reproducible bit for bit.
 
     Raises ValueError for a server that serves other parameters than those pushed, ConnectionError for one that fails.
@@ -222,8 +222,8 @@ class Engine(Sampler):
         prompt, sampled = kept
         ids = [*prompt, *sampled]
         path, body = self._calls.force(self.engine.model, ids)
-        found = self._read(path, body, lambda reply: self._calls.forced(reply, ids))
-        return np.array(found[len(prompt) - 1 :], np.float32)
+        logprobs = self._read(path, body, lambda reply: self._calls.forced(reply, ids))
+        return np.array(logprobs[len(prompt) - 1 :], np.float32)
 
     def draw(
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int,
@@ -313,11 +313,11 @@ def log_probabilities(
     rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), packed.rows, filler)
     with jax.set_mesh(mesh):
         log_BS = np.asarray(_log_probabilities(params, config, put_rows(rows, mesh)))
-    found = [np.zeros(len(ids), np.float32) for _, ids in sequences]
+    log_probability = [np.zeros(len(ids), np.float32) for _, ids in sequences]
     for row, slot in zip(*np.nonzero(packed.tree_BS >= 0), strict=True):
         tree = int(packed.tree_BS[row, slot])
-        found[tree][packed.node_BS[row, slot] - len(sequences[tree][0])] = log_BS[row, slot]
-    return np.concatenate(found)
+        log_probability[tree][packed.node_BS[row, slot] - len(sequences[tree][0])] = log_BS[row, slot]
+    return np.concatenate(log_probability)
 
 
 _log_probabilities = jax.jit(vocabulary.log_probabilities, static_argnums=1)

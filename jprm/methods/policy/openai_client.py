@@ -270,8 +270,8 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
     """
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
-        found = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
-        raise ValueError(f"the reply has {found}, not the one choice requested")
+        count = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
+        raise ValueError(f"the reply has {count}, not the one choice requested")
     choice = choices[0]
     message = choice.get("message")
     text = choice.get("text")
@@ -307,16 +307,16 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
 
 def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
     """Returns the sum of the tokens' log-probabilities, and each with its token's text; None and () if unknown."""
-    given = choice.get("logprobs")
-    if not config.logprobs or not isinstance(given, Mapping):
+    logprobs = choice.get("logprobs")
+    if not config.logprobs or not isinstance(logprobs, Mapping):
         return None, ()
     if config.endpoint == "chat":
-        content = given.get("content")
+        content = logprobs.get("content")
         content = content if isinstance(content, list) else [None]
         content = [token if isinstance(token, Mapping) else {} for token in content]
         values, texts = ([token.get(key) for token in content] for key in ("logprob", "token"))
     else:
-        values, texts = given.get("token_logprobs"), given.get("tokens")
+        values, texts = logprobs.get("token_logprobs"), logprobs.get("tokens")
     if not isinstance(values, list):
         return None, ()
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]

@@ -68,7 +68,7 @@ class KeptPolicy:
 
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
         """Returns (first, count) of the runs of sample numbers seed .. seed + n - 1 of a prefix that are not kept."""
-        return runs([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
+        return consecutive([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
         """Returns the kept ones of a prefix's samples seed .. seed + n - 1."""
@@ -85,18 +85,18 @@ class KeptPolicy:
         for (first, count), asked in missing.items():
             drawn = self.policy.sample(list(asked.values()), count, until=until, seed=first)
             places: list[Place] = [(until, key, first + i) for key in asked for i in range(count)]
-            found: dict[Place, Sample] = dict(
+            by_place: dict[Place, Sample] = dict(
                 zip(places, (sample for samples in drawn for sample in samples), strict=True)
             )
-            failed |= {place: sample for place, sample in found.items() if sample.finish_reason == "error"}
-            self._keep({place: sample for place, sample in found.items() if place not in failed})
+            failed |= {place: sample for place, sample in by_place.items() if sample.finish_reason == "error"}
+            self._keep({place: sample for place, sample in by_place.items() if place not in failed})
         wanted: list[list[Place]] = [[(until, key, number) for number in range(seed, seed + n)] for key in keys]
         return [[failed.get(place) or self._kept[place] for place in each] for each in wanted]
 
-    def _keep(self, found: dict[Place, Sample]) -> None:
-        self._kept |= found
-        self.sampled += len(found)
-        self._file.write("".join(dump(self._record(*each)) + "\n" for each in found.items()).encode())
+    def _keep(self, samples: dict[Place, Sample]) -> None:
+        self._kept |= samples
+        self.sampled += len(samples)
+        self._file.write("".join(dump(self._record(*each)) + "\n" for each in samples.items()).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -127,7 +127,7 @@ class KeptPolicy:
             raise RecordError(where, "sample", f"cannot be read: {error!r}", remedy) from None
 
 
-def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Returns (first, count) of the runs of consecutive numbers in an increasing list."""
     runs: list[tuple[int, int]] = []
     for number in numbers:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Float32
+from jaxtyping import Float32, Int8
 
 from jprm.chat_template import prompt_of
 from jprm.checkpoints import base, store
@@ -30,7 +30,6 @@ from jprm.io.storage import path_of
 from jprm.layout import native_layout, prompt_layout
 from jprm.methods.policy import decoding
 from jprm.methods.policy.protocol import Prefix, Sample
-from jprm.methods.policy.step_ends import progress_table, step_stops, step_text
 from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
@@ -121,8 +120,8 @@ class Sampler:
         check_mesh(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
         self._stacked = config
-        own = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
-        self.layout = own or native_layout(tokenizer)
+        prompted = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
+        self.layout = prompted or native_layout(tokenizer)
         self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
         self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
@@ -188,8 +187,8 @@ class Sampler:
         end_B[:] = decoding.STOP  # padding
         for r, (i, j) in enumerate(jobs):
             draws = np.arange(j, min(j + m, n))
-            own = slice(r * m, r * m + len(draws))
-            hash_B[own], number_B[own], end_B[own] = hashes[i], (seed + draws) % 2**32, decoding.RUNNING
+            job_B = slice(r * m, r * m + len(draws))
+            hash_B[job_B], number_B[job_B], end_B[job_B] = hashes[i], (seed + draws) % 2**32, decoding.RUNNING
         last_B = tokens_US[row_B, length_U[row_B] - 1]
 
         limit = self.options.max_tokens
@@ -214,7 +213,7 @@ class Sampler:
         return [drawn[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
 
     def _decoded(self, state, m: int, until: str) -> list[Any]:
-        """Returns the samples, m of each row, that begin as `state` says: `decoding.Samples`, and what `kept` takes."""
+        """Returns the samples, m of each row, that begin as `state`: `decoding.Samples`, and what `of_rows` takes."""
         options, (samples, *rest) = self.options, state
         table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
         rows = np.arange(len(samples.end_B) // m)
@@ -234,7 +233,7 @@ class Sampler:
             if FEWER * size <= len(rows):
                 _collect(samples, rows, m, drawn)
                 left = np.concatenate([left, ended[: size - len(left)]])
-                samples, *rest = decoding.kept((samples, *rest), put_rows(left, self.mesh), m)
+                samples, *rest = decoding.of_rows((samples, *rest), put_rows(left, self.mesh), m)
                 rows = rows[left]
             samples = decoding.grown(samples, 2 * samples.written_BN.shape[1])
 
@@ -287,6 +286,55 @@ def load_sampler(
     tokenizer = load_tokenizer(path, config.vocab_size)
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
     return Sampler(params, config, tokenizer, grid, options, name)
+
+
+# ---- Where steps end in sampled tokens: a table that the decoding loop reads, a token at a time.
+
+
+def step_text(text: str) -> str:
+    """Returns a step's text without line breaks around it and white space after it: code is indented."""
+    return text.lstrip("\r\n").rstrip()
+
+
+def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
+    """Returns the progress after a token, by token and progress before it; -1 where the token ends a step.
+
+    Progress is the number of the delimiter's characters at the end of the text, plus the delimiter's length if there is
+    more than white space before them: a blank step is no step. A delimiter may end inside a token.
+    """
+    size = len(delimiter)
+    table = np.zeros((vocab_size, 2 * size), np.int8)
+    for token in range(vocab_size):
+        text = tokenizer.decode([token]) if token < tokenizer.vocab_size else ""
+        for progress in range(2 * size):
+            table[token, progress] = _advance(text, progress % size, progress >= size, delimiter)
+    return table
+
+
+def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
+    for letter in text:
+        written = written or not letter.isspace()
+        tail = delimiter[:matched] + letter
+        matched = next(k for k in range(len(tail), -1, -1) if tail.endswith(delimiter[:k]))
+        if matched == len(delimiter):
+            if written:
+                return -1
+            matched = 0
+    return matched + len(delimiter) * written
+
+
+def step_stops(table_VP: Int8[np.ndarray, "V P"], ids: Sequence[int]) -> tuple[int, ...]:
+    """Returns, for each step that its delimiter ends in these ids, the index after its last token."""
+    stops, progress = [], 0
+    for index, token in enumerate(ids, start=1):
+        progress = int(table_VP[token, progress])
+        if progress < 0:
+            stops.append(index)
+            progress = 0
+    return tuple(stops)
+
+
+# ---- Batches.
 
 
 def jobs_at_once(prefixes: int, n: int, rows: int, devices: int) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from jprm.io.digests import digest
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
 from jprm.io.storage import Place, path_of
-from jprm.methods.policy.engine import Engine, Probes
+from jprm.methods.policy.engine import Probes, RemoteSampler
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.rl import RESULT, refresh, rollout
@@ -129,7 +129,7 @@ class Loop:
         if self.prm is not None and self.second is not None:
             check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
-        make = functools.partial(Engine, config.engine, self._probes()) if config.engine else Sampler
+        make = functools.partial(RemoteSampler, config.engine, self._probes()) if config.engine else Sampler
         model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)
         name = self._name(int(trainer.state.step))
         self.policy = make(on_own_mesh(trainer.params, mesh), model, trainer.tokenizer, mesh, options, name)

@@ -30,8 +30,7 @@ from jaxtyping import Float, Float32, Int
 
 from jprm import multihost
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Drawn, Sampler
-from jprm.methods.policy.step_ends import step_text
+from jprm.methods.policy.sampler import Drawn, Sampler, step_text
 from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
 
