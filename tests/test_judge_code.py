@@ -8,9 +8,8 @@ import pytest
 from stub_server import reply
 from test_judge import judge
 
-from jprm.methods.judge.critiques import CODE_END, RUNS
+from jprm.methods.judge.critiques import CODE_END, GENPRM, PLAIN, RUNS, JudgePrompt
 from jprm.methods.judge.load import load_judge
-from jprm.methods.judge.prompts import GENPRM, PLAIN, JudgePrompt
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.programs import LONGEST, printed
 from jprm.methods.verify.sandbox import Limits

@@ -8,7 +8,7 @@ from test_judge import judge
 from toy_search import Script
 
 from jprm.apps import cli
-from jprm.methods.judge.prompts import QWEN_CRITIQUE, JudgePrompt
+from jprm.methods.judge.critiques import QWEN_CRITIQUE, JudgePrompt
 from jprm.methods.policy import load as policies
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN

@@ -10,8 +10,8 @@ import pytest
 from tiny import Letters
 
 from jprm.io.jsonl import write_records
+from jprm.methods.judge.critiques import JudgePrompt, verdicts
 from jprm.methods.judge.judge import Judge
-from jprm.methods.judge.prompts import JudgePrompt, verdicts
 from jprm.tree import tree_of
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments/quickstart"

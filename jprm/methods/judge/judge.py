@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jprm.methods.judge.critiques import KEY, Critique, ask, cost, read, report
-from jprm.methods.judge.prompts import JudgePrompt
+from jprm.methods.judge.critiques import KEY, Critique, JudgePrompt, ask, cost, read, report
 from jprm.methods.policy.protocol import Policy
 from jprm.score.records import as_written, chain_tree
 from jprm.score.scale import PROBABILITY, Scale
@@ -118,8 +117,8 @@ class Judge:
         while chunk := list(itertools.islice(records, CHUNK)):
             trees = [tree_of(record) for record in chunk]
             for record, tree, judgement in zip(chunk, trees, self.judgements(trees), strict=True):
-                made = record_of(with_scores(tree, _writable(tree, judgement.score_N), {}))
-                yield in_order_of(record, made | {KEY: {"name": self.name, **judgement.report}})
+                scored = record_of(with_scores(tree, _writable(tree, judgement.score_N), {}))
+                yield in_order_of(record, scored | {KEY: {"name": self.name, **judgement.report}})
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
         """Returns (N,) float32 for each tree of N nodes, NaN where no critique could be read."""
@@ -177,11 +176,11 @@ class Judge:
         self, tree: ReasoningTree, paths: Sequence[Sequence[int]], said: Mapping[int, str]
     ) -> dict[str, list[Sequence[int]]]:
         """Returns the paths that each question is about."""
-        found: dict[str, list[Sequence[int]]] = {}
+        questions: dict[str, list[Sequence[int]]] = {}
         for path in paths:
             steps, critiques = [tree.nodes[i].text for i in path], [said.get(i, "") for i in path[:-1]]
-            found.setdefault(self.prompt.filled(tree.plain_problem, steps, critiques), []).append(path)
-        return found
+            questions.setdefault(self.prompt.filled(tree.plain_problem, steps, critiques), []).append(path)
+        return questions
 
 
 def _said(answers: Sequence[Asked]) -> dict[int, str]:

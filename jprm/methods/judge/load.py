@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from jprm.methods.judge.critiques import CODE_END
+from jprm.methods.judge.critiques import CODE_END, PROMPTS, JudgePrompt
 from jprm.methods.judge.judge import Judge
-from jprm.methods.judge.prompts import PROMPTS, JudgePrompt
 from jprm.methods.policy.load import policy_of, policy_settings
 from jprm.methods.verify import sandbox
 from jprm.options import OptionError, from_json
