@@ -30,26 +30,30 @@ def config(name="verifier", advantage="rloo", norm: Any = "constant", length=1, 
     return CreditConfig(name, advantage, norm, length if norm == "constant" else 0, **options)
 
 
+def outcome(reward_G, advantage):
+    """The advantages of whole samples, here chains without steps."""
+    chains = [np.zeros(0)] * len(reward_G)
+    return np.concatenate(credit.segment_advantages(reward_G, chains, config(advantage=advantage)))
+
+
 def test_outcome_advantages_by_their_definitions():
     G, mean = len(REWARDS), REWARDS.mean()
     deviation = np.sqrt(np.sum((REWARDS - mean) ** 2) / (G - 1))
     others = np.array([np.delete(REWARDS, i).mean() for i in range(G)])
-    np.testing.assert_allclose(credit.grpo(REWARDS), (REWARDS - mean) / deviation)
-    np.testing.assert_allclose(credit.dr_grpo(REWARDS), REWARDS - mean)
-    np.testing.assert_allclose(credit.rloo(REWARDS), REWARDS - others)
-    np.testing.assert_allclose(credit.rloo(REWARDS), credit.dr_grpo(REWARDS) * G / (G - 1))
-    np.testing.assert_array_equal(credit.reinforce(REWARDS, "none"), REWARDS)
-    np.testing.assert_array_equal(credit.reinforce(REWARDS, "mean"), credit.dr_grpo(REWARDS))
-    np.testing.assert_array_equal(credit.reinforce(REWARDS, "others"), credit.rloo(REWARDS))
+    np.testing.assert_allclose(outcome(REWARDS, "grpo"), (REWARDS - mean) / deviation)
+    np.testing.assert_allclose(outcome(REWARDS, "dr_grpo"), REWARDS - mean)
+    np.testing.assert_allclose(outcome(REWARDS, "rloo"), REWARDS - others)
+    np.testing.assert_allclose(outcome(REWARDS, "rloo"), outcome(REWARDS, "dr_grpo") * G / (G - 1))
+    np.testing.assert_array_equal(outcome(REWARDS, "reinforce"), REWARDS)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 def test_a_group_without_variance_gives_exactly_nothing(name):
     for rewards in (np.full(7, 0.1), np.zeros(3), 0.7 + 1e-8 * np.arange(6)):  # 0.1 seven times has a rounded mean
-        np.testing.assert_array_equal(credit.outcome(rewards, name), np.zeros(len(rewards)))
-    assert credit.outcome(np.array([0.1, 0.1, 0.2]), name).any()
+        np.testing.assert_array_equal(outcome(rewards, name), np.zeros(len(rewards)))
+    assert outcome(np.array([0.1, 0.1, 0.2]), name).any()
     with pytest.raises(ValueError, match="this group has 1"):
-        credit.outcome(np.ones(1), name)
+        outcome(np.ones(1), name)
 
 
 def test_min_form_goes_from_the_minimum_to_the_mean():
@@ -184,7 +188,7 @@ def test_grpo_normalises_the_rewards_of_steps():
     """Shao et al. 2024, section 4.1.3: every step's reward over all of the group, and then the sums to go."""
     step_N = np.concatenate(SCORES)
     found = credit.segment_advantages(VERDICTS, SCORES, config("sum", "grpo", weight=0.5))
-    for advantage, of_outcome, score_P in zip(found, credit.grpo(VERDICTS), SCORES, strict=True):
+    for advantage, of_outcome, score_P in zip(found, outcome(VERDICTS, "grpo"), SCORES, strict=True):
         normal_P = (score_P - step_N.mean()) / step_N.std(ddof=1)
         wanted = [of_outcome + 0.5 * normal_P[j:].sum() for j in range(len(score_P) + 1)]
         np.testing.assert_allclose(advantage, wanted)
@@ -228,7 +232,7 @@ def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     found = credit.segment_advantages(VERDICTS, SCORES, config("mine.py:LAST", baseline="return"))
     wanted = VERDICTS + np.array([0.6, 0.4, 0.7, 0.0])
-    np.testing.assert_allclose([x[0] for x in found], credit.rloo(wanted))
+    np.testing.assert_allclose([x[0] for x in found], outcome(wanted, "rloo"))
     for name, message in [
         ("mine.py:SHORT", "gives 3 rewards for 3 steps"), ("mine.py:TAIL", "rewards the tail"),
         ("mine.py:OTHER", "is a int, not a jprm.methods.rl.credit.Credit"), ("mine.py:NONE", "defines no NONE"),
@@ -240,9 +244,9 @@ def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeyp
 def test_progress_is_added_to_the_outcomes_advantage():
     found = credit.token_advantages(GROUP, VERDICTS, SCORES, config("progress", weight=2.0))
     start = float(np.mean([0.9, 0.4, 0.8]))
-    outcome = credit.rloo(VERDICTS)
-    np.testing.assert_allclose(found[0], outcome[0] + 2 * np.repeat([0.9 - start, -0.7, 0.4], [2, 3, 1]))
-    np.testing.assert_allclose(found[2], outcome[2] + 2 * np.repeat([0.8 - start, -0.1, 0.0], [1, 1, 2]))
+    of_outcome = outcome(VERDICTS, "rloo")
+    np.testing.assert_allclose(found[0], of_outcome[0] + 2 * np.repeat([0.9 - start, -0.7, 0.4], [2, 3, 1]))
+    np.testing.assert_allclose(found[2], of_outcome[2] + 2 * np.repeat([0.8 - start, -0.1, 0.0], [1, 1, 2]))
 
 
 def test_norms_divide_by_what_they_say():

@@ -58,7 +58,11 @@ ADVANTAGES: dict[str, Statistics] = {
     "rloo": _leave_one_out,  # Kool et al. 2019, Ahmadian et al. 2024
     "grpo": _standard,  # Shao et al. 2024; G - 1 in the deviation, as in TRL and verl
 }
-"""Baselines by name: none, the group's mean, the mean of the others, the mean with division by the deviation."""
+"""Baselines by name: none, the group's mean, the mean of the others, the mean with division by the deviation.
+
+A baseline over the other samples does not depend on the sample, and the mean over all scales the expected gradient by
+(G - 1) / G. A group without variance gives 0, except under "reinforce", which has no baseline.
+"""
 
 
 def checked(reward_G: Float[Array, " G"], name: str) -> None:
@@ -71,48 +75,9 @@ def checked(reward_G: Float[Array, " G"], name: str) -> None:
         raise ValueError(f"advantage={name!r} compares the samples of a group, and this group has {len(reward_G)}")
 
 
-def outcome(reward_G: Float[Array, " G"], name: str) -> Float[Array, " G"]:
-    """Returns the advantages of whole samples: rewards less the baseline, divided by the scale.
-
-    A baseline over the other samples does not depend on the sample, and the mean over all scales the expected gradient
-    by (G - 1) / G. A group without variance gives 0, except under "reinforce", which has no baseline.
-
-    Raises ValueError as `checked` does.
-    """
-    reward_G = np.asarray(reward_G, np.float64)
-    checked(reward_G, name)
-    if name != "reinforce" and equal(reward_G):
-        return np.zeros(len(reward_G))
-    baseline_G, scale = ADVANTAGES[name](reward_G)
-    return (reward_G - baseline_G) / scale
-
-
 def equal(return_N: Float[Array, " N"]) -> bool:
     """Returns whether returns have no variance, rounding aside."""
     return bool(np.ptp(return_N) <= EQUAL * max(1.0, np.abs(return_N).max()))
-
-
-def grpo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
-    """Returns (R - mean) / deviation (Shao et al. 2024, DeepSeekMath)."""
-    return outcome(reward_G, "grpo")
-
-
-def dr_grpo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
-    """Returns R - mean (Liu et al. 2025, "Understanding R1-Zero-Like Training")."""
-    return outcome(reward_G, "dr_grpo")
-
-
-def rloo(reward_G: Float[Array, " G"]) -> Float[Array, " G"]:
-    """Returns R - mean of the others (Kool et al. 2019; Ahmadian et al. 2024)."""
-    return outcome(reward_G, "rloo")
-
-
-def reinforce(reward_G: Float[Array, " G"], baseline: Literal["none", "mean", "others"]) -> Float[Array, " G"]:
-    """R - baseline (Williams 1992): 0, the group's mean (Dr. GRPO), or the mean of the others (RLOO)."""
-    names = {"none": "reinforce", "mean": "dr_grpo", "others": "rloo"}
-    if baseline not in names:
-        raise ValueError(f"baseline={baseline!r} is not one of {', '.join(names)}")
-    return outcome(reward_G, names[baseline])
 
 
 # Credit of steps: rewards of P + 1 segments from the scores of P steps.
