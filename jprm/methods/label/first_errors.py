@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jprm.methods.judge.critiques import Reading, read
+from jprm.methods.judge.critiques import read
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig
 from jprm.tree import ReasoningTree, chains_of
@@ -163,7 +163,7 @@ def matching_critiques(
                     counts["critiques"] += 1
                     counts[reading.status] += 1
                     counts["tokens"] += critique.tokens
-                    agrees = reading.status == "read" and _verdict(judge, reading) == verdict
+                    agrees = reading.status == "read" and _verdict(judge, reading.correct, 0.5) == verdict
                     counts["matching"] += agrees
                     if agrees and kept < config.most:
                         kept += 1
@@ -175,25 +175,14 @@ def matching_critiques(
 
 def _known(tree: ReasoningTree, judge: Judge, threshold: float) -> dict[tuple[int, ...], int]:
     """Returns the verdict that labels give, by the path that it is about."""
-    known = {}
-    for path in judge.paths(tree):
-        labels = [tree.nodes[i].label for i in path]
-        if judge.prompt.asks == "step":
-            verdict = None if labels[-1] is None else int(labels[-1] >= threshold)
-        else:
-            verdict = first_error(labels, threshold)
-        if verdict is not None:
-            known[tuple(path)] = verdict
-    return known
+    verdicts = {
+        tuple(path): _verdict(judge, [tree.nodes[i].label for i in path], threshold) for path in judge.paths(tree)
+    }
+    return {path: verdict for path, verdict in verdicts.items() if verdict is not None}
 
 
-def _verdict(judge: Judge, reading: Reading) -> int:
-    """Returns what a critique says, in the form of `_known`."""
+def _verdict(judge: Judge, labels: Sequence[float | None], threshold: float) -> int | None:
+    """Returns whether the last step is correct or, for prompts about whole chains, the first error's index or -1."""
     if judge.prompt.asks == "step":
-        return int(reading.correct[-1])
-    return first_incorrect(reading.correct)
-
-
-def first_incorrect(correct: Sequence[bool]) -> int:
-    """Returns the index of the first verdict against a step, -1 where there is none."""
-    return next((i for i, good in enumerate(correct) if not good), -1)
+        return None if labels[-1] is None else int(labels[-1] >= threshold)
+    return first_error(labels, threshold)
