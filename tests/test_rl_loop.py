@@ -16,7 +16,7 @@ from jprm.evaluate.blocks import percent
 from jprm.methods.rl import loop, trajectory
 from jprm.methods.rl.config import GuardConfig, RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
-from jprm.methods.rl.evaluation import pass_at
+from jprm.methods.rl.rollout import pass_at
 from jprm.score.scale import PROBABILITY
 from jprm.train.callbacks import Watchdog
 

@@ -15,7 +15,7 @@ from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import loop, trajectory
 from jprm.methods.rl.credit import CreditConfig
-from jprm.methods.rl.evaluation import fresh
+from jprm.methods.rl.rollout import fresh
 
 pytestmark = pytest.mark.slow  # a minute: process 1 finds none of its programs in jax's cache, which process 0 writes
 

@@ -13,15 +13,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from scipy.special import stdtr
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
+from jprm.evaluate.blocks import decided, percent, points
 from jprm.experiment import from_json, to_json
 from jprm.io.digests import digest
 from jprm.io.jsonl import parse
@@ -31,20 +35,7 @@ from jprm.methods.policy.engine import Probes, RemoteSampler
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.rl import RESULT, refresh, rollout
-from jprm.methods.rl.config import METHODS, RLExperiment, learner
-from jprm.methods.rl.evaluation import (
-    STREAM,
-    Scores,
-    best_of,
-    drift,
-    evaluation,
-    fired,
-    fresh,
-    fresh_test,
-    suspected,
-    train_figures,
-    verdict,
-)
+from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.refresh import step_auroc
 from jprm.methods.rl.trajectory import Trajectory, sample
 from jprm.methods.verify import verifiers
@@ -53,6 +44,7 @@ from jprm.model.parameters import join
 from jprm.pack import PackReport
 from jprm.rows import Rows
 from jprm.score.scale import check_scale
+from jprm.statistics import mean_differences
 from jprm.train import Callback, Log, Stopped, Trainer, check_experiment, claim, data_digest, keep_digests, stop_signal
 from jprm.train.callbacks import Watchdog
 
@@ -216,7 +208,7 @@ class Loop:
         self.at(number, "scoring")
         groups = rollout.judged(self._chosen(number), ahead.drawn, self.verifier, config.guards.floor, self.prm)
         behind = {"behind": number - 1 - ahead.by} if config.stale else {}
-        return groups, {"update": number, **behind, **train_figures(groups)}
+        return groups, {"update": number, **behind, **rollout.train_figures(groups)}
 
     def _sampled(self, number: int) -> Ahead:
         """Returns an update's samples, and draws those that are due: `stale` updates before they are learnt from."""
@@ -270,7 +262,7 @@ class Loop:
         figures = self._evaluation(groups)
         if self.prm is not None:
             figures |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
-        kl = drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
+        kl = rollout.drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
         figures = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **figures}
         progress.evaluations.append(figures)
         if multihost.first(lambda: suspected(progress.evaluations, config.guards)):
@@ -282,11 +274,11 @@ class Loop:
             self.write(finished=False)
 
     def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
-        """Returns the figures of held-out groups; see `evaluation`."""
+        """Returns the figures of held-out groups; see `rollout.evaluation`."""
         others = rollout.scored(self.second, self.held_out, [g.trajectories for g in groups]) if self.second else None
-        return multihost.first(lambda: evaluation(groups, self.working, others, self.config.seed))
+        return multihost.first(lambda: rollout.evaluation(groups, self.working, others, self.config.seed))
 
-    def _held_out_groups(self, stream: int = STREAM) -> list[rollout.Group]:
+    def _held_out_groups(self, stream: int = rollout.STREAM) -> list[rollout.Group]:
         config, problems = self.config, [record["problem"] for record in self.held_out]
         drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=stream)
         return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
@@ -295,9 +287,9 @@ class Loop:
         """Returns the guard's test of the best policy and the present one on fresh samples of both."""
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "checking")
-        now = self._evaluation(self._held_out_groups(fresh(progress.update)))
+        now = self._evaluation(self._held_out_groups(rollout.fresh(progress.update)))
         self._take_best()
-        best = self._evaluation(self._held_out_groups(fresh(progress.update)))
+        best = self._evaluation(self._held_out_groups(rollout.fresh(progress.update)))
         self.trainer.state = state
         self._push(int(state.step))
         earlier = sum("check" in each for each in progress.evaluations)
@@ -308,7 +300,7 @@ class Loop:
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "confirming")
         self._take_best()
-        groups = self._held_out_groups(fresh(progress.update, report=True))
+        groups = self._held_out_groups(rollout.fresh(progress.update, report=True))
         progress.fresh = {"update": self._best, **self._evaluation(groups)}
         if not progress.ended:
             self.trainer.state = state
@@ -323,7 +315,7 @@ class Loop:
         if self._best != self.progress.update:
             self._push(self.trainer.take(self._folder / BEST))
 
-    def _auroc(self, groups: list[rollout.Group], scores: Scores) -> float | None:
+    def _auroc(self, groups: list[rollout.Group], scores: rollout.Scores) -> float | None:
         return multihost.first(lambda: step_auroc(groups, scores, self.working))
 
     def refresh(self, groups: list[rollout.Group]) -> None:
@@ -378,6 +370,9 @@ class Loop:
             best.save_checkpointables_async(int(state.step), params, overwrite=True)
 
 
+# ---- The position.
+
+
 @dataclasses.dataclass
 class Ahead:
     """Samples of an update to come, drawn by the policy after update `by`."""
@@ -416,3 +411,127 @@ class Progress:
         known = {field.name for field in dataclasses.fields(self)}
         vars(self).update({name: value for name, value in state.items() if name in known})
         self.ahead = [Ahead.of_json(each) for each in state.get("ahead", [])]
+
+
+# ---- Guards: whether an evaluation ends the run, and the run's verdict in words. Pure functions of the evaluations.
+#
+# The gaming guard looks at every evaluation, and the best of many evaluations is lucky: compared with it at 95 %, most
+# long runs whose accuracy never changes look worse at some time. So a comparison raises no more than a suspicion. Then
+# both policies draw fresh samples, and one test on these decides.
+
+Evaluation = Mapping[str, Any]
+
+FALSE_ALARMS = 0.05
+"""The most of the runs without a loss of accuracy that the gaming guard ends, whatever their length."""
+
+SUSPICION = 0.025
+"""The p-value below which an evaluation looks worse than the best one."""
+
+
+def best_of(evaluations: Sequence[Evaluation]) -> int:
+    """Returns the index of the evaluation with the most correct answers, the first of equals."""
+    return int(np.argmax([each["gold"] for each in evaluations]))
+
+
+def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
+    """Returns whether the last evaluation looks like gaming: a higher PRM's score and fewer correct answers."""
+    now, best = evaluations[-1], evaluations[best_of(evaluations)]
+    if not config.gaming or "proxy" not in now or not now["proxy"] > best["proxy"]:
+        return False
+    return p_worse(best, now) < SUSPICION
+
+
+def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> dict[str, Any]:
+    """Returns the test of a suspicion on fresh samples of both policies, as JSON holds it.
+
+    The k-th test of a run rejects at p < FALSE_ALARMS / (k (k + 1)), levels whose sum over all k is FALSE_ALARMS. Fresh
+    samples do not depend on what raised the suspicion, so by the union bound this sum bounds the false alarms of a run.
+
+    Args:
+        best, now: evaluations on the same problems, on samples that nothing was chosen by.
+        earlier: the number of the run's tests before.
+    """
+    level = FALSE_ALARMS / ((earlier + 1) * (earlier + 2))
+    change = {key: x for key, x in gold_change(best, now, seed).items() if key != "better"}
+    return {"best": best["gold"], "now": now["gold"], **change, "p": p_worse(best, now), "level": level}
+
+
+def p_worse(before: Evaluation, after: Evaluation) -> float:
+    """Returns the one-sided p-value of "no fewer answers are correct after", by the t-test paired by problem."""
+    change_P = np.array(after["gold_P"]) - np.array(before["gold_P"])
+    if len(change_P) < 2 or change_P.mean() >= 0:
+        return 1.0
+    error = change_P.std(ddof=1) / math.sqrt(len(change_P))
+    return float(stdtr(len(change_P) - 1, change_P.mean() / error)) if error else 0.0
+
+
+def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
+    """Returns the guard that the last evaluation fires, in words; empty where none does.
+
+    The evaluation has the key `check` where `fresh_test` tested a suspicion.
+    """
+    now, best = evaluations[-1], evaluations[best_of(evaluations)]
+    if (test := now.get("check")) and test["p"] < test["level"]:
+        return (
+            f"gaming: the PRM's score rose from {best['proxy']:.3f} to {now['proxy']:.3f} since update {best['update']}"
+            f" while correct answers changed by {points(test)} on fresh samples"
+        )
+    if config.kl_budget and (now.get("kl") or 0.0) > config.kl_budget:
+        return f"KL budget: {now['kl']:.4f} nats a token from the start, more than {config.kl_budget:g}"
+    if config.disagreement and now["disagreement"] is not None and now["disagreement"] > config.disagreement:
+        return (
+            f"disagreement: the two PRMs' scores of a step lie {now['disagreement']:.3f} apart, more than"
+            f" {config.disagreement:g}"
+        )
+    return ""
+
+
+def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, Any]:
+    """Returns the paired difference in correct answers over the same problems, `after` less `before`."""
+    difference_P1 = np.array(after["gold_P"])[:, None] - np.array(before["gold_P"])[:, None]
+    problems = [str(i) for i in range(len(difference_P1))]
+    interval = mean_differences(difference_P1, problems, seed).json()
+    return {key: value[0] for key, value in interval.items()}
+
+
+def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Evaluation | None = None) -> list[str]:
+    """Returns what the run shows, a sentence each.
+
+    `fresh` is the best policy's evaluation on samples that it was not chosen by, which a run has at its end. The
+    samples that it was chosen by show it better than it is.
+    """
+    first, last, best = evaluations[0], evaluations[-1], evaluations[best_of(evaluations)]
+    shown = (fresh or best) if ended else last
+    change, where = gold_change(first, shown, seed), ", on fresh samples," if ended and fresh else ""
+    if shown is first or (ended and best is first):
+        sentences = [f"Correct answers: {percent(first['gold'])} % at the start. No later evaluation was better."]
+    else:
+        sentences = [
+            f"Correct answers went from {percent(first['gold'])} % to {percent(shown['gold'])} %{where} at update"
+            f" {shown['update']}: {points(change)} on the same problems, {decided(change)}."
+        ]
+    if ended:
+        sentences.append(f"A guard ended the run at update {last['update']}, {ended}.")
+        sentences.append(f"The parameters are those of the best evaluation, at update {best['update']}.")
+    elif fresh and best is not last and gold_change(fresh, last, seed)["high"] < 0:
+        sentences.append(
+            f"Update {best['update']}, which best/ holds, was better than the last: {percent(fresh['gold'])} % on fresh"
+            " samples."
+        )
+    tests = [each["check"] for each in evaluations if "check" in each]
+    if unconfirmed := sum(test["p"] >= test["level"] for test in tests):
+        sentences.append(
+            f"At {unconfirmed} of {len(evaluations)} evaluations the run looked like gaming, and fresh samples did"
+            " not confirm it."
+        )
+    if "proxy" in first:
+        moved = "rose" if last["proxy"] > first["proxy"] else "fell"
+        sentences.append(
+            f"The PRM's mean lowest score {moved} from {first['proxy']:.3f} to {last['proxy']:.3f} by update"
+            f" {last['update']}."
+        )
+    sentences.append(
+        f"Right working: {percent(first['working'])} % of chains at the start, {percent(shown['working'])} % at update"
+        f" {shown['update']}. Tokens a chain: {first['tokens']:.1f} and {shown['tokens']:.1f}."
+    )
+    return sentences
