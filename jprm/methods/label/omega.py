@@ -119,7 +119,7 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
     """
     verifier = verifiers.find(config.verifier)
     waiting: list[tuple[Search, Steps[None], Judged | None]]
-    waiting = [(search, _run(search, config), None) for search in searches]
+    waiting = [(search, _search(search, config), None) for search in searches]
     while waiting:
         asks = []
         for search, steps, judged in waiting:
@@ -139,7 +139,7 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
         ]
 
 
-def _run(search: Search, config: OmegaConfig) -> Steps[None]:
+def _search(search: Search, config: OmegaConfig) -> Steps[None]:
     """Searches until no candidate is left or `config.searches` or `config.budget` is reached.
 
     A candidate is dropped where all rollouts of a prefix on its way fail.

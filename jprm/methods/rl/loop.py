@@ -84,7 +84,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
             (workdir / "metrics.jsonl").unlink(missing_ok=True)
         with Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log:
             loop = Loop(config, trainer, progress, log, watchdog.at)
-            stopped = loop.run(asked_to_stop)
+            stopped = loop.run_updates(asked_to_stop)
             trainer.checkpoints.wait()
         if stopped:
             raise Stopped(f"SIGTERM: saved at update {progress.update} of {config.updates}; the same command continues")
@@ -151,7 +151,7 @@ class Loop:
                 f" not fit rows of tokens={self.config.tokens}: lengthen rows, or lower max_tokens"
             )
 
-    def run(self, asked_to_stop: Callable[[int], bool]) -> bool:
+    def run_updates(self, asked_to_stop: Callable[[int], bool]) -> bool:
         """Runs the remaining updates; returns whether it was asked to stop before the last."""
         config, progress = self.config, self.progress
         if not progress.evaluations:
