@@ -22,9 +22,8 @@ from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.implicit import LogRatio
-from jprm.score.row_lengths import LONGEST
 from jprm.score.scale import LOG_ODDS
-from jprm.score.scorer import PRM
+from jprm.score.scorer import LONGEST, PRM
 from jprm.tokenizer import load_tokenizer
 
 

@@ -37,7 +37,7 @@ from jprm.layout import native_layout
 from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score import row_lengths, scorer
+from jprm.score import scorer
 from jprm.score.live import LiveTrees
 from jprm.tokenizer import JsonTokenizer
 
@@ -54,7 +54,7 @@ def small():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "make_mesh", mesh)
-        patch.setattr(row_lengths, "SHORTEST", 512)
+        patch.setattr(scorer, "SHORTEST", 512)
         yield
 
 

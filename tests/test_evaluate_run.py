@@ -12,7 +12,7 @@ from jprm.apps.cli.evaluate import OPTIONS
 from jprm.evaluate.benchmarks import find
 from jprm.evaluate.run import run
 from jprm.io.jsonl import read_lines, write_records
-from jprm.score import row_lengths, scorer
+from jprm.score import scorer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,8 +21,8 @@ def short_rows():
     import tiny_run as tiny
 
     with pytest.MonkeyPatch.context() as patch, tiny.one_device():
-        patch.setattr(row_lengths, "SHORTEST", 128)
-        patch.setattr(row_lengths, "LONGEST", 512)
+        patch.setattr(scorer, "SHORTEST", 128)
+        patch.setattr(scorer, "LONGEST", 512)
         yield
 
 

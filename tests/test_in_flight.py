@@ -12,7 +12,7 @@ from tiny_run import chains, pool_of, trees
 import jprm
 from jprm.rows import empty_rows
 from jprm.score import scorer
-from jprm.score.in_flight import BATCHES, Speed, ahead, in_flight
+from jprm.score.scorer import BATCHES, Speed, ahead, in_flight
 from jprm.tree import tree_of
 
 

@@ -11,7 +11,7 @@ from tiny import TINY, Letters, params
 
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
-from jprm.score import live, row_lengths
+from jprm.score import live, scorer
 from jprm.score.live import LiveTrees
 from jprm.score.scorer import PRM
 
@@ -34,7 +34,7 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"SLOTS": 16, "TOKENS": 64, "SHORTEST_STEP": 8, "SHORTEST_PATH": 32}.items():
             patch.setattr(live, name, value)
-        patch.setattr(row_lengths, "SHORTEST", 64)
+        patch.setattr(scorer, "SHORTEST", 64)
         yield
 
 

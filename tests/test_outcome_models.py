@@ -27,7 +27,7 @@ from jprm.chat_template import render
 from jprm.layout import TemplateLayout
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
-from jprm.score import row_lengths
+from jprm.score import scorer
 from jprm.score.live import LiveTrees
 from jprm.tokenizer import JsonTokenizer
 from jprm.tree import tree_of
@@ -47,7 +47,7 @@ def small():
     """One device, and rows of one length: few programs are compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "make_mesh", lambda config, devices: make_mesh(config, jax.devices()[:1]))
-        patch.setattr(row_lengths, "SHORTEST", 512)
+        patch.setattr(scorer, "SHORTEST", 512)
         yield
 
 

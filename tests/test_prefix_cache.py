@@ -8,7 +8,7 @@ import pytest
 from test_live import CLOSE, LAYOUT, make, word
 
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score import prefix_cache, row_lengths
+from jprm.score import prefix_cache, scorer
 from jprm.score.prefix_cache import PrefixCache
 from jprm.token_tree import token_tree
 from jprm.tree import tree_of
@@ -20,7 +20,7 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_cache, "TOKENS", 8)
         patch.setattr(prefix_cache, "SHORTEST_PATH", 16)
-        patch.setattr(row_lengths, "SHORTEST", 64)
+        patch.setattr(scorer, "SHORTEST", 64)
         yield
 
 

@@ -20,7 +20,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.pack import PackReport, pack, token_tree
-from jprm.score import files, row_lengths, scorer
+from jprm.score import files, scorer
 from jprm.score.implicit import LogRatio
 from jprm.tree import chains_of, tree_of
 
@@ -33,9 +33,9 @@ rounding to seven digits."""
 def short_rows():
     """Rows of 128 to 512 tokens, so that the tiny run's texts meet every size; chunks of 8 records."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_lengths, "SHORTEST", 128)
-        patch.setattr(row_lengths, "FILLED", 512)
-        patch.setattr(row_lengths, "LONGEST", 512)
+        patch.setattr(scorer, "SHORTEST", 128)
+        patch.setattr(scorer, "FILLED", 512)
+        patch.setattr(scorer, "LONGEST", 512)
         for module in (scorer, files):
             patch.setattr(module, "CHUNK", 8)
         yield
@@ -125,7 +125,7 @@ def test_records_come_back_in_order_with_scores_and_nothing_else_changed(prm):
 
 def test_a_chain_longer_than_any_row_gets_its_own(prm):
     long = {"problem": "long", "steps": [f"add {i}" for i in range(120)]}
-    assert sum(len(step) + 1 for step in long["steps"]) > row_lengths.LONGEST
+    assert sum(len(step) + 1 for step in long["steps"]) > scorer.LONGEST
     score, *rest = prm.score_many([long, *chains(3)])
     np.testing.assert_allclose(prm.score("long", long["steps"][:20]), score["scores"][:20], atol=CLOSE, rtol=0)
     assert len(score["scores"]) == 120 and len(rest) == 3
@@ -142,10 +142,10 @@ def test_a_tree_longer_than_any_row_is_split(prm):
 def test_every_tree_has_its_row_and_rows_are_full(prm):
     """Trees of 20 to 250 tokens: what is left after full rows goes into shorter ones, one of a size."""
     given = [token_tree(tree_of(tree), prm.layout) for tree in trees(100, seed=8)]
-    groups = row_lengths.row_groups(given)
+    groups = scorer.row_groups(given)
     assert sorted(i for members in groups.values() for i in members) == list(range(100))
     packed = [pack([given[i] for i in some], tokens, tokens // 2, too_long="error") for tokens, some in groups.items()]
-    assert list(groups) == sorted(groups, reverse=True) and max(groups) == row_lengths.FILLED
+    assert list(groups) == sorted(groups, reverse=True) and max(groups) == scorer.FILLED
     assert all(len(p.rows.tokens) <= 2 for p in packed[1:])
     report = sum((p.report for p in packed), PackReport())
     assert report.tokens == sum(len(tree.tokens_N) for tree in given)

@@ -15,7 +15,7 @@ from jprm.apps.serve.app import make_app, prefix_cache
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.openrlhf import View
 from jprm.io.jsonl import dump, write_records
-from jprm.score import row_lengths, scorer
+from jprm.score import scorer
 from jprm.score.files import score_file
 from jprm.tree import tree_of
 
@@ -33,7 +33,7 @@ CHAIN = chains(1)[0]
 def prm(tiny_run):
     """A model whose longest rows have 512 tokens, so that few shapes are compiled."""
     with tiny.one_device(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_lengths, "LONGEST", 512)
+        patch.setattr(scorer, "LONGEST", 512)
         made = jprm.load(tiny_run.folder)
         assert made.warm_up(256) == [256, 512]
         yield made

@@ -13,7 +13,7 @@ import jprm
 from jprm.apps.serve.engine import BATCH_TOKENS, Engine
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig
-from jprm.score import row_lengths
+from jprm.score import scorer
 from jprm.score.files import score_file
 from jprm.tree import tree_of
 
@@ -71,7 +71,7 @@ def test_small_requests_do_not_make_the_server_look_slow(slow):
     future.result(60)
     while engine.busy_tokens:
         time.sleep(0.001)
-    assert row_lengths.SHORTEST / (time.monotonic() - began) <= engine.rate <= row_lengths.SHORTEST / 0.1
+    assert scorer.SHORTEST / (time.monotonic() - began) <= engine.rate <= scorer.SHORTEST / 0.1
 
 
 def test_a_job_of_its_own_is_packed_ahead_and_a_few_small_ones_wait_to_be_merged(slow):
@@ -130,7 +130,7 @@ def test_what_cannot_be_packed_fails_alone(slow):
 
 @pytest.mark.slow
 def test_copies_on_every_device_give_the_bytes_of_the_command(tiny_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(row_lengths, "LONGEST", 512)
+    monkeypatch.setattr(scorer, "LONGEST", 512)
     records = [{key: record[key] for key in ("problem", "steps")} for record in tiny.chains(100, seed=5)]
     write_records(tmp_path / "in.jsonl", records)
     score_file(jprm.load(tiny_run.folder), tmp_path / "in.jsonl", tmp_path / "out.jsonl")

@@ -18,10 +18,8 @@ from jprm.io.progress import Bar
 from jprm.io.storage import Growing, path_of
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.identity import identity
-from jprm.score.in_flight import Speed
-from jprm.score.multihost import score_many
 from jprm.score.scale import Scale
-from jprm.score.scorer import CHUNK, PRM, Scorer
+from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
 from jprm.tree import read_records
 
 

@@ -7,15 +7,20 @@ prm.score_many(records)            # records of any kind, with their scores
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import itertools
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Float
 
@@ -24,45 +29,17 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, find
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import step_logits
-from jprm.pack import empty_rows, token_tree
+from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows
-from jprm.score import row_lengths
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogProbability, LogRatio
-from jprm.score.in_flight import Batch, Speed, ahead, batches, in_flight
-from jprm.score.memory import check_memory
 from jprm.score.records import as_written, chain_tree, check_finite, scored
-from jprm.score.row_lengths import row_size, rows_of_chains, rows_of_trees
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.token_tree import TokenTree, geometry
+from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tree import ReasoningTree, tree_of
 
 CHUNK = 64
 """Records that `score_many` packs together: the unit of progress, and what a killed run scores again."""
-
-
-class Scorer(Protocol):
-    """What scores files besides a `PRM`: a judge, whose critiques may leave steps without a score."""
-
-    semantics: str
-    scale: Scale
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def rule(self) -> str: ...
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the scores depend on."""
-        ...
-
-    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
-
-    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns what results say of it: name, folder, step, and what scoring these records cost."""
-        ...
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
@@ -169,13 +146,13 @@ class PRM:
         rows = empty_rows(1, size := row_size(len(ids)), size // 2)
         rows.tokens[0, : len(ids)], rows.position[0, : len(ids)] = ids, range(len(ids))
         rows.until[0, : len(ids)] = len(ids)
-        found = []
+        parts = []
         for first in range(0, max(len(places), 1), size // 2):
             some = places[first : first + size // 2]
             rows.step_end[0, : len(some)] = some
             (batch,) = self._batches(rows, rows.step_end, rows.tree, rows.tree)
-            found.append(np.asarray(self._run(batch, _logits)["logits"])[0, : len(some)])
-        return np.concatenate(found)
+            parts.append(np.asarray(self._run(batch, _logits)["logits"])[0, : len(some)])
+        return np.concatenate(parts)
 
     def _check_logits(self) -> None:
         if self.ratio is not None:
@@ -196,8 +173,8 @@ class PRM:
           ValueError: a chain longer than the model takes.
           FloatingPointError: a score that is not finite.
         """
-        for prepared, found in self._read(ahead(self._chunks(records)), self.readout, speed):
-            for record, tree, outputs in zip(prepared.records, prepared.trees, found, strict=True):
+        for prepared, results in self._read(ahead(self._chunks(records)), self.readout, speed):
+            for record, tree, outputs in zip(prepared.records, prepared.trees, results, strict=True):
                 yield scored(record, tree, outputs)
 
     def _chunks(self, records: Iterable[dict[str, Any]]) -> Iterator[Prepared]:
@@ -252,8 +229,8 @@ class PRM:
 
         Afterwards no tree whose chains have at most so many tokens, and half as many steps, compiles anything.
         """
-        sizes = [row_lengths.SHORTEST]
-        while sizes[-1] < max(row_lengths.LONGEST, longest):
+        sizes = [SHORTEST]
+        while sizes[-1] < max(LONGEST, longest):
             sizes.append(2 * sizes[-1])
         for tokens in sizes:
             rows = empty_rows(1, tokens, tokens // 2)
@@ -286,21 +263,21 @@ class PRM:
 
     def _outputs(self, prepared: Prepared, readout: Callable) -> list[dict[str, np.ndarray]]:
         """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""
-        return [outputs for _, found in self._read([prepared], readout) for outputs in found]
+        return [outputs for _, results in self._read([prepared], readout) for outputs in results]
 
     def _read(
-        self, given: Iterable[Prepared], readout: Callable, speed: Speed | None = None
+        self, chunks: Iterable[Prepared], readout: Callable, speed: Speed | None = None
     ) -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]]]]:
-        """Yields what is given, in order, with what `_outputs` returns for it. Several batches are in flight."""
+        """Yields the chunks, in order, with what `_outputs` returns for each. Several batches are in flight."""
         speed = speed or Speed()
 
         def parts() -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]], Batch, bool]]:
-            for prepared in given:
-                found, rest = [{} for _ in prepared.trees], iter(prepared.batches)
+            for prepared in chunks:
+                results, rest = [{} for _ in prepared.trees], iter(prepared.batches)
                 batch = next(rest, None)
                 while batch is not None:
                     after = next(rest, None)
-                    yield prepared, found, batch, after is None
+                    yield prepared, results, batch, after is None
                     batch = after
 
         def dispatch(part) -> Callable[[], dict[str, np.ndarray]]:
@@ -314,14 +291,14 @@ class PRM:
 
             return fetch
 
-        for (prepared, found, batch, last), outputs in in_flight(parts(), dispatch, speed):
+        for (prepared, results, batch, last), outputs in in_flight(parts(), dispatch, speed):
             speed.count(batch.rows)
-            _place(outputs, batch, prepared.trees, found)
+            _place(outputs, batch, prepared.trees, results)
             if last:
-                for tree, outputs_N in zip(prepared.trees, found, strict=True):
+                for tree, outputs_N in zip(prepared.trees, results, strict=True):
                     for name, value_N in outputs_N.items():
                         check_finite(tree, name, value_N)
-                yield prepared, found
+                yield prepared, results
 
     @contextlib.contextmanager
     def _fitting(self, prepared: Prepared, batch: Batch) -> Iterator[None]:
@@ -341,7 +318,7 @@ class PRM:
 
     def _a_device(self, rows: Rows) -> int:
         """Returns the rows that a device computes at once: one; of one chain each, as many as have FILLED tokens."""
-        return max(1, row_lengths.FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
+        return max(1, FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
 
     def _batches(self, rows: Rows, problem_BS: np.ndarray, tree_BS: np.ndarray, node_BS: np.ndarray) -> Iterator[Batch]:
         """Yields what all devices compute at once."""
@@ -383,11 +360,301 @@ class PRM:
             )
 
 
-def _place(outputs: dict, batch: Batch, trees: Sequence[ReasoningTree], found: list[dict[str, np.ndarray]]) -> None:
-    """Writes a batch's outputs to their trees and nodes in `found`."""
+def _place(outputs: dict, batch: Batch, trees: Sequence[ReasoningTree], results: list[dict[str, np.ndarray]]) -> None:
+    """Writes a batch's outputs to their trees and nodes in `results`."""
     used_BS = batch.tree_BS >= 0
     for name, value_BS in outputs.items():
         for tree, node, value in zip(*(x[used_BS] for x in (batch.tree_BS, batch.node_BS, value_BS)), strict=True):
-            if name not in found[tree]:
-                found[tree][name] = np.full((len(trees[tree].nodes), *value.shape), np.nan, np.float32)
-            found[tree][name][node] = value
+            if name not in results[tree]:
+                results[tree][name] = np.full((len(trees[tree].nodes), *value.shape), np.nan, np.float32)
+            results[tree][name][node] = value
+
+
+# ----------------------------------------------- rows: few lengths, so that few shapes are compiled, and little padding
+
+SHORTEST, FILLED, LONGEST = 256, 2048, 8192
+"""Tokens of the shortest row, of the longest row that several trees share, and of the longest row made for one tree.
+
+A row is SHORTEST times a power of two, so few shapes are compiled. A chain longer than LONGEST gets a row of its own
+size, the next power of two."""
+
+
+def rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
+    """Yields rows of several trees, by length, with the tree (its index in `trees`) and the node of every slot."""
+    for tokens, members in row_groups(trees).items():
+        packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
+        yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
+
+
+def rows_of_chains(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
+    """Yields rows of one chain each, the shortest that hold it, with the tree and the node of every slot."""
+    groups: dict[int, list[Part]] = {}
+    for index, tree in enumerate(trees):
+        longest = _longest_row(tree)
+        for part in split(tree, index, longest, longest // 2, too_long="error", chains=True)[0]:
+            groups.setdefault(row_size(_needed(part.tree)), []).append(part)
+    for tokens, parts in groups.items():
+        yield lay_out([[part] for part in parts], tokens, tokens // 2)
+
+
+def row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
+    """Returns, by the tokens of a row, the indices of the trees that are packed into such rows.
+
+    Rows are chosen one by one, each of the longest size that the remaining trees fill, so the last ones are short and
+    little is padding. The number of devices plays no part: rows of another length would change scores by their
+    rounding, and with them the files of several processes.
+    """
+    need = [_needed(tree) for tree in trees]
+    left = sorted(range(len(trees)), key=lambda i: -need[i])
+    groups: dict[int, list[int]] = {}
+    while left:
+        first, *later = left
+        tokens = _row_tokens(trees[first])
+        if need[first] <= LONGEST:  # a longer one is split at its branches and shares no row
+            tokens = max(tokens, min(FILLED, 1 << (sum(need[i] for i in left).bit_length() - 1)))
+        room, taken, left = tokens - need[first], [first], []
+        for i in later:
+            fits = need[i] <= room
+            (taken if fits else left).append(i)
+            room -= need[i] if fits else 0
+        groups.setdefault(tokens, []).extend(taken)
+    return groups
+
+
+def _needed(tree: TokenTree) -> int:
+    """Returns the tokens of a row that holds the tree. Equal chains can use up its slots, half as many, first."""
+    return max(len(tree.tokens_N), 2 * len(tree.run_M))
+
+
+def _row_tokens(tree: TokenTree) -> int:
+    """Returns the tokens of the row for this tree alone. A tree longer than LONGEST is split."""
+    return row_size(_needed(tree)) if _needed(tree) <= LONGEST else _longest_row(tree)
+
+
+def _longest_row(tree: TokenTree) -> int:
+    """Returns the tokens of a row that holds any one chain of the tree: LONGEST, unless a chain is longer."""
+    depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
+    return row_size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))))
+
+
+def row_size(tokens: int) -> int:
+    """Returns the size of the shortest row with at least so many tokens."""
+    return max(SHORTEST, 1 << (tokens - 1).bit_length())
+
+
+# ------------------------------------------------------------- batches: on the device while the host packs what follows
+#
+# A thread makes items one ahead. A batch is dispatched before the results of the one before it are fetched, so the
+# device has work while the host reads results. A second thread waits for results and notes when they were there.
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+BATCHES = 2
+"""Batches in flight: one that the device computes and one that waits for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Rows that the devices compute at once, filled up with padding, and what their slots hold."""
+
+    rows: Rows
+    problem_BS: np.ndarray  # tokens of each slot's problem
+    tree_BS: np.ndarray  # the index of each slot's tree; -1 in unused slots
+    node_BS: np.ndarray
+
+
+def batches(rows: Rows, problem_BS: np.ndarray, tree_BS: np.ndarray, node_BS: np.ndarray, size: int) -> Iterator[Batch]:
+    """Yields batches of `size` rows, the last one filled up with padding."""
+    missing = -len(rows.tokens) % size
+    if missing:
+        filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
+        fillers = filler, filler.step_end, filler.tree, filler.tree
+        rows, problem_BS, tree_BS, node_BS = jax.tree.map(
+            lambda a, b: np.concatenate([a, b]), (rows, problem_BS, tree_BS, node_BS), fillers
+        )
+    for first in range(0, len(rows.tokens), size):
+        some = slice(first, first + size)
+        yield Batch(*jax.tree.map(lambda a, i=some: a[i], (rows, problem_BS, tree_BS, node_BS)))
+
+
+@dataclasses.dataclass
+class Speed:
+    """What the device did from the first batch's dispatch to the last result, in seconds of `clock`.
+
+    waited: seconds in which no batch was in flight: the host was packing, compiling, or writing results.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    tokens: int = 0  # without padding
+    cells: int = 0  # with padding
+    seconds: float = 0.0
+    waited: float = 0.0
+    _last: float | None = None
+
+    def add(self, dispatched: float, finished: float) -> None:
+        """Counts a batch's times. Batches are added in the order of their dispatch."""
+        begun = dispatched if self._last is None else self._last
+        self.waited += max(0.0, dispatched - begun)
+        self.seconds += finished - begun
+        self._last = finished
+
+    def count(self, rows: Rows) -> None:
+        """Counts a batch's tokens. A padding token is at position 0 and sees itself alone."""
+        self.cells += rows.tokens.size
+        self.tokens += int(((rows.position > 0) | (rows.until > np.arange(1, rows.tokens.shape[1] + 1))).sum())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens / self.seconds:,.0f} tokens/s, {1 - self.tokens / self.cells:.0%} padding, the device waited"
+            f" {self.waited / self.seconds:.0%} of {self.seconds:.1f} s for the host"
+        )
+
+
+def ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yields the items; a thread makes the next one meanwhile. What making an item raises is raised in its place."""
+    end, items = object(), iter(items)
+    with concurrent.futures.ThreadPoolExecutor(1, "jprm packing") as thread:
+        following = thread.submit(next, items, end)
+        while (item := following.result()) is not end:
+            following = thread.submit(next, items, end)
+            yield cast(T, item)
+
+
+def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], speed: Speed) -> Iterator[tuple[T, R]]:
+    """Yields each item with its results, in order, after the next item is dispatched.
+
+    `dispatch` returns a function that waits for the results; a thread calls it. What making or dispatching an item
+    raises is raised after the results of the items before it.
+    """
+    waiting: collections.deque[tuple[T, float, concurrent.futures.Future]] = collections.deque()
+    items, failure, more = iter(items), None, True
+
+    def fetched(fetch: Callable[[], R]) -> tuple[R, float]:
+        return fetch(), speed.clock()
+
+    with concurrent.futures.ThreadPoolExecutor(1, "jprm fetching") as thread:
+        while True:
+            while more and len(waiting) < BATCHES:
+                try:
+                    item = next(items)
+                    fetch = dispatch(item)
+                    waiting.append((item, speed.clock(), thread.submit(fetched, fetch)))
+                except StopIteration:
+                    more = False
+                except Exception as error:  # the results before it come first
+                    failure, more = error, False
+            if not waiting:
+                break
+            item, dispatched, future = waiting.popleft()
+            results, finished = future.result()
+            speed.add(dispatched, finished)
+            yield item, results
+    if failure is not None:
+        raise failure
+
+
+# ------------------ memory: a row that no device holds is refused before XLA's compiler ends the process at such a size
+
+
+def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> None:
+    """Raises MemoryError where a device cannot hold the temporaries of `rows` rows of so many tokens."""
+    parts = mesh.size // (mesh.shape["data"] * mesh.shape["fsdp"])  # the devices that share a row
+    needed, there = least_bytes(config, tokens, rows) // parts, memory_of(mesh)
+    if there is not None and needed > there:
+        raise MemoryError(f"{needed:,} bytes at least for temporaries, and a device has {there:,}")
+
+
+def least_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
+    """Returns a lower bound of the bytes of temporaries of `rows` rows: their states, and attention written out.
+
+    Only the `reference` implementation holds the logits of all pairs of tokens, in float32.
+    """
+    pairs = config.heads * tokens * tokens * 4 if config.attention == "reference" else 0
+    return rows * (2 * tokens * config.width * 4 + pairs)
+
+
+def memory_of(mesh: Mesh) -> int | None:
+    """Returns the bytes of memory of a device of the mesh, the host's for a CPU; None where it is not known."""
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, OSError, ValueError):
+            return None
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+# ------------------------------------------------------------------------ several processes, and what else scores files
+
+
+class Scorer(Protocol):
+    """What scores files besides a `PRM`: a judge, whose critiques may leave steps without a score."""
+
+    semantics: str
+    scale: Scale
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rule(self) -> str: ...
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the scores depend on."""
+        ...
+
+    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
+
+    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what results say of it: name, folder, step, and what scoring these records cost."""
+        ...
+
+
+def score_many(
+    prm: PRM | Scorer, records: Iterable[dict[str, Any]], speed: Speed | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields what `prm.score_many` does. Every process calls it with the same records, and gets all scores in order.
+
+    Each process computes its chunks on its own devices, so a model must fit those of one. A chunk is what one process
+    would pack together too, so the scores are the same bits. The chunks of a round are neighbours, so what is written
+    is always a beginning of the whole.
+
+    `speed` counts a PRM's work in one process; several processes wait for each other instead.
+    """
+    if jax.process_count() == 1:
+        yield from prm.score_many(records, speed) if isinstance(prm, PRM) else prm.score_many(records)
+        return
+    if not isinstance(prm, PRM):
+        raise ValueError(f"{prm.name}: scores in one process")
+    records = iter(records)
+    while some := list(itertools.islice(records, CHUNK * jax.process_count())):
+        trees = [tree_of(record) for record in some]
+        for record, tree, outputs in zip(some, trees, _gathered(prm, trees), strict=True):
+            yield scored(record, tree, outputs)
+
+
+def _gathered(prm: PRM, trees: Sequence[ReasoningTree]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the named outputs of each tree, (N,) float32, of at most one chunk a process.
+
+    Raises what this process's chunk raises, and ValueError where another process's did, so that none waits for it.
+    """
+    chunks = [trees[i : i + CHUNK] for i in range(0, len(trees), CHUNK)]
+    sizes = [sum(len(tree.nodes) for tree in chunk) for chunk in chunks]
+    here, failure, names = jax.process_index(), None, prm.output_names
+    here_OX = np.zeros((len(names), 1 + max(sizes)), np.float32)  # the first column: whether this process failed
+    try:
+        if here < len(chunks):
+            results = prm.outputs_of(chunks[here])
+            here_OX[:, 1 : 1 + sizes[here]] = [np.concatenate([outputs[name] for outputs in results]) for name in names]
+    except Exception as error:
+        here_OX[:, 0], failure = 1, error
+    all_COX = multihost_utils.process_allgather(here_OX)
+    if failure:
+        raise failure
+    if all_COX[:, 0, 0].any():
+        raise ValueError(f"process {int(np.argmax(all_COX[:, 0, 0]))} could not score its records; see its own error")
+    all_OM = np.concatenate([all_COX[c, :, 1 : 1 + size] for c, size in enumerate(sizes)], axis=1)
+    for part_ON in np.split(all_OM, np.cumsum([len(tree.nodes) for tree in trees])[:-1], axis=1):
+        yield dict(zip(names, part_ON, strict=True))

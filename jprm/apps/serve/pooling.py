@@ -24,8 +24,7 @@ from jprm.apps.serve.score import admit, answer, check_size, server_of, usage
 from jprm.apps.web.http import Refusal, field, json_of
 from jprm.layout import TemplateLayout
 from jprm.model.heads import Weighted
-from jprm.score.row_lengths import SHORTEST
-from jprm.score.scorer import PRM
+from jprm.score.scorer import PRM, SHORTEST
 from jprm.tokenizer import JsonTokenizer
 
 _REFUSED = {
