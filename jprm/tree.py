@@ -119,6 +119,13 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     return ReasoningTree(problem, tuple(nodes), answer, semantics, kinds[0], extra)
 
 
+def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
+    """Returns the tree of one chain. Raises TypeError for steps that are one string, ValueError for blank text."""
+    if isinstance(steps, str):
+        raise TypeError("steps is one string: pass a list of steps, [text] where there is one")
+    return tree_of({"problem": problem, "steps": list(steps)})
+
+
 def record_of(tree: ReasoningTree) -> dict[str, Any]:
     """Returns the record of a tree, in the kind of record it came from: `record_of(tree_of(r)) == r`.
 
@@ -166,7 +173,7 @@ def chains_of(tree: ReasoningTree) -> list[list[int]]:
 
 
 def with_scores(
-    tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Sequence[float]] | None = None
+    tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Iterable[float]] | None = None
 ) -> ReasoningTree:
     """Returns the tree with scores[i] as node i's score, and `outputs`, lists of the same length, as named outputs.
 
@@ -177,6 +184,20 @@ def with_scores(
         named = node.outputs if outputs is None else {name: values[i] for name, values in outputs.items()} or NONE
         nodes.append(dataclasses.replace(node, score=score, outputs=named))
     return dataclasses.replace(tree, nodes=tuple(nodes))
+
+
+def scored(record: dict[str, Any], tree: ReasoningTree, outputs: Mapping[str, Iterable[float]]) -> dict[str, Any]:
+    """Returns the record of `tree` with the outputs as they are written, its keys in the order of `record`.
+
+    Of `outputs`, (N,) each, `score` becomes the nodes' score and the others their named outputs.
+    """
+    columns = {name: list(map(as_written, value_N)) for name, value_N in outputs.items()}
+    return in_order_of(record, record_of(with_scores(tree, columns.pop("score", []), columns)))
+
+
+def as_written(score: float) -> float:
+    """Returns the score as files hold it: seven decimals, or seven digits where it is small, as float32 has."""
+    return float(f"{score:.7g}") if abs(score) < 0.1 else round(float(score), 7)
 
 
 def with_labels(

@@ -36,8 +36,7 @@ from jprm.evaluate.plots import Series, curves, slug
 from jprm.evaluate.scored import ScoreError, scores_of
 from jprm.evaluate.votes import answer_classes, is_answer, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
-from jprm.score.rules import PROBABILITY_RULES
-from jprm.score.scale import PROBABILITY, Scale
+from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, bootstrap, jsonable, mean_differences, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jprm.score.rules import RULES
+from jprm.score.scale import RULES
 
 DEFAULT_RULE = {
     "correctness": "prod",

@@ -18,10 +18,9 @@ from scipy.special import expit
 
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
-from jprm.score.records import as_written
 from jprm.score.scorer import PRM
 from jprm.statistics import equal_mass_bins
-from jprm.tree import in_order_of, record_of, tree_of, with_scores
+from jprm.tree import as_written, in_order_of, record_of, tree_of, with_scores
 
 CLIP = 1e-9
 """Scores are clipped to [CLIP, 1 - CLIP] before log-odds: finite at 0 and 1, float32 scores near 1 stay distinct."""

@@ -23,8 +23,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout
 from jprm.model.mesh import put_rows, spec
 from jprm.score.live import Pool, check, empty_pool, extended, logits_of
-from jprm.score.records import check_finite
-from jprm.score.scorer import PRM
+from jprm.score.scorer import PRM, check_finite
 from jprm.token_tree import TokenTree, geometry, token_tree, tokens_above
 from jprm.tree import ReasoningTree
 

@@ -1,6 +1,7 @@
 """`Scale`: what a model's scores mean to whoever uses them: evaluations, votes, credit, the selection of chains.
 
 What computes with scores names the scales that it takes (`check_scale`) or maps them to [0, 1] (`Scale.fractions`).
+The names of the rules from step scores to a chain's are here too: all this needs no array library.
 """
 
 from __future__ import annotations
@@ -8,6 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from typing import Any, Literal, get_args
+
+Rule = Literal["min", "soft_min", "prod", "mean", "last", "max", "sum_log_odds", "mean_log"]
+"""From step scores to a chain score, as `jprm.score.aggregate` computes them."""
+RULES: tuple[str, ...] = get_args(Rule)
+PROBABILITY_RULES = ("prod", "sum_log_odds", "mean_log")
+"""Rules that multiply probabilities; the others take any scores."""
+
+OF_CHAINS = ("value", "implicit")
+"""Semantics of `jprm.tree.SEMANTICS` whose scores are of the whole chain up to a step; the others are of the step."""
 
 Weight = Literal["score", "half", "sigmoid"]
 WEIGHTS: tuple[str, ...] = get_args(Weight)

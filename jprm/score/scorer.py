@@ -33,10 +33,9 @@ from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogProbability, LogRatio
-from jprm.score.records import as_written, chain_tree, check_finite, scored
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.token_tree import TokenTree, chain_lengths, geometry
-from jprm.tree import ReasoningTree, tree_of
+from jprm.tree import ReasoningTree, as_written, chain_tree, scored, tree_of
 
 CHUNK = 64
 """Records that `score_many` packs together: the unit of progress, and what a killed run scores again."""
@@ -358,6 +357,15 @@ class PRM:
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
                 " Drop it (evaluations: --too-long skip), or use a model with a longer context"
             )
+
+
+def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
+    if not np.isfinite(value_N).all():
+        node = int(np.argmin(np.isfinite(value_N).reshape(len(value_N), -1).all(1)))
+        raise FloatingPointError(
+            f"problem {tree.problem[:60]!r}, step {node}: the model's {name} is {value_N[node]}; its checkpoint (or a"
+            " bfloat16 overflow) is at fault: use an earlier checkpoint or float32"
+        )
 
 
 def _place(outputs: dict, batch: Batch, trees: Sequence[ReasoningTree], results: list[dict[str, np.ndarray]]) -> None:

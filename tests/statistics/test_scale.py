@@ -17,8 +17,7 @@ from jprm.evaluate.steps import steps_report
 from jprm.io.jsonl import write_records
 from jprm.methods.search.growing_tree import GrowingTree, Problem
 from jprm.methods.search.result import choose
-from jprm.score.rules import PROBABILITY_RULES
-from jprm.score.scale import PROBABILITY
+from jprm.score.scale import PROBABILITY, PROBABILITY_RULES
 from jprm.tree import tree_of
 
 PURE, PQM = PUBLISHED["pure"].score_scale, PUBLISHED["pqm"].score_scale

@@ -26,7 +26,7 @@ from jprm.apps.cli.arguments import (
     scorer_of,
 )
 from jprm.methods.search.methods import METHODS, Choice, find
-from jprm.score.rules import Rule
+from jprm.score.scale import Rule
 
 search = Commands()
 

@@ -26,8 +26,7 @@ from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_o
 from jprm.io.jsonl import dump
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.search.chain_scores import chain_scores
-from jprm.score.records import scored
-from jprm.score.rules import RULES
+from jprm.score.scale import RULES
 from jprm.score.scorer import CHUNK, PRM
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, tree_of
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.verify.programs import printed
-from jprm.score.records import as_written
+from jprm.tree import as_written
 
 Asks = Literal["step", "steps", "first_error"]
 

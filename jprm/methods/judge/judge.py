@@ -19,10 +19,9 @@ from jaxtyping import Float
 
 from jprm.methods.judge.critiques import KEY, Critique, JudgePrompt, ask, cost, read, report
 from jprm.methods.policy.protocol import Policy
-from jprm.score.records import as_written, chain_tree
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
-from jprm.tree import ReasoningTree, chains_of, in_order_of, record_of, tree_of, with_scores
+from jprm.tree import ReasoningTree, as_written, chain_tree, chains_of, in_order_of, record_of, tree_of, with_scores
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -38,11 +38,10 @@ from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.identity import identity
 from jprm.score.implicit import LogProbability
-from jprm.score.records import as_written
 from jprm.score.scorer import CHUNK, PRM
 from jprm.token_tree import REFERENCE
 from jprm.tokenizer import load_tokenizer
-from jprm.tree import ReasoningTree, chains_of, read_records, record_of, tree_of, with_labels, without_chain
+from jprm.tree import ReasoningTree, as_written, chains_of, read_records, record_of, tree_of, with_labels, without_chain
 
 Path = str | os.PathLike
 

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.score.aggregate import host_rank_keys, padded
-from jprm.score.rules import PROBABILITY_RULES
-from jprm.score.scale import PROBABILITY, Scale
+from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 
 
 def chain_scores(

@@ -19,8 +19,7 @@ from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import Ask, Draw, GrowingTree, Problem, Steps
 from jprm.methods.search.live_scorer import LiveJudge, LiveScorer
 from jprm.methods.search.methods import CHOICES, Choice
-from jprm.score.rules import RULES
-from jprm.score.scale import PROBABILITY
+from jprm.score.scale import PROBABILITY, RULES
 
 
 class Method(Protocol):
@@ -40,7 +39,7 @@ class SearchConfig:
 
     Attributes:
       method: a config such as `BestOfN(16)` or `Beam(4, 4)`.
-      rule: one of `jprm.score.rules.RULES`: from the scores of steps to that of a chain.
+      rule: one of `jprm.score.scale.RULES`: from the scores of steps to that of a chain.
       choose: `best` returns the finished chain with the highest score; `majority` the answer that most finished samples
         have, `weighted` the answer whose samples have the largest sum of scores, each with its best chain.
       budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from jprm.methods.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps, at_least_one
-from jprm.score.rules import OF_CHAINS
+from jprm.score.scale import OF_CHAINS
 
 
 @dataclasses.dataclass(frozen=True)

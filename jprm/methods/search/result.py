@@ -14,8 +14,8 @@ from jprm.answers import equivalent, extract_answer
 from jprm.evaluate.votes import answer_classes
 from jprm.methods.judge.critiques import KEY, Judged, report
 from jprm.methods.search.growing_tree import Draw, GrowingTree
-from jprm.score.records import as_written
-from jprm.score.rules import PROBABILITY_RULES
+from jprm.score.scale import PROBABILITY_RULES
+from jprm.tree import as_written
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:

@@ -17,8 +17,7 @@ from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.evaluate.blocks import Table, interval
 from jprm.evaluate.scored import ScoreError
 from jprm.evaluate.votes import vote_accuracy
-from jprm.score.rules import RULES
-from jprm.score.scale import PROBABILITY, Scale
+from jprm.score.scale import PROBABILITY, RULES, Scale
 from jprm.statistics import bootstrap, mean_differences, weighted_mean
 from jprm.tree import ReasoningTree, chains_of
 
