@@ -15,7 +15,7 @@ from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import search_file
 from jprm.methods.search.live_scorer import live_scorer
 from jprm.methods.search.lockstep import SearchConfig
-from jprm.score.identity import identity
+from jprm.score.files import identity
 from jprm.tree import read_records, record_of, tree_of
 
 TALK = JudgePrompt("talk", "{problem}: {steps} ?", step="{step}", separator=" ({critique}) ")

@@ -18,8 +18,7 @@ from jprm.methods.label.files import label_teacher
 from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
-from jprm.score.files import score_file
-from jprm.score.identity import identity
+from jprm.score.files import identity, score_file
 from jprm.tree import read_records, tree_of
 
 

@@ -22,7 +22,7 @@ from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import read_problems, search_file
 from jprm.methods.search.live_scorer import Rescorer
 from jprm.methods.search.lockstep import SearchConfig
-from jprm.score import identity
+from jprm.score import files as scored_files
 from jprm.tree import RecordError, read_records, record_of, tree_of
 
 PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(5)]
@@ -198,7 +198,7 @@ def test_a_server_that_goes_down_loses_nothing(folder):
 
 def load_good(monkeypatch):
     monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
-    monkeypatch.setattr(identity, "identity", lambda prm: {"model": prm.name, "digest": "0"})
+    monkeypatch.setattr(scored_files, "identity", lambda prm: {"model": prm.name, "digest": "0"})
     monkeypatch.setattr(scorers, "live_scorer", Rescorer)
 
 

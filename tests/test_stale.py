@@ -27,8 +27,7 @@ from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl
 from jprm.methods.search.methods import find as method_of
 from jprm.score import scorer
-from jprm.score.files import score_file
-from jprm.score.identity import identity
+from jprm.score.files import identity, score_file
 from jprm.train import claim, data_digest
 from jprm.tree import read_records
 

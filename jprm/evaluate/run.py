@@ -22,8 +22,7 @@ from jprm.io.outputs import check_input, stamp_of
 from jprm.io.storage import path_of
 from jprm.loading import load
 from jprm.score import scorer as scorers
-from jprm.score.files import request_of, write_scores
-from jprm.score.identity import identity
+from jprm.score.files import identity, request_of, write_scores
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, read_trees
 

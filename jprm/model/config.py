@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
+from jprm import registry
 from jprm.model import attention, heads, step_layer
 from jprm.model.rope import RopeScaling
 
@@ -109,6 +110,17 @@ class ModelConfig:
     def query_scale(self) -> float:
         """The factor of attention's logits."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+
+
+def own_parts(config: ModelConfig) -> dict[str, Any]:
+    """Returns the user's own parts of a model, `module:NAME` in its config, by the config's field."""
+    return {name: registry.find(getattr(config, name), {}, f"model.{name}") for name in own_modules(config)}
+
+
+def own_modules(config: ModelConfig) -> dict[str, str]:
+    """Returns the names of the modules of `own_parts`."""
+    named = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: value.rpartition(":")[0] for name, value in named.items() if isinstance(value, str) and ":" in value}
 
 
 def _period(windows: tuple[int, ...]) -> tuple[int, ...]:

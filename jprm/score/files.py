@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -10,16 +13,21 @@ from itertools import islice
 from typing import Any, Literal, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from jprm import multihost
+from jprm.io.digests import digest as digest_of
 from jprm.io.jsonl import Rejects, count, dump, read_lines
 from jprm.io.outputs import continued, cut, finish, input_of, stored_request
 from jprm.io.progress import Bar
 from jprm.io.storage import Growing, path_of
+from jprm.model.config import own_parts
 from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
-from jprm.score.identity import identity
-from jprm.score.scale import Scale
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
+from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import read_records
 
 
@@ -125,3 +133,54 @@ def write_scores(
         part.flush()
         finish(part, output, request)
     return there
+
+
+# ---------------------------------------------------------------------- what scores depend on
+
+
+def identity(prm: PRM | Scorer) -> dict[str, Any]:
+    """Returns what a model's scores depend on, for the request of a file that holds them.
+
+    A model that was replaced in its folder at the same step has another `digest`. `scale` is there for scores that are
+    no probabilities, so that the file can be evaluated without the model.
+    """
+    if not isinstance(prm, PRM):
+        return prm.identity
+    params = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
+    ratio = prm.ratio and {name: value for name, value in vars(prm.ratio).items() if name != "params"}
+    digests = {
+        "model": digest(params, prm.layout.tokenizer, prm.mesh),
+        "config": digest_of(prm.config),
+        "layout": digest_of(prm.layout),
+        "head": digest_of([prm.readout, ratio, prm.semantics]),
+    } | {f"model.{name}": digest_of(part) for name, part in own_parts(prm.config).items()}
+    about = {"model": prm.name, "step": prm.step, "digests": digests}
+    about |= {"dtype": prm.config.dtype, "attention": prm.config.attention}
+    return about | ({} if prm.scale == PROBABILITY else {"scale": dataclasses.asdict(prm.scale)})
+
+
+def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
+    """Returns 16 hexadecimal digits that differ between models whose parameters or tokenizers differ.
+
+    Sums on the devices read every parameter once, and do not depend on the mesh.
+    """
+    content = hashlib.sha256()
+    with jax.set_mesh(mesh):
+        sums = [np.asarray(x).tolist() for x in jax.tree.leaves(_sums(params))]
+    about = [(jax.tree_util.keystr(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
+    content.update(json.dumps([about, sums]).encode())
+    content.update(saved_bytes(tokenizer))
+    return content.hexdigest()[:16]
+
+
+@jax.jit
+def _sums(params: Any) -> Any:
+    """Returns two sums of each array's bits modulo 2^32, one of scrambled bits: exact in any order of addition."""
+
+    def of(x: jax.Array) -> jax.Array:
+        kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+        bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
+        mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)
+        return jnp.stack([jnp.sum(bits, dtype=jnp.uint32), jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)])
+
+    return jax.tree.map(of, params)

@@ -49,7 +49,7 @@ from jprm.io.progress import Bar
 from jprm.io.storage import Place, Remote, path_of
 from jprm.layout import native_layout
 from jprm.model import transformer
-from jprm.model.config import ModelConfig
+from jprm.model.config import ModelConfig, own_modules, own_parts
 from jprm.model.heads import find
 from jprm.model.int8 import held_decoder
 from jprm.model.lora import TRAINED, merge, without_adapters
@@ -61,7 +61,6 @@ from jprm.objectives import COPY, Objective, source
 from jprm.objectives.metrics import Judged, divisor, means, names, summed
 from jprm.pack import PackReport
 from jprm.rows import Rows
-from jprm.score.identity import own_modules, own_parts
 from jprm.statistics import auroc, jsonable
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.batches import (

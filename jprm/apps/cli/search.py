@@ -72,7 +72,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
         from jprm.methods.search.files import search_file
         from jprm.methods.search.live_scorer import live_scorer
         from jprm.methods.search.lockstep import SearchConfig
-        from jprm.score.identity import identity
+        from jprm.score.files import identity
 
         chosen = built(method, own)
         prm = scorer_of("search", options.model, options.judge)

@@ -28,7 +28,7 @@ from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.search.chain_scores import chain_scores
 from jprm.score.scale import RULES
 from jprm.score.scorer import CHUNK, PRM
-from jprm.tree import Node, ReasoningTree, RecordError, chains_of, tree_of
+from jprm.tree import Node, ReasoningTree, RecordError, chains_of, scored, tree_of
 
 LINES = "application/x-ndjson"
 

@@ -37,7 +37,7 @@ from jprm.model.heads import HEADS, TOKEN, find
 from jprm.model.int8 import Int8
 from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh
-from jprm.score.identity import digest, identity
+from jprm.score.files import digest, identity
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
 

@@ -36,7 +36,7 @@ from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labe
 from jprm.model import Dtype
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score.identity import identity
+from jprm.score.files import identity
 from jprm.score.implicit import LogProbability
 from jprm.score.scorer import CHUNK, PRM
 from jprm.token_tree import REFERENCE

@@ -35,7 +35,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
-from jprm.score.identity import digest
+from jprm.score.files import digest
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 32
