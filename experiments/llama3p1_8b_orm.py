@@ -16,9 +16,8 @@ from typing import Any
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.model.config import ModelConfig
+from jprm.model.config import ModelConfig, RopeScaling
 from jprm.model.mesh import MeshConfig
-from jprm.model.rope import RopeScaling
 
 BASE = os.environ.get("JPRM_BASE", "models/Llama-3.1-8B")
 DATA = os.environ.get("JPRM_PREPARED_OUTCOMES", "data/outcomes")

@@ -14,8 +14,7 @@ from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, pa
 from jprm.experiment import TargetConfig
 from jprm.methods.kernels.tpu import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
 from jprm.model.attention import attend, plan
-from jprm.model.collectives import at_tokens
-from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
+from jprm.model.mesh import MeshConfig, at_tokens, make_mesh, put_rows, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES, step_logits
 from jprm.objectives.targets import targets

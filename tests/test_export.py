@@ -22,10 +22,10 @@ from jprm.io.storage import only_run
 from jprm.layout import native_layout
 from jprm.methods.export import export as exporting
 from jprm.methods.export.export import export
+from jprm.model.config import RopeScaling
 from jprm.model.heads import HEADS
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh
-from jprm.model.rope import RopeScaling
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import tree_of

@@ -96,7 +96,7 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
 
 def test_the_scalings_change_the_numbers():
     """Else the test above would pass with the scaling left out."""
-    from jprm.model.rope import RopeScaling, frequencies
+    from jprm.model.config import RopeScaling, frequencies
 
     plain = frequencies(8, 500.0)
     for scaling in (RopeScaling("linear", 4.0), RopeScaling("llama3", 8.0, 16, 1.0, 4.0),

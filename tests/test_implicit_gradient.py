@@ -14,8 +14,8 @@ from tiny_run import VALUE
 
 from jprm.experiment import ObjectiveConfig
 from jprm.methods.label.files import with_log_probabilities
-from jprm.model.int8 import held_decoder
 from jprm.model.mesh import MeshConfig, make_mesh, spec
+from jprm.model.parameters import held_decoder
 from jprm.model.transformer import AXES, head_logits, hidden
 from jprm.objectives import find
 from jprm.pack import pack, token_tree

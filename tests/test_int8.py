@@ -15,8 +15,8 @@ import jprm
 from jprm.apps.plan.plan import abstract_rows
 from jprm.checkpoints import base
 from jprm.model import transformer
-from jprm.model.int8 import SUMMED, Int8, held, held_decoder, quantized
 from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.model.parameters import SUMMED, Int8, held, held_decoder, quantized
 from jprm.model.transformer import AXES
 from jprm.tokenizer import load_tokenizer
 

@@ -11,10 +11,9 @@ from test_tpu import compiled_step, mesh_of
 from tiny import optimised
 
 from jprm.model.attention import attend, plan
-from jprm.model.chunked_mlp import CHUNKS
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import AXES, CHUNKS
 
 GIB = 2**30
 

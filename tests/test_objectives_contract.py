@@ -27,8 +27,8 @@ from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_reference
 from jprm.methods.rl.trajectory import Trajectory, group_tree
 from jprm.model.heads import HEADS
-from jprm.model.int8 import Int8
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
+from jprm.model.parameters import Int8
 from jprm.model.transformer import step_logits
 from jprm.objectives.implicit import Implicit
 from jprm.objectives.metrics import Mean, summed

@@ -14,11 +14,20 @@ from tiny import GEMMA, TINY, Stepper, filled, init, packed_trees, params, rando
 
 from jprm.apps.plan.plan import abstract_rows
 from jprm.experiment import OptimizerConfig, TargetConfig
-from jprm.model.collectives import embedding_lookup, gathered_weight
 from jprm.model.config import ModelConfig
-from jprm.model.int8 import held_decoder
-from jprm.model.mesh import MESH_AXES, RULES, MeshConfig, _arranged, check_mesh, make_mesh, put_rows, spec
-from jprm.model.parameters import split
+from jprm.model.mesh import (
+    MESH_AXES,
+    RULES,
+    MeshConfig,
+    _arranged,
+    check_mesh,
+    embedding_lookup,
+    gathered_weight,
+    make_mesh,
+    put_rows,
+    spec,
+)
+from jprm.model.parameters import held_decoder, split
 from jprm.model.transformer import AXES as PARAMETER_AXES
 from jprm.model.transformer import step_logits
 from jprm.train import State

@@ -15,8 +15,7 @@ import jprm
 from jprm.experiment import TargetConfig, from_json, to_json
 from jprm.methods.export.export import export
 from jprm.methods.search.live_scorer import Rescorer
-from jprm.model import step_layer
-from jprm.model.config import ModelConfig
+from jprm.model.config import ModelConfig, step_layer
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import at_slots
@@ -157,4 +156,4 @@ def test_what_does_not_tell_where_steps_end_is_refused(prm, tmp_path):
         check_supervision(dataclasses.replace(run, model=dataclasses.replace(run.model, steps=STEPS)))
     with pytest.raises(ValueError, match=r"returns states of shape \(.*8\) for \(.*16\)"):
         make(steps="test_step_layer:Half")
-    assert step_layer.find(STEPS) is LookBack
+    assert step_layer(STEPS) is LookBack

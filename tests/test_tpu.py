@@ -13,9 +13,8 @@ from jprm.apps.plan.plan import abstract_rows
 from jprm.devices import OPTIONS
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model import transformer
-from jprm.model.collectives import gathered_weight
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import MeshConfig, make_mesh, sharding
+from jprm.model.mesh import MeshConfig, gathered_weight, make_mesh, sharding
 from jprm.model.parameters import split
 from jprm.train import State
 from jprm.train.optimizer import make_optimizer

@@ -24,8 +24,8 @@ from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
-from jprm.model.int8 import Dtype
 from jprm.model.mesh import MeshConfig, make_mesh, spec
+from jprm.model.parameters import Dtype
 from jprm.model.transformer import AXES
 from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM

@@ -20,9 +20,9 @@ from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
-from jprm.model.int8 import Dtype, held_decoder
 from jprm.model.lora import merge
 from jprm.model.mesh import put, spec
+from jprm.model.parameters import Dtype, held_decoder
 from jprm.model.transformer import AXES
 
 
@@ -37,8 +37,8 @@ def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
-    Training takes float32; bfloat16 and int8 (`jprm.model.int8`) are for scoring. Parameters that the files have no
-    weights for are left out where the pattern `new` matches them.
+    Training takes float32; bfloat16 and int8 (`jprm.model.parameters`) are for scoring. Parameters that the files have
+    no weights for are left out where the pattern `new` matches them.
 
     Raises:
       ValueError: names parameters without weights that `new` does not match; or the pattern, where it matches none.

@@ -17,9 +17,8 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
 from jprm.model.config import ModelConfig
-from jprm.model.int8 import SUMMED, Dtype, Int8, held, quantized
 from jprm.model.mesh import put, spec
-from jprm.model.parameters import join, new_parameters
+from jprm.model.parameters import SUMMED, Dtype, Int8, held, join, new_parameters, quantized
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",

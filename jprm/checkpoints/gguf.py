@@ -16,9 +16,8 @@ import numpy as np
 
 from jprm.checkpoints import decoder
 from jprm.gguf_file import open_gguf
-from jprm.model.config import MOST_LAYERS, ModelConfig
-from jprm.model.int8 import Dtype
-from jprm.model.rope import RopeScaling, frequencies
+from jprm.model.config import MOST_LAYERS, ModelConfig, RopeScaling, frequencies
+from jprm.model.parameters import Dtype
 
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma3": False}
 """Architecture to whether its query and key rows are interleaved in the file."""

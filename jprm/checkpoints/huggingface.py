@@ -18,9 +18,8 @@ import numpy as np
 
 from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import AGAIN, Tensors, read_json
-from jprm.model.config import MOST_LAYERS, ModelConfig
-from jprm.model.int8 import Dtype
-from jprm.model.rope import RopeScaling
+from jprm.model.config import MOST_LAYERS, ModelConfig, RopeScaling
+from jprm.model.parameters import Dtype
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 GEMMA = ("gemma2", "gemma3_text")

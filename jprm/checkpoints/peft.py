@@ -23,8 +23,8 @@ from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.io.folders import local_copy
 from jprm.model.config import ModelConfig
-from jprm.model.int8 import Dtype
 from jprm.model.lora import LoraConfig
+from jprm.model.parameters import Dtype
 
 FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 

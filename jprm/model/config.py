@@ -6,14 +6,44 @@ import dataclasses
 import math
 from typing import Any, Literal
 
+import flax.linen as nn
 import jax
+import numpy as np
 
 from jprm import registry
-from jprm.model import attention, heads, step_layer
-from jprm.model.rope import RopeScaling
+from jprm.model import attention, heads
 
 MOST_LAYERS = 10_000
 """So that a damaged count fills no memory; published models have 126 at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How the frequencies differ from theta^(-2i / head_dim). Fields that a kind does not use keep their defaults.
+
+    linear: divides all by `factor` (Chen et al. 2023).
+    llama3: divides long wavelengths by `factor`, keeps short ones, blends between (Llama 3.1's `apply_scaling`).
+    yarn: the same by a ramp over the pairs, and multiplies cos and sin by `attention_factor` (Peng et al. 2023).
+    """
+
+    kind: Literal["none", "linear", "llama3", "yarn"] = "none"
+    factor: float = 1.0
+    positions: int = 0  # of the context before it was stretched; llama3 and yarn
+    low: float = 1.0  # llama3: low_freq_factor; yarn: beta_slow
+    high: float = 1.0  # llama3: high_freq_factor; yarn: beta_fast
+    attention_factor: float = 1.0
+    truncate: bool = True  # yarn: the ends of the ramp are whole pairs
+
+    def __post_init__(self):
+        if self.kind not in ("none", "linear", "llama3", "yarn"):
+            raise ValueError(f"rope_scaling.kind={self.kind!r} is not one of none, linear, llama3, yarn")
+        if not self.factor > 0 or not self.attention_factor > 0:
+            raise ValueError(f"rope_scaling: factor={self.factor} and attention_factor must be positive")
+        if self.kind in ("llama3", "yarn") and (self.positions < 1 or not 0 < self.low < self.high):
+            raise ValueError(
+                f"rope_scaling: {self.kind} needs positions={self.positions} of at least 1 and"
+                f" 0 < low={self.low} < high={self.high}"
+            )
 
 
 @jax.tree_util.register_static
@@ -44,7 +74,7 @@ class ModelConfig:
     tied_embeddings: bool = True  # matters to the language head only
     head: str = "binary"  # a name in `jprm.model.heads.HEADS`, or module:NAME
     head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU precede the head
-    steps: str = ""  # a layer of states at step ends before the head, module:NAME (`jprm.model.step_layer`); "": none
+    steps: str = ""  # a layer of states at step ends before the head, module:NAME (`step_layer`); "": none
     layer_groups: tuple[int, ...] = ()
     """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group. A freezing rule can
     name a group, and frozen groups below the first trained one cost no backward pass. A single group always has all
@@ -89,7 +119,7 @@ class ModelConfig:
         if not heads.find(self.head).channels and self.steps:
             raise ValueError(f"steps={self.steps!r} changes states at step ends, and head {self.head!r} reads tokens")
         if self.steps:
-            step_layer.find(self.steps)
+            step_layer(self.steps)
         self.check_attention()
 
     def check_attention(self, backend: str | None = None, context: int = 1) -> None:
@@ -110,6 +140,53 @@ class ModelConfig:
     def query_scale(self) -> float:
         """The factor of attention's logits."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+
+
+def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling()) -> np.ndarray:
+    """Returns (head_dim / 2,) float32, radians a position, computed in float32 as in the models' own training code."""
+    H = head_dim
+    power_H = np.float32(theta) ** (np.arange(0, H, 2, dtype=np.float32) / np.float32(H))
+    plain_H = np.float32(1) / power_H
+    slow_H = plain_H / np.float32(scaling.factor)
+    if scaling.kind == "none":
+        return plain_H
+    if scaling.kind == "linear":
+        return slow_H
+    if scaling.kind == "llama3":
+        turns_H = scaling.positions * plain_H / np.float32(2 * math.pi)  # over the old context
+        fast_H = (turns_H - scaling.low) / (scaling.high - scaling.low)
+    else:
+
+        def pair(turns: float) -> float:
+            """Returns the pair, as a real number, that turns so often over the old context."""
+            return H * math.log(scaling.positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        first, last = pair(scaling.high), pair(scaling.low)
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, H - 1)
+        width = last - first if last != first else 0.001
+        fast_H = 1 - (np.arange(H // 2, dtype=np.float32) - first) / width
+    fast_H = np.clip(fast_H, 0, 1).astype(np.float32)
+    return slow_H * (1 - fast_H) + plain_H * fast_H
+
+
+def step_layer(name: str) -> type[nn.Module]:
+    """Returns the module that `ModelConfig.steps` names, `module:NAME`: it changes the hidden states at step ends.
+
+    It is a Linen module with one field, `config`, called with states x_BSD (B, S, D), in the computation's dtype, and
+    with the slot of the step before each, parent_BS (B, S), which is -1 at a first step. It returns states of the same
+    shape. Its parameters are `params["steps"]`: they start as it says, train with the head, and stay float32.
+
+    A step's state may depend on the steps before it on its own chain and on nothing else. Slots hold whole trees in
+    training, one chain in a live search, and padding, whose parent is -1.
+
+    Raises ValueError where there is no such module.
+    """
+    layer = registry.find(name, {}, "model.steps", type)
+    if not issubclass(layer, nn.Module):
+        raise ValueError(f"model.steps={name!r} is {layer.__name__}, not a flax.linen.Module")
+    return layer
 
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:

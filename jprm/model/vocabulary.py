@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jprm.model.collectives import at_tokens, gathered_weight
 from jprm.model.config import ModelConfig
 from jprm.model.heads import token_log_probability
-from jprm.model.int8 import Int8
-from jprm.model.mesh import reshape
+from jprm.model.mesh import at_tokens, gathered_weight, reshape
+from jprm.model.parameters import Int8
 from jprm.model.transformer import head_logits, hidden
 from jprm.rows import Rows
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Scalar
 
 from jprm.experiment import ObjectiveConfig
-from jprm.model.collectives import at_tokens
 from jprm.model.heads import TOKEN, find, token_log_probability
+from jprm.model.mesh import at_tokens
 from jprm.model.transformer import head_logits
 from jprm.model.vocabulary import gathered_head, in_blocks, slot_states
 from jprm.objectives.metrics import Mean

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jprm.experiment import TargetConfig
-from jprm.model.collectives import at_tokens
+from jprm.model.mesh import at_tokens
 from jprm.rows import Rows, at_slots
 
 

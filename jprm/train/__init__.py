@@ -51,12 +51,11 @@ from jprm.layout import native_layout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig, own_modules, own_parts
 from jprm.model.heads import find
-from jprm.model.int8 import held_decoder
 from jprm.model.lora import TRAINED, merge, without_adapters
 from jprm.model.lora import check as check_adapted
 from jprm.model.lora import init as init_adapters
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
-from jprm.model.parameters import join, split
+from jprm.model.parameters import held_decoder, join, split
 from jprm.objectives import COPY, Objective, source
 from jprm.objectives.metrics import Judged, divisor, means, names, summed
 from jprm.pack import PackReport

@@ -19,10 +19,9 @@ from jaxtyping import Float
 from jprm import multihost
 from jprm.experiment import TargetConfig
 from jprm.io.progress import Bar
-from jprm.model.collectives import at_tokens
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
-from jprm.model.mesh import gathered, put_rows
+from jprm.model.mesh import at_tokens, gathered, put_rows
 from jprm.model.transformer import hidden, states_at_steps
 from jprm.objectives.targets import targets
 from jprm.rows import Rows

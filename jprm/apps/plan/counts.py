@@ -245,7 +245,7 @@ SCATTER = "all-reduce-scatter"
 """How the name of a fused reduce-scatter begins: an all-reduce of a padded operand, and a slice, in a fusion."""
 
 SHARES = "shard_map/psum"
-"""How the name of a gradient's sum over `data` ends (`jprm.model.collectives.gathered_weight`)."""
+"""How the name of a gradient's sum over `data` ends (`jprm.model.mesh.gathered_weight`)."""
 
 RINGS = {"_ag": "all-gather", "_rs": "reduce-scatter"}
 """A product whose operand travels around a ring meanwhile: XLA names the loop windowed_dot_general_body_ag where it

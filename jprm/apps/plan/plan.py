@@ -19,12 +19,11 @@ from jprm import objectives
 from jprm.apps.plan import counts, hlo
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import Experiment
-from jprm.model import chunked_mlp
 from jprm.model.attention import find as find_attention
 from jprm.model.heads import find as find_head
 from jprm.model.lora import merge
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_places
-from jprm.model.transformer import AXES, REMAT
+from jprm.model.transformer import AXES, REMAT, chunk_count
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
 from jprm.train import State, initial_state, make_step, reference_params
@@ -142,7 +141,7 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
             split = math.prod(mesh.shape["tensor"] for axis in x.sharding.spec if axis == "tensor")
             sizes.add(x.size // x.shape[0] // split)
             if "mlp" in AXES.get(role, ()):
-                sizes.add(x.size // x.shape[0] // split // chunked_mlp.count(x.shape[AXES[role].index("mlp")] // split))
+                sizes.add(x.size // x.shape[0] // split // chunk_count(x.shape[AXES[role].index("mlp")] // split))
     return sizes
 
 

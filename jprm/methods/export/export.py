@@ -34,9 +34,9 @@ from jprm.io.storage import Place, path_of
 from jprm.loading import load
 from jprm.methods.export import FileDtype, Format, card
 from jprm.model.heads import HEADS, TOKEN, find
-from jprm.model.int8 import Int8
 from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh
+from jprm.model.parameters import Int8
 from jprm.score.files import digest, identity
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
