@@ -19,6 +19,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jprm.rows import padded_size
+
 Item = TypeVar("Item")
 T = TypeVar("T")
 
@@ -110,7 +112,7 @@ def shared(value: Any) -> list[Any]:
     said = json.dumps(value).encode()
     waiting.set()
     longest = int(np.max(multihost_utils.process_allgather(np.int32(len(said)))))
-    length = 1 << (longest - 1).bit_length()  # few lengths: each is a program
+    length = padded_size(longest)  # few lengths: each is a program
     told = multihost_utils.process_allgather(np.frombuffer(said.ljust(length), np.uint8))
     waiting.clear()
     return [json.loads(row.tobytes()) for row in told]

@@ -67,6 +67,22 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
     )
 
 
+def padded_size(count: int, least: int = 1, factor: int = 2) -> int:
+    """Returns the smallest of least, factor x least, factor^2 x least, ... that is at least `count`.
+
+    The one ladder of sizes that arrays are padded to: few sizes, so that few shapes are compiled.
+    """
+    return padded_sizes(count, least, factor)[-1]
+
+
+def padded_sizes(most: int, least: int = 1, factor: int = 2) -> list[int]:
+    """Returns the sizes that counts of up to `most` are padded to."""
+    sizes = [least]
+    while sizes[-1] < most:
+        sizes.append(factor * sizes[-1])
+    return sizes
+
+
 def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[Array, "B N *X"]:
     """Returns x at N slots, or tokens, of each row."""
     if x_BSX.shape[1] == 1:

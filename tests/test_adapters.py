@@ -38,7 +38,7 @@ from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
-from jprm.score.live import LiveTrees
+from jprm.score.cache import LiveTrees
 from jprm.tokenizer import JsonTokenizer
 
 CLOSE = 1e-4

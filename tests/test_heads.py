@@ -12,7 +12,7 @@ import jprm
 from jprm.experiment import from_json, to_json
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, PROBABILITY, Head, Readout, find, of_channels
-from jprm.score.live import LiveTrees
+from jprm.score.cache import LiveTrees
 
 LEVELS = (0.1, 0.5, 0.9)
 

@@ -11,8 +11,9 @@ from tiny import TINY, Letters, params
 
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
-from jprm.score import live, scorer
-from jprm.score.live import LiveTrees
+from jprm.rows import padded_size
+from jprm.score import cache, scorer
+from jprm.score.cache import LiveTrees
 from jprm.score.scorer import PRM
 
 # Two layers of float32 sums in another order, each off by a few 6e-8, on logits of size 1.
@@ -33,7 +34,7 @@ def small():
     """Few slots and short paths, so that trees of some letters meet every size."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"SLOTS": 16, "TOKENS": 64, "SHORTEST_STEP": 8, "SHORTEST_PATH": 32}.items():
-            patch.setattr(live, name, value)
+            patch.setattr(cache, name, value)
         patch.setattr(scorer, "SHORTEST", 64)
         yield
 
@@ -91,11 +92,11 @@ def test_scores_are_those_of_whole_chains_and_tokens_are_computed_once(prm, seed
     trees, expected_tokens, most, live_handles = grow(prm, seed, 6, keep)
     assert trees.tokens == expected_tokens
     # Slots of what was dropped were used again: no more were made than the fullest moment needed.
-    assert trees._size <= 2 * max(most, 16) and (keep is None or expected_tokens > trees._size)
+    assert trees._slots.size <= 2 * max(most, 16) and (keep is None or expected_tokens > trees._slots.size)
     owned = np.concatenate([node.slots for node in trees._nodes.values()])
-    np.testing.assert_array_equal(np.sort(np.concatenate([owned, trees._free])), np.arange(trees._size))
+    np.testing.assert_array_equal(np.sort(np.concatenate([owned, trees._slots.free])), np.arange(trees._slots.size))
     trees.release(live_handles)
-    assert not trees._nodes and len(trees._free) == trees._size
+    assert not trees._nodes and len(trees._slots.free) == trees._slots.size
 
 
 def test_an_ancestor_stays_while_a_descendant_lives(prm):
@@ -122,16 +123,17 @@ def test_few_shapes_are_compiled(prm):
     sizes = []
     for count in (1, 2, 3, 5, 6, 7, 8, 4):
         trees.extend([roots[i % 3] for i in range(count)], ["abcabc"[: 1 + i % 6] for i in range(count)])
-        sizes.append(live._extend._cache_size())
-    assert len(set(sizes)) <= 4 + int(math.log2(trees._size / 16))  # batches of 1, 2, 4, 8, and the pool's doublings
+        sizes.append(cache._extend._cache_size())
+    doublings = int(math.log2(trees._slots.size / 16))
+    assert len(set(sizes)) <= 4 + doublings  # batches of 1, 2, 4, 8
 
 
 def test_steps_go_into_batches_of_the_fewest_cells_and_calls(prm):
     """Against all partitions of the steps in the order of their lengths; a step too long for a batch has its own."""
 
     def cost(batch):
-        cells = live._power(len(batch), 1) * live._power(max(batch), 8)
-        return cells + live.CALL if cells <= 64 or len(batch) == 1 else math.inf
+        cells = padded_size(len(batch)) * padded_size(max(batch), 8)
+        return cells + cache.CALL if cells <= 64 or len(batch) == 1 else math.inf
 
     trees, rng = LiveTrees(prm), np.random.default_rng(0)
     for _ in range(30):

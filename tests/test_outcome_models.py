@@ -28,7 +28,7 @@ from jprm.layout import TemplateLayout
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
 from jprm.score import scorer
-from jprm.score.live import LiveTrees
+from jprm.score.cache import LiveTrees
 from jprm.tokenizer import JsonTokenizer
 from jprm.tree import tree_of
 

@@ -8,8 +8,9 @@ import pytest
 from test_live import CLOSE, LAYOUT, make, word
 
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score import prefix_cache, scorer
-from jprm.score.prefix_cache import PrefixCache
+from jprm.score import cache as caches
+from jprm.score import scorer
+from jprm.score.cache import PrefixCache
 from jprm.token_tree import token_tree
 from jprm.tree import tree_of
 
@@ -18,8 +19,8 @@ from jprm.tree import tree_of
 def small():
     """Few tokens a call and short paths, so that chains of some letters need several of both."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix_cache, "TOKENS", 8)
-        patch.setattr(prefix_cache, "SHORTEST_PATH", 16)
+        patch.setattr(caches, "EDIT", 8)
+        patch.setattr(caches, "SHORTEST_PREFIX", 16)
         patch.setattr(scorer, "SHORTEST", 64)
         yield
 
@@ -63,7 +64,7 @@ def test_outputs_are_the_models_and_only_new_tokens_are_computed(sizes, seed):
         same(got, expected)
         assert cached == len(tokens & known[caller])
         known[caller] |= tokens
-    assert known["me"] & known["you"] and len(cache._free) == 1024 - sum(map(len, known.values()))
+    assert known["me"] & known["you"] and len(cache._slots.free) == 1024 - sum(map(len, known.values()))
 
 
 def test_an_edit_computes_what_follows_it(prm):
@@ -90,7 +91,7 @@ def test_a_full_pool_gives_up_what_was_used_least_recently(prm):
         assert cached == len(tokens & set(order))
         order = [one for one in order if one not in tokens] + sorted(tokens, key=len, reverse=True)
         order = order[-slots:]
-        assert sorted([*cache._free, *cache._key]) == list(range(slots)) and len(cache._key) <= len(order)
+        assert sorted([*cache._slots.free, *cache._key]) == list(range(slots)) and len(cache._key) <= len(order)
         assert {cache._slot[key] for key in cache._key.values()} == set(cache._key)
         assert all(before in cache._key for before, _ in cache._slot if isinstance(before, int))  # no orphan
         same(got, prm.outputs_of([tree])[0])
@@ -100,11 +101,11 @@ def test_a_full_pool_gives_up_what_was_used_least_recently(prm):
 def test_nothing_is_compiled_after_the_warm_up(prm):
     cache, rng = PrefixCache(prm, 200), np.random.default_rng(3)
     cache.warm_up()
-    compiled = prefix_cache._extend._cache_size()
+    compiled = caches._extend._cache_size()
     for _ in range(10):
         cache.outputs_of(tree_of(record_of(rng)), "me")
     cache.outputs_of(tree_of({"problem": "a", "steps": ["abcabcab"] * 20}), "me")
-    assert prefix_cache._extend._cache_size() == compiled
+    assert caches._extend._cache_size() == compiled
 
 
 def test_what_does_not_fit_is_refused_and_a_failure_leaves_nothing_behind(prm, monkeypatch):
@@ -118,10 +119,10 @@ def test_what_does_not_fit_is_refused_and_a_failure_leaves_nothing_behind(prm, m
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(prefix_cache, "_extend", fail)
+        patch.setattr(caches, "_extend", fail)
         with pytest.raises(MemoryError):
             cache.outputs_of(tree_of({"problem": "a", "steps": ["abc", "bbb"]}), "me")
-    assert len(cache._free) == 30
+    assert len(cache._slots.free) == 30
     got, cached = cache.outputs_of(tree, "me")
     assert cached == 0
     same(got, prm.outputs_of([tree])[0])

@@ -26,7 +26,7 @@ def prm(tiny_run):
 @pytest.mark.parametrize("name", ["rescored", "cached"])
 def test_a_beam_has_the_scores_of_its_tree(prm, name):
     if name == "cached":
-        scorer = importlib.import_module("jprm.score.live").LiveTrees(prm)
+        scorer = importlib.import_module("jprm.score.cache").LiveTrees(prm)
     else:
         scorer = Rescorer(prm)
     problems = [Problem("add"), Problem("cut the far end")]

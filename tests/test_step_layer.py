@@ -19,8 +19,7 @@ from jprm.model.config import ModelConfig, step_layer
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import at_slots
-from jprm.score.live import LiveTrees
-from jprm.score.prefix_cache import PrefixCache
+from jprm.score.cache import LiveTrees, PrefixCache
 from jprm.train import initial_state
 from jprm.train.batches import check_supervision
 from jprm.train.head_init import labelled_steps

@@ -31,7 +31,8 @@ from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.score.live import SHORTEST_STEP, LiveTrees, _power
+from jprm.rows import padded_size
+from jprm.score.cache import SHORTEST_STEP, LiveTrees
 
 WIDTH = 4  # of the beams that go on from one prefix; search-and-learn's default
 
@@ -77,9 +78,9 @@ class Recorded(LiveTrees):
         self.rounds.append([self.ids[handle] for handle in handles])
         return handles, score_P
 
-    def _compute(self, ids, slots, paths):
-        self.cells += self._rows(len(ids)) * _power(max(map(len, ids)), SHORTEST_STEP)
-        return super()._compute(ids, slots, paths)
+    def _compute(self, ids, slots, paths, ends):
+        self.cells += self._slots.rows(len(ids)) * padded_size(max(map(len, ids)), SHORTEST_STEP)
+        return super()._compute(ids, slots, paths, ends)
 
 
 def texts(data: pathlib.Path) -> tuple[str, list[list[str]]]:

@@ -34,7 +34,7 @@ from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
 from jprm.methods.studies.searches import at_own_tokens, mean_tokens
-from jprm.score.live import LiveTrees
+from jprm.score.cache import LiveTrees
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of
 

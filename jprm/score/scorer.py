@@ -30,7 +30,7 @@ from jprm.model.heads import Readout, find
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
-from jprm.rows import Rows
+from jprm.rows import Rows, padded_size, padded_sizes
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.implicit import LogProbability, LogRatio
 from jprm.score.scale import PROBABILITY, Scale
@@ -142,7 +142,7 @@ class PRM:
         self.check_length(len(ids), "token ids")
         if not ids or not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
             raise ValueError(f"token ids: give at least one, each from 0 to {self.config.vocab_size - 1:,}")
-        rows = empty_rows(1, size := row_size(len(ids)), size // 2)
+        rows = empty_rows(1, size := padded_size(len(ids), SHORTEST), size // 2)
         rows.tokens[0, : len(ids)], rows.position[0, : len(ids)] = ids, range(len(ids))
         rows.until[0, : len(ids)] = len(ids)
         parts = []
@@ -228,9 +228,7 @@ class PRM:
 
         Afterwards no tree whose chains have at most so many tokens, and half as many steps, compiles anything.
         """
-        sizes = [SHORTEST]
-        while sizes[-1] < max(LONGEST, longest):
-            sizes.append(2 * sizes[-1])
+        sizes = padded_sizes(max(LONGEST, longest), SHORTEST)
         for tokens in sizes:
             rows = empty_rows(1, tokens, tokens // 2)
             for readout in (self.readout, _logits) if self.ratio is None else (self.readout,):
@@ -400,7 +398,7 @@ def rows_of_chains(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarra
     for index, tree in enumerate(trees):
         longest = _longest_row(tree)
         for part in split(tree, index, longest, longest // 2, too_long="error", chains=True)[0]:
-            groups.setdefault(row_size(_needed(part.tree)), []).append(part)
+            groups.setdefault(padded_size(_needed(part.tree), SHORTEST), []).append(part)
     for tokens, parts in groups.items():
         yield lay_out([[part] for part in parts], tokens, tokens // 2)
 
@@ -436,18 +434,13 @@ def _needed(tree: TokenTree) -> int:
 
 def _row_tokens(tree: TokenTree) -> int:
     """Returns the tokens of the row for this tree alone. A tree longer than LONGEST is split."""
-    return row_size(_needed(tree)) if _needed(tree) <= LONGEST else _longest_row(tree)
+    return padded_size(_needed(tree), SHORTEST) if _needed(tree) <= LONGEST else _longest_row(tree)
 
 
 def _longest_row(tree: TokenTree) -> int:
     """Returns the tokens of a row that holds any one chain of the tree: LONGEST, unless a chain is longer."""
     depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
-    return row_size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))))
-
-
-def row_size(tokens: int) -> int:
-    """Returns the size of the shortest row with at least so many tokens."""
-    return max(SHORTEST, 1 << (tokens - 1).bit_length())
+    return padded_size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))), SHORTEST)
 
 
 # ------------------------------------------------------------- batches: on the device while the host packs what follows

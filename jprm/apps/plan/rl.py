@@ -40,6 +40,7 @@ from jprm.model.attention import find
 from jprm.model.config import ModelConfig
 from jprm.model.lora import merge
 from jprm.model.mesh import check_mesh, make_mesh, spec
+from jprm.rows import padded_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,10 +171,10 @@ def _sampling(
     split = mesh.shape["data"] * mesh.shape["fsdp"]
     m, most = sampler.jobs_at_once(config.problems_an_update, config.samples, config.sampler_rows, split)
     jobs = config.problems_an_update * -(-config.samples // m)
-    prompts, distinct = (split * sampler.power(-(-min(most, n) // split)) for n in (jobs, config.problems_an_update))
+    prompts, distinct = (split * padded_size(-(-min(most, n) // split)) for n in (jobs, config.problems_an_update))
     batches = -(-jobs // most)
-    size = sampler.power(max(sampler.SHORTEST_PROMPT, config.tokens - config.max_tokens))
-    room = sampler.power(config.max_tokens)
+    size = padded_size(max(sampler.SHORTEST_PROMPT, config.tokens - config.max_tokens))
+    room = padded_size(config.max_tokens)
 
     def rows(*shape: int, dtype: Any = "int32") -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec("batch", mesh=mesh)))

@@ -31,7 +31,7 @@ from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
 from jprm.model import Dtype
 from jprm.model.mesh import MeshConfig
-from jprm.score.prefix_cache import PrefixCache
+from jprm.score.cache import PrefixCache
 from jprm.score.scorer import PRM
 
 DRAIN_SECONDS = 60

@@ -28,12 +28,12 @@ from jprm.checkpoints import writing
 from jprm.checkpoints.kinds import FileDtype
 from jprm.io.storage import Place, is_remote
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, power, text_hash
+from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, text_hash
 from jprm.model import vocabulary
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import put_rows
 from jprm.pack import pack
-from jprm.rows import empty_rows
+from jprm.rows import empty_rows, padded_size
 from jprm.token_tree import merged, next_tokens
 from jprm.tokenizer import Tokenizer
 
@@ -306,7 +306,7 @@ def log_probabilities(
 ) -> Float32[np.ndarray, " N"]:
     """Returns the model's log-probability of every sampled token of (prompt, sampled ids), one after the other."""
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
-    size = power(max(len(tree.tokens_N) for tree in trees))
+    size = padded_size(max(len(tree.tokens_N) for tree in trees))
     packed = pack(trees, size, size, too_long="error", chains=config.chain_rows)
     split = mesh.shape["data"] * mesh.shape["fsdp"]
     filler = empty_rows(-len(packed.rows.tokens) % split, size, size)

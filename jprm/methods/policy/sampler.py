@@ -35,6 +35,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
+from jprm.rows import padded_size
 from jprm.score.files import digest
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
@@ -174,8 +175,8 @@ class Sampler:
         """Returns the samples of a batch of jobs."""
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         distinct = list(dict.fromkeys(i for i, _ in jobs))
-        U, R = (devices * power(-(-len(x) // devices)) for x in (distinct, jobs))
-        tokens_US = np.zeros((U, power(max(SHORTEST_PROMPT, *(len(prompts[i]) for i in distinct)))), np.int32)
+        U, R = (devices * padded_size(-(-len(x) // devices)) for x in (distinct, jobs))
+        tokens_US = np.zeros((U, padded_size(max(SHORTEST_PROMPT, *(len(prompts[i]) for i in distinct)))), np.int32)
         length_U = np.ones(U, np.int32)
         for u, i in enumerate(distinct):
             length_U[u] = len(prompts[i])
@@ -192,7 +193,7 @@ class Sampler:
         last_B = tokens_US[row_B, length_U[row_B] - 1]
 
         limit = self.options.max_tokens
-        room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, power(limit) // 4), power(limit))
+        room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, padded_size(limit) // 4), padded_size(limit))
         put = functools.partial(put_rows, mesh=self.mesh)
         with jax.set_mesh(self.mesh):
             past = decoding.prefill(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
@@ -229,7 +230,7 @@ class Sampler:
                 _collect(samples, rows, m, drawn)
                 return drawn
             left, ended = np.flatnonzero(runs_R), np.flatnonzero(~runs_R)
-            size = devices * power(-(-len(left) // devices))
+            size = devices * padded_size(-(-len(left) // devices))
             if FEWER * size <= len(rows):
                 _collect(samples, rows, m, drawn)
                 left = np.concatenate([left, ended[: size - len(left)]])
@@ -344,7 +345,7 @@ def jobs_at_once(prefixes: int, n: int, rows: int, devices: int) -> tuple[int, i
     would have none.
     """
     rows = max(rows, devices)
-    m = min(power(n), 1 << (rows // devices).bit_length() - 1)
+    m = min(padded_size(n), 1 << (rows // devices).bit_length() - 1)
     while m > 1 and prefixes * -(-n // m) < devices:
         m //= 2
     return m, devices * max(1, 1 << (rows // m // devices).bit_length() - 1)
@@ -353,8 +354,3 @@ def jobs_at_once(prefixes: int, n: int, rows: int, devices: int) -> tuple[int, i
 def text_hash(prefix: Prefix, stream: tuple[int, ...]) -> int:
     text = json.dumps([prefix.problem, *prefix.steps]) + (json.dumps(stream) if stream else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-
-def power(n: int) -> int:
-    """Returns the least power of two that is at least n."""
-    return 1 << max(0, n - 1).bit_length()

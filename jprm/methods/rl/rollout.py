@@ -31,7 +31,7 @@ from jprm.model.mesh import gathered, put_rows
 from jprm.model.vocabulary import log_probabilities
 from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.pack import PackReport, pack
-from jprm.rows import Rows, empty_rows
+from jprm.rows import Rows, empty_rows, padded_size
 from jprm.score.scorer import PRM
 from jprm.statistics import bootstrap, weighted_mean
 from jprm.token_tree import TokenTree
@@ -191,7 +191,7 @@ def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[
     """
     filled = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
     batches = max(1, -(-len(filled.rows.tokens) // data.micro_rows))
-    size = data.micro_rows << (batches - 1).bit_length()
+    size = data.micro_rows * padded_size(batches)
     extras = () if data.supervise == "outcome" else EXTRAS
     filler = empty_rows(size - len(filled.rows.tokens), data.tokens, data.slots, extras)
     rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), filled.rows, filler) if trees else filler

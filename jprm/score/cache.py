@@ -1,0 +1,449 @@
+"""Keys and values of trees that stay on the device, so that no token is computed twice.
+
+A token's keys, values and hidden states are in a slot, wherever there was room (`Slots`). New tokens are computed
+against the slots of their path, gathered by index. Two books say what the slots hold: `LiveTrees` those of a search,
+which names steps by handles and releases them, and `PrefixCache` those of a server's callers, who come back with trees
+that begin like their last ones.
+
+    trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
+    roots = trees.open(["What is 2 + 2 * 3?"])
+    handles, scores = trees.extend([roots[0], roots[0]], ["2 * 3 = 6.", "2 + 2 = 4."])
+
+    cache = PrefixCache(prm, slots=4096)
+    outputs, cached = cache.outputs_of(tree_of({"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4."]}), "me")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float, Int
+
+from jprm.model import decode
+from jprm.model.config import ModelConfig
+from jprm.model.heads import Readout, find
+from jprm.model.mesh import put_rows, sharding, spec
+from jprm.model.transformer import logits_at_steps
+from jprm.rows import padded_size, padded_sizes
+from jprm.score.scorer import PRM, check_finite
+from jprm.token_tree import TokenTree, geometry, token_tree, tokens_above
+from jprm.tree import ReasoningTree
+
+
+def check(prm: PRM) -> None:
+    """Raises NotImplementedError for a model whose keys and values cannot be kept."""
+    if find(prm.config.head).readout is None:
+        raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
+    if prm.ratio is not None:
+        raise NotImplementedError(f"{prm.name}: an implicit PRM is two models, and live trees are kept for one")
+    if prm.config.steps and prm.layout.last("step", 0) is not None:
+        raise NotImplementedError(f"{prm.name}: model.steps needs the end of every step, and its layout ends chains")
+
+
+class Slots:
+    """Keys, values and hidden states of `size` tokens on a PRM's devices, each token in a slot.
+
+    Raises NotImplementedError for a model whose keys and values cannot be kept.
+    """
+
+    def __init__(self, prm: PRM, size: int):
+        check(prm)
+        self.prm, self.size = prm, size
+        self.clear()
+
+    def clear(self) -> None:
+        """Frees all slots, also after a failure, when what the device had may be lost."""
+        self.free = np.arange(self.size)
+        with jax.set_mesh(self.prm.mesh):
+            self._pool = empty_pool(self.prm.config, self.size)
+
+    def double(self) -> None:
+        with jax.set_mesh(self.prm.mesh):
+            self._pool = _doubled(self._pool)
+        self.put_back(np.arange(self.size, 2 * self.size))
+        self.size *= 2
+
+    def take(self, count: int) -> np.ndarray:
+        """Returns so many free slots, of which there must be enough."""
+        taken, self.free = np.split(self.free, [count])
+        return taken
+
+    def put_back(self, *slots: np.ndarray) -> None:
+        self.free = np.concatenate([self.free, *slots])
+
+    def rows(self, count: int) -> int:
+        """Returns how many rows are computed for so many: a power of two for each device."""
+        devices = self.prm.mesh.shape["data"] * self.prm.mesh.shape["fsdp"]
+        return devices * padded_size(-(-count // devices))
+
+    def extend(
+        self, ids: Sequence[Sequence[int]], slots: Sequence[np.ndarray], paths: Sequence[np.ndarray], T: int, S: int
+    ) -> None:
+        """Computes the tokens ids[p], each row after those in the slots paths[p], and keeps them in slots[p].
+
+        Rows are padded to T new tokens and S tokens before them.
+        """
+        P = self.rows(len(ids))
+        tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self.size, np.int32)  # padding: nowhere
+        path_PS, above_P = np.zeros((P, S), np.int32), np.zeros(P, np.int32)
+        for p, (new, slot, path) in enumerate(zip(ids, slots, paths, strict=True)):
+            tokens_PT[p, : len(new)], place_PT[p, : len(new)] = new, slot
+            path_PS[p, : len(path)], above_P[p] = path, len(path)
+        mesh = self.prm.mesh
+        with jax.set_mesh(mesh):
+            rows = put_rows((tokens_PT, path_PS, above_P), mesh)
+            place_PT = jax.device_put(place_PT, NamedSharding(mesh, spec()))
+            self._pool = _extend(self.prm.params, self.prm.config, self._pool, *rows, place_PT)
+
+    def read(
+        self, ends: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], E: int
+    ) -> dict[str, Float[np.ndarray, "P E"]]:
+        """Returns the named outputs of steps that end in the slots ends[p], padded to E in a row.
+
+        parents[p] are the places, in their row, of the steps before them; -1 is none.
+        """
+        P, mesh = self.rows(len(ends)), self.prm.mesh
+        end_PE, parent_PE = np.zeros((P, E), np.int32), np.full((P, E), -1, np.int32)
+        for p, (end, parent) in enumerate(zip(ends, parents, strict=True)):
+            end_PE[p, : len(end)], parent_PE[p, : len(end)] = end, parent
+        with jax.set_mesh(mesh):
+            rows = put_rows((end_PE, parent_PE), mesh)
+            outputs = _outputs(self.prm.params, self.prm.config, self.prm.readout, self._pool, *rows)
+        return {name: np.asarray(value_PE)[: len(ends)] for name, value_PE in outputs.items()}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """What is kept of the tokens in N slots, on every device: keys and values, and states after the final norm."""
+
+    cache: decode.Cache
+    x_ND: Float[Array, "N D"]
+
+
+@functools.partial(jax.jit, static_argnums=1, donate_argnums=2)
+def _extend(params, config: ModelConfig, pool: Pool, tokens_PT, path_PS, above_P, place_PT) -> Pool:
+    """Returns the pool with the new tokens' keys, values and states in their slots.
+
+    Args:
+      path_PS: the slots of the tokens before each row's first new one; the first `above_P` of them count.
+      place_PT: the slots of the new tokens; padding has one beyond the pool.
+    """
+    past = decode.Past(pool.cache, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
+    x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
+
+    def put(slots_NKH, x_PKTH):
+        """Writes the keys or values of a layer, or of a group of layers, into their slots."""
+        place = spec(*[None] * (x_PKTH.ndim - 2), "kv_heads", None)
+        x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
+        return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
+
+    x_ND = pool.x_ND.at[place_PT].set(jax.sharding.reshard(x_PTD, spec(None, None, None)), mode="drop")
+    return Pool(jax.tree.map(put, pool.cache, new), x_ND)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _outputs(
+    params, config: ModelConfig, readout: Readout, pool: Pool, end_PE: Int[Array, "P E"], parent_PE: Int[Array, "P E"]
+):
+    """Returns the outputs (P, E) by name of steps that end in these slots, each after the step in its row's place."""
+    x_PED = pool.x_ND.at[end_PE].get(out_sharding=sharding("batch", None, None))
+    return readout(logits_at_steps(params, config, x_PED, parent_PE))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def empty_pool(config: ModelConfig, slots: int) -> Pool:
+    """Returns a pool of zeros."""
+    x_ND = jnp.zeros((slots, config.width), config.dtype, out_sharding=sharding(None, None))
+    return Pool(decode.empty_slots(config, slots), x_ND)
+
+
+@jax.jit
+def _doubled(pool: Pool) -> Pool:
+    def double(x, slots: int):
+        return jnp.pad(x, [(0, x.shape[axis] if axis == slots % x.ndim else 0) for axis in range(x.ndim)])
+
+    return Pool(jax.tree.map(lambda x: double(x, -3), pool.cache), double(pool.x_ND, 0))
+
+
+# ---------------------------------------------------------------------------------------------------- trees of a search
+
+SLOTS = 4096
+"""Slots at first, one a token."""
+
+TOKENS, CALL = 1024, 32
+"""New tokens computed at once, padding included, unless one step is longer; and how many padded tokens one call less is
+worth. (With SmolLM2-135M a call reads 540 MB of weights, in 30 to 50 ms on 2 cores; a token takes 1.5 ms.)"""
+
+SHORTEST_STEP, SHORTEST_PATH, SHORTEST_CHAIN = 16, 128, 16
+"""Least tokens that steps and paths are padded to, and least steps that chains are, where the model has a step layer.
+All are powers of two, so that few shapes are compiled."""
+
+
+@dataclasses.dataclass
+class _Node:
+    parent: int  # -1: a problem
+    depth: int  # steps on its path, its own included
+    slots: np.ndarray  # of its own tokens, in order
+    children: int = 0
+    live: bool = True  # not released
+
+
+class LiveTrees:
+    """A scorer of trees that grow while a search goes on: those of `prm.score_many`, to rounding.
+
+    Slots of steps that a search has released are used again, and are doubled whenever they are full.
+
+    Attributes:
+      tokens: computed so far, padding left out: those of each problem and of each step once.
+
+    Raises NotImplementedError for a model that cannot be decoded with a cache.
+    """
+
+    def __init__(self, prm: PRM):
+        self._slots = Slots(prm, SLOTS)
+        self._prm, self.scale, self.semantics = prm, prm.scale, prm.semantics
+        self.tokens = 0
+        self._nodes: dict[int, _Node] = {}
+        self._next = 0
+
+    def open(self, problems: Sequence[str]) -> list[int]:
+        """Computes the problems' tokens; returns a handle for each root."""
+        return self._append([-1] * len(problems), [self._prm.layout.problem(problem) for problem in problems])[0]
+
+    def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
+        """Appends steps[i] below parents[i]; returns the new handles and (P,) float32 scores.
+
+        Raises:
+          ValueError: a parent that does not exist or was released, a step without tokens, a chain longer than the
+            model's context.
+          FloatingPointError: a score that is not finite.
+        """
+        for parent in parents:
+            if parent not in self._nodes or not self._nodes[parent].live:
+                raise ValueError(f"handle {parent} is not there, or was released: extend only what is live")
+        layout, depths = self._prm.layout, [self._nodes[parent].depth for parent in parents]
+        places = list(zip(steps, depths, strict=True))
+        ids = [layout.step(*place) for place in places]
+        if [] in ids:
+            raise ValueError(f"step {steps[ids.index([])]!r}: the layout gives it no tokens. Drop empty steps")
+        lasts = [last for place in places if (last := layout.last(*place)) is not None]
+        handles, score_P = self._append([*parents, *parents[: len(lasts)]], ids + lasts)
+        if lasts:  # each step is read where its chain would end with it, and continued without that end
+            self.release(handles[len(ids) :])
+            handles, score_P = handles[: len(ids)], score_P[len(ids) :]
+        if not np.isfinite(score_P).all():
+            step = steps[int(np.argmin(np.isfinite(score_P)))]
+            self.release(handles)
+            raise FloatingPointError(
+                f"step {step[:60]!r}: the model's score is not finite; its checkpoint (or a bfloat16 overflow) is at"
+                " fault: use an earlier checkpoint or float32"
+            )
+        return handles, score_P
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Frees the slots of these handles that no live descendant needs; they cannot be extended again."""
+        for handle in handles:
+            if handle in self._nodes:
+                self._nodes[handle].live = False
+                self._drop(handle)
+
+    def _drop(self, handle: int) -> None:
+        """Frees a node that is neither live nor an ancestor, then its parent likewise."""
+        freed = []
+        while handle >= 0 and not (node := self._nodes[handle]).live and not node.children:
+            freed.append(node.slots)
+            del self._nodes[handle]
+            handle = node.parent
+            if handle >= 0:
+                self._nodes[handle].children -= 1
+        self._slots.put_back(*freed)
+
+    def _append(self, parents: Sequence[int], ids: Sequence[Sequence[int]]) -> tuple[list[int], np.ndarray]:
+        lengths = [len(x) for x in ids]
+        needed = sum(lengths)
+        paths, ends = [self._path(parent) for parent in parents], [self._ends(parent) for parent in parents]
+        for path, length in zip(paths, lengths, strict=True):
+            self._prm.check_length(len(path) + length, "a live tree")
+        while needed > len(self._slots.free):
+            self._slots.double()
+        slots = np.split(self._slots.take(needed), np.cumsum(lengths)[:-1]) if ids else []
+        score_P = np.zeros(len(ids), np.float32)
+        for some in self._batches(lengths, [len(path) for path in paths]):
+            score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths, ends)))
+        self.tokens += needed
+        handles = list(range(self._next, self._next + len(ids)))
+        self._next += len(ids)
+        for handle, parent, slot in zip(handles, parents, slots, strict=True):
+            depth = 0
+            if parent >= 0:
+                self._nodes[parent].children += 1
+                depth = self._nodes[parent].depth + 1
+            self._nodes[handle] = _Node(parent, depth, slot)
+        return handles, score_P
+
+    def _path(self, handle: int) -> np.ndarray:
+        """Returns the slots of all tokens from the problem's first to the node's last."""
+        parts = [np.zeros(0, np.int64)]
+        while handle >= 0:
+            parts.append(self._nodes[handle].slots)
+            handle = self._nodes[handle].parent
+        return np.concatenate(parts[::-1])
+
+    def _ends(self, handle: int) -> list[int]:
+        """Returns the slots of the last tokens of all steps on the path; [] for a model that reads each step alone."""
+        ends: list[int] = []
+        while self._prm.config.steps and handle >= 0 and (node := self._nodes[handle]).depth:
+            ends.append(int(node.slots[-1]))
+            handle = node.parent
+        return ends[::-1]
+
+    def _batches(self, lengths: Sequence[int], depths: Sequence[int]) -> Iterator[list[int]]:
+        """Yields indices of steps of similar length to compute together, in the fewest tokens and calls."""
+        order = sorted(range(len(lengths)), key=lambda i: (lengths[i], depths[i]))
+        best, start = [0], [0]  # cost of the first n steps of the order, and where the last of their batches starts
+        for n, i in enumerate(order, 1):
+            T, costs = padded_size(lengths[i], SHORTEST_STEP), {}
+            for first in reversed(range(n)):
+                cells = self._slots.rows(n - first) * T
+                if costs and cells > TOKENS:
+                    break
+                costs[first] = best[first] + cells + CALL
+            start.append(min(costs, key=lambda first: costs[first]))
+            best.append(costs[start[-1]])
+        n = len(order)
+        while n:
+            yield order[start[n] : n]
+            n = start[n]
+
+    def _compute(self, ids, slots, paths, ends) -> np.ndarray:
+        T, S = padded_size(max(map(len, ids)), SHORTEST_STEP), padded_size(max(map(len, paths)), SHORTEST_PATH)
+        self._slots.extend(ids, slots, paths, T, S)
+        E = padded_size(max(map(len, ends)) + 1, SHORTEST_CHAIN) if self._prm.config.steps else 1
+        chains = [[*before, slot[-1]] for before, slot in zip(ends, slots, strict=True)]
+        score_PE = self._slots.read(chains, [range(-1, len(chain) - 1) for chain in chains], E)["score"]
+        return score_PE[np.arange(len(chains)), [len(chain) - 1 for chain in chains]]
+
+
+# -------------------------------------------------------------------------------------------------- a server's prefixes
+
+EDIT = 64
+"""New tokens of one call, padding included: an edit is rarely longer."""
+
+SHORTEST_PREFIX = 256
+"""Least tokens that paths are padded to; longer ones to four times as many, sixteen times, ..., to compile little."""
+
+
+class PrefixCache:
+    """Scores of trees whose beginnings were scored before, those of the PRM to rounding: only what follows is computed.
+
+    A caller's tokens form a trie: a slot is known by the slot of the token before it and the token's id. When slots run
+    out, those that were used least recently are taken, a branch's end before its beginning. Callers share nothing, so
+    that none learns from the time of an answer what another has scored.
+
+    Raises NotImplementedError for a model that cannot be decoded with a cache.
+    """
+
+    def __init__(self, prm: PRM, slots: int):
+        self._slots, self.slots = Slots(prm, slots), slots
+        self._prm = prm
+        self._clear()
+
+    def _clear(self) -> None:
+        self._slots.clear()
+        self._slot: dict[tuple[Hashable, int], int] = {}  # (slot before, or the caller; token id) -> slot
+        self._key: dict[int, tuple[Hashable, int]] = {}  # the other way
+        self._used_S, self._depth_S = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int64)
+        self._now = 0  # counts calls: when a slot was used
+
+    def outputs_of(self, tree: ReasoningTree, caller: str) -> tuple[dict[str, Float[np.ndarray, " N"]], int]:
+        """Returns a tree's named outputs, as `PRM.outputs_of`, and how many of its tokens were not computed again.
+
+        Raises ValueError for a tree of more tokens than the pool has slots, else as `PRM.outputs_of`.
+        """
+        tokens = token_tree(tree, self._prm.layout)
+        shape = geometry(tokens.length_R, tokens.parent_R)
+        if (total := len(tokens.tokens_N)) > self.slots:
+            raise ValueError(f"problem {tokens.name!r}: {total:,} tokens, and the cache of prefixes has {self.slots:,}")
+        self._prm.check_length(int(shape.depth_R.max(initial=0)), f"problem {tokens.name!r}")
+        slot_N, above_N = self._known(tokens, caller)
+        new = np.flatnonzero(slot_N < 0).tolist()
+        slot_N[new] = self._taken(len(new))
+        try:
+            for some in _segments(new, above_N):
+                self._compute(tokens.tokens_N, slot_N, above_N, some)
+            outputs_M = self._read(slot_N[shape.stop_R[tokens.run_M] - 1], tokens.above_M)
+        except Exception:  # the pool was given to the device, and may be lost
+            self._clear()
+            raise
+        for n in new:
+            key = (int(slot_N[above_N[n]]) if above_N[n] >= 0 else caller, int(tokens.tokens_N[n]))
+            self._slot[key], self._key[int(slot_N[n])] = int(slot_N[n]), key
+        self._used_S[slot_N], self._depth_S[slot_N] = self._now, shape.position_N
+        at_N = np.argsort(tokens.node_M)  # every node is one of the steps
+        outputs = {name: value_M[at_N] for name, value_M in outputs_M.items()}
+        for name, value_N in outputs.items():
+            check_finite(tree, name, value_N)
+        return outputs, total - len(new)
+
+    def warm_up(self) -> None:
+        """Compiles everything that `outputs_of` needs."""
+        for S in padded_sizes(self.slots, SHORTEST_PREFIX, 4):
+            path_N = np.zeros(min(S, self.slots), np.int64)
+            self._slots.extend([[]], [path_N[:0]], [path_N], EDIT, S)
+            self._read(path_N, path_N - 1)
+
+    def _known(self, tokens: TokenTree, caller: str) -> tuple[Int[np.ndarray, " N"], list[int]]:
+        """Returns the slot of every token, -1 for a new one, and the index of the token before each."""
+        self._now += 1
+        above_N, slots = tokens_above(tokens).tolist(), []
+        for above, token in zip(above_N, tokens.tokens_N.tolist(), strict=True):
+            slots.append(self._slot.get((slots[above] if above >= 0 else caller, token), -1))
+        slot_N = np.array(slots, np.int64)
+        self._used_S[slot_N[slot_N >= 0]] = self._now
+        return slot_N, above_N
+
+    def _taken(self, count: int) -> np.ndarray:
+        """Returns slots for so many new tokens: free ones, then those used least recently.
+
+        A token is used whenever one after it is, so by use, then by depth, no token goes before one that follows it.
+        """
+        if (missing := count - len(self._slots.free)) > 0:
+            kept = np.array([slot for slot in self._key if self._used_S[slot] < self._now], np.int64)
+            freed = kept[np.lexsort((-self._depth_S[kept], self._used_S[kept]))][:missing]
+            for slot in freed.tolist():
+                del self._slot[self._key.pop(slot)]
+            self._slots.put_back(freed)
+        return self._slots.take(count)
+
+    def _compute(self, tokens_N: np.ndarray, slot_N: np.ndarray, above_N: Sequence[int], some: list[int]) -> None:
+        """Computes consecutive tokens of one chain after all that stand before them."""
+        path, n = [], some[0]
+        while (n := above_N[n]) >= 0:
+            path.append(n)
+        path_N = slot_N[path[::-1]]
+        S = padded_size(len(path_N), SHORTEST_PREFIX, 4)
+        self._slots.extend([tokens_N[some]], [slot_N[some]], [path_N], EDIT, S)
+
+    def _read(self, end_M: np.ndarray, parent_M: np.ndarray) -> dict[str, Float[np.ndarray, " M"]]:
+        """Returns the named outputs of steps that end in these slots; `parent_M` is the index of the step before."""
+        outputs = self._slots.read([end_M], [parent_M], padded_size(len(end_M), SHORTEST_PREFIX, 4))
+        return {name: value_1E[0, : len(end_M)] for name, value_1E in outputs.items()}
+
+
+def _segments(new: Sequence[int], above_N: Sequence[int]) -> Iterator[list[int]]:
+    """Yields the new tokens in pieces of up to EDIT; each token of a piece follows the one before it."""
+    some: list[int] = []
+    for n in new:
+        if some and (above_N[n] != some[-1] or len(some) == EDIT):
+            yield some
+            some = []
+        some.append(n)
+    if some:
+        yield some
