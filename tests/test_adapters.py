@@ -25,10 +25,10 @@ from published import (
 
 import jprm
 from jprm.adapters import load as loading
-from jprm.adapters import recognise, record
+from jprm.adapters import published as publications
+from jprm.adapters import record
 from jprm.adapters.load import layout_of, token_ids
-from jprm.adapters.published import PUBLISHED
-from jprm.adapters.recognise import SIGNS
+from jprm.adapters.published import PUBLISHED, SIGNS
 from jprm.apps import cli
 from jprm.chat_template import render
 from jprm.checkpoints.peft import Merged
@@ -267,7 +267,7 @@ def test_a_label_that_a_step_has_already_is_not_written_twice():
 def test_every_record_is_json(tmp_path):
     for name, a in PUBLISHED.items():
         (tmp_path / "a.json").write_text(json.dumps(record.to_json(a)))
-        assert recognise.read(tmp_path / "a.json") == a == dataclasses.replace(a)
+        assert publications.read(tmp_path / "a.json") == a == dataclasses.replace(a)
         assert name == a.name
     assert len({a.digest for a in PUBLISHED.values()}) == len(PUBLISHED)
 
@@ -331,7 +331,7 @@ def test_records_that_say_nothing_sensible_are_refused(tmp_path, changes, messag
     path = tmp_path / "adapter.json"
     path.write_text(json.dumps(MINE | changes))
     with pytest.raises(ValueError, match=f"{path}: .*{message}"):
-        recognise.read(path)
+        publications.read(path)
 
 
 ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.lists(st.text(max_size=3), max_size=2)
@@ -342,7 +342,7 @@ ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.lists
 def test_no_record_does_more_than_be_refused(tmp_path, changes):
     (tmp_path / "adapter.json").write_text(json.dumps(MINE | changes))
     try:
-        assert recognise.read(tmp_path / "adapter.json").digest
+        assert publications.read(tmp_path / "adapter.json").digest
     except ValueError as error:
         assert str(error).startswith(f"{tmp_path / 'adapter.json'}: ")
 
@@ -358,7 +358,7 @@ def test_a_token_classifier_of_other_labels_is_no_prm(tmp_path, labels):
         jprm.load(folder, adapter="trl")  # at the user's word
     for names in (["LABEL_0", "LABEL_1"], ["negative", "positive"], ["-", "+"]):
         (folder / "config.json").write_text(json.dumps(fields | {"id2label": dict(enumerate(names))}))
-        assert recognise.recognise(folder).name == "trl"
+        assert publications.recognise(folder).name == "trl"
 
 
 def test_an_adapter_has_any_number_of_channels(tmp_path):

@@ -33,8 +33,7 @@ from jprm.methods.label.config import MonteCarloConfig
 from jprm.methods.label.files import label_monte_carlo, label_verify
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import search_file
-from jprm.methods.search.live_scorer import Rescorer
-from jprm.methods.search.lockstep import SearchConfig
+from jprm.methods.search.lockstep import Rescorer, SearchConfig
 from jprm.score import scorer
 from jprm.tree import read_records
 

@@ -13,8 +13,7 @@ from jprm.methods.policy import load as policies
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import search_file
-from jprm.methods.search.live_scorer import live_scorer
-from jprm.methods.search.lockstep import SearchConfig
+from jprm.methods.search.lockstep import SearchConfig, live_scorer
 from jprm.score.files import identity
 from jprm.tree import read_records, record_of, tree_of
 

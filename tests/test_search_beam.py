@@ -7,9 +7,9 @@ import pytest
 from toy_search import Script, Table, chain
 
 from jprm.methods.search.beam import DVTS, Beam, select_beams
+from jprm.methods.search.files import answers, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.methods.search.result import answers, choose
 
 # The greedy first step, a, leads to worse chains than b.
 STEPS = {

@@ -6,10 +6,9 @@ import sys
 import pytest
 from toy_search import Script, Table
 
-from jprm.methods.search import methods
-from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.files import answers, choose
+from jprm.methods.search.growing_tree import METHODS, Problem, find
 from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.methods.search.result import answers, choose
 
 METHOD = '''
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Greedy:
 def greedy(tmp_path, monkeypatch):
     (tmp_path / "greedy_search.py").write_text(METHOD)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(methods.METHODS, "greedy", "greedy_search:Greedy")
+    monkeypatch.setitem(METHODS, "greedy", "greedy_search:Greedy")
     for name in [name for name in sys.modules if name == "jprm.apps.cli" or name.startswith("jprm.apps.cli.")]:
         monkeypatch.delitem(sys.modules, name)
     yield importlib.import_module("jprm.apps.cli")
@@ -81,14 +80,14 @@ def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
     line = ["search", "greedy", "--policy", "p", "--model", "m", "--input", "i", "--budget", "90", "--output", "o"]
     monkeypatch.setattr("jprm.methods.policy.load.load_policy", lambda path: path)
     monkeypatch.setattr("jprm.load", lambda path: Prm(), raising=False)
-    monkeypatch.setattr("jprm.methods.search.live_scorer.live_scorer", lambda prm: prm)
+    monkeypatch.setattr("jprm.methods.search.lockstep.live_scorer", lambda prm: prm)
     monkeypatch.setattr("jprm.score.files.identity", lambda prm: {"model": prm.name})
     monkeypatch.setattr(
         "jprm.methods.search.files.search_file", lambda *args, **_: made.append(args[-1]) or {"problems": 1}
     )
     assert greedy.main([*line, "--expand", "5"]) == 0
     assert capsys.readouterr().out == "o: written. problems: 1\n"
-    assert made == [SearchConfig(methods.find("greedy")(expand=5), "last", budget=90)]
+    assert made == [SearchConfig(find("greedy")(expand=5), "last", budget=90)]
     assert greedy.main([*line, "--expand", "0"]) == 2
     assert capsys.readouterr().err == "error: expand is 0: it must be at least 1\n"
 
@@ -96,7 +95,7 @@ def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
 def test_it_finds_a_chain(greedy):
     policy = Script({(): ["a", "b"], ("a",): ["x."], ("b",): ["y."]})
     scorer = Table({"a": 0.2, "b": 0.7, "y.": 0.6})
-    config = SearchConfig(methods.find("greedy")(expand=2), "last")
+    config = SearchConfig(find("greedy")(expand=2), "last")
     ((_, tree),) = search([Problem("p")], policy, scorer, config)
     result = choose(tree, "last", "best", answers(tree))
     assert tree.steps(tree.draws[result.draw].end) == ("b", "y.")

@@ -15,13 +15,11 @@ from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.io.jsonl import write_records
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.sample_cache import PolicyError
-from jprm.methods.search import files
-from jprm.methods.search import live_scorer as scorers
+from jprm.methods.search import files, lockstep
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import read_problems, search_file
-from jprm.methods.search.live_scorer import Rescorer
-from jprm.methods.search.lockstep import SearchConfig
+from jprm.methods.search.lockstep import Rescorer, SearchConfig
 from jprm.score import files as scored_files
 from jprm.tree import RecordError, read_records, record_of, tree_of
 
@@ -199,7 +197,7 @@ def test_a_server_that_goes_down_loses_nothing(folder):
 def load_good(monkeypatch):
     monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
     monkeypatch.setattr(scored_files, "identity", lambda prm: {"model": prm.name, "digest": "0"})
-    monkeypatch.setattr(scorers, "live_scorer", Rescorer)
+    monkeypatch.setattr(lockstep, "live_scorer", Rescorer)
 
 
 def write_policy(monkeypatch, policy):

@@ -10,8 +10,7 @@ from toy_policy import Markov
 import jprm
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem
-from jprm.methods.search.live_scorer import Rescorer
-from jprm.methods.search.lockstep import SearchConfig, search
+from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.tree import Node, ReasoningTree
 
 

@@ -7,10 +7,9 @@ from toy_search import Script, Table
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.files import answers, choose
 from jprm.methods.search.growing_tree import Problem
-from jprm.methods.search.live_scorer import Rescorer
-from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.methods.search.result import answers, choose
+from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 
 METHODS = [BestOfN(8), Beam(2, 3), DVTS(2, 3)]
 NAMES = [type(method).__name__ for method in METHODS]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from toy_search import Script, Table, chain
 
+from jprm.methods.search.files import answers, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS, puct
 from jprm.methods.search.refine import Refine, weakest
-from jprm.methods.search.result import answers, choose
 
 STEPS = {(): ["a", "b"], ("a",): ["aa.", "ab."], ("b",): ["ba.", "bb."]}
 VALUES = {"a": 0.6, "b": 0.5, "aa.": 0.2, "ab.": 0.3, "ba.": 0.9, "bb.": 0.1}

@@ -9,9 +9,9 @@ from toy_search import Script, Table
 from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.files import best, choose, record, vote
 from jprm.methods.search.growing_tree import GrowingTree, Problem
 from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.methods.search.result import best, choose, record, vote
 from jprm.score.aggregate import RULES, aggregate, rank_keys
 from jprm.tree import record_of, tree_of
 

@@ -25,7 +25,7 @@ from jprm.io.digests import code_of, digest
 from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl
-from jprm.methods.search.methods import find as method_of
+from jprm.methods.search.growing_tree import find as method_of
 from jprm.score import scorer
 from jprm.score.files import identity, score_file
 from jprm.train import claim, data_digest

@@ -14,7 +14,7 @@ from tiny_run import chains, experiment, lines, make_data, one_device, training
 import jprm
 from jprm.experiment import TargetConfig, from_json, to_json
 from jprm.methods.export.export import export
-from jprm.methods.search.live_scorer import Rescorer
+from jprm.methods.search.lockstep import Rescorer
 from jprm.model.config import ModelConfig, step_layer
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig, make_mesh

@@ -27,9 +27,9 @@ from jprm.evaluate.blocks import show as show_tables
 from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.io.jsonl import write_records
 from jprm.methods.policy.protocol import Policy
-from jprm.methods.search import result as results
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.files import answers, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
@@ -223,7 +223,7 @@ def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console:
         right_P, wrong_working_P, spent_P = np.zeros((3, len(problems)))
         done = track(search(problems, policy, scorer, config), name, total=len(problems), console=console)
         for p, tree in done:
-            result = results.choose(tree, rule, "best", results.answers(tree))
+            result = choose(tree, rule, "best", answers(tree))
             spent_P[p] = tree.spent
             if result.draw is not None:
                 steps = tree.steps(tree.draws[result.draw].end)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm.adapters.recognise import OUTER, named, recognise
+from jprm.adapters.published import OUTER, named, recognise
 from jprm.adapters.record import FILE, Adapter
 from jprm.chat_template import conversation_of
 from jprm.checkpoints import huggingface

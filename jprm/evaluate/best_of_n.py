@@ -303,7 +303,7 @@ SHOWN_RULES = ("prod", "min", "last", "mean")
 
 
 def run(options: Any) -> Report:
-    from jprm.adapters.recognise import named
+    from jprm.adapters.published import named
     from jprm.evaluate.run import scored_files, source
     from jprm.loading import load
     from jprm.score.files import stored_scale

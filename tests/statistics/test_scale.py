@@ -15,8 +15,8 @@ from jprm.evaluate.processbench import average_f1, processbench_report
 from jprm.evaluate.steps import figures as steps_figures
 from jprm.evaluate.steps import steps_report
 from jprm.io.jsonl import write_records
+from jprm.methods.search.files import choose
 from jprm.methods.search.growing_tree import GrowingTree, Problem
-from jprm.methods.search.result import choose
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES
 from jprm.tree import tree_of
 

@@ -11,9 +11,9 @@ from jprm.answers import canonical_answer, equivalent
 from jprm.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.evaluate.votes import answer_classes
 from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.files import answers, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.methods.search.result import answers, choose
 from jprm.tree import tree_of
 
 HALVES = [r"\frac{1}{2}", "1/2", "0.5", r"\dfrac12", "\\frac{2}{4}"]

@@ -49,7 +49,7 @@ from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
 from jprm.methods.export import FileDtype, Format
-from jprm.methods.search.methods import METHODS
+from jprm.methods.search.growing_tree import METHODS
 from jprm.model import Dtype
 from jprm.options import assigned
 

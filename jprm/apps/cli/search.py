@@ -1,7 +1,7 @@
 """`jprm search`: finds a chain for each problem, with a policy that writes steps and a model that scores them.
 
-Every method of `jprm.methods.search.methods` is a command, and so is the user's own, `module:NAME` or `FILE.py:NAME`.
-Its options are its config's fields and those of `SearchOptions`.
+Every method of `jprm.methods.search.growing_tree` is a command, and so is the user's own, `module:NAME` or
+`FILE.py:NAME`. Its options are its config's fields and those of `SearchOptions`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jprm.apps.cli.arguments import (
     print_counts,
     scorer_of,
 )
-from jprm.methods.search.methods import METHODS, Choice, find
+from jprm.methods.search.growing_tree import METHODS, Choice, find
 from jprm.score.scale import Rule
 
 search = Commands()
@@ -70,8 +70,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
     def run(options: SearchOptions, own: Any) -> None:
         from jprm.methods.policy.load import load_policy
         from jprm.methods.search.files import search_file
-        from jprm.methods.search.live_scorer import live_scorer
-        from jprm.methods.search.lockstep import SearchConfig
+        from jprm.methods.search.lockstep import SearchConfig, live_scorer
         from jprm.score.files import identity
 
         chosen = built(method, own)

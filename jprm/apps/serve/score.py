@@ -25,7 +25,7 @@ from jprm.apps.serve.engine import Closed, Engine, Outputs
 from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record
 from jprm.io.jsonl import dump
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
-from jprm.methods.search.chain_scores import chain_scores
+from jprm.score.aggregate import chain_scores
 from jprm.score.scale import RULES
 from jprm.score.scorer import CHUNK, PRM
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, scored, tree_of

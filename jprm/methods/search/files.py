@@ -10,23 +10,28 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.answers import equivalent, extract_answer
+from jprm.evaluate.votes import answer_classes
 from jprm.io.digests import digest
 from jprm.io.jsonl import Rejects, count, dump, parse, read_lines, reject_with
 from jprm.io.outputs import atomic_file, check_own, check_unchanged, continued, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
-from jprm.methods.judge.critiques import KEY
+from jprm.methods.judge.critiques import KEY, Judged, report
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import KeptPolicy
-from jprm.methods.search.growing_tree import Problem
-from jprm.methods.search.live_scorer import LiveScorer
-from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.methods.search.result import record
-from jprm.tree import RecordError, tree_of
+from jprm.methods.search.growing_tree import Draw, GrowingTree, Problem
+from jprm.methods.search.lockstep import LiveScorer, SearchConfig, search
+from jprm.score.scale import PROBABILITY_RULES
+from jprm.tree import RecordError, as_written, tree_of
 
 Path = str | os.PathLike
 
@@ -49,18 +54,18 @@ def read_problems(
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
-            given = parse(line, where)
-            if not isinstance(given, Mapping):
+            entry = parse(line, where)
+            if not isinstance(entry, Mapping):
                 raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "answer": ...} a line.')
-            known = {"problem": given.get("problem"), "answer": given.get("answer"), "steps": ["-"]}
+            known = {"problem": entry.get("problem"), "answer": entry.get("answer"), "steps": ["-"]}
             tree = tree_of(known, where)
-            if isinstance(given.get("system"), str) and given["system"].strip():
+            if isinstance(entry.get("system"), str) and entry["system"].strip():
                 reason = "is a system message, and a policy's prompt is set by its own file"
                 raise RecordError(where, "system", reason, "Write it into the policy's `prompt`, and remove it here.")
         except RecordError as error:
             reject(line, error)
         else:
-            extra = {key: value for key, value in given.items() if key not in (*known, *_CHAINS)}
+            extra = {key: value for key, value in entry.items() if key not in (*known, *_CHAINS)}
             yield line, Problem(tree.problem, tree.answer, extra)
 
 
@@ -102,9 +107,9 @@ def search_file(
                 tokens = scorer.tokens
                 about = {"method": method, **about, "policy": policy.name, "scorer": dict(scored_by)}
                 for i, tree in search((problems[i][1] for i in left), kept, scorer, config):
-                    found = record(tree, config.rule, config.choose, config.method.kind, about)
-                    line = {"index": left[i], "record": found, "prm_tokens": scorer.tokens - tokens}
-                    if found is None:
+                    result = record(tree, config.rule, config.choose, config.method.kind, about)
+                    line = {"index": left[i], "record": result, "prm_tokens": scorer.tokens - tokens}
+                    if result is None:
                         line["reason"] = f"the policy wrote no step: {tree.error or 'every chain is empty'}"
                     tokens = scorer.tokens
                     part.write(dump(line).encode() + b"\n")
@@ -117,8 +122,8 @@ def search_file(
                     rejects.add(problems[i][0], error)
         check_own(output, request)
         with atomic_file(output) as file:  # named after the rejects: a whole output ends the next call
-            found = (done[i]["record"] for i in sorted(done))
-            file.writelines(dump(record).encode() + b"\n" for record in found if record is not None)
+            results = (done[i]["record"] for i in sorted(done))
+            file.writelines(dump(result).encode() + b"\n" for result in results if result is not None)
         part.unlink()
         samples.discard()
     tokens = {} if "judge" in scored_by else {"prm_tokens": sum(line["prm_tokens"] for line in done.values())}
@@ -132,8 +137,8 @@ def _read_part(file) -> dict[int, dict[str, Any]]:
     for line in file:
         if not line.endswith(b"\n"):
             break
-        found = json.loads(line)
-        done[found["index"]] = found
+        entry = json.loads(line)
+        done[entry["index"]] = entry
         whole += len(line)
     file.truncate(whole)
     return done
@@ -142,13 +147,187 @@ def _read_part(file) -> dict[int, dict[str, Any]]:
 def _counts(output: Path) -> dict[str, int]:
     counts = collections.Counter(problems=0, chosen=0, correct=0, policy_tokens=0, over_budget_tokens=0)
     for _, line in read_lines(output):
-        record = json.loads(line)
-        found = record["search"]
+        written = json.loads(line)
+        outcome = written["search"]
         counts["problems"] += 1
-        counts["chosen"] += found["chosen"] is not None
-        counts["correct"] += found["correct"] is True
+        counts["chosen"] += outcome["chosen"] is not None
+        counts["correct"] += outcome["correct"] is True
         for name in ("policy_tokens", "over_budget_tokens"):
-            counts[name] += found[name]
-        if KEY in record:
-            counts["judge_tokens"] += record[KEY]["tokens"]
+            counts[name] += outcome[name]
+        if KEY in written:
+            counts["judge_tokens"] += written[KEY]["tokens"]
     return dict(counts)
+
+
+# --------------------------------- the result: the best chain or the vote, and the record that keeps everything sampled
+
+
+def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
+    """Returns the index of the highest key, the first of equals; None if all are NaN.
+
+    A chain without an answer is chosen only if no chain has one.
+    """
+    key_N = np.asarray(key_N, float)
+    valid_N = ~np.isnan(key_N)
+    if (valid_N & answered_N).any():
+        valid_N &= answered_N
+    index_M = np.flatnonzero(valid_N)
+    return int(index_M[np.argmax(key_N[index_M])]) if len(index_M) else None
+
+
+def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
+    """Returns the class with the largest sum of weights, the first of equals. Class -1 has no vote."""
+    class_N = np.asarray(class_N)
+    if not (class_N >= 0).any():
+        return None
+    total_C = np.bincount(class_N[class_N >= 0], np.asarray(weight_N, float)[class_N >= 0])
+    share_C = total_C / (total_C.max() or 1)  # weights may be products of many scores, and all of them tiny
+    return int(np.argmax(np.round(share_C, 12)))  # sums of equals in another order must still tie
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The chosen chain: the index of its last draw, None if there is none, and then the reason."""
+
+    draw: int | None
+    answer: str | None = None
+    score: float | None = None
+    correct: bool | None = None
+    reason: str | None = None
+
+
+def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | None]) -> Result:
+    """Returns the result among the finished draws within the budget; `answer_of` maps last nodes to answers.
+
+    Votes count equivalent answers as one, as evaluations do (`jprm.evaluate.votes.answer_classes`).
+    """
+    draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
+    if not draws:
+        return Result(None, reason=_why_none(tree))
+    nodes = [tree.draws[i].end for i in draws]
+    value_N, key_N = tree.chain_scores(nodes, rule)
+    class_N = answer_classes([answer_of[node] for node in nodes])
+    if how != "best":
+        if how == "majority":  # needs no score
+            weight_N, key_N = np.ones(len(nodes)), np.where(np.isnan(key_N), -np.inf, key_N)
+        else:
+            weight_N = value_N if rule in PROBABILITY_RULES else tree.scale.weights(value_N)
+            if (weight_N < 0).any():
+                raise ValueError(
+                    f"a weighted vote needs weights from 0, but a chain has {np.nanmin(weight_N):.4g}. Name `weight` in"
+                    " the model's adapter, or choose by best or majority"
+                )
+            weight_N = np.nan_to_num(weight_N)
+        winner = vote(class_N, weight_N)
+        key_N = key_N if winner is None else np.where(class_N == winner, key_N, np.nan)
+    at = best(key_N, class_N >= 0)
+    if at is None:
+        return Result(None, reason="no finished chain has a finite score at every step")
+    score = float(value_N[at]) if math.isfinite(value_N[at]) else None
+    answer = answer_of[nodes[at]]
+    return Result(draws[at], answer, score, correct(tree, answer))
+
+
+def is_candidate(tree: GrowingTree, draw: Draw) -> bool:
+    return draw.end in tree.finished and draw.sample.finish_reason == "stop" and not draw.over_budget
+
+
+def correct(tree: GrowingTree, answer: str | None) -> bool | None:
+    """Returns whether the answer is the problem's; None if the problem's is unknown."""
+    return None if tree.problem.answer is None else equivalent(tree.problem.answer, answer)
+
+
+def _why_none(tree: GrowingTree) -> str:
+    if tree.draws and all(draw.over_budget for draw in tree.draws):
+        return f"the budget of {tree.budget} tokens is smaller than the first draw, of {tree.draws[0].sample.tokens}"
+    if not tree.draws:
+        return f"the policy failed: {tree.error}"
+    if tree.ended == "budget":
+        return f"no chain finished within the budget of {tree.budget} tokens"
+    return "no chain finished" + (f"; the policy failed {tree.failed} times: {tree.error}" if tree.failed else "")
+
+
+def answers(tree: GrowingTree) -> dict[int, str | None]:
+    """Returns the final answer of every finished chain, by its last node, also of those over the budget."""
+    ends = {draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0}
+    return {node: extract_answer("\n".join(tree.steps(node))) for node in sorted(ends)}
+
+
+def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the record of a finished search, a pool or a tree; None if no step was sampled.
+
+    It has every draw: as a sample of a pool, or under `draws` of the node where it ends, with the node from which it
+    continued; a step sampled twice is one node with two draws. `search` has the choice and the cost.
+    """
+    if not tree.text:
+        return None
+    answer_of = answers(tree)
+    result = choose(tree, rule, how, answer_of)
+    judged = {answer: correct(tree, answer) for answer in set(answer_of.values())}
+    correct_of = {node: judged[answer] for node, answer in answer_of.items()}
+    scores = [as_written(score) if math.isfinite(score) else None for score in tree.score]
+    drawn = [i for i, draw in enumerate(tree.draws) if draw.end >= 0]  # an empty chain has no place in a record
+    out: dict[str, Any] = {"problem": tree.problem.text}
+    if kind == "pool":
+        out["samples"] = [_sample(tree, tree.draws[i], scores, answer_of, correct_of) for i in drawn]
+        chosen = drawn.index(result.draw) if result.draw is not None else None
+        if len(drawn) < len(tree.draws):
+            out["empty_samples"] = len(tree.draws) - len(drawn)  # evaluations count them as incorrect samples
+    else:
+        out["nodes"] = _nodes(tree, scores, answer_of, correct_of)
+        chosen = tree.draws[result.draw].end if result.draw is not None else None
+    if tree.problem.answer is not None:
+        out["answer"] = tree.problem.answer
+    unscored = sum(score is None for score in scores)
+    choice = {"chosen": chosen, "answer": result.answer, "score": result.score, "correct": result.correct}
+    cost = {"ended": tree.ended, "policy_tokens": tree.spent, "over_budget_tokens": tree.overspent}
+    odd = {"reason": result.reason, "failed": tree.failed, "error": tree.error, "unscored_steps": unscored,
+           "empty": len(tree.draws) - len(drawn)}  # fmt: skip
+    out["search"] = about | {"rule": rule, "choose": how} | choice | cost | {k: v for k, v in odd.items() if v}
+    if tree.judged:
+        out[KEY] = {"name": about["scorer"]["judge"]} | report(_judged(tree, kind, drawn))
+    return out | {key: value for key, value in tree.problem.extra.items() if key not in out}
+
+
+def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[Judged]:
+    """Returns the critiques with the nodes of the record that they are about: a pool repeats shared prefixes."""
+    path = [node for i in drawn for node in tree.path(tree.draws[i].end)] if kind == "pool" else range(len(tree.text))
+    places: dict[int, list[int]] = collections.defaultdict(list)
+    for place, node in enumerate(path):
+        places[node].append(place)
+    return [(places[node], *judged) for node, critiques in tree.judged.items() for judged in critiques]
+
+
+def _sample(tree, draw, scores, answer_of, correct_of) -> dict[str, Any]:
+    """Returns a draw as a sample of a pool. A chain that was cut off has no answer and is not taken for finished."""
+    path = tree.path(draw.end)
+    whole = draw.sample.finish_reason == "stop"
+    sample = {"steps": [tree.text[i] for i in path], "answer": answer_of[draw.end] if whole else None}
+    if (right := correct_of[draw.end] if whole else None if tree.problem.answer is None else False) is not None:
+        sample["correct"] = right
+    values = [scores[i] for i in path]
+    sample |= {"scores": values} if None not in values else {"unscored": True}
+    return sample | _about(draw)
+
+
+def _nodes(tree, scores, answer_of, correct_of) -> list[dict[str, Any]]:
+    nodes = []
+    for i, (parent, text) in enumerate(zip(tree.parent, tree.text, strict=True)):
+        node: dict[str, Any] = {"parent": parent, "text": text}
+        node |= {"score": scores[i]} if scores[i] is not None else {"unscored": True}
+        if i in answer_of:
+            node["answer"] = answer_of[i]
+            node |= {"correct": correct_of[i]} if correct_of[i] is not None else {}
+        nodes.append(node | tree.notes.get(i, {}))
+    for draw in tree.draws:
+        if draw.end >= 0:
+            nodes[draw.end].setdefault("draws", []).append({"from": draw.start} | _about(draw))
+    return nodes
+
+
+def _about(draw: Draw) -> dict[str, Any]:
+    sample = draw.sample
+    about: dict[str, Any] = {"finish_reason": sample.finish_reason, "tokens": sample.tokens}
+    if sample.logprob is not None:
+        about["logprob"] = sample.logprob
+    return about | ({"over_budget": True} if draw.over_budget else {})

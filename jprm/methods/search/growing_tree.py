@@ -10,8 +10,9 @@ import collections
 import dataclasses
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from jprm import registry
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.score.scale import PROBABILITY, Scale
 
@@ -120,8 +121,8 @@ class GrowingTree:
         return Prefix(self.problem.text, self.steps(node))
 
     def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-        """Returns (score, key) of the chains that end at these nodes, as `jprm.methods.search.chain_scores` does."""
-        from jprm.methods.search.chain_scores import chain_scores
+        """Returns (score, key) of the chains that end at these nodes, as `jprm.score.aggregate.chain_scores` does."""
+        from jprm.score.aggregate import chain_scores
 
         return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
 
@@ -180,3 +181,25 @@ def at_least_one(config: Any, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1")
+
+
+# ----------------------------------------------------------------------------- the methods by the name of their command
+
+METHODS = {
+    "best-of-n": "jprm.methods.search.best_of_n:BestOfN",
+    "beam": "jprm.methods.search.beam:Beam",
+    "dvts": "jprm.methods.search.beam:DVTS",
+    "mcts": "jprm.methods.search.mcts:MCTS",
+    "refine": "jprm.methods.search.refine:Refine",
+}
+"""A new method is one file, like `jprm.methods.search.refine`, and one line here, or a file of the user's own:
+`jprm search NAME` and `jprm search FILE.py:NAME` take its options from the config's fields, and their text from its
+docstring."""
+
+Choice = Literal["best", "majority", "weighted"]
+CHOICES: tuple[str, ...] = get_args(Choice)
+
+
+def find(name: str) -> Any:
+    """Returns the config class of a method, given by its name, as `module:NAME` or as `FILE.py:NAME`."""
+    return registry.find(name, METHODS, "method", type, files=True)
