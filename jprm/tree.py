@@ -173,7 +173,7 @@ def chains_of(tree: ReasoningTree) -> list[list[int]]:
 
 
 def with_scores(
-    tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Iterable[float]] | None = None
+    tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Sequence[float]] | None = None
 ) -> ReasoningTree:
     """Returns the tree with scores[i] as node i's score, and `outputs`, lists of the same length, as named outputs.
 

@@ -83,7 +83,12 @@ class Slots:
         return devices * padded_size(-(-count // devices))
 
     def extend(
-        self, ids: Sequence[Sequence[int]], slots: Sequence[np.ndarray], paths: Sequence[np.ndarray], T: int, S: int
+        self,
+        ids: Sequence[Sequence[int] | np.ndarray],
+        slots: Sequence[np.ndarray],
+        paths: Sequence[np.ndarray],
+        T: int,
+        S: int,
     ) -> None:
         """Computes the tokens ids[p], each row after those in the slots paths[p], and keeps them in slots[p].
 
@@ -102,7 +107,7 @@ class Slots:
             self._pool = _extend(self.prm.params, self.prm.config, self._pool, *rows, place_PT)
 
     def read(
-        self, ends: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], E: int
+        self, ends: Sequence[Sequence[int] | np.ndarray], parents: Sequence[Sequence[int] | np.ndarray], E: int
     ) -> dict[str, Float[np.ndarray, "P E"]]:
         """Returns the named outputs of steps that end in the slots ends[p], padded to E in a row.
 
