@@ -26,7 +26,7 @@ import time
 from typing import IO, Any
 
 from jprm.io.outputs import atomic_write, check_output
-from jprm.io.storage import NO_LOCKS, Place, Remote
+from jprm.io.storage import NO_LOCKS, Local, Place, Remote
 
 FILE = "training.lock"
 BEAT, MISSED = 5.0, 6
@@ -137,9 +137,9 @@ class FolderLock:
 class DiskLock(FolderLock):
     """The file `training.lock`, locked while it is held."""
 
-    path: pathlib.Path
+    path: Local
 
-    def __init__(self, workdir: pathlib.Path):
+    def __init__(self, workdir: Local):
         super().__init__(workdir)
         self._file: IO[bytes] | None = None
         self._held = contextlib.ExitStack()
