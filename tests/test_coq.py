@@ -63,7 +63,7 @@ def test_a_rejected_tactic_says_why():
 )
 def test_what_is_no_tactic_is_open(step, monkeypatch):
     ran = []
-    monkeypatch.setattr(coq, "run", lambda command, text, *_, **__: ran.append(text) or sandbox.Outcome(0, ""))
+    monkeypatch.setattr(coq, "run_command", lambda command, text, *_, **__: ran.append(text) or sandbox.Outcome(0, ""))
     assert labels(ADD, [step, "reflexivity."]) == [None, None]
     assert step not in ran[0] and "reflexivity" not in ran[0]
 
@@ -117,7 +117,7 @@ def test_a_limit_of_the_sandbox_is_no_label(message, monkeypatch):
             0, f"1 goal\n{locate}\n1 goal\n{locate}\n{locate}\n{message}\n{locate}\n{locate}\n{locate}\n"
         )
 
-    monkeypatch.setattr(coq, "run", run)
+    monkeypatch.setattr(coq, "run_command", run)
     assert labels(ADD, ["intros n.", "reflexivity."]) == [1, None]
 
 

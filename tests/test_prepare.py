@@ -191,7 +191,7 @@ p.prepare("jsonl", [sys.argv[1]], sys.argv[2])
         ({"source": ["absent.jsonl"]}, FileNotFoundError, "absent.jsonl: no such file"),
         ({"exclude": ["absent.jsonl"]}, FileNotFoundError, "absent.jsonl: no such file"),
         ({"on_error": "warn"}, ValueError, "use 'stop' or 'skip'"),
-        ({"neutral": "positive"}, ValueError, "unknown neutral"),
+        ({"neutral": "positive"}, ValueError, "neutral: is no known field"),
         ({"source": ["https://example.org/f.jsonl"]}, ValueError, "no SHA-256 is known"),
     ],
 )

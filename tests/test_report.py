@@ -171,7 +171,7 @@ def test_the_average_beside_published_ones_is_of_the_same_four_splits(more):
     trees = {name: list(map(tree_of, items)) for name, items in scores.items()}
     entry = processbench.figures(Request(trees, {"gsm8k": trees["gsm8k"]}))
     (table, _) = processbench.section([Model("m", {"processbench": entry})])
-    cells = {cell for row in table.rows for cell in row}
+    cells = {cell for line in table.lines for cell in line}
     assert (interval(entry["average"]["half"]) in cells) == (not more)
 
 
