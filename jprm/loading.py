@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jprm import registry
 from jprm.adapters.load import load as load_published
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
@@ -26,6 +27,9 @@ from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import LONGEST, PRM
 from jprm.tokenizer import load_tokenizer
 
+VERIFIER = "verifier.json"
+"""In the folder of a fused verifier, which `jprm fuse fit` writes."""
+
 
 def load(
     folder: str | os.PathLike | PRM,
@@ -34,7 +38,7 @@ def load(
     adapter: str | None = None,
     attention: str | None = None,
 ) -> PRM:
-    """Loads the model in a folder, ready to score: a run's newest checkpoint, or a published PRM.
+    """Loads the model in a folder, ready to score: a run's newest checkpoint, a published PRM, or a fused verifier.
 
     >>> prm = jprm.load(folder)
     >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So the answer is 4."]).shape
@@ -51,14 +55,20 @@ def load(
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
         here, and `blocked` for a published model; a GPU takes `gpu_kernel` for both.
 
+    A fused verifier (`jprm.methods.evidence`) is no `PRM`: it is the `jprm.score.scorer.Scorer` of its folder.
+
     Raises:
       FileNotFoundError, ValueError: names what is missing or damaged, or is a policy's and scores nothing.
     """
-    if isinstance(folder, PRM):  # loaded already
+    if isinstance(folder, PRM) or not isinstance(folder, str | os.PathLike):  # loaded already
         return folder
     enable_compile_cache()
     quiet_without_tpu()
     folder = path_of(folder)
+    if (folder / VERIFIER).is_file():
+        if mesh or dtype or adapter or attention:
+            raise ValueError(f"{folder}: is a fused verifier, which takes no mesh, dtype, adapter or attention")
+        return registry.find("jprm.methods.evidence.verifier:load_verifier", {}, "verifier")(folder)
     if (kind := kind_of(folder)) == "gguf":
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
     if adapter or kind != "run":

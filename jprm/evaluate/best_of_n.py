@@ -135,8 +135,10 @@ def pools_of(trees: Iterable[ReasoningTree], scale: Scale = PROBABILITY) -> Pool
     else:
         class_PN, answered_PN = None, with_steps_PN
     key, weight = _keys_and_weights(score_BP, mask_BP, scale)
+    if leaves and all("vote" in leaf.outputs for leaf in leaves):  # a fused verifier says what a chain's vote weighs
+        weight["last"] = np.array([leaf.outputs["vote"] for leaf in leaves])
     lengths = [sum(len(trees[i].nodes[node].text) for node in chain) for i, chain in samples]
-    outcomes = [_correct(trees[i], leaf, f"record {i}") for (i, _), leaf in zip(samples, leaves, strict=True)]
+    outcomes = [outcome_of(trees[i], leaf, f"record {i}") for (i, _), leaf in zip(samples, leaves, strict=True)]
     return Pools(
         problem=[tree.problem for tree in trees],
         size_P=size_P,
@@ -287,8 +289,11 @@ def _empty_samples(tree: ReasoningTree, where: str) -> int:
     return count
 
 
-def _correct(tree: ReasoningTree, leaf: Node, where: str) -> float:
-    """Whether the sample that ends at `leaf` is correct, as recorded or by its answer."""
+def outcome_of(tree: ReasoningTree, leaf: Node, where: str) -> float:
+    """Returns whether the sample that ends at `leaf` is correct, as recorded or by its answer.
+
+    Raises ScoreError where neither is known.
+    """
     if leaf.correct is not None:
         return float(leaf.correct)
     truth = canonical_answer(tree.answer)

@@ -36,6 +36,7 @@ from jprm.apps.cli.arguments import (
 )
 from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
+from jprm.apps.cli.fuse import fuse
 from jprm.apps.cli.label import label
 from jprm.apps.cli.missing import extra_hint
 from jprm.apps.cli.plan import plan
@@ -280,6 +281,7 @@ app.command(
     name="annotate",
     help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.",
 )
+app.command(fuse, name="fuse", help="Fit a verifier that weighs evidence from many sources.")
 app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
 
 

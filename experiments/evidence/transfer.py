@@ -1,0 +1,202 @@
+"""Does evidence help on policies that it was not fitted to? Leave-one-policy-out over the three pools of GSM8K.
+
+    python experiments/evidence/transfer.py --pools ../shared/data/pools --out transfer.json
+
+Hardware: two CPU cores, about 4 minutes. Results: docs/evidence.md.
+
+Problems are those of GSM8K test: this is a study of transfer between policies. Rankers are fitted on problems whose
+normalised text has int(sha256(text), 16) % 1319 < 1000, votes are tested on the others, and of each policy only the
+two others' chains are seen. Intervals draw problems with all their policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from jprm.methods.evidence import sources as evidence
+from jprm.methods.evidence.fit import (
+    VOTES,
+    Policy,
+    bucket,
+    choose_vote,
+    fit_calibrated,
+    gains,
+    problem_ids,
+    read_policy,
+    stronger,
+)
+from jprm.methods.evidence.ranker import (
+    Ranker,
+    auroc_in_problems,
+    calibrated,
+    fit_ranker,
+    joined,
+    pairs_of,
+    vote_correct,
+)
+from jprm.methods.evidence.verifier import Vote
+from jprm.statistics import mean_differences
+
+LABELS = (10, 30, 100)
+PRIOR = 100
+"""Problems of the new policy that weigh as much as the ranker of the other policies."""
+
+TRIVIAL = {
+    "shortest": ("form.log_step_length", -1.0),
+    "fewest steps": ("form.log_steps", -1.0),
+    "no false equation": ("arithmetic.any_false", -1.0),
+    "most common values": ("pool.values_share", 1.0),
+    "uses most numbers": ("numbers.used", 1.0),
+}
+
+
+def training(problem: str) -> bool:
+    return bucket(problem, 1319) < 1000
+
+
+def testing(problem: str) -> bool:
+    return not training(problem)
+
+
+def summary(gain_P: np.ndarray, problems: Sequence[str]) -> dict:
+    """Returns a mean in points with its 95 % interval over problems."""
+    found = mean_differences(100 * gain_P[:, None], problem_ids(problems).tolist(), 0)
+    return {key: round(float(np.asarray(value)[0]), 2) for key, value in found._asdict().items()}
+
+
+def with_only(policy: Policy, columns: np.ndarray) -> Policy:
+    """Returns a policy with some of its numbers."""
+    chains = policy.chains._replace(x_MF=policy.chains.x_MF[:, columns])
+    return Policy(policy.name, policy.problems, chains, policy.seconds)
+
+
+def transfer(policies: Sequence[Policy]) -> tuple[dict, dict[str, tuple[Ranker, Vote]]]:
+    """Returns the gain over the majority on each policy by a verifier of the others, and those verifiers."""
+    rows, pooled, problems, fitted = {}, [], [], {}
+    for policy in policies:
+        others = [other for other in policies if other is not policy]
+        ranker = fit_calibrated(others, training)
+        vote, _ = choose_vote(others, 0, training)
+        test = policy.of(testing)
+        gain_P = gains(ranker, vote, test)
+        names = [problem for problem in policy.problems if testing(problem)]
+        fitted[policy.name] = ranker, vote
+        rows[policy.name] = {
+            "majority": round(100 * float(vote_correct(test, np.ones(len(test.class_M))).mean()), 1),
+            "gain": summary(gain_P, names),
+            "auroc_in_problems": round(auroc_in_problems(ranker.score(test.x_MF), pairs_of(test)), 3),
+            "vote": vote.__dict__,
+            "fixed_powers": {
+                f"{power:g}": summary(gains(ranker, Vote(power, 0, 0), test), names) for power in (0.25, 0.5, 1, 1.5, 2)
+            },
+            "made_stronger": {
+                f"{kept:g}": summary(gains(ranker, vote, stronger(test, kept, 1)), names) for kept in (0.4, 0.15)
+            },
+        }
+        pooled.append(gain_P)
+        problems += names
+    rows["mean"] = {"gain": summary(np.concatenate(pooled), problems)}
+    return rows, fitted
+
+
+def trivial(policies: Sequence[Policy], names: Sequence[str]) -> dict:
+    """Returns what single numbers gain in the vote and their AUROC, on the problems of the tests and on all.
+
+    A chain weighs a tenth of another where its number is on the wrong side of its pool's mean.
+    """
+    rows = {}
+    for label, (number, sign) in TRIVIAL.items():
+        row = {}
+        for policy in policies:
+            for part, keep in (("test", testing), ("all", lambda problem: True)):
+                chains = policy.of(keep)
+                value_M = sign * np.nan_to_num(chains.x_MF[:, names.index(number)])
+                size_P = np.bincount(chains.problem_M)
+                mean_P = np.bincount(chains.problem_M, value_M) / size_P
+                weight_M = np.where(value_M < mean_P[chains.problem_M] - 1e-9, 0.1, 1.0)
+                gain_P = vote_correct(chains, weight_M) - vote_correct(chains, np.ones(len(weight_M)))
+                entry: dict[str, object] = {"gain": summary(gain_P, [problem for problem in policy.problems if keep(problem)])}
+                entry["auroc_in_problems"] = round(auroc_in_problems(value_M, pairs_of(chains)), 3)
+                row[f"{policy.name}, {part}"] = entry
+        rows[label] = row
+    return rows
+
+
+def with_labels(policies: Sequence[Policy], fitted: dict[str, tuple[Ranker, Vote]], seeds: int = 5) -> dict:
+    """Returns what the outcomes of k problems of the new policy add, mean over draws of the k problems.
+
+    The ranker of the other policies is trained on with the k problems, which weigh k / (k + PRIOR), and calibrated on
+    them; the vote's power is, among the candidates, the one with the highest gain on the k problems whose standard
+    error does not tell it from the transferred one less.
+    """
+    rows = {}
+    for policy in policies:
+        others = [other for other in policies if other is not policy]
+        ranker, vote = fitted[policy.name]
+        old = joined([other.of(training) for other in others])
+        names = [problem for problem in policy.problems if testing(problem)]
+        pool = sorted(problem for problem in policy.problems if training(problem))
+        test, row = policy.of(testing), {}
+        base_P = gains(ranker, vote, test)
+        for k in LABELS:
+            found = []
+            for seed in range(seeds):
+                chosen = set(np.random.default_rng(seed).choice(pool, k, replace=False).tolist())
+                found.append(gains(*adapted(ranker, vote, old, policy.of(chosen.__contains__), k), test))
+            gain_P = np.mean(found, axis=0)
+            row[str(k)] = {"gain": summary(gain_P, names), "more": summary(gain_P - base_P, names)}
+        rows[policy.name] = row
+    return rows
+
+
+def adapted(ranker: Ranker, vote: Vote, old, new, k: int) -> tuple[Ranker, Vote]:
+    """Returns ranker and vote after k problems of the new policy."""
+    share = k / (k + PRIOR)
+    both = joined([old, new])
+    try:
+        refit = calibrated(fit_ranker(both, new), new)
+    except ValueError:  # no problem with both kinds of chains among so few
+        return ranker, vote
+    mixed = Ranker(
+        ranker.mean_F,
+        ranker.scale_F,
+        (1 - share) * ranker.weight_F + share * refit.weight_F * ranker.scale_F / refit.scale_F,
+        (1 - share) * ranker.slope + share * refit.slope,
+        (1 - share) * ranker.intercept + share * refit.intercept,
+    )
+    best, before_P = vote, gains(mixed, vote, new)
+    for other in VOTES:
+        more_P = gains(mixed, other, new) - before_P
+        if more_P.mean() > 2 * more_P.std(ddof=1) / np.sqrt(len(more_P)):
+            best, before_P = other, gains(mixed, other, new)
+    return mixed, best
+
+
+def main(pools: pathlib.Path, out: pathlib.Path) -> None:
+    sources = [evidence.find(name) for name in evidence.DEFAULT]
+    names = evidence.names(sources)
+    policies = [read_policy(path, sources) for path in sorted(pools.glob("*.jsonl"))]
+    text_alone = np.array([not name.startswith("pool.") for name in names])
+    all_of_it, fitted = transfer(policies)
+    report = {
+        "all sources": all_of_it,
+        "without the pool": transfer([with_only(policy, text_alone) for policy in policies])[0],
+        "trivial": trivial(policies, names),
+        "labels": with_labels(policies, fitted),
+        "seconds": {policy.name: {name: round(s, 1) for name, s in policy.seconds.items()} for policy in policies},
+    }
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pools", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    main(options.pools, options.out)

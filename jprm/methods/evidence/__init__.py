@@ -1,0 +1,1 @@
+"""Evidence about chains from many sources, and the verifier that weighs it."""

@@ -1,0 +1,271 @@
+"""Fits a verifier to pools of known outcome: `jprm fuse fit`.
+
+Every file of pools is one policy. Problems are split by a digest of their normalised text, the same for all policies:
+seven tenths train the ranker, one tenth chooses its regularisation, two tenths calibrate it. How far votes trust the
+evidence is chosen on policies that were left out of the training (`choose_vote`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jprm.data.overlap import normalise
+from jprm.evaluate.best_of_n import outcome_of
+from jprm.evaluate.run import source as reader_of
+from jprm.evaluate.scored import ScoreError
+from jprm.evaluate.votes import answer_classes
+from jprm.io.outputs import input_of
+from jprm.io.storage import path_of
+from jprm.methods.evidence import sources as evidence
+from jprm.methods.evidence.ranker import (
+    Chains,
+    Ranker,
+    auroc_in_problems,
+    calibrated,
+    fit_ranker,
+    joined,
+    pairs_of,
+    vote_correct,
+)
+from jprm.methods.evidence.sources import Source, answers_of
+from jprm.methods.evidence.verifier import Verifier, Vote, request_of, vote_weights
+from jprm.tree import ReasoningTree, chains_of, tree_of
+
+CHUNK = 64
+FOLDS = 3
+POWERS = (0.25, 0.5, 1.0, 1.5, 2.0)
+VOTES = [Vote(*each) for each in itertools.product(POWERS, (0.0, 1.0, 2.0), (0.0, 2.0))]
+KEPT = (1.0, 0.4, 0.15)
+"""Fractions of the incorrect chains that a left-out policy keeps: as it is, and two made stronger, since a trust that
+fits policies of one strength hurts a stronger one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The pools of one file: their chains' evidence and outcomes.
+
+    Attributes:
+      name: the file's.
+      problems: the text of each pool's problem.
+      chains: of all pools.
+      seconds: by source, what reading the evidence took.
+    """
+
+    name: str
+    problems: list[str]
+    chains: Chains
+    seconds: dict[str, float]
+
+    def of(self, keep: Callable[[str], bool]) -> Chains:
+        """Returns the chains of the problems that `keep` chooses."""
+        kept_P = np.array([keep(problem) for problem in self.problems])
+        return self.chains.where(kept_P[self.chains.problem_M])
+
+
+def bucket(problem: str, n: int) -> int:
+    """Returns a number from 0 to n - 1 that depends on a problem's normalised text alone."""
+    return int(hashlib.sha256(normalise(problem).encode()).hexdigest(), 16) % n
+
+
+def read_policy(
+    path: str | os.PathLike, sources: Sequence[Source], keep: Callable[[str], bool] = lambda problem: True
+) -> Policy:
+    """Returns the evidence of a file's pools, of the problems that `keep` chooses.
+
+    Raises RecordError for a record that is no pool; ScoreError where an outcome is not known.
+    """
+    trees = [tree_of(record) for record in reader_of("pools").records(path)]
+    trees = [tree for tree in trees if tree.nodes and keep(tree.problem)]
+    if not trees:
+        raise ScoreError(f"{os.fspath(path)}: holds no pool to fit a verifier to")
+    return policy_of(path_of(path).stem, trees, sources)
+
+
+def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> Policy:
+    """Returns the evidence and outcomes of pools."""
+    seconds, columns = {}, []
+    for source in sources:
+        start = time.perf_counter()
+        columns.append(list(_in_chunks(source, trees)))
+        seconds[source.name] = time.perf_counter() - start
+    x, correct, problem, classes = [], [], [], []
+    for i, (tree, *parts) in enumerate(zip(trees, *columns, strict=True)):
+        leaves = [chain[-1] for chain in chains_of(tree)]
+        x.append(np.concatenate(parts, axis=1)[leaves])
+        correct += [outcome_of(tree, tree.nodes[leaf], f"{name}, record {i}") for leaf in leaves]
+        problem.append(np.full(len(leaves), i))
+        classes.append(answer_classes(answers_of(tree)))
+    x_MF = np.concatenate(x)
+    chains = Chains(x_MF, np.array(correct), np.concatenate(problem), np.zeros(len(x_MF), int), np.concatenate(classes))
+    return Policy(name, [tree.problem for tree in trees], chains, seconds)
+
+
+def _in_chunks(source: Source, trees: Sequence[ReasoningTree]) -> Iterable[Float[np.ndarray, "N F"]]:
+    for start in range(0, len(trees), CHUNK):
+        yield from evidence.read([source], trees[start : start + CHUNK])
+
+
+def fit_calibrated(policies: Sequence[Policy], keep: Callable[[str], bool] = lambda problem: True) -> Ranker:
+    """Returns the ranker of the policies' problems that `keep` chooses, calibrated on problems it was not trained on.
+
+    Raises ValueError where one of the three parts has no problem with a correct and an incorrect chain.
+    """
+
+    def part(tenths: Sequence[int], what: str) -> Chains:
+        chosen = [policy.of(lambda problem: keep(problem) and bucket(problem, 10) in tenths) for policy in policies]
+        chosen = [chains for chains in chosen if len(chains.problem_M)]
+        chains = joined(chosen) if chosen else None
+        if chains is None or not _ranks(chains):
+            raise ValueError(
+                f"too few problems: none of those that {what} has both a correct and an incorrect chain. Give more"
+                " pools, fifty problems at the least"
+            )
+        return chains
+
+    ranker = fit_ranker(part(range(7), "train the ranker"), part([7], "choose its regularisation"))
+    return calibrated(ranker, part([8, 9], "calibrate it"))
+
+
+def _ranks(chains: Chains) -> bool:
+    size_P = np.bincount(chains.problem_M)
+    right_P = np.bincount(chains.problem_M, chains.correct_M)
+    return bool(((right_P > 0) & (right_P < size_P)).any())
+
+
+def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
+    """Returns what a vote's trust depends on: the top answer's share, and the distance from the training chains.
+
+    As `jprm.methods.evidence.verifier.share_of_top` and `distance_of`, for all pools at once.
+    """
+    size_P = np.bincount(chains.problem_M)
+    some = chains.class_M >= 0
+    stride = int(chains.class_M.max(initial=0)) + 1
+    key_G, count_G = np.unique(chains.problem_M[some] * stride + chains.class_M[some], return_counts=True)
+    top_P = np.zeros(len(size_P))
+    np.maximum.at(top_P, key_G // stride, count_G)
+    square_M = np.mean(ranker.standard(chains.x_MF) ** 2, axis=1)
+    return top_P / size_P, np.sqrt(np.bincount(chains.problem_M, square_M) / size_P)
+
+
+def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]:
+    """Returns how much more correct each pool's weighted vote is than its majority vote."""
+    power_P = vote.powers(*pool_signals(ranker, chains))
+    weight_M = vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M])
+    return vote_correct(chains, weight_M) - vote_correct(chains, np.ones(len(weight_M)))
+
+
+def stronger(chains: Chains, kept: float, seed: int) -> Chains:
+    """Returns the chains without some of the incorrect ones: of a policy that errs less, on the same problems.
+
+    Every pool keeps its first chain: a stronger policy still fails where it has no correct one.
+    """
+    drawn_M = np.random.default_rng(seed).random(len(chains.correct_M))
+    first_M = np.zeros(len(drawn_M), bool)
+    first_M[np.unique(chains.problem_M, return_index=True)[1]] = True
+    return chains.where((chains.correct_M > 0.5) | (drawn_M < kept) | first_M)
+
+
+def choose_vote(
+    policies: Sequence[Policy], seed: int, keep: Callable[[str], bool] = lambda problem: True
+) -> tuple[Vote, list[dict[str, Any]]]:
+    """Returns how far votes trust the evidence, and its gains on each policy that was left out.
+
+    Each policy is left out in turn and votes by a ranker of the others, on problems that those were not trained on; as
+    it is, and made stronger (`KEPT`). Candidates are the `VOTES` that hurt nobody: each gain is at least minus its
+    standard error. The best of these has the highest mean gain over the policies as they are. The least trusting one
+    that is within a standard error of it, paired by problem, is taken: what the policies at hand cannot tell apart may
+    hurt others. Where all hurt somebody, the one whose lowest gain is highest is taken. A single policy leaves nothing
+    to choose on: then the default, which is cautious.
+    """
+    if len(policies) < 2:
+        return Vote(), []
+    scenarios: dict[tuple[str, float], list[list[np.ndarray]]] = {}
+    for policy, fold in itertools.product(policies, range(FOLDS)):
+        others = [other for other in policies if other is not policy]
+        ranker = fit_calibrated(others, lambda problem, fold=fold: keep(problem) and bucket(problem, FOLDS) != fold)
+        held = policy.of(lambda problem, fold=fold: keep(problem) and bucket(problem, FOLDS) == fold)
+        for kept in KEPT:
+            chains = stronger(held, kept, seed)
+            scenarios.setdefault((policy.name, kept), []).append([gains(ranker, vote, chains) for vote in VOTES])
+    gain_SV, error_SV = np.zeros((2, len(scenarios), len(VOTES)))
+    for s, folds in enumerate(scenarios.values()):
+        for v in range(len(VOTES)):
+            gain_P = np.concatenate([fold[v] for fold in folds])
+            gain_SV[s, v], error_SV[s, v] = gain_P.mean(), gain_P.std(ddof=1) / np.sqrt(len(gain_P))
+    harmless_V = (gain_SV + error_SV >= 0).all(0)
+    if harmless_V.any():
+        as_is = [fold for (_, kept), folds in scenarios.items() if kept == 1 for fold in folds]
+        gain_PV = np.concatenate([np.stack(fold, axis=1) for fold in as_is])
+        best = int(np.argmax(np.where(harmless_V, gain_PV.mean(0), -np.inf)))
+        less_PV = gain_PV[:, [best]] - gain_PV
+        near_V = harmless_V & (less_PV.mean(0) <= less_PV.std(0, ddof=1) / np.sqrt(len(less_PV)))
+        trust = {v: (VOTES[v].power, -VOTES[v].agreement, -VOTES[v].distance) for v in np.flatnonzero(near_V)}
+        chosen = int(min(trust, key=lambda v: trust[v]))
+    else:
+        chosen = int(np.argmax(gain_SV.min(0)))
+    rows = [
+        {"left_out": name, "incorrect_kept": kept, "gain": float(gain), "standard_error": float(error)}
+        for (name, kept), gain, error in zip(scenarios, gain_SV[:, chosen], error_SV[:, chosen], strict=True)
+    ]
+    return VOTES[chosen], rows
+
+
+def fit(
+    paths: Sequence[str | os.PathLike],
+    sources: Sequence[str] = evidence.DEFAULT,
+    *,
+    out: str | os.PathLike,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Verifier:
+    """Fits a verifier to files of pools, one policy each, and writes it to a folder.
+
+    Raises:
+      ValueError: sources or files twice, a source that is none, too few problems.
+      ScoreError, RecordError: a record that is no pool, or whose outcome is not known.
+    """
+    for what, given in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):
+        if twice := [each for each in given if given.count(each) > 1]:
+            raise ValueError(f"the {what} {twice[0]} is there twice: name each once")
+    if not sources:
+        raise ValueError("no source: name at least one")
+    witnesses = tuple(evidence.find(name) for name in sources)
+    policies = []
+    for path in paths:
+        tell(f"reading the evidence in {os.fspath(path)}")
+        policies.append(read_policy(path, witnesses))
+    tell("fitting")
+    ranker = fit_calibrated(policies)
+    vote, left_out = choose_vote(policies, seed)
+    seconds = {name: sum(policy.seconds[name] for policy in policies) for name in policies[0].seconds}
+    measured = {
+        "trained_on": [input_of(path) for path in paths],
+        "chains": int(sum(len(policy.chains.problem_M) for policy in policies)),
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "auroc_in_problems": {policy.name: _auroc(ranker, policy) for policy in policies},
+        "policies_left_out": left_out,
+    }
+    name = str(path_of(out).resolve())
+    verifier = Verifier(witnesses, ranker, vote, name, request_of(witnesses, ranker, vote), measured)
+    verifier.save(out)
+    return verifier
+
+
+def _auroc(ranker: Ranker, policy: Policy) -> float | None:
+    """Returns the in-problem AUROC on the problems that calibrated the ranker."""
+    chains = policy.of(lambda problem: bucket(problem, 10) in (8, 9))
+    return auroc_in_problems(ranker.score(chains.x_MF), pairs_of(chains)) if _ranks(chains) else None
+
+
+def problem_ids(problems: Sequence[str]) -> Int[np.ndarray, " P"]:
+    """Returns equal numbers for equal problems, for a bootstrap that draws problems with all their policies."""
+    return np.unique([normalise(problem) for problem in problems], return_inverse=True)[1]

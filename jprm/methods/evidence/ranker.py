@@ -1,0 +1,196 @@
+"""A linear ranker of chains with few parameters: losses within problems, calibration, votes. All in numpy's float64.
+
+A chain's evidence is standardised by the training chains; a number that is absent (NaN) then counts as the mean and
+adds nothing. The score is linear in it, so every coefficient can be read, and a problem's difficulty, which all its
+chains share, cannot enter the loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import minimize
+from scipy.special import expit
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Of the regularisation; validation problems choose."""
+
+CLIP = 10.0  # standard deviations: a length of ten is as far as one of a thousand
+
+
+class Chains(NamedTuple):
+    """M chains of known outcome.
+
+    Attributes:
+      x_MF: their evidence.
+      correct_M: 1 for a correct chain, else 0.
+      problem_M: the pool of each chain, from 0 without gaps: a problem of one policy.
+      policy_M: the policy of each chain, from 0 without gaps.
+      class_M: equal for equal answers of a pool, -1 for a chain without an answer, which has no vote.
+    """
+
+    x_MF: Float[np.ndarray, "M F"]
+    correct_M: Float[np.ndarray, " M"]
+    problem_M: Int[np.ndarray, " M"]
+    policy_M: Int[np.ndarray, " M"]
+    class_M: Int[np.ndarray, " M"]
+
+    def where(self, chosen_M: np.ndarray) -> Chains:
+        """Returns some of the chains, with pools numbered anew."""
+        problem_M = np.unique(self.problem_M[chosen_M], return_inverse=True)[1].reshape(-1)
+        return Chains(
+            self.x_MF[chosen_M], self.correct_M[chosen_M], problem_M, self.policy_M[chosen_M], self.class_M[chosen_M]
+        )
+
+
+class Pairs(NamedTuple):
+    """K pairs of a correct and an incorrect chain of one pool; a policy's pairs weigh 1 over the policies, in all."""
+
+    right_K: Int[np.ndarray, " K"]
+    wrong_K: Int[np.ndarray, " K"]
+    weight_K: Float[np.ndarray, " K"]
+
+
+def pairs_of(chains: Chains) -> Pairs:
+    """Returns every pair within pools. Pools of a policy weigh the same, and so do policies.
+
+    Raises ValueError where no pool has both a correct and an incorrect chain.
+    """
+    order_M = np.argsort(chains.problem_M, kind="stable")
+    right, wrong, weight, policy = [], [], [], []
+    for members in np.split(order_M, np.flatnonzero(np.diff(chains.problem_M[order_M])) + 1):
+        good, bad = members[chains.correct_M[members] > 0.5], members[chains.correct_M[members] <= 0.5]
+        if (count := len(good) * len(bad)) == 0:
+            continue
+        right.append(np.repeat(good, len(bad)))
+        wrong.append(np.tile(bad, len(good)))
+        weight.append(np.full(count, 1 / count))
+        policy.append(np.full(count, chains.policy_M[members[0]]))
+    if not right:
+        raise ValueError("no problem has both a correct and an incorrect chain, so there is nothing to rank")
+    weight_K, policy_K = np.concatenate(weight), np.concatenate(policy)
+    total_L = np.bincount(policy_K, weight_K)
+    weight_K = weight_K / total_L[policy_K] / np.count_nonzero(total_L)
+    return Pairs(np.concatenate(right), np.concatenate(wrong), weight_K)
+
+
+def pair_loss(
+    w_F: Float[np.ndarray, " F"], x_MF: Float[np.ndarray, "M F"], pairs: Pairs, strength: float = 0.0
+) -> tuple[float, Float[np.ndarray, " F"]]:
+    """Returns the mean of log(1 + exp(s_wrong - s_right)) over pairs, with s = x w, plus strength |w|^2 / 2; and its
+    gradient.
+
+    The pairwise logistic loss of Burges et al. (RankNet, ICML 2005).
+    """
+    score_M = x_MF @ w_F
+    gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
+    slope_K = -pairs.weight_K * expit(-gap_K)
+    slope_M = np.bincount(pairs.right_K, slope_K, len(x_MF)) - np.bincount(pairs.wrong_K, slope_K, len(x_MF))
+    loss = float(pairs.weight_K @ np.logaddexp(0, -gap_K)) + strength / 2 * float(w_F @ w_F)
+    return loss, x_MF.T @ slope_M + strength * w_F
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranker:
+    """What scores chains: s = ((x - mean) / scale) w, and the log odds that a chain is correct, slope s + intercept."""
+
+    mean_F: Float[np.ndarray, " F"]
+    scale_F: Float[np.ndarray, " F"]
+    weight_F: Float[np.ndarray, " F"]
+    slope: float = 1.0
+    intercept: float = 0.0
+    strength: float = 0.0
+
+    def standard(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, "M F"]:
+        """Returns the evidence in standard deviations of the training chains, 0 where there is none."""
+        return np.nan_to_num(np.clip((x_MF - self.mean_F) / self.scale_F, -CLIP, CLIP))
+
+    def score(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
+        """Returns the scores that the ranking loss trained."""
+        return self.standard(x_MF) @ self.weight_F
+
+    def log_odds(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
+        """Returns the calibrated log odds of being correct."""
+        return self.slope * self.score(x_MF) + self.intercept
+
+
+def fit_ranker(train: Chains, valid: Chains) -> Ranker:
+    """Returns the ranker with the least loss on training problems; validation problems choose the regularisation."""
+    with np.errstate(all="ignore"):
+        present_MF = ~np.isnan(train.x_MF)
+        count_F = np.maximum(present_MF.sum(0), 1)
+        mean_F = np.where(present_MF, train.x_MF, 0).sum(0) / count_F
+        scale_F = np.sqrt(np.where(present_MF, (train.x_MF - mean_F) ** 2, 0).sum(0) / count_F)
+    blank = Ranker(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(train.x_MF.shape[1]))
+    x_MF, pairs = blank.standard(train.x_MF), pairs_of(train)
+    valid_x_MF, valid_pairs = blank.standard(valid.x_MF), pairs_of(valid)
+    best, least, weight_F = blank, np.inf, blank.weight_F
+    for strength in sorted(STRENGTHS, reverse=True):  # from the stiffest on, each starts where the last one ended
+        weight_F = minimize(pair_loss, weight_F, (x_MF, pairs, strength), method="L-BFGS-B", jac=True).x
+        loss, _ = pair_loss(weight_F, valid_x_MF, valid_pairs)
+        if loss < least:
+            best, least = dataclasses.replace(blank, weight_F=weight_F, strength=strength), loss
+    return best
+
+
+def calibrated(ranker: Ranker, chains: Chains, floor: float = 1e-3) -> Ranker:
+    """Returns the ranker with the slope and intercept of a logistic regression on chains that it was not trained on.
+
+    Policies weigh the same. The slope is kept above `floor`: a probability must not turn the ranking around.
+    """
+    score_M = ranker.score(chains.x_MF)
+    size_L = np.bincount(chains.policy_M)
+    weight_M = 1 / size_L[chains.policy_M] / np.count_nonzero(size_L)
+
+    def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        z_M = theta[0] * score_M + theta[1]
+        rest_M = weight_M * (expit(z_M) - chains.correct_M)
+        value = weight_M @ (np.logaddexp(0, z_M) - chains.correct_M * z_M) + 1e-6 * theta @ theta
+        return float(value), np.array([rest_M @ score_M, rest_M.sum()]) + 2e-6 * theta
+
+    bounds = [(floor, None), (None, None)]
+    slope, intercept = minimize(loss, np.array([1.0, 0.0]), method="L-BFGS-B", jac=True, bounds=bounds).x
+    return dataclasses.replace(ranker, slope=float(slope), intercept=float(intercept))
+
+
+def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " P"]:
+    """Returns how correct each pool's weighted vote is: the mean correctness of the answers that lead.
+
+    Weights are at least 0. A pool without an answer is incorrect.
+    """
+    size = int(chains.problem_M.max()) + 1
+    some = chains.class_M >= 0
+    stride = int(chains.class_M.max(initial=0)) + 1
+    key_M = chains.problem_M[some] * stride + chains.class_M[some]
+    _, index_M = np.unique(key_M, return_inverse=True)
+    total_G = np.bincount(index_M, weight_M[some])
+    right_G = np.bincount(index_M, chains.correct_M[some]) / np.bincount(index_M)
+    pool_G = np.zeros(len(total_G), int)
+    pool_G[index_M] = chains.problem_M[some]
+    top_P = np.full(size, -np.inf)
+    np.maximum.at(top_P, pool_G, total_G)
+    leads_G = total_G >= top_P[pool_G] * (1 - 1e-12)
+    leaders_P = np.bincount(pool_G, leads_G, size)
+    return np.bincount(pool_G, leads_G * right_G, size) / np.maximum(leaders_P, 1)
+
+
+def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:
+    """Returns the mean over pools of the probability that a correct chain scores above an incorrect one; ties half."""
+    gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
+    return float(pairs.weight_K @ ((gap_K > 0) + 0.5 * (gap_K == 0)) / pairs.weight_K.sum())
+
+
+def joined(parts: Sequence[Chains]) -> Chains:
+    """Returns the chains of several policies as one; each part becomes one policy."""
+    offsets = np.cumsum([0, *(int(part.problem_M.max()) + 1 for part in parts)])
+    return Chains(
+        np.concatenate([part.x_MF for part in parts]),
+        np.concatenate([part.correct_M for part in parts]),
+        np.concatenate([part.problem_M + start for part, start in zip(parts, offsets[:-1], strict=True)]),
+        np.concatenate([np.full(len(part.problem_M), i) for i, part in enumerate(parts)]),
+        np.concatenate([part.class_M for part in parts]),
+    )

@@ -1,0 +1,347 @@
+"""Sources of evidence: named numbers about every step and chain of a tree.
+
+A source reads trees (`jprm.tree`) and returns for each an array (N, F): row n describes the chain that ends with step
+n, so that the row of a chain's last step describes the chain. A row never depends on later steps of its own chain. NaN
+says that the source has nothing to say. Sources are named as in `jprm fuse fit --sources`:
+
+    arithmetic numbers form pool          of the text alone
+    stored logprob                        what records hold: scores of steps, the policy's log-probability
+    prm=DIR judge=P.json                  a model's scores of steps by several rules
+    module:NAME FILE.py:NAME              a `Source` of your own
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from jprm import registry
+from jprm.answers import canonical_answer
+from jprm.io.digests import digest, sha256_of
+from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
+from jprm.methods.verify.arithmetic import check_arithmetic
+from jprm.score.files import identity
+from jprm.score.scale import PROBABILITY, Scale
+from jprm.tree import ReasoningTree, chains_of
+
+Read = Callable[[Sequence[ReasoningTree]], Sequence[Float[np.ndarray, "N F"]]]
+Rows = Sequence[Sequence[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What one witness says of chains.
+
+    Attributes:
+      name: as in `--sources`.
+      numbers: the names of its F numbers.
+      read: trees to one array (N, F) for each, N its nodes.
+      needs: what it reads beside a chain's text: nothing, the other chains of its pool, keys of the record, a model.
+      version: raised when a number changes its meaning; fitted verifiers of another version are refused.
+      request: what its numbers depend on beside the text: the identity of a model.
+    """
+
+    name: str
+    numbers: tuple[str, ...]
+    read: Read
+    needs: Literal["nothing", "pool", "record", "model"] = "nothing"
+    version: int = 1
+    request: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
+    """Returns the `read` of a function from (problem, steps) to one row of numbers a step."""
+
+    def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
+        cached = functools.lru_cache(maxsize=256)(rows)  # samples of a pool repeat each other
+        return [by_node(tree, [cached(tree.problem, steps) for steps in texts(tree)]) for tree in trees]
+
+    return read
+
+
+def texts(tree: ReasoningTree) -> list[tuple[str, ...]]:
+    """Returns the steps of every chain."""
+    return [tuple(tree.nodes[i].text for i in chain) for chain in chains_of(tree)]
+
+
+def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F"]:
+    """Returns the rows of the chains' steps by node; chains that share a node agree on it."""
+    chains = chains_of(tree)
+    out_NF = np.full((len(tree.nodes), len(rows[0][0]) if rows else 0), np.nan)
+    for chain, row in zip(chains, rows, strict=True):
+        out_NF[chain] = row
+    return out_NF
+
+
+def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
+    del problem
+    rows, true, false, undecided = [], 0, 0, 0
+    for k, step in enumerate(steps, start=1):
+        label = _checked(step)
+        true, false = true + (label == 1), false + (label == 0)
+        undecided += label is None and "=" in step
+        rows.append((float(false > 0), false / k, true / k, undecided / k))
+    return rows
+
+
+@functools.lru_cache(maxsize=1 << 18)
+def _checked(step: str) -> int | None:
+    return check_arithmetic(step).label
+
+
+_CONSTANTS = frozenset((0.0, 1.0, 2.0, 100.0))
+_CONTENT = re.compile(r"[a-z]{3,}")
+_COMMON = frozenset(
+    "the and for how many much does did that this with have has had are was were will would can his her its their"
+    " there them they she what when which who all each every than from into your you not".split()
+)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _asked(problem: str) -> frozenset[str]:
+    """Returns the content words of a problem's last question."""
+    sentences = [part for part in re.split(r"(?<=[.?!])\s+", problem.strip()) if part]
+    question = next((part for part in reversed(sentences) if "?" in part), sentences[-1] if sentences else "")
+    return frozenset(_CONTENT.findall(question.lower())) - _COMMON
+
+
+def _numbers(problem: str, steps: Sequence[str]) -> Rows:
+    stated, asked = of_problem(problem), _asked(problem)
+    rows, used, known, nowhere, linked = [], set(), set(stated) | _CONSTANTS, 0, 0
+    before: set[float] = set()  # results of earlier steps
+    for k, step in enumerate(steps, start=1):
+        here, computed = numbers(step), set(results(step))
+        used |= stated.intersection(here)
+        nowhere += len({x for x in here if x not in known and x not in computed})
+        linked += bool(before.intersection(here))
+        known.update(here)
+        before |= computed
+        value = value_of_step(step)
+        words = asked.intersection(_CONTENT.findall(step.lower()))
+        rows.append(
+            (
+                len(used) / len(stated) if stated else 1.0,
+                math.log1p(nowhere),
+                float(value is not None and value in stated),
+                len(words) / len(asked) if asked else math.nan,
+                linked / k,
+            )
+        )
+    return rows
+
+
+def _form(problem: str, steps: Sequence[str]) -> Rows:
+    rows, seen, repeated, characters = [], set(), 0, 0
+    for k, step in enumerate(steps, start=1):
+        plain = re.sub(r"^\s*(?:step\s*)?[A-Za-z]?\d+\s*[:.)]\s*", "", step.lower())
+        repeated += plain in seen
+        seen.add(plain)
+        characters += len(step)
+        value = value_of_step(step)
+        size = math.log10(1 + min(abs(value), 1e12)) if value is not None else math.nan
+        whole = float(value is not None and value == int(value)) if value is None or abs(value) < 1e15 else 1.0
+        rows.append((math.log(k), math.log(characters / k), repeated / k, whole, float(value is None), size))
+    del problem
+    return rows
+
+
+def answers_of(tree: ReasoningTree) -> list[Any]:
+    """Returns the answer of every chain: what the record has, else the value of the last step."""
+    found = []
+    for chain in chains_of(tree):
+        leaf = tree.nodes[chain[-1]]
+        recorded = leaf.extra["answer"] if "answer" in leaf.extra else value_of_step(leaf.text)
+        found.append(canonical_answer(recorded))
+    return found
+
+
+def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
+    """Returns what the other chains of a tree say of each step: NaN for a chain that is alone."""
+    chains, steps, answers = chains_of(tree), texts(tree), answers_of(tree)
+    others = len(chains) - 1
+    if others < 1:
+        return np.full((len(tree.nodes), len(POOL)), np.nan)
+    stated = of_problem(tree.problem)
+    values = [[_intermediate(step, stated) for step in chain] for chain in steps]
+    said = collections.Counter(answer for answer in answers if answer is not None)
+    holds = collections.Counter(value for chain in values for value in set().union(*chain))
+    mean_steps = np.mean([len(chain) for chain in steps])
+    cache: dict[Any, Rows] = {}
+
+    def rows(i: int) -> Rows:
+        total, count, lowest, seen, out = 0.0, 0, 1.0, set(), []
+        for k, step in enumerate(steps[i]):
+            for value in values[i][k] - seen:
+                share = (holds[value] - 1) / others
+                total, count, lowest = total + share, count + 1, min(lowest, share)
+            seen |= values[i][k]
+            last = k == len(steps[i]) - 1
+            answer = answers[i] if last else canonical_answer(value_of_step(step))
+            rest = said.copy()
+            if answers[i] is not None:
+                rest[answers[i]] -= 1  # the chain itself is no witness
+            share = rest[answer] / others if answer is not None else 0.0
+            rival = max((n for other, n in rest.items() if other != answer), default=0) / others
+            mean = total / count if count else math.nan
+            low = lowest if count else math.nan
+            out.append((share, share - rival, mean, low, math.log((k + 1) / mean_steps)))
+        return out
+
+    found = []
+    for i in range(len(chains)):
+        key = (steps[i], answers[i])
+        if key not in cache:
+            cache[key] = rows(i)
+        found.append(cache[key])
+    return by_node(tree, found)
+
+
+def _intermediate(step: str, stated: frozenset[float]) -> set[float]:
+    """Returns the values that a step computes and the problem does not state."""
+    return set(results(step)) - stated
+
+
+POOL = ("answer_share", "answer_lead", "values_share", "least_value_share", "relative_length")
+SCORES = ("lowest", "mean", "last", "place_of_lowest")
+
+
+def score_rows(score_P: Sequence[float]) -> Rows:
+    """Returns for every step the lowest, mean and last weight in [0, 1] up to it, and where the lowest is, in [0, 1].
+
+    NaN, a step that a judge left open, counts for none of them.
+    """
+    rows, low, place, total, count = [], math.nan, math.nan, 0.0, 0
+    for k, score in enumerate(score_P):
+        if not math.isnan(score):
+            total, count = total + score, count + 1
+            if math.isnan(low) or score < low:
+                low, place = score, float(k)
+        rows.append((low, total / count if count else math.nan, score, place / k if k else place))
+    return rows
+
+
+def _of_scores(scores: Callable[[Sequence[ReasoningTree]], Sequence[Any]], scale: Scale) -> Read:
+    """Returns the `read` of a scorer of steps."""
+
+    def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
+        found = []
+        for tree, score_N in zip(trees, scores(trees), strict=True):
+            weight_N = scale.weights(np.asarray(score_N, float))
+            found.append(by_node(tree, [score_rows(weight_N[chain]) for chain in chains_of(tree)]))
+        return found
+
+    return read
+
+
+def _recorded(trees: Sequence[ReasoningTree]) -> list[list[float]]:
+    return [[math.nan if node.score is None else node.score for node in tree.nodes] for tree in trees]
+
+
+def _logprob(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
+    out_NF = np.full((len(tree.nodes), 2), np.nan)
+    for chain in chains_of(tree):
+        leaf = tree.nodes[chain[-1]]
+        logprob = leaf.extra.get("logprob")
+        if isinstance(logprob, int | float) and math.isfinite(logprob):
+            characters = sum(len(tree.nodes[i].text) for i in chain)
+            out_NF[chain[-1]] = logprob / len(chain), logprob / max(characters, 1)
+    return out_NF
+
+
+def _each(read: Callable[[ReasoningTree], Float[np.ndarray, "N F"]]) -> Read:
+    return lambda trees: [read(tree) for tree in trees]
+
+
+SOURCES: dict[str, Source] = {
+    "arithmetic": Source(
+        "arithmetic", ("any_false", "false_steps", "true_steps", "undecided_steps"), of_chains(_arithmetic)
+    ),
+    "numbers": Source("numbers", ("used", "nowhere", "copied", "asked", "linked"), of_chains(_numbers)),
+    "form": Source(
+        "form", ("log_steps", "log_step_length", "repeated", "whole", "no_value", "magnitude"), of_chains(_form)
+    ),
+    "pool": Source("pool", POOL, _each(_pool), needs="pool"),
+    "stored": Source("stored", SCORES, _of_scores(_recorded, PROBABILITY), needs="record"),
+    "logprob": Source("logprob", ("by_step", "by_character"), _each(_logprob), needs="record"),
+}
+"""The sources that need no model. `stored` takes scores that are probabilities."""
+
+DEFAULT = ("arithmetic", "numbers", "form", "pool")
+
+
+def find(name: str) -> Source:
+    """Returns the source of a name. A model or judge is loaded.
+
+    Raises ValueError, naming what is known, for a name that is none; and as the loaders for `prm=` and `judge=`.
+    """
+    kind, equals, path = name.partition("=")
+    if equals and kind in ("prm", "judge") and path:
+        return _model(kind, path)
+    if equals:
+        raise ValueError(f"source {name!r}: sources of a model are prm=DIR and judge=P.json")
+    if name not in SOURCES and ":" not in name:
+        raise ValueError(
+            f"source {name!r} is none of {', '.join(SOURCES)}, prm=DIR, judge=P.json, module:NAME or FILE.py:NAME"
+        )
+    found = registry.find(name, SOURCES, "source", Source, files=True)
+    if name in SOURCES:
+        return found
+    request = {**found.request, "code": digest(found.read)}
+    place, _, attribute = name.rpartition(":")
+    if place.endswith(".py"):
+        name, request["sha256"] = f"{os.path.abspath(place)}:{attribute}", sha256_of(place)
+    return dataclasses.replace(found, name=name, request=request)
+
+
+def _model(kind: str, path: str) -> Source:
+    path = os.path.abspath(path) if "://" not in path else path
+    if kind == "judge":
+        from jprm.methods.judge.load import load_judge
+
+        scorer: Any = load_judge(path)
+    else:
+        from jprm.loading import load
+
+        scorer = load(path)
+    return Source(
+        f"{kind}={path}", SCORES, _of_scores(scorer.score_trees, scorer.scale), needs="model", request=identity(scorer)
+    )
+
+
+def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
+    """Returns the numbers of all sources side by side, (N, F) for each tree.
+
+    Raises ValueError for a source of the user's that returns another shape, or a number that is infinite.
+    """
+    columns = []
+    for source in sources:
+        arrays = [np.asarray(array, float) for array in source.read(trees)]
+        if len(arrays) != len(trees):
+            raise ValueError(f"source {source.name!r}: returned {len(arrays)} arrays for {len(trees)} trees")
+        for tree, array_NF in zip(trees, arrays, strict=True):
+            shape = (len(tree.nodes), len(source.numbers))
+            if array_NF.shape != shape and tree.nodes:
+                raise ValueError(
+                    f"source {source.name!r}: returned {array_NF.shape} for a tree of {shape[0]} steps, and names"
+                    f" {shape[1]} numbers: return {shape}, a row for each step"
+                )
+            if np.isinf(array_NF).any():
+                raise ValueError(f"source {source.name!r}: a number is infinite; NaN says that there is none")
+        columns.append([array.reshape(len(tree.nodes), -1) for array, tree in zip(arrays, trees, strict=True)])
+    return [
+        np.concatenate(parts, axis=1) if parts[0].size else np.zeros((0, 0)) for parts in zip(*columns, strict=True)
+    ]
+
+
+def names(sources: Sequence[Source]) -> list[str]:
+    """Returns the names of the numbers, `SOURCE.NUMBER`."""
+    return [f"{source.name}.{number}" for source in sources for number in source.numbers]

@@ -1,0 +1,275 @@
+"""`Verifier`: a ranker over sources of evidence, with the interface of a PRM; and the folder that holds it.
+
+The folder has one file, `verifier.json`: names and versions of the sources, coefficients, the vote's settings. Models
+are there by their path and identity, and are checked when the verifier is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import expit
+
+from jprm import registry
+from jprm.fields import list_of, number_of
+from jprm.io.digests import sha256_of
+from jprm.io.jsonl import parse
+from jprm.io.outputs import atomic_write, differing
+from jprm.io.storage import path_of
+from jprm.loading import VERIFIER
+from jprm.methods.evidence import sources as evidence
+from jprm.methods.evidence.ranker import Ranker
+from jprm.methods.evidence.sources import Source, answers_of
+from jprm.score.scale import PROBABILITY, Scale
+from jprm.score.scorer import CHUNK
+from jprm.tree import ReasoningTree, RecordError, chain_tree, chains_of, scored, tree_of
+
+FILE = VERIFIER
+FORMAT = 1
+MARGIN = 8.0
+"""Log odds at which a vote's weight is 1; higher ones weigh no more. Only the ratios of a pool's weights matter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """How far a vote trusts the evidence: a chain weighs its odds to the power of `powers`.
+
+    power (1 - s)^agreement / max(1, d)^distance, with s the share of the pool's commonest answer and d the root mean
+    square of its chains' standardised evidence, 1 on the training chains. Both are known without labels: where the
+    policy agrees with itself, or writes unlike the policies of the training, a vote comes closer to the majority's.
+    """
+
+    power: float = 0.5
+    agreement: float = 1.0
+    distance: float = 2.0
+
+    def powers(self, share_P: Float[np.ndarray, " P"], distance_P: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+        """Returns the power for each of P pools."""
+        return self.power * (1 - share_P) ** self.agreement / np.maximum(1, distance_P) ** self.distance
+
+
+def vote_weights(log_odds_M: Float[np.ndarray, " M"], power_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+    """Returns weights in [0, 1]: the odds, over those of `MARGIN`, to a power."""
+    return np.exp(power_M * (np.minimum(log_odds_M, MARGIN) - MARGIN))
+
+
+def share_of_top(answers: Sequence[Any]) -> float:
+    """Returns the share of a pool's commonest answer among its chains; 0 without an answer."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    return max(counts.values(), default=0) / max(len(answers), 1)
+
+
+def distance_of(standard_MF: Float[np.ndarray, "M F"]) -> float:
+    """Returns the root mean square of a pool's standardised evidence."""
+    return float(np.sqrt(np.mean(standard_MF**2))) if standard_MF.size else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Verifier:
+    """Evidence from several sources, weighed: a `jprm.score.scorer.Scorer`.
+
+    A step's score is the probability that the chain is correct if it ended with this step, as the semantics `value` has
+    it: a chain's score is its last step's. The output `vote` is the chain's weight in a vote among its pool.
+    """
+
+    sources: tuple[Source, ...]
+    ranker: Ranker
+    vote: Vote
+    name: str  # the folder
+    request: Mapping[str, Any]  # what the scores depend on
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    semantics = "value"
+    rule = "last"
+    scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
+    output_names = ("score", "vote")
+
+    @property
+    def read_as(self) -> str:
+        """Describes the verifier in one line."""
+        names = ", ".join(source.name for source in self.sources)
+        return (
+            f"{self.name}: a fused verifier of {names}; scores are of {self.semantics}, a chain's rule is {self.rule}"
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the scores depend on, for the request of a file that holds them."""
+        return {"verifier": self.name, **self.request}
+
+    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what results say of it."""
+        for _ in records:
+            pass
+        return {"name": path_of(self.name).name, "folder": self.name, "step": 0}
+
+    def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
+        """Returns one score a step, (P,) float32. Raises TypeError or ValueError as `jprm.score.scorer.PRM.score`."""
+        return self.score_trees([chain_tree(problem, steps)])[0]
+
+    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the records in order with their scores, and under `outputs` their votes' weights.
+
+        Raises RecordError for a record that is not valid, and what the sources raise.
+        """
+        records = iter(records)
+        while chunk := list(itertools.islice(records, CHUNK)):
+            trees = [tree_of(record) for record in chunk]
+            for record, tree, outputs in zip(chunk, trees, self.outputs_of(trees), strict=True):
+                yield scored(record, tree, outputs)
+
+    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
+        """Returns (N,) float32 for each tree of N nodes."""
+        return [outputs["score"] for outputs in self.outputs_of(trees)]
+
+    def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
+        """Returns `{"score": (N,), "vote": (N,)}` for each tree."""
+        found = []
+        for tree, x_NF in zip(trees, evidence.read(self.sources, trees), strict=True):
+            if not tree.nodes:
+                found.append({name: np.zeros(0, np.float32) for name in self.output_names})
+                continue
+            leaves = [chain[-1] for chain in chains_of(tree)]
+            share = share_of_top(answers_of(tree)) if len(leaves) > 1 else 0.0
+            distance = distance_of(self.ranker.standard(x_NF[leaves]))
+            power = self.vote.powers(np.array([share]), np.array([distance]))
+            log_odds_N = self.ranker.log_odds(x_NF)
+            weight_N = vote_weights(log_odds_N, power)
+            found.append({"score": expit(log_odds_N).astype(np.float32), "vote": weight_N.astype(np.float32)})
+        return found
+
+    def contributions(self, tree: ReasoningTree) -> list[dict[str, float]]:
+        """Returns for each node what each number adds to its log odds, largest first, zeros left out."""
+        (x_NF,) = evidence.read(self.sources, [tree])
+        part_NF = self.ranker.slope * self.ranker.standard(x_NF) * self.ranker.weight_F
+        names = evidence.names(self.sources)
+        return [
+            dict(sorted(((names[f], float(row[f])) for f in np.flatnonzero(row)), key=lambda item: -abs(item[1])))
+            for row in part_NF
+        ]
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes `verifier.json`. Loaded again, the verifier gives the same scores."""
+        place = path_of(folder)
+        if isinstance(place, pathlib.Path):
+            place.mkdir(parents=True, exist_ok=True)
+        coefficients = {
+            name: {"mean": mean, "scale": scale, "weight": weight}
+            for name, mean, scale, weight in zip(
+                evidence.names(self.sources), *(x.tolist() for x in (
+                    self.ranker.mean_F, self.ranker.scale_F, self.ranker.weight_F)), strict=True)
+        }  # fmt: skip
+        text = {
+            "format": FORMAT,
+            "sources": [_recorded(source) for source in self.sources],
+            "coefficients": coefficients,
+            "calibration": {"slope": self.ranker.slope, "intercept": self.ranker.intercept},
+            "strength": self.ranker.strength,
+            "vote": dataclasses.asdict(self.vote),
+            "measured": dict(self.measured),
+        }
+        atomic_write(place / FILE, json.dumps(text, indent=2) + "\n")
+
+
+def _recorded(source: Source) -> dict[str, Any]:
+    return {
+        "name": source.name, "version": source.version, "numbers": list(source.numbers), "request": dict(source.request)
+    }  # fmt: skip
+
+
+def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote) -> dict[str, Any]:
+    """Returns what scores depend on."""
+    return {
+        "sources": {source.name: {"version": source.version, **source.request} for source in sources},
+        "coefficients": [*ranker.weight_F.tolist(), *ranker.mean_F.tolist(), *ranker.scale_F.tolist()],
+        "calibration": [ranker.slope, ranker.intercept],
+        "vote": dataclasses.asdict(vote),
+    }
+
+
+def load_verifier(folder: str | os.PathLike) -> Verifier:
+    """Returns the verifier that `jprm fuse fit` wrote into a folder.
+
+    Raises:
+      RecordError: a field of `verifier.json` that is absent or of the wrong type.
+      ValueError: a source of another version, or a model that has changed since.
+      ForeignCode: a source that is code of a file in the folder.
+    """
+    place = path_of(folder)
+    where = os.fspath(place / FILE)
+    data = parse((place / FILE).read_bytes(), where)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise RecordError(where, "format", f"is not {FORMAT}", "Fit the verifier again with this jprm.")
+    sources = tuple(
+        _source(entry, place, where, i) for i, entry in enumerate(list_of(data.get("sources"), where, "sources"))
+    )
+    names = evidence.names(sources)
+    coefficients = _object(data, "coefficients", where)
+    if sorted(coefficients) != sorted(names):
+        raise RecordError(where, "coefficients", "are not those of the sources' numbers", "Fit the verifier again.")
+    columns = {
+        column: np.array([_number(coefficients[name], column, where, f"coefficients.{name}") for name in names])
+        for column in ("mean", "scale", "weight")
+    }
+    if (columns["scale"] <= 0).any():
+        raise RecordError(where, "coefficients", "have a scale that is not above 0", "Fit the verifier again.")
+    calibration, vote = _object(data, "calibration", where), _object(data, "vote", where)
+    ranker = Ranker(
+        columns["mean"], columns["scale"], columns["weight"],
+        _number(calibration, "slope", where, "calibration"), _number(calibration, "intercept", where, "calibration"),
+        _number(data, "strength", where, ""),
+    )  # fmt: skip
+    settings = Vote(**{field.name: _number(vote, field.name, where, "vote") for field in dataclasses.fields(Vote)})
+    name = str(place.resolve())
+    return Verifier(sources, ranker, settings, name, request_of(sources, ranker, settings), data.get("measured") or {})
+
+
+def _object(data: Mapping[str, Any], field: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value := data.get(field), dict):
+        raise RecordError(where, field, "is absent or no object", "Fit the verifier again.")
+    return value
+
+
+def _number(data: Any, field: str, where: str, parent: str) -> float:
+    if not isinstance(data, dict):
+        raise RecordError(where, parent, "is no object", "Fit the verifier again.")
+    return float(number_of(data.get(field), where, f"{parent}.{field}".lstrip(".")))
+
+
+def _source(entry: Any, folder: Any, where: str, i: int) -> Source:
+    """Returns a source as it was when the verifier was fitted, or raises."""
+    field = f"sources[{i}]"
+    if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
+        raise RecordError(where, field, "has no name", "Fit the verifier again.")
+    request = entry.get("request") or {}
+    file, colon, _ = name.rpartition(":")
+    if colon and file.endswith(".py"):
+        inside = os.path.realpath(file).startswith(os.path.realpath(os.fspath(folder)) + os.sep)
+        if inside or not os.path.isabs(file):
+            raise registry.ForeignCode(f"{where}: {field}: {name}: code that comes with a verifier is never run")
+        if not os.path.isfile(file) or sha256_of(file) != request.get("sha256"):
+            raise ValueError(f"{where}: {field}: {file} is absent or has changed. Fit the verifier again")
+    elif colon and "=" not in name:
+        registry.check_foreign(name, folder, "source")
+    source = evidence.find(name)
+    if source.version != entry.get("version") or list(source.numbers) != entry.get("numbers"):
+        raise ValueError(
+            f"{where}: {field}: {name} is version {source.version} here, and the verifier was fitted with version"
+            f" {entry.get('version')}. Fit the verifier again"
+        )
+    now = json.loads(json.dumps(dict(source.request)))
+    if changed := differing(request, now):
+        raise ValueError(
+            f"{where}: {field}: {name} has changed since the verifier was fitted ({', '.join(changed)}). Fit the"
+            " verifier again"
+        )
+    return source

@@ -1,0 +1,324 @@
+"""Evidence: what sources say, the loss of the ranker, votes, and the verifier that a folder holds."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jprm
+from jprm import registry
+from jprm.evaluate.scored import ScoreError
+from jprm.io.jsonl import RecordError
+from jprm.methods.evidence import sources as evidence
+from jprm.methods.evidence.fit import (
+    choose_vote,
+    fit,
+    fit_calibrated,
+    gains,
+    policy_of,
+    pool_signals,
+)
+from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
+from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_loss, pairs_of, vote_correct
+from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
+from jprm.score.files import score_file
+from jprm.tree import tree_of
+
+
+def pool(problem, *samples, answer=None):
+    record = {"problem": problem, "samples": [{"steps": steps, **about} for steps, about in samples]}
+    return tree_of(record | ({} if answer is None else {"answer": answer}))
+
+
+def made_pools(seed, n=60, samples=6, accuracy=0.5):
+    """Pools of sums: an incorrect chain adds wrongly, or forgets a number of the problem."""
+    rng, records = np.random.default_rng(seed), []
+    for i in range(n):
+        a, b, c = (int(x) for x in rng.integers(3, 40, 3))
+        problem = f"Box {['red', 'blue'][i % 2]} number {seed} holds {a} nuts, {b} bolts and {c} pins. How many parts?"
+        right, chains = a + b + c, []
+        for _ in range(samples):
+            kind = "right" if rng.random() < accuracy else rng.choice(["slip", "forgot"])
+            slip = int(rng.integers(1, 4)) if kind == "slip" else 0
+            first = f"A1: There are {a}+{b}={a + b + slip} nuts and bolts."
+            total = a + b + slip + (0 if kind == "forgot" else c)
+            last = f"A2: So there are {total} parts." if kind == "forgot" else f"A2: {a + b + slip}+{c}={total} parts."
+            chains.append({"steps": [first, last], "answer": total, "correct": total == right})
+        records.append({"problem": problem, "answer": right, "samples": chains})
+    return records
+
+
+def written(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fused")
+    files = [written(folder / f"policy{i}.jsonl", made_pools(i, accuracy=0.3 + 0.2 * i)) for i in range(2)]
+    return fit(files, out=folder / "verifier"), folder / "verifier", files
+
+
+def test_numbers_in_text():
+    assert numbers("A3: She paid $1,200.50 for 3.5 kg.") == (1200.5, 3.5)
+    assert numbers("Step 2. 16-3=13") == (16, 3, 13)
+    assert results("16 - 3 - 4 = 9 and 9*2 = $18, so 12+6=18") == (9, 18, 18)
+    assert results("3*4=12+5=17") == (17,)
+    assert value_of_step("so 7 of 12") == 12
+    assert value_of_step("no number") is None
+    assert of_problem("She eats three of 16 eggs, a dozen are left") == {3, 16, 12}
+
+
+def test_evidence_of_a_chain():
+    tree = tree_of({
+        "problem": "Ann has 3 pens and 4 cups. How many things does Ann have?",
+        "steps": ["A1: Ann has 3 pens and 9 hats.", "A2: 3+4=8 things.", "A3: 8-1=7 things.", "A3: 8-1=7 things."],
+    })  # fmt: skip
+    rows = {name: evidence.find(name).read([tree])[0] for name in ("arithmetic", "numbers", "form")}
+    assert rows["arithmetic"].tolist() == [[0, 0, 0, 0], [1, 1 / 2, 0, 0], [1, 1 / 3, 1 / 3, 0], [1, 1 / 4, 2 / 4, 0]]
+    used, nowhere, copied, asked, linked = rows["numbers"].T
+    assert used.tolist() == [0.5, 1, 1, 1]
+    np.testing.assert_allclose(nowhere, math.log1p(1))  # 9; 8 is computed, 1 is a constant
+    assert copied.tolist() == [0, 0, 0, 0]
+    assert asked.tolist() == [1 / 2, 1 / 2, 1 / 2, 1 / 2]  # of `things` and `ann`
+    assert linked.tolist() == [0, 0, 1 / 3, 2 / 4]
+    assert rows["form"][:, 2].tolist() == [0, 0, 0, 1 / 4]
+    np.testing.assert_allclose(rows["form"][:, 0], np.log([1, 2, 3, 4]))
+
+
+def test_what_a_pool_says_by_brute_force():
+    chains = [([f"1+{x}={y}", f"so {z}"], {"answer": z}) for x, y, z in [(2, 3, 3), (2, 3, 3), (2, 4, 4), (5, 6, 4)]]
+    tree = pool("Count.", *chains)
+    row = evidence.find("pool").read([tree])[0]
+    answers = [3, 3, 4, 4]
+    values = [{3}, {3}, {4}, {6}]
+    for i in range(4):
+        others = [j for j in range(4) if j != i]
+        share = np.mean([answers[j] == answers[i] for j in others])
+        rival = max(np.mean([answers[j] == x for j in others]) for x in set(answers) - {answers[i]})
+        common = np.mean([np.mean([v in values[j] for j in others]) for v in values[i]])
+        np.testing.assert_allclose(row[2 * i + 1], [share, share - rival, common, common, 0], atol=1e-12)
+    assert np.isnan(evidence.find("pool").read([tree_of({"problem": "p", "steps": ["1+1=2"]})])[0]).all()
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "numbers", "form"])
+def test_a_row_does_not_depend_on_later_steps(name):
+    record = made_pools(3, n=1)[0]
+    steps = record["samples"][0]["steps"] + ["A3: That is 5 more."]
+    whole = evidence.find(name).read([tree_of({"problem": record["problem"], "steps": steps})])[0]
+    for k in range(1, len(steps)):
+        part = evidence.find(name).read([tree_of({"problem": record["problem"], "steps": steps[:k]})])[0]
+        np.testing.assert_array_equal(whole[:k], part)
+
+
+def test_scores_as_evidence():
+    rows = np.array(evidence.score_rows([0.8, math.nan, 0.2, 0.5]))
+    np.testing.assert_allclose(rows[[0, 1, 3]], [[0.8, 0.8, 0.8, 0], [0.8, 0.8, math.nan, 0], [0.2, 0.5, 0.5, 2 / 3]])
+    record = {"problem": "p", "samples": [{"steps": ["a", "b"], "scores": [0.5, 0.25], "logprob": -4.0}]}
+    tree = tree_of(record)
+    np.testing.assert_allclose(evidence.find("stored").read([tree])[0][1], [0.25, 0.375, 0.25, 1])
+    np.testing.assert_allclose(evidence.find("logprob").read([tree])[0], [[math.nan] * 2, [-2, -2]])
+
+
+def random_chains(seed, n=40, samples=5, numbers=3):
+    rng = np.random.default_rng(seed)
+    problem_M = np.repeat(np.arange(n), samples)
+    x_MF = rng.normal(size=(n * samples, numbers))
+    correct_M = (rng.random(n * samples) < 1 / (1 + np.exp(-x_MF @ np.arange(numbers)))).astype(float)
+    return Chains(x_MF, correct_M, problem_M, problem_M % 2, rng.integers(-1, 3, n * samples))
+
+
+def test_the_loss_is_that_of_all_pairs_and_its_gradient_that_of_differences():
+    chains, w_F = random_chains(0), np.array([0.3, -0.2, 0.7])
+    pairs = pairs_of(chains)
+    expected, score_M = np.zeros((2, 2)), chains.x_MF @ w_F
+    for p in range(40):
+        here = np.flatnonzero(chains.problem_M == p)
+        losses = [
+            np.log1p(np.exp(score_M[j] - score_M[i]))
+            for i in here for j in here if chains.correct_M[i] > chains.correct_M[j]
+        ]  # fmt: skip
+        if losses:
+            expected[p % 2] += np.mean(losses), 1
+    loss, slope_F = pair_loss(w_F, chains.x_MF, pairs, 0.1)
+    np.testing.assert_allclose(loss, (expected[:, 0] / expected[:, 1]).mean() + 0.05 * w_F @ w_F)
+    steps = 1e-6 * np.eye(3)
+    numeric = [
+        (pair_loss(w_F + d, chains.x_MF, pairs, 0.1)[0] - pair_loss(w_F - d, chains.x_MF, pairs, 0.1)[0]) / 2e-6
+        for d in steps
+    ]
+    np.testing.assert_allclose(slope_F, numeric, atol=1e-8)
+
+
+def test_the_ranker_finds_the_direction_and_the_calibration_its_probabilities():
+    ranker = fit_ranker(random_chains(1, n=2000), random_chains(2, n=500))
+    weight_F = ranker.weight_F / ranker.scale_F  # the loss shrinks them; the calibration undoes that
+    np.testing.assert_allclose(weight_F / weight_F[1], [0, 1, 2], atol=0.15)  # sampling error of 2,000 problems
+    fresh = random_chains(3, n=2000)
+    ranker = calibrated(ranker, random_chains(4, n=2000))
+    expected = fresh.x_MF @ np.arange(3)
+    assert np.abs(ranker.log_odds(fresh.x_MF) - expected).mean() < 0.2
+
+
+def test_absent_evidence_adds_nothing():
+    ranker = fit_ranker(random_chains(1, n=200), random_chains(2, n=200))
+    x_F = ranker.mean_F.copy()
+    assert ranker.score(np.full((1, 3), np.nan))[0] == ranker.score(x_F[None])[0] == 0
+
+
+def test_votes_by_brute_force():
+    chains, weight_M = random_chains(5), np.random.default_rng(5).integers(1, 4, 200).astype(float)
+    found_P = vote_correct(chains, weight_M)
+    for p in range(40):
+        here = np.flatnonzero((chains.problem_M == p) & (chains.class_M >= 0))
+        totals = {c: weight_M[here][chains.class_M[here] == c].sum() for c in set(chains.class_M[here])}
+        right = {c: chains.correct_M[here][chains.class_M[here] == c].mean() for c in totals}
+        leaders = [c for c in totals if totals[c] == max(totals.values())]
+        assert found_P[p] == pytest.approx(np.mean([right[c] for c in leaders]) if leaders else 0)
+
+
+def test_trust_falls_with_agreement_and_distance():
+    vote = Vote(2.0, 1.0, 2.0)
+    power_P = vote.powers(np.array([0.2, 0.9, 0.2]), np.array([0.5, 0.5, 2.0]))
+    np.testing.assert_allclose(power_P, [1.6, 0.2, 0.4])
+    np.testing.assert_allclose(vote_weights(np.array([1.0, 3.0]), np.array([0.5, 0.5])) * np.e**4, np.exp([0.5, 1.5]))
+    ranker = fit_ranker(random_chains(1, n=200), random_chains(2, n=200))
+    chains = random_chains(6)
+    share_P, distance_P = pool_signals(ranker, chains)
+    for p in range(40):
+        here = chains.problem_M == p
+        classes = [None if c < 0 else int(c) for c in chains.class_M[here]]
+        assert share_P[p] == pytest.approx(share_of_top(classes))
+        assert distance_P[p] == pytest.approx(distance_of(ranker.standard(chains.x_MF[here])))
+
+
+def test_evidence_helps_on_a_policy_that_it_was_not_fitted_to():
+    sources = [evidence.find(name) for name in evidence.DEFAULT]
+    policies = [policy_of(f"p{i}", list(map(tree_of, made_pools(i, accuracy=0.25 + 0.1 * i))), sources) for i in (0, 1)]
+    new = policy_of("new", list(map(tree_of, made_pools(9, n=100, accuracy=0.35))), sources)
+    ranker, (vote, rows) = fit_calibrated(policies), choose_vote(policies, 0)
+    gain_P = gains(ranker, vote, new.chains)
+    assert gain_P.mean() > 2 * gain_P.std() / np.sqrt(len(gain_P)) > 0
+    assert {row["left_out"] for row in rows} == {"p0", "p1"}
+
+
+def test_a_stored_verifier_is_the_same(fused):
+    verifier, folder, files = fused
+    again = jprm.load(folder)
+    records = made_pools(7, n=8)
+    assert list(verifier.score_many(records)) == list(again.score_many(records))
+    assert again.identity == verifier.identity
+    assert again.rule == "last"
+    scores = again.score(records[0]["problem"], records[0]["samples"][0]["steps"])
+    assert scores.shape == (2,)
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert [path.name for path in folder.iterdir()] == ["verifier.json"]
+
+
+def test_a_step_scores_as_the_chain_that_ends_there(fused):
+    verifier, _, _ = fused
+    record = made_pools(8, n=1)[0]
+    steps = record["samples"][0]["steps"]
+    whole = verifier.score(record["problem"], steps)
+    assert whole[0] == verifier.score(record["problem"], steps[:1])[0]
+
+
+def test_contributions_sum_to_the_log_odds(fused):
+    verifier, _, _ = fused
+    tree = tree_of(made_pools(8, n=1)[0])
+    sums = [sum(parts.values()) + verifier.ranker.intercept for parts in verifier.contributions(tree)]
+    np.testing.assert_allclose(verifier.ranker.log_odds(evidence.read(verifier.sources, [tree])[0]), sums)
+
+
+def test_a_verifier_scores_files_and_is_evaluated(fused, tmp_path):
+    _, folder, files = fused
+    scored = tmp_path / "scored.jsonl"
+    score_file(jprm.load(folder), files[0], scored)
+    sample = json.loads(scored.read_text().splitlines()[0])["samples"][0]
+    assert len(sample["scores"]) == len(sample["outputs"]["vote"]) == 2
+    run = subprocess.run(
+        [sys.executable, "-m", "jprm", "eval", "best-of-n", "--model", str(folder), "--input", str(files[0]),
+         "--json", str(tmp_path / "report.json")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["rules"]["last"]["weighted_vote"]["value"][-1] > report["majority"]["value"][-1]
+
+
+def edited(folder, tmp_path, change):
+    data = json.loads((folder / "verifier.json").read_text())
+    change(data)
+    (tmp_path / "verifier.json").write_text(json.dumps(data))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda data: data.pop("format"), "format"),
+        (lambda data: data.update(sources=3), "sources"),
+        (lambda data: data["sources"].append({}), r"sources\[4\]"),
+        (lambda data: data["sources"][0].update(version=0), "version"),
+        (lambda data: data["coefficients"].pop("form.whole"), "coefficients"),
+        (lambda data: data["coefficients"]["form.whole"].update(mean="x"), "coefficients.form.whole.mean"),
+        (lambda data: data["coefficients"]["form.whole"].update(scale=0), "scale"),
+        (lambda data: data["vote"].pop("power"), "vote.power"),
+        (lambda data: data.pop("calibration"), "calibration"),
+    ],
+)
+def test_a_damaged_verifier_is_refused(fused, tmp_path, change, error):
+    with pytest.raises((RecordError, ValueError), match=error):
+        jprm.load(edited(fused[1], tmp_path, change))
+
+
+def test_code_that_comes_with_a_verifier_is_not_run(fused, tmp_path):
+    (tmp_path / "mine.py").write_text("raise SystemExit('ran')\n")
+    entry = {"name": f"{tmp_path}/mine.py:MINE", "version": 1, "numbers": ["x"], "request": {}}
+    with pytest.raises(registry.ForeignCode, match="never run"):
+        jprm.load(edited(fused[1], tmp_path, lambda data: data["sources"].append(entry)))
+
+
+def test_a_source_of_ones_own(fused, tmp_path):
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "mine.py").write_text(
+        "from jprm.methods.evidence.sources import Source, of_chains\n"
+        "def lengths(problem, steps):\n    return [(float(len(step)),) for step in steps]\n"
+        "LENGTH = Source('length', ('characters',), of_chains(lengths))\n"
+        "WIDE = Source('wide', ('a', 'b'), of_chains(lengths))\n"
+    )
+    verifier = fit(fused[2], ["form", f"{code}/mine.py:LENGTH"], out=tmp_path / "own")
+    record = made_pools(4, n=1)
+    assert list(jprm.load(tmp_path / "own").score_many(record)) == list(verifier.score_many(record))
+    with pytest.raises(ValueError, match="a row for each step"):
+        fit(fused[2], [f"{code}/mine.py:WIDE"], out=tmp_path / "wide")
+    (code / "mine.py").write_text("changed = 1\n")
+    with pytest.raises(ValueError, match="has changed"):
+        jprm.load(tmp_path / "own")
+
+
+def test_what_cannot_be_fitted_is_refused(fused, tmp_path):
+    files, out = fused[2], tmp_path / "out"
+    with pytest.raises(ValueError, match="none of arithmetic"):
+        fit(files, ["oracle"], out=out)
+    with pytest.raises(ValueError, match="twice"):
+        fit(files, ["form", "form"], out=out)
+    with pytest.raises(ValueError, match="twice"):
+        fit([files[0], files[0]], out=out)
+    with pytest.raises(ScoreError, match="outcome unknown"):
+        fit([written(tmp_path / "a.jsonl", [{"problem": "p", "samples": [{"steps": ["1"]}]}])], out=out)
+    with pytest.raises(RecordError, match="samples"):
+        fit([written(tmp_path / "b.jsonl", [{"problem": "p", "steps": ["1"]}])], out=out)
+    with pytest.raises(ValueError, match="too few problems"):
+        fit([written(tmp_path / "c.jsonl", made_pools(1, n=3))], out=out)
+    assert not out.exists()
+
+
+def test_a_verifier_takes_no_options_of_models(fused):
+    with pytest.raises(ValueError, match="fused verifier"):
+        jprm.load(fused[1], dtype="bfloat16")
