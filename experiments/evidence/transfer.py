@@ -120,9 +120,10 @@ def trivial(policies: Sequence[Policy], names: Sequence[str]) -> dict:
                 mean_P = np.bincount(chains.problem_M, value_M) / size_P
                 weight_M = np.where(value_M < mean_P[chains.problem_M] - 1e-9, 0.1, 1.0)
                 gain_P = vote_correct(chains, weight_M) - vote_correct(chains, np.ones(len(weight_M)))
-                entry: dict[str, object] = {"gain": summary(gain_P, [problem for problem in policy.problems if keep(problem)])}
-                entry["auroc_in_problems"] = round(auroc_in_problems(value_M, pairs_of(chains)), 3)
-                row[f"{policy.name}, {part}"] = entry
+                row[f"{policy.name}, {part}"] = {
+                    "gain": summary(gain_P, [problem for problem in policy.problems if keep(problem)]),
+                    "auroc_in_problems": round(auroc_in_problems(value_M, pairs_of(chains)), 3),
+                }
         rows[label] = row
     return rows
 
