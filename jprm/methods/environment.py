@@ -1,0 +1,381 @@
+"""Environments: worlds in which a policy acts, turn by turn.
+
+    reset(record) -> state, messages        step(state, assistant message) -> what the world answers
+
+An `Environment` is a record of such functions. Commands and experiments name the user's own, `FILE.py:NAME` or
+`module:NAME`. A `World` runs many episodes of one environment at once, in threads or in processes, each call within a
+time limit. A call that fails or takes too long costs its own episode: the episode ends with the reason in `error`.
+
+    world = World("shop.py:SHOP", at_once=16, seconds=30)
+    (episode,) = world.start([record])
+    (episode,) = world.step([episode], ["lookup apple"])
+
+An `Episode` is a position in the world and never changes, so rollouts may start from any turn of it, any number of
+times. With `snapshot` and `restore` the world goes back to a position. Without them the turns are played again from
+`reset`, and an environment that answers otherwise the second time is an error.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import os
+import pathlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jprm import registry
+from jprm.answers import extract_answer
+from jprm.worker import Worker, serve
+
+Record = Mapping[str, Any]
+Message = Mapping[str, Any]
+"""As in a trajectory: `role`, `content`, and what else belongs to it, such as `tool_calls`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What the world answers to a turn.
+
+    Attributes:
+      messages: what the policy sees next, in the roles tool or user; none where the episode is done.
+      done: whether the episode has ended.
+      reward: of this turn. The sum over an episode is its outcome, and must be in [0, 1].
+    """
+
+    messages: Sequence[Message] = ()
+    done: bool = False
+    reward: float = 0.0
+
+
+def as_content(text: str) -> Message:
+    """Returns the assistant message that has the sampled text as its content."""
+    return {"role": "assistant", "content": text}
+
+
+def last_answer(messages: Sequence[Message]) -> str | None:
+    """Returns the final answer in the content of the last assistant message, as in chains."""
+    said = [message.get("content") for message in messages if message["role"] == "assistant"]
+    return extract_answer(said[-1]) if said and isinstance(said[-1], str) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """How a world is used.
+
+    Attributes:
+      reset: a record of a task to the state at its beginning and the messages that the policy sees first.
+      step: (state, assistant message) to a `Reply`. It may change the state.
+      snapshot: a state to a value that later steps do not change; for processes, a value that JSON holds.
+      restore: such a value to a state, any number of times.
+      parse: a turn's text, as sampled, to the assistant message that `step` takes.
+      answer: an episode's messages to the final answer that votes count, None where there is none.
+      tools: descriptions of the tools, for the chat template.
+      close: frees what a state holds, such as a container.
+    """
+
+    reset: Callable[[Record], tuple[Any, Sequence[Message]]]
+    step: Callable[[Any, Message], Reply]
+    snapshot: Callable[[Any], Any] | None = None
+    restore: Callable[[Any], Any] = copy.deepcopy
+    parse: Callable[[str], Message] = as_content
+    answer: Callable[[Sequence[Message]], str | None] = last_answer
+    tools: Sequence[Mapping[str, Any]] = ()
+    close: Callable[[Any], None] | None = None
+
+
+def find(name: str) -> Environment:
+    """Returns the environment of a name, `module:NAME` or `FILE.py:NAME`; errors as `registry.find`."""
+    return registry.find(name, {}, "environment", Environment, files=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """A position in the world.
+
+    Attributes:
+      record: the task.
+      messages: all so far, the policy's turns included.
+      turns: index into `messages` of every assistant message that the policy wrote.
+      rewards: of every turn.
+      done: whether nothing follows, because the world said so or `error` says why.
+      error: why the episode was lost; empty where it was not.
+    """
+
+    record: Record
+    messages: tuple[Message, ...] = ()
+    turns: tuple[int, ...] = ()
+    rewards: tuple[float, ...] = ()
+    done: bool = False
+    error: str = ""
+    place: Place | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def reward(self) -> float:
+        """The sum of the rewards: the outcome, once the episode is done."""
+        return float(sum(self.rewards))
+
+    @property
+    def last(self) -> tuple[Message, ...]:
+        """The messages after the last turn, which the policy has not seen: all of them before the first turn."""
+        return self.messages[self.turns[-1] + 1 :] if self.turns else self.messages
+
+
+@dataclasses.dataclass
+class Place:
+    """Where an episode's state is: a snapshot, or a live state that the next step takes away."""
+
+    snapshot: Any = None
+    live: list[Any] = dataclasses.field(default_factory=list)
+
+
+class World:
+    """Many episodes of one environment.
+
+    Attributes:
+      environment: what it runs.
+      failures: calls that raised, by the name of the error, and calls that took too long, as `slow`.
+    """
+
+    def __init__(
+        self, environment: str | Environment, *, at_once: int = 16, seconds: float = 30.0, processes: bool = False,
+        branches: bool = False,
+    ):  # fmt: skip
+        """
+        Args:
+          environment: the record, or its name. Processes need the name.
+          at_once: calls that run at once.
+          seconds: the most that one call may take.
+          processes: run each call in a process of its own, which is ended where the call takes too long. Threads suit
+            environments that wait for others, processes those that compute or crash.
+          branches: keep a snapshot of every position, where the environment has them. Without it a position that is
+            stepped from a second time is played again from the beginning.
+
+        Raises ValueError where parts do not fit each other.
+        """
+        self.environment = find(environment) if isinstance(environment, str) else environment
+        if at_once < 1 or not seconds > 0:
+            raise ValueError(f"environment: at_once={at_once} and seconds={seconds} must be above 0")
+        if processes and not isinstance(environment, str):
+            raise ValueError("environment: processes import it, so give its name, FILE.py:NAME or module:NAME")
+        if processes and self.environment.snapshot is None:
+            raise ValueError(
+                f"environment={environment!r}: has no snapshot, and a process keeps no state between calls. Give it"
+                " snapshot and restore, or run it in threads"
+            )
+        self.at_once, self.seconds, self.branches = at_once, seconds, branches or processes
+        self.failures: collections.Counter[str] = collections.Counter()
+        self._name = _absolute(environment) if isinstance(environment, str) else ""
+        self._idle: queue.SimpleQueue[Worker] | None = None
+        if processes:
+            self._idle = queue.SimpleQueue()
+            for _ in range(at_once):
+                self._idle.put(Worker("jprm.methods.environment"))
+
+    def start(self, records: Sequence[Record]) -> list[Episode]:
+        """Returns the first position of every task."""
+        return self._all([lambda record=record: self._reset(record) for record in records], [*map(Episode, records)])
+
+    def step(self, episodes: Sequence[Episode], messages: Sequence[Message | str]) -> list[Episode]:
+        """Returns the positions after one turn of each episode: a message, or the text that `parse` makes one of.
+
+        An episode that is done already stays as it is.
+        """
+        pairs = list(zip(episodes, messages, strict=True))
+        going = [i for i, (episode, _) in enumerate(pairs) if not episode.done]
+        calls = [lambda pair=pairs[i]: self._step(*pair) for i in going]
+        after = self._all(calls, [pairs[i][0] for i in going])
+        result = list(episodes)
+        for i, episode in zip(going, after, strict=True):
+            result[i] = episode
+        return result
+
+    def replay(self, records: Sequence[Record], turns: Sequence[Sequence[Message]]) -> list[Episode]:
+        """Returns the positions after given assistant messages, played from the beginning."""
+        episodes, longest = self.start(records), max(map(len, turns), default=0)
+        for number in range(longest):
+            going = [i for i, some in enumerate(turns) if number < len(some)]
+            stepped = self.step([episodes[i] for i in going], [turns[i][number] for i in going])
+            for i, episode in zip(going, stepped, strict=True):
+                episodes[i] = episode
+        return episodes
+
+    def close(self, episodes: Sequence[Episode] = ()) -> None:
+        """Frees the live states of these episodes."""
+        if self.environment.close is not None:
+            for episode in episodes:
+                while episode.place is not None and episode.place.live:
+                    self.environment.close(episode.place.live.pop())
+
+    # ---- One call: in this process, or in a worker.
+
+    def _reset(self, record: Record) -> Episode:
+        if self._idle is not None:
+            first = self._ask({"call": "reset", "record": record})
+            return Episode(record, tuple(first["messages"]), place=Place(first["snapshot"]))
+        state, messages = self.environment.reset(record)
+        return Episode(record, tuple(messages), place=self._kept(state))
+
+    def _step(self, episode: Episode, message: Message | str) -> Episode:
+        assert episode.place is not None
+        if self._idle is not None:
+            reply = self._ask({"call": "step", "snapshot": episode.place.snapshot, "message": message})
+            place, turn = Place(reply.pop("snapshot")), reply.pop("message")
+            return _after(episode, turn, Reply(**reply), place)
+        turn = self.environment.parse(message) if isinstance(message, str) else message
+        state = self._state(episode)
+        reply = self.environment.step(state, turn)
+        if reply.done and self.environment.close is not None:
+            self.environment.close(state)
+        return _after(episode, turn, reply, None if reply.done else self._kept(state))
+
+    def _kept(self, state: Any) -> Place:
+        if self.branches and self.environment.snapshot is not None:
+            return Place(self.environment.snapshot(state))
+        return Place(live=[state])
+
+    def _state(self, episode: Episode) -> Any:
+        """Returns a state at this position that may be changed."""
+        place = episode.place
+        assert place is not None
+        if place.live:
+            return place.live.pop()
+        if self.branches and self.environment.snapshot is not None:
+            return self.environment.restore(place.snapshot)
+        state, messages = self.environment.reset(episode.record)
+        seen = list(messages)
+        for turn in episode.turns:
+            seen += [episode.messages[turn], *self.environment.step(state, episode.messages[turn]).messages]
+        if [dict(message) for message in seen] != [dict(message) for message in episode.messages]:
+            raise ValueError("the environment answers otherwise when its turns are played again: give it a snapshot")
+        return state
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        assert self._idle is not None
+        worker = self._idle.get()
+        try:
+            answer = worker.ask({"environment": self._name, **question}, self.seconds)
+        finally:
+            self._idle.put(worker)
+        if answer is None:
+            raise TimeoutError(f"took more than {self.seconds:g} s, or its process ended")
+        if "error" in answer:
+            raise _InProcess(answer["kind"], answer["error"])
+        return answer
+
+    def _all(self, calls: Sequence[Callable[[], Episode]], before: Sequence[Episode]) -> list[Episode]:
+        """Returns the calls' episodes; for one that fails, the episode before it with the error."""
+        # a process has the limit itself, and its first call imports the environment
+        seconds = self.seconds if self._idle is None else None
+        episodes = []
+        for result, earlier in zip(in_threads(calls, self.at_once, seconds), before, strict=True):
+            if isinstance(result, BaseException):
+                slow = isinstance(result, TimeoutError)
+                kind = "slow" if slow else result.kind if isinstance(result, _InProcess) else type(result).__name__
+                self.failures[kind] += 1
+                result = dataclasses.replace(earlier, done=True, error=f"{kind}: {result}"[:300], place=None)
+            episodes.append(result)
+        return episodes
+
+
+class _InProcess(Exception):
+    """An error that a process reported. `kind`: its name there."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+def _after(episode: Episode, message: Message, reply: Reply, place: Place | None) -> Episode:
+    return dataclasses.replace(
+        episode,
+        messages=(*episode.messages, message, *reply.messages),
+        turns=(*episode.turns, len(episode.messages)),
+        rewards=(*episode.rewards, float(reply.reward)),
+        done=bool(reply.done),
+        place=place,
+    )
+
+
+def _absolute(name: str) -> str:
+    place, _, attribute = name.rpartition(":")
+    return f"{pathlib.Path(place).resolve()}:{attribute}" if place.endswith(".py") else name
+
+
+def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float | None) -> list[Any]:
+    """Returns the results of calls, `at_once` of them at a time; where one raises, the exception is its result.
+
+    A call that takes more than `seconds` has a TimeoutError. Nothing ends a thread from outside: it is left alone, and
+    another takes its place.
+    """
+    jobs: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    began: dict[int, float] = {}
+    for i in range(len(calls)):
+        jobs.put(i)
+
+    def work() -> None:
+        while True:
+            try:
+                i = jobs.get_nowait()
+            except queue.Empty:
+                return
+            began[i] = time.monotonic()
+            try:
+                ended.put((i, calls[i]()))
+            except Exception as error:
+                ended.put((i, error))
+
+    def hire() -> None:
+        threading.Thread(target=work, daemon=True, name="environment").start()
+
+    for _ in range(min(at_once, len(calls))):
+        hire()
+    results: dict[int, Any] = {}
+    while len(results) < len(calls):
+        running = [at for i, at in began.copy().items() if i not in results]
+        now = time.monotonic()
+        wait = None if seconds is None else max(0.0, min(running, default=now) + seconds - now)
+        try:
+            i, result = ended.get(timeout=wait)
+        except queue.Empty:
+            now = time.monotonic()
+            for i, at in began.copy().items():
+                if i not in results and seconds is not None and now >= at + seconds:
+                    results[i] = TimeoutError(f"took more than {seconds:g} s")
+                    hire()
+        else:
+            results.setdefault(i, result)
+    return [results[i] for i in range(len(calls))]
+
+
+def answers() -> Callable[[Any], Any]:
+    """Returns the function that answers a `World` in a worker."""
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            environment = find(question["environment"])
+            assert environment.snapshot is not None
+            if question["call"] == "reset":
+                state, messages = environment.reset(question["record"])
+                return {"messages": list(messages), "snapshot": environment.snapshot(state)}
+            message, state = question["message"], environment.restore(question["snapshot"])
+            message = environment.parse(message) if isinstance(message, str) else message
+            reply = environment.step(state, message)
+            written = {"messages": list(reply.messages), "done": bool(reply.done), "reward": float(reply.reward)}
+            return written | {"message": message, "snapshot": environment.snapshot(state)}
+        except Exception as error:
+            return {"kind": type(error).__name__, "error": str(error)}
+
+    return answer
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a world needs no accelerator
+    from jprm.methods.environment import answers  # the module that environments import, not this one, `__main__`
+
+    serve(answers)
