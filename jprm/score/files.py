@@ -39,6 +39,7 @@ def score_file(
     on_error: Literal["stop", "skip"] = "stop",
     calibrated: bool = False,
     prepared: Sequence[dict[str, Any]] | None = None,
+    speed: Speed | None = None,
 ) -> str:
     """Scores a JSON Lines file of chains, pools or trees; returns a sentence that reports what was done, and how
     fast.
@@ -47,7 +48,8 @@ def score_file(
     report of the prepared folder that holds them.
 
     With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
-    through the map that is stored with the model (`jprm.score.calibration_map`).
+    through the map that is stored with the model (`jprm.score.calibration_map`). `speed` is given this process's tokens
+    and times.
 
     Raises:
       RecordError: a bad line, for on_error='stop'.
@@ -61,7 +63,7 @@ def score_file(
     if calibrated and not isinstance(prm, PRM):
         raise ValueError(f"{prm.name}: has no stored calibration map")
     calibration = stored_calibration(cast(PRM, prm)) if calibrated else None
-    speed = Speed()
+    speed = speed or Speed()
     request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
     with contextlib.ExitStack() as stack:
         own = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -46,6 +46,7 @@ from jprm.apps.cli.runs import runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import search
 from jprm.apps.cli.serve import serve
+from jprm.apps.cli.shards import Shard, merge, sharded
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
@@ -169,6 +170,7 @@ def score(
     attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     calibrated: FlagCreatePairsOff[bool] = False,
     distributed: Distributed = None,
+    shard: Shard = None,
 ) -> None:
     """Score every step of the chains, pools and trees of a file; the same command continues a stopped one.
 
@@ -198,28 +200,35 @@ def score(
     from jprm import multihost
     from jprm.io.outputs import check_input, check_output
     from jprm.score.files import score_file
+    from jprm.score.scorer import CHUNK, Speed
 
     _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
+    if shard and distributed:
+        raise ValueError("score: --shard is one of several jobs, --distributed one job on several hosts: give one")
     multihost.start(distributed)
-    prepared = None
-    if path_of(input).is_dir():
-        from jprm.data import REPORT
-        from jprm.data import load as load_records
+    for part in sharded("score", shard, input, output, unit=CHUNK):
+        prepared, source = None, part.input
+        if path_of(source).is_dir():
+            from jprm.data import REPORT
+            from jprm.data import load as load_records
 
-        prepared, input = load_records(input), os.fspath(path_of(input) / REPORT)
-    check_input(input)  # this and the next before the model is loaded
-    check_output(output, input)
-    prm = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention)
-    if model and multihost.is_first():
-        print(prm.read_as, file=sys.stderr)
-    summary = score_file(prm, input, output, on_error=on_error, calibrated=calibrated, prepared=prepared)
-    if multihost.is_first():
-        print(summary)
-    if judge:
-        from jprm.methods.judge.critiques import cost
-        from jprm.tree import read_records
+            prepared, source = load_records(source), os.fspath(path_of(source) / REPORT)
+        check_input(source)  # this and the next before the model is loaded
+        check_output(part.output, source)
+        prm, speed = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention), Speed()
+        if model and multihost.is_first():
+            print(prm.read_as, file=sys.stderr)
+        options = {"on_error": on_error, "calibrated": calibrated, "prepared": prepared, "speed": speed}
+        summary = score_file(prm, source, part.output, **options)
+        part.counts = {"tokens": speed.tokens}
+        if multihost.is_first():
+            print(summary)
+        if judge:
+            from jprm.methods.judge.critiques import cost
+            from jprm.tree import read_records
 
-        print("critiques: " + ", ".join(f"{name}: {count}" for name, count in cost(read_records(output)).items()))
+            part.counts = cost(read_records(part.output))
+            print("critiques: " + ", ".join(f"{name}: {count}" for name, count in part.counts.items()))
 
 
 def _check_scorer(model: str | None, judge: Path | None, *options: Any) -> None:
@@ -263,6 +272,7 @@ app.command(
     name="eval",
     help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.",
 )
+app.command(merge)
 app.command(report)
 app.command(runs)
 app.command(table)

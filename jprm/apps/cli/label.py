@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, arg
 
 from jprm.apps.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, one_of, print_counts
+from jprm.apps.cli.shards import Shard, sharded
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.methods.verify.verifiers import Kind
 from jprm.model import Dtype
@@ -33,6 +34,7 @@ class RolloutOptions:
     input: Input
     output: Output
     rollouts: Annotated[Path, arg(metavar="R.jsonl")]
+    shard: Shard = None
 
 
 def label_mc(files: Any, own: Any) -> None:
@@ -41,16 +43,23 @@ def label_mc(files: Any, own: Any) -> None:
 
     adaptive = Adaptive(*own.adaptive) if own.adaptive else None
     config = built(MonteCarloConfig, own, adaptive=adaptive)
-    policy = load_policy(files.policy)
-    print_counts(label_monte_carlo(policy, files.input, files.output, files.rollouts, config), files.output)
+    for part in sharded("label mc", files.shard, files.input, files.output, files.rollouts):
+        policy = load_policy(files.policy)
+        part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
+        part.counts = label_monte_carlo(policy, part.input, part.output, *part.more, config)
+        print_counts(part.counts, part.output)
 
 
 def label_omega(files: Any, own: Any) -> None:
     from jprm.methods.label.files import label_omega
     from jprm.methods.policy.load import load_policy
 
-    config, policy = built(OmegaConfig, own), load_policy(files.policy)
-    print_counts(label_omega(policy, files.input, files.output, files.rollouts, config), files.output)
+    config = built(OmegaConfig, own)
+    for part in sharded("label omega", files.shard, files.input, files.output, files.rollouts):
+        policy = load_policy(files.policy)
+        part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
+        part.counts = label_omega(policy, part.input, part.output, *part.more, config)
+        print_counts(part.counts, part.output)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +76,19 @@ class CritiqueOptions:
     input: Input
     output: Output
     critiques: Annotated[Path, arg(metavar="K.jsonl")]
+    shard: Shard = None
 
 
 def label_critique(files: Any, own: Any) -> None:
     from jprm.methods.judge.load import load_judge
     from jprm.methods.label.files import label_critique
 
-    config, judge = built(CritiqueConfig, own), load_judge(files.judge)
-    print_counts(label_critique(judge, files.input, files.output, files.critiques, config), files.output)
+    config = built(CritiqueConfig, own)
+    for part in sharded("label critique", files.shard, files.input, files.output, files.critiques):
+        judge = load_judge(files.judge)
+        part.settings = {**judge.identity, **dataclasses.asdict(config)}
+        part.counts = label_critique(judge, part.input, part.output, *part.more, config)
+        print_counts(part.counts, part.output)
 
 
 AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
@@ -89,6 +103,7 @@ def label_verify(
     input: Input,
     output: Output,
     unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
+    shard: Shard = None,
 ) -> None:
     """Formal labels: steps checked by computation. A step that cannot be checked stays unlabelled.
 
@@ -109,7 +124,9 @@ def label_verify(
     """
     from jprm.methods.label.files import label_verify
 
-    print_counts(label_verify(kind, input, output, in_sandbox=not unsafe_no_sandbox), output)
+    for part in sharded("label verify", shard, input, output):
+        part.counts = label_verify(kind, part.input, part.output, in_sandbox=not unsafe_no_sandbox)
+        print_counts(part.counts, part.output)
 
 
 @label.command(name="outcomes")
@@ -117,6 +134,7 @@ def label_outcomes(
     verifier: str,
     input: Input,
     output: Output,
+    shard: Shard = None,
 ) -> None:
     """Outcomes: whether each whole chain is correct, by a verifier, as best of n and outcome models need it.
 
@@ -134,7 +152,9 @@ def label_outcomes(
     """
     from jprm.methods.label.files import label_outcomes
 
-    print_counts(label_outcomes(verifier, input, output), output)
+    for part in sharded("label outcomes", shard, input, output):
+        part.counts = label_outcomes(verifier, part.input, part.output)
+        print_counts(part.counts, part.output)
 
 
 @label.command(name="teacher")
@@ -142,6 +162,7 @@ def label_teacher(
     model: Folder,
     input: Input,
     output: Output,
+    shard: Shard = None,
 ) -> None:
     """Soft labels: the scores of an existing model.
 
@@ -156,8 +177,11 @@ def label_teacher(
         output: The same as trees, with a probability on every step.
     """
     from jprm.methods.label.files import label_teacher
+    from jprm.score.scorer import CHUNK
 
-    print_counts(label_teacher(model, input, output), output)
+    for part in sharded("label teacher", shard, input, output, unit=CHUNK):
+        part.counts = label_teacher(model, part.input, part.output)
+        print_counts(part.counts, part.output)
 
 
 @label.command(name="reference")
@@ -166,6 +190,7 @@ def label_reference(
     input: Input,
     output: Output,
     dtype: Annotated[Dtype, one_of(Dtype)] = "float32",
+    shard: Shard = None,
 ) -> None:
     """Log-probabilities of a frozen language model, which training against it (`implicit`) then need not compute.
 
@@ -182,8 +207,11 @@ def label_reference(
         dtype: How its parameters are stored.
     """
     from jprm.methods.label.files import label_reference
+    from jprm.score.scorer import CHUNK
 
-    print_counts(label_reference(model, input, output, dtype), output)
+    for part in sharded("label reference", shard, input, output, unit=CHUNK):
+        part.counts = label_reference(model, part.input, part.output, dtype)
+        print_counts(part.counts, part.output)
 
 
 @label.command(name="judge")
@@ -193,6 +221,7 @@ def label_by_judge(
     output: Output,
     domain: str,
     rubric: str,
+    shard: Shard = None,
 ) -> None:
     """Soft labels: the scores of a judge, for domains where nothing can be computed. People should audit a sample.
 
@@ -211,8 +240,11 @@ def label_by_judge(
     """
     from jprm.methods.judge.load import load_judge
     from jprm.methods.label.files import label_judge
+    from jprm.score.scorer import CHUNK
 
-    print_counts(label_judge(load_judge(judge), input, output, domain, rubric), output)
+    for part in sharded("label judge", shard, input, output, unit=CHUNK):
+        part.counts = label_judge(load_judge(judge), part.input, part.output, domain, rubric)
+        print_counts(part.counts, part.output)
 
 
 @label.command(name="consensus")

@@ -58,7 +58,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_trees(_trees(input), drawn, config)
         counts = _write(output, bar.follow(trees))
-    return counts | {"rollouts": drawn.sampled, "failed": drawn.failed}
+    return counts | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
@@ -68,7 +68,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         counts = _write(output, trees)
-    return counts | dict(left_out) | {"rollouts": drawn.sampled, "failed": drawn.failed}
+    return counts | dict(left_out) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
 
 
 def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:

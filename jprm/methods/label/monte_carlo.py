@@ -168,6 +168,11 @@ class Rollouts:
         """Rollouts that the policy has sampled for this object."""
         return self._policy.sampled
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rollouts in the file."""
+        return self._policy.tokens
+
     def __enter__(self) -> Self:
         self._policy.__enter__()
         return self

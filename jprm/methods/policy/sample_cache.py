@@ -70,6 +70,11 @@ class KeptPolicy:
         """Returns (first, count) of the runs of sample numbers seed .. seed + n - 1 of a prefix that are not kept."""
         return consecutive([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all samples in the file that are the policy's: what its rollouts have cost, stopped runs included."""
+        return sum(sample.tokens for sample in self._kept.values())
+
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
         """Returns the kept ones of a prefix's samples seed .. seed + n - 1."""
         places: list[Place] = [(until, prefix_key(prefix), number) for number in range(seed, seed + n)]

@@ -1,0 +1,351 @@
+"""Shards of a file: N runs of one command, each over its own records, and the check that makes one file of them.
+
+A shard is an ordinary run. Its input is a file with its records (OUT.00003-of-00016.input), its output
+OUT.00003-of-00016, so it continues, refuses and locks like any other. Beside a finished one is a manifest
+(OUT.00003-of-00016.manifest.json) with what was asked, counted and spent. `merge` checks the manifests against each
+other and against the input, and writes one file in the input's order.
+
+Which shard has a record depends on its problem alone, so that records of one problem stay together, and that adding,
+removing or moving other records moves none. Commands whose results depend on neighbours, because they pack records
+together, divide blocks of consecutive records instead; a block goes where its first record's problem goes.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jprm.io.jsonl import RecordError, Rejects, parse, read_lines
+from jprm.io.outputs import (
+    check_unchanged,
+    check_version,
+    continued,
+    differing,
+    finish,
+    input_of,
+    stored_request,
+    write_json,
+)
+from jprm.io.storage import Place, path_of
+
+MANIFEST_VERSION = 1
+
+INDEX_AND_COUNT = (
+    ("JOB_COMPLETION_INDEX", ""),  # Kubernetes' indexed jobs, which do not tell how many they are
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+    ("BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),  # Google Batch, also under Cluster Toolkit
+    ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
+    ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+)
+"""Environment variables in which schedulers tell a process its place."""
+
+_NAME = re.compile(r"(.+)\.(\d{5,})-of-(\d{5,})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One of `count` parts of a file; `index` counts from 0."""
+
+    index: int
+    count: int
+
+    def __post_init__(self):
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"shard {self.index}/{self.count}: the first is 0, the last {self.count - 1}")
+
+    def of(self, path: str | os.PathLike) -> Place:
+        """Returns the shard's own name of a file."""
+        path = path_of(path)
+        return path.with_name(f"{path.name}.{self.index:05d}-of-{self.count:05d}")
+
+
+def shard_of(text: str, environment: Mapping[str, str] = os.environ) -> Shard:
+    """Returns the shard that `I/N`, `auto` or `auto/N` names.
+
+    `auto` reads the index, and the number where N is not given, from what the scheduler sets (`INDEX_AND_COUNT`).
+
+    Raises:
+      ValueError: another form, an index out of range, or no scheduler's variables.
+    """
+    index, slash, count = text.partition("/")
+    if index == "auto":
+        index, given = _of_scheduler(environment)
+        count = count if slash else given
+        if not count:
+            raise ValueError("--shard auto: the scheduler does not tell how many shards there are: write auto/N")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--shard {text}: write I/N, with I from 0 to N - 1, or auto or auto/N in a job with an index")
+    return Shard(int(index), int(count))
+
+
+def _of_scheduler(environment: Mapping[str, str]) -> tuple[str, str]:
+    for index, count in INDEX_AND_COUNT:
+        if index in environment:
+            first = int(environment.get("SLURM_ARRAY_TASK_MIN", 0)) if index.startswith("SLURM") else 0
+            step = int(environment.get("SLURM_ARRAY_TASK_STEP", 1)) if index.startswith("SLURM") else 1
+            return str((int(environment[index]) - first) // step), environment.get(count, "")
+    known = ", ".join(index for index, _ in INDEX_AND_COUNT)
+    raise ValueError(f"--shard auto: none of {known} is set; write I/N, with I from 0 to N - 1")
+
+
+# ---- Division.
+
+
+def problem_of(line: bytes) -> bytes:
+    """Returns what identifies a record's problem; of a line that is no record, the line."""
+    try:
+        record = parse(line, "")
+    except RecordError:
+        record = None
+    if isinstance(record, Mapping):
+        if isinstance(problem := record.get("problem"), str):
+            return problem.encode()
+        if isinstance(messages := record.get("messages"), list):
+            return json.dumps([each for each in messages if not _written(each)][:2], sort_keys=True).encode()
+    return line.strip()
+
+
+def _written(message: Any) -> bool:
+    """Returns whether a policy wrote the message: it is then no part of the problem."""
+    return isinstance(message, Mapping) and message.get("role") in ("assistant", "tool")
+
+
+def divided(lines: Iterable[bytes], count: int, unit: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields (index of the shard, lines) for every block of `unit` lines, in order."""
+    lines = iter(lines)
+    while block := list(itertools.islice(lines, unit)):
+        yield int.from_bytes(hashlib.sha256(problem_of(block[0])).digest()[:8], "big") % count, block
+
+
+def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any], output: Place, unit: int = 1) -> Place:
+    """Writes the shard's records beside its output, once, and returns their file, which may be empty.
+
+    `source` is `jprm.io.outputs.input_of` the whole input, whose `lines` are divided.
+
+    Raises:
+      ValueError: a file of another input or unit is there.
+    """
+    own, request = _beside(output, ".input"), {**source, "unit": unit}
+    with continued(own, request) as file:
+        if file is not None:
+            file.truncate(0)
+            for index, block in divided(lines, shard.count, unit):
+                if index == shard.index:
+                    file.write(b"".join(block))
+            finish(file, own, request)
+    return own
+
+
+def write_manifest(
+    shard: Shard, output: Place, settings: Mapping[str, Any], counts: Mapping[str, Any], **cost: Any
+) -> None:
+    """Writes the manifest of a shard that is finished. `settings`: what its results depend on besides its request."""
+    source = stored_request(_beside(output, ".input"))
+    content = {
+        "version": MANIFEST_VERSION, "shard": shard.index, "shards": shard.count, "unit": source.pop("unit"),
+        "source": source, "output": output.checksum(), "settings": dict(settings), "counts": dict(counts), **cost,
+    }  # fmt: skip
+    write_json(_beside(output, ".manifest.json"), content)
+
+
+# ---- One file of all.
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """What a merge wrote, and the sums of what its shards counted and spent."""
+
+    path: Place
+    shards: int
+    records: int
+    rejected: int
+    counts: dict[str, float]
+    seconds: float
+    longest_seconds: float
+    devices: dict[str, int]  # shards on each
+
+
+def merge(
+    paths: Sequence[str | os.PathLike],
+    output: str | os.PathLike | None = None,
+    lines: Callable[[Place], Iterator[bytes]] | None = None,
+) -> Merged:
+    """Writes the outputs of all shards as one file, in the order of the input that they divided.
+
+    The file has the request of one process's output, so that the command without `--shard` takes it for its own.
+
+    Args:
+      paths: the shards' outputs; other files of their names (`OUT.*`) are passed over.
+      output: the file to write. Default: the name without `.00003-of-00016`.
+      lines: reads the input that was divided, by its path in the request. Default: `lines_of`.
+
+    Raises:
+      ValueError: shards that are missing, not finished, given twice, or of different requests or inputs; results that
+        do not belong to the input. Nothing is written.
+    """
+    stem, paths = _complete(paths)
+    output = path_of(output) if output is not None else stem
+    manifests = [_manifest(path) for path in paths]
+    source, unit = manifests[0]["source"], manifests[0]["unit"]
+    request = _one_request(paths, manifests) | source
+    check_unchanged(request, "Run the shards again")
+    results = [_Results(path) for path in paths]
+    with contextlib.ExitStack() as stack, continued(output, request) as file:
+        if file is not None:
+            file.truncate(0)
+            rejects = stack.enter_context(Rejects(_beside(output, ".rejects")))
+            try:
+                for index, block in divided((lines or lines_of)(path_of(source["input"])), len(paths), unit):
+                    for line in block:
+                        if results[index].rejects(line):
+                            rejects.add(line, RecordError(os.fspath(paths[index]), "line", "was rejected", ""))
+                        else:
+                            file.write(b"".join(results[index].of(line)))
+                for each in results:
+                    each.check_end()
+            except ValueError:
+                file.truncate(0)  # leaves nothing
+                raise
+            finish(file, output, request)
+    merged = Merged(output, len(paths), *(sum(map(_count, each)) for each in (
+        paths, [_beside(path, ".rejects") for path in paths])), **_totals(manifests))  # fmt: skip
+    write_json(_beside(output, ".manifest.json"), {"version": MANIFEST_VERSION} | _told(merged))
+    return merged
+
+
+def _count(path: Place) -> int:
+    return sum(1 for _ in read_lines(path)) if path.exists() else 0
+
+
+def _told(merged: Merged) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(merged).items() if key != "path"}
+
+
+class _Results:
+    """The results of one shard, matched with its input: each belongs to the next record of its problem.
+
+    A command may write no result for a record, or several. Where every problem has as many results as records, each
+    record gets one; elsewhere a problem's results follow each other, at its first record.
+    """
+
+    def __init__(self, path: Place):
+        self.path = path
+        rejects = _beside(path, ".rejects")
+        self._rejects = collections.Counter(lines_of(rejects)) if rejects.exists() else collections.Counter()
+        records = collections.Counter(problem_of(line) for line in lines_of(_beside(path, ".input")))
+        records.subtract(problem_of(line) for line in self._rejects.elements())
+        self._one_each = +records == collections.Counter(map(problem_of, lines_of(path)))
+        self._results = lines_of(path)
+        self._next = next(self._results, None)
+
+    def rejects(self, line: bytes) -> bool:
+        """Returns whether the command refused this line of the input; each of equal lines is asked for once."""
+        refused = self._rejects[line] > 0
+        self._rejects[line] -= refused
+        return refused
+
+    def of(self, line: bytes) -> Iterator[bytes]:
+        """Yields the results of a line of the input."""
+        problem = problem_of(line)
+        while self._next is not None and problem_of(self._next) == problem:
+            result, self._next = self._next, next(self._results, None)
+            yield result
+            if self._one_each:
+                return
+
+    def check_end(self) -> None:
+        if self._next is not None:
+            raise ValueError(
+                f"{self.path}: holds a record that its input does not have, or has them in another order. Remove it and"
+                " run the shard again"
+            )
+
+
+def lines_of(path: Place) -> Iterator[bytes]:
+    """Yields the lines that are not blank, each with one line end."""
+    return (line.rstrip(b"\r\n") + b"\n" for _, line in read_lines(path))
+
+
+def _complete(shards: Sequence[str | os.PathLike]) -> tuple[Place, list[Place]]:
+    """Returns the name that all shards share, and the shards' outputs in order, each there and finished."""
+    named = [(match, path_of(path)) for path in shards if (match := _NAME.fullmatch(os.fspath(path)))]
+    if not named:
+        raise ValueError("no shard among the files: give all of OUT.00000-of-N to the last")
+    stems = sorted({(match[1], int(match[3])) for match, _ in named})
+    if len(stems) > 1:
+        raise ValueError(f"shards of {len(stems)} outputs: {', '.join(f'{stem} in {count}' for stem, count in stems)}."
+                         " Merge each alone")  # fmt: skip
+    (stem, count), doubles = stems[0], collections.Counter(match[2] for match, _ in named)
+    if twice := [index for index, times in doubles.items() if times > 1]:
+        raise ValueError(f"{stem}.{twice[0]}-of-{count:05d}: given twice")
+    paths = [Shard(index, count).of(stem) for index in range(count)]
+    missing = [path for path in paths if not (path.exists() and _beside(path, ".manifest.json").exists())]
+    if missing:
+        begun = [path.name for path in missing if _beside(path, ".part").exists() or path.exists()]
+        more = "" if len(missing) <= 8 else f" and {len(missing) - 8} more"
+        raise ValueError(
+            f"{len(missing)} of {count} shards are missing: {', '.join(path.name for path in missing[:8])}{more}"
+            + (f". Begun and not finished: {', '.join(begun[:8])}" if begun else "")
+            + ". Run their commands again: they continue"
+        )
+    return path_of(stem), paths
+
+
+def _beside(path: Place, end: str) -> Place:
+    return path.with_name(path.name + end)
+
+
+def _manifest(path: Place) -> dict[str, Any]:
+    file = _beside(path, ".manifest.json")
+    try:
+        content = json.loads(file.read_bytes())
+        check_version(content["version"], MANIFEST_VERSION, file)
+        int(content["unit"]), content["source"]["input"], content["settings"], content["counts"]
+        changed = content["output"] != path.checksum()
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{file}: is no manifest of a shard ({error}). Run the shard's command again") from None
+    if changed:
+        raise ValueError(f"{path}: has changed since its command finished. Remove it and run the command again")
+    return content
+
+
+def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what all shards were asked for, without their inputs. Raises ValueError where two differ.
+
+    A shard without records has no request.
+    """
+    asked = []
+    for path, manifest in zip(paths, manifests, strict=True):
+        own, request = input_of(_beside(path, ".input")), stored_request(path)
+        about = {key: manifest[key] for key in ("source", "unit", "shards")}
+        about |= {"command": manifest["settings"].get("command")}
+        if manifest["counts"]:
+            settings = {"settings": manifest["settings"]}
+            about |= settings | {"request": {key: value for key, value in request.items() if key not in own}}
+        asked.append(about)
+    whole = next((each for each in asked if "request" in each), asked[0])
+    for path, each in zip(paths, asked, strict=True):
+        if differ := differing({key: whole[key] for key in each}, each):
+            raise ValueError(
+                f"{path}: is of another request than the first shard ({', '.join(differ)}). Remove it and its manifest,"
+                " and run its command again"
+            )
+    return whole.get("request", {})
+
+
+def _totals(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the sums of what the shards counted and spent; numbers only."""
+    counts = collections.Counter()
+    for manifest in manifests:
+        counts.update({key: value for key, value in manifest["counts"].items() if isinstance(value, int | float)})
+    seconds = [float(manifest.get("seconds", 0.0)) for manifest in manifests]
+    devices = collections.Counter(manifest.get("devices", "unknown") for manifest in manifests)
+    return {"counts": dict(counts), "seconds": sum(seconds), "longest_seconds": max(seconds), "devices": dict(devices)}

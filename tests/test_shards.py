@@ -1,0 +1,195 @@
+"""Shards of a file: N runs and a merge give the bytes of one run, and what does not belong together is refused."""
+
+import itertools
+import json
+import random
+
+import pytest
+import tiny_run as tiny
+from test_scorer import short_rows  # noqa: F401  (autouse)
+from tiny_run import chains
+
+import jprm
+from jprm.apps import cli
+from jprm.io import shards
+from jprm.io.jsonl import write_records
+from jprm.io.shards import Shard, shard_of
+
+EQUATIONS = ["2 + 2 = 4", "3 * 3 = 10", "so it is", "7 - 5 = 2"]
+
+
+def arithmetic(count, seed=0):
+    """Returns chains to check, some of the same problem and some equal."""
+    draw = random.Random(seed)
+    return [
+        {"problem": f"Problem {draw.randrange(count // 2)}", "steps": draw.choices(EQUATIONS, k=3), "id": draw.random()}
+        for _ in range(count)
+    ] + [{"problem": "Twice", "steps": ["1 + 1 = 2"]}] * 2
+
+
+def verify(input, output, *more):
+    return cli.main(["label", "verify", "--kind", "arithmetic", "--input", str(input), "--output", str(output), *more])
+
+
+def merge(*paths):
+    return cli.main(["merge", *map(str, paths)])
+
+
+@pytest.fixture
+def files(tmp_path):
+    """An input, and the output of one process."""
+    write_records(tmp_path / "in.jsonl", arithmetic(60))
+    assert verify(tmp_path / "in.jsonl", tmp_path / "one.jsonl") == 0
+    return tmp_path / "in.jsonl", tmp_path / "out.jsonl", (tmp_path / "one.jsonl").read_bytes()
+
+
+def test_sixteen_shards_of_an_indexed_job_give_the_bytes_of_one_process(files, monkeypatch, capsys):
+    input, output, whole = files
+    for index in random.Random(1).sample(range(16), 16):
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+        assert verify(input, output, "--shard", "auto/16") == 0
+    capsys.readouterr()
+    assert merge(*output.parent.glob("out.jsonl.*")) == 0
+    assert output.read_bytes() == whole
+    told = json.loads((output.parent / "out.jsonl.manifest.json").read_text())
+    assert (told["shards"], told["records"], told["counts"]["trees"]) == (16, 62, 62)
+    # the file is the one process's: the same command finds it finished, and so does another merge
+    assert verify(input, output) == merge(*output.parent.glob("out.jsonl.0*")) == 0
+    assert output.read_bytes() == whole
+
+
+def test_scores_are_equal_since_chunks_stay_together(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("jprm.score.scorer.CHUNK", 4)
+    monkeypatch.setattr("jprm.score.files.CHUNK", 4)
+    with tiny.one_device():
+        prm = jprm.load(tiny_run.folder)
+        monkeypatch.setattr("jprm.load", lambda *_, **__: prm)
+        records = [record | {"id": i} for i, record in enumerate([*chains(20), *chains(7, seed=3)])]
+        write_records(tmp_path / "in.jsonl", records)
+        command = ["score", "--model", str(tiny_run.folder), "--input", str(tmp_path / "in.jsonl"), "--output"]
+        assert cli.main([*command, str(tmp_path / "one.jsonl")]) == 0
+        for index in range(3):
+            assert cli.main([*command, str(tmp_path / "out.jsonl"), "--shard", f"{index}/3"]) == 0
+    assert merge(*tmp_path.glob("out.jsonl.*")) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+    said = [json.loads((tmp_path / f"{name}.jsonl.info.json").read_text()) for name in ("one", "out")]
+    assert said[0] == said[1]
+
+
+def test_rejects_come_in_the_order_of_the_input(tiny_run, tmp_path, monkeypatch):
+    with tiny.one_device():
+        prm = jprm.load(tiny_run.folder)
+        monkeypatch.setattr("jprm.load", lambda *_, **__: prm)
+        good = [json.dumps(record).encode() + b"\n" for record in chains(8)]
+        bad = [b'{"problem": "p"}\n', b"no JSON\n", b"no JSON\n"]
+        (tmp_path / "in.jsonl").write_bytes(b"".join([good[0], bad[0], *good[1:5], bad[1], *good[5:], bad[2]]))
+        command = ["score", "--model", "m", "--input", str(tmp_path / "in.jsonl"), "--on-error", "skip"]
+        for index in range(2):
+            out = ["--output", str(tmp_path / "out.jsonl"), "--shard", f"{index}/2"]
+            assert cli.main([*command, *out]) == 0
+    assert merge(*tmp_path.glob("out.jsonl.*")) == 0
+    assert (tmp_path / "out.jsonl.rejects").read_bytes() == b"".join(bad)
+    kept = [json.loads(line)["problem"] for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    assert kept == [json.loads(line)["problem"] for line in good]
+
+
+def test_a_record_keeps_its_shard_whatever_stands_around_it():
+    lines = [json.dumps(record).encode() for record in arithmetic(50)]
+    place = {line: index for index, (line,) in shards.divided(lines, 7, 1)}
+    shuffled = random.Random(2).sample(lines, 30)
+    assert all(place[line] == index for index, (line,) in shards.divided(shuffled, 7, 1))
+    of_problem = {}
+    for line, index in place.items():
+        of_problem.setdefault(json.loads(line)["problem"], set()).add(index)
+    assert all(len(indices) == 1 for indices in of_problem.values())
+    assert set(place.values()) == set(range(7))
+
+
+def test_commands_that_drop_or_add_results_are_merged_by_problem(tmp_path):
+    """A result belongs to the next record of its problem: none, one or several for each."""
+    write_records(tmp_path / "in.jsonl", [{"problem": f"p{i}"} for i in range(30)])
+    source = shards.input_of(tmp_path / "in.jsonl")
+    results = {f"p{i}": [{"problem": f"p{i}", "k": k} for k in range(i % 3)] for i in range(30)}
+    for index in range(4):
+        shard = Shard(index, 4)
+        out = shard.of(tmp_path / "out.jsonl")
+        own = shards.write_input(shard, shards.lines_of(tmp_path / "in.jsonl"), source, out)
+        problems = [json.loads(line)["problem"] for line in own.read_bytes().splitlines()]
+        write_records(out, itertools.chain.from_iterable(results[each] for each in problems))
+        shards.write_manifest(shard, out, {}, {"kept": 1, "name": "text"}, seconds=2.0, devices="cpu")
+    merged = shards.merge([Shard(i, 4).of(tmp_path / "out.jsonl") for i in range(4)])
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
+    assert list(map(json.loads, lines)) == list(itertools.chain.from_iterable(results.values()))
+    assert (merged.records, merged.counts, merged.seconds, merged.devices) == (30, {"kept": 4}, 8.0, {"cpu": 4})
+
+
+@pytest.mark.parametrize(
+    "harm",
+    ["missing", "unfinished", "another kind", "input changed", "other records", "manifest cut", "given twice", "none"],
+)
+def test_what_does_not_belong_together_is_refused_and_nothing_is_written(files, harm, capsys):
+    input, output, _ = files
+    for index in range(3):
+        assert verify(input, output, "--shard", f"{index}/3") == 0
+    own = [output.with_name(f"{output.name}.{index:05d}-of-00003") for index in range(3)]
+    paths, named = list(output.parent.glob("out.jsonl.*")), own[1].name
+    if harm == "missing":
+        own[1].unlink()
+    elif harm == "unfinished":
+        own[1].rename(own[1].with_name(own[1].name + ".part"))
+    elif harm == "another kind":
+        info = own[1].with_name(own[1].name + ".info.json")
+        info.write_text(info.read_text().replace('"arithmetic"', '"coq"'))
+    elif harm == "input changed":
+        input.write_bytes(input.read_bytes() + b'{"problem": "more", "steps": ["1 = 1"]}\n')
+        named = input.name
+    elif harm == "other records":
+        own[1].write_bytes(own[0].read_bytes())
+    elif harm == "manifest cut":
+        manifest = own[1].with_name(own[1].name + ".manifest.json")
+        manifest.write_bytes(manifest.read_bytes()[:40])
+    elif harm == "given twice":
+        paths = [*own, own[1]]
+        named = "00001-of-00003"
+    elif harm == "none":
+        paths, named = [input], "OUT"
+    capsys.readouterr()
+    assert merge(*paths) == 2
+    assert named in capsys.readouterr().err
+    assert not output.exists() and not output.with_name(output.name + ".part").exists()
+
+
+@pytest.mark.parametrize("text", ["3/3", "-1/3", "1", "1/x", "auto", "a/2", "/"])
+def test_odd_shards_are_refused(text):
+    with pytest.raises(ValueError, match="shard"):
+        shard_of(text, {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "text", "shard"),
+    [
+        ({"JOB_COMPLETION_INDEX": "5"}, "auto/8", Shard(5, 8)),
+        ({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1",
+          "SLURM_ARRAY_TASK_STEP": "2"}, "auto", Shard(3, 4)),
+        ({"BATCH_TASK_INDEX": "0", "BATCH_TASK_COUNT": "2"}, "auto", Shard(0, 2)),
+        ({}, "2/4", Shard(2, 4)),
+    ],
+)  # fmt: skip
+def test_schedulers_name_the_shard(environment, text, shard):
+    assert shard_of(text, environment) == shard
+
+
+def test_a_shard_of_another_input_is_not_continued(files, capsys):
+    input, output, _ = files
+    assert verify(input, output, "--shard", "0/2") == 0
+    write_records(input, arithmetic(60, seed=9))
+    capsys.readouterr()
+    assert verify(input, output, "--shard", "0/2") == 2
+
+
+def test_a_shard_without_records_ends_well(tmp_path):
+    write_records(tmp_path / "in.jsonl", [{"problem": "p", "steps": ["1 + 1 = 2"]}])
+    for index in range(3):
+        assert verify(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--shard", f"{index}/3") == 0
+    assert merge(*tmp_path.glob("out.jsonl.*")) == 0
+    assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 1
