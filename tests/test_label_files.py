@@ -51,7 +51,7 @@ def test_monte_carlo_and_consensus(folder, capsys):
     assert (tree["semantics"], tree["id"]) == ("value", "a")
     assert [node["label"] for node in tree["nodes"]] == [pytest.approx(4 / 6), 0, 0]
     assert len(server.requests) == 18
-    assert "trees: 1, labels: 3, rollouts: 18, failed: 0" in capsys.readouterr().out
+    assert "trees: 1, labels: 3, rollouts: 18, tokens: 54, failed: 0" in capsys.readouterr().out
 
     run(folder, "mc", "--estimate", "hard", "--k", "6")
     (tree,) = read_records(folder / "out.jsonl")

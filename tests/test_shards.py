@@ -14,6 +14,7 @@ from jprm.apps import cli
 from jprm.io import shards
 from jprm.io.jsonl import write_records
 from jprm.io.shards import Shard, shard_of
+from jprm.io.storage import path_of
 
 EQUATIONS = ["2 + 2 = 4", "3 * 3 = 10", "so it is", "7 - 5 = 2"]
 
@@ -193,3 +194,12 @@ def test_a_shard_without_records_ends_well(tmp_path):
         assert verify(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--shard", f"{index}/3") == 0
     assert merge(*tmp_path.glob("out.jsonl.*")) == 0
     assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 1
+
+
+def test_shards_of_a_bucket(files, s3, tmp_path):
+    input, _, whole = files
+    path_of(f"{s3}/in.jsonl").write_bytes(input.read_bytes())
+    for index in range(2):
+        assert verify(f"{s3}/in.jsonl", f"{s3}/out.jsonl", "--shard", f"{index}/2") == 0
+    assert merge(*(f"{s3}/out.jsonl.0000{index}-of-00002" for index in range(2))) == 0
+    assert path_of(f"{s3}/out.jsonl").read_bytes() == whole
