@@ -72,7 +72,7 @@ class KeptPolicy:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all samples in the file that are the policy's: what its rollouts have cost, stopped runs included."""
+        """Tokens of all its samples in the file: what they have cost, in stopped runs too."""
         return sum(sample.tokens for sample in self._kept.values())
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
