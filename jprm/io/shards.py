@@ -215,8 +215,8 @@ def merge(
                 file.truncate(0)  # leaves nothing
                 raise
             finish(file, output, request)
-    merged = Merged(output, len(paths), *(sum(map(_count, each)) for each in (
-        paths, [_beside(path, ".rejects") for path in paths])), **_totals(manifests))  # fmt: skip
+    written, refused = sum(map(_count, paths)), sum(_count(_beside(path, ".rejects")) for path in paths)
+    merged = Merged(output, len(paths), written, refused, *_totals(manifests))
     write_json(_beside(output, ".manifest.json"), {"version": MANIFEST_VERSION} | _told(merged))
     return merged
 
@@ -308,7 +308,9 @@ def _manifest(path: Place) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
         check_version(content["version"], MANIFEST_VERSION, file)
-        int(content["unit"]), content["source"]["input"], content["settings"], content["counts"]
+        if not all(isinstance(content[key], dict) for key in ("source", "settings", "counts")):
+            raise TypeError("a part of it is no object")
+        int(content["unit"])
         changed = content["output"] != path.checksum()
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{file}: is no manifest of a shard ({error}). Run the shard's command again") from None
@@ -341,11 +343,11 @@ def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]])
     return whole.get("request", {})
 
 
-def _totals(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the sums of what the shards counted and spent; numbers only."""
+def _totals(manifests: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], float, float, dict[str, int]]:
+    """Returns the sums of what the shards counted and spent, as the last fields of `Merged`."""
     counts = collections.Counter()
     for manifest in manifests:
         counts.update({key: value for key, value in manifest["counts"].items() if isinstance(value, int | float)})
     seconds = [float(manifest.get("seconds", 0.0)) for manifest in manifests]
-    devices = collections.Counter(manifest.get("devices", "unknown") for manifest in manifests)
-    return {"counts": dict(counts), "seconds": sum(seconds), "longest_seconds": max(seconds), "devices": dict(devices)}
+    devices = collections.Counter(str(manifest.get("devices", "unknown")) for manifest in manifests)
+    return dict(counts), sum(seconds), max(seconds), dict(devices)

@@ -46,7 +46,7 @@ def label_mc(files: Any, own: Any) -> None:
     for part in sharded("label mc", files.shard, files.input, files.output, files.rollouts):
         policy = load_policy(files.policy)
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
-        part.counts = label_monte_carlo(policy, part.input, part.output, *part.more, config)
+        part.counts = label_monte_carlo(policy, part.input, part.output, part.more[0], config)
         print_counts(part.counts, part.output)
 
 
@@ -58,7 +58,7 @@ def label_omega(files: Any, own: Any) -> None:
     for part in sharded("label omega", files.shard, files.input, files.output, files.rollouts):
         policy = load_policy(files.policy)
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
-        part.counts = label_omega(policy, part.input, part.output, *part.more, config)
+        part.counts = label_omega(policy, part.input, part.output, part.more[0], config)
         print_counts(part.counts, part.output)
 
 
@@ -87,7 +87,7 @@ def label_critique(files: Any, own: Any) -> None:
     for part in sharded("label critique", files.shard, files.input, files.output, files.critiques):
         judge = load_judge(files.judge)
         part.settings = {**judge.identity, **dataclasses.asdict(config)}
-        part.counts = label_critique(judge, part.input, part.output, *part.more, config)
+        part.counts = label_critique(judge, part.input, part.output, part.more[0], config)
         print_counts(part.counts, part.output)
 
 
