@@ -24,7 +24,7 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if "completions" in record:
         return _of_stepwise(record, where)
     if "messages" in record:
-        texts = _exchange(record, where)
+        texts = exchange(record, where)
         chain = _with_system({"problem": texts["user"], **record}, texts, where)
         return chain | _steps(texts["assistant"], record, where)
     if "response" in record:
@@ -80,7 +80,7 @@ _ABOUT = frozenset(
 """Fields of a message that are no part of what was said. Any other one with content is read or refused."""
 
 
-def _exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
+def exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
     """Returns the text of the user and of the assistant, one of each, and of a system message before them."""
     for key in ("tools", "functions", "documents"):
         if record.get(key):

@@ -46,9 +46,9 @@ def engine(prm):
     made.close()
 
 
-def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, headers=None):
+def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, headers=None, tokenizers=None):
     """Returns the responses of requests (method, path, arguments) that are sent at once."""
-    app = make_app([engine], config, key, view, policy)
+    app = make_app([engine], config, key, view, policy, tokenizers=tokenizers)
 
     async def send():
         async with httpx.AsyncClient(
@@ -111,11 +111,12 @@ def test_the_rate_of_lines_is_that_of_each_chunk(engine):
 def test_requests_at_once_equal_requests_alone_and_share_one_tree(engine, prm):
     """Rows of another length round differently: 1e-6 is ten units in the last place of a float32 near 1."""
     samples = [dict(CHAIN, steps=CHAIN["steps"][:n]) for n in range(1, len(CHAIN["steps"]) + 1)] + chains(8, seed=3)
-    before = scorer.readout_of_rows._cache_size()
+    before = scorer.readout_of_rows._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
     together = [a.json()["record"]["scores"] for a in call(engine, *(post("/v1/score", record) for record in samples))]
     for record, scores in zip(samples, together, strict=True):
         assert scores == pytest.approx(prm.score(record["problem"], record["steps"]).tolist(), abs=1e-6)
-    assert scorer.readout_of_rows._cache_size() == before  # nothing is compiled after the warm-up
+    # Nothing is compiled after the warm-up.
+    assert scorer.readout_of_rows._cache_size() == before  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_poisoned_request_fails_alone(engine, monkeypatch, caplog):

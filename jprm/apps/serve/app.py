@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import prometheus_client
@@ -21,6 +21,7 @@ from jprm.apps.serve import ServeConfig, Weights, runs
 from jprm.apps.serve.engine import Closed, Engine
 from jprm.apps.serve.openrlhf import View, get_reward, read_view
 from jprm.apps.serve.pooling import pooling
+from jprm.apps.serve.rewards import rewards
 from jprm.apps.serve.runs import Runs
 from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of, shutting_down
 from jprm.apps.web import text_of_file
@@ -33,6 +34,7 @@ from jprm.model import Dtype
 from jprm.model.mesh import MeshConfig
 from jprm.score.cache import PrefixCache
 from jprm.score.scorer import PRM
+from jprm.tokenizer import Tokenizer, load_tokenizer
 
 DRAIN_SECONDS = 60
 """How long requests may take to be answered after SIGTERM."""
@@ -44,6 +46,7 @@ def serve(
     *,
     view: str | os.PathLike | None = None,
     policy: str | os.PathLike | None = None,
+    tokenizers: Sequence[str | os.PathLike] = (),
     dtype: Dtype | None = None,
     attention: str | None = None,
     adapter: str | None = None,
@@ -58,10 +61,9 @@ def serve(
     if not models and not runs:
         raise ValueError("name the folder of a model to serve, or with --run that of a run to show")
     key = key_of(config)
-    names = [path_of(model).resolve().name for model in models]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two models have one name: {', '.join(names)}. Rename a folder")
+    names, read_by = _named(models, "models"), _named(tokenizers, "tokenizers")
     prompts = read_view(view) if view else View()
+    read_with = {name: load_tokenizer(path) for name, path in zip(read_by, tokenizers, strict=True)}
     writer = load_policy(policy) if policy else None
     shown = Runs(runs) if runs else None
     mesh = MeshConfig(data=-1, fsdp=1) if weights == "copied" else MeshConfig()
@@ -74,7 +76,17 @@ def serve(
         kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
         say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens{kept}")
         engines.append(Engine(prm, config.longest, name, cache))
-    uvicorn.run(make_app(engines, config, key, prompts, writer, shown), **listening(config), log_level="info")
+    uvicorn.run(
+        make_app(engines, config, key, prompts, writer, shown, read_with), **listening(config), log_level="info"
+    )
+
+
+def _named(paths: Sequence[str | os.PathLike], what: str) -> list[str]:
+    """Returns the name of every path, by which requests name it. Raises ValueError where two are equal."""
+    names = [path_of(path).resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two {what} have one name: {', '.join(names)}. Rename a folder")
+    return names
 
 
 def listening(config: ServeConfig) -> dict[str, Any]:
@@ -118,6 +130,7 @@ def make_app(
     view: View | None = None,
     policy: Policy | None = None,
     shown: runs.Runs | None = None,
+    tokenizers: Mapping[str, Tokenizer] | None = None,
 ) -> Starlette:
     """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
 
@@ -127,6 +140,7 @@ def make_app(
       view: how OpenRLHF's prompts are written.
       policy: what writes the steps of /v1/continue.
       shown: runs whose curves the page /runs shows.
+      tokenizers: of the callers of /v1/rewards, by name; the first is the default.
     """
     registry = prometheus_client.CollectorRegistry()
     routes = [
@@ -154,7 +168,7 @@ def make_app(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.state.listen, app.state.runs = config, shown
     app.state.server, app.state.view, app.state.registry = (
-        Server({engine.name: engine for engine in engines}, config, writer),
+        Server({engine.name: engine for engine in engines}, config, writer, tokenizers or {}),
         view or View(),
         registry,
     )
@@ -170,6 +184,7 @@ def _routes_of_scores(policy: Policy | None, shown: runs.Runs | None) -> list[Ro
     page = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
     return [
         Route("/v1/score", score, methods=["POST"]),
+        Route("/v1/rewards", rewards, methods=["POST"]),
         Route("/v1/rerank", rerank, methods=["POST"]),
         Route("/v1/continue", alternatives, methods=["POST"]),
         Route("/get_reward", get_reward, methods=["POST"]),

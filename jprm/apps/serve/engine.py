@@ -117,7 +117,7 @@ class Engine:
         """
         total = 0
         for tree in trees:
-            packed = token_tree(tree if alone else _merged([tree])[0], self.prm.layout)
+            packed = token_tree(tree if alone else one_tree([tree])[0], self.prm.layout)
             longest = int(geometry(packed.length_R, packed.parent_R).depth_R.max(initial=0))
             self.prm.check_length(longest, "the request")
             if max(longest, 2 * int(chain_lengths(packed).max(initial=0))) > self.longest:
@@ -133,7 +133,7 @@ class Engine:
 
         `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
         """
-        problems = {} if alone else {_problem(tree): len(problem_ids(tree, self.prm.layout)) for tree in trees}
+        problems = {} if alone else {problem_of(tree): len(problem_ids(tree, self.prm.layout)) for tree in trees}
         return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone, problems=problems))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
@@ -148,7 +148,7 @@ class Engine:
         Without a cache, or for a tree larger than it, everything is computed.
         """
         cache = self.cache
-        merged, node_N = _merged([tree])
+        merged, node_N = one_tree([tree])
 
         def run() -> tuple[Outputs, int]:
             if cache is None or tokens > cache.slots:
@@ -243,8 +243,8 @@ class Engine:
             return functools.partial(self.prm.outputs_of, self.prm.prepare(trees))
         members: dict[Problem, list[int]] = {}
         for index, tree in enumerate(trees):
-            members.setdefault(_problem(tree), []).append(index)
-        merged = [_merged([trees[i] for i in some]) for some in members.values()]
+            members.setdefault(problem_of(tree), []).append(index)
+        merged = [one_tree([trees[i] for i in some]) for some in members.values()]
         prepared = self.prm.prepare([tree for tree, _ in merged])
         places = [node_N for _, node_N in merged]
         return lambda: _apart(trees, list(members.values()), places, self.prm.outputs_of(prepared))
@@ -292,7 +292,7 @@ class Engine:
             at += len(job.trees)
 
 
-def _problem(tree: ReasoningTree) -> Problem:
+def problem_of(tree: ReasoningTree) -> Problem:
     return tree.problem, tree.system
 
 
@@ -321,7 +321,7 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
     return {name: value_M[node_N] for name, value_M in outputs.items()}
 
 
-def _merged(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
+def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
     """Returns one tree for trees of one problem, equal steps after equal steps once, and the node of each of theirs."""
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}

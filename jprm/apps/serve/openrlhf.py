@@ -39,14 +39,18 @@ class View:
         if self.prompt.count("{problem}") != 1:
             raise ValueError("prompt must hold {problem} once")
 
-    def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
-        """Returns the response's chain, None where it is blank. Raises Refusal for texts of another form."""
+    def problem(self, prompt: str, where: str) -> str:
+        """Returns the problem in a prompt. Raises Refusal for a prompt of another form."""
         before, after = self.prompt.split("{problem}")
-        if not query.startswith(prompt):
-            raise Refusal(400, f"{where}: query does not begin with its prompt", "query")
         if not (prompt.startswith(before) and prompt.endswith(after) and len(prompt) > len(before) + len(after)):
             raise Refusal(400, f"{where}: the prompt is not written as the view's {self.prompt!r}", "prompts")
-        problem, response = prompt[len(before) : len(prompt) - len(after)], query[len(prompt) :]
+        return prompt[len(before) : len(prompt) - len(after)]
+
+    def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
+        """Returns the response's chain, None where it is blank. Raises Refusal for texts of another form."""
+        if not query.startswith(prompt):
+            raise Refusal(400, f"{where}: query does not begin with its prompt", "query")
+        problem, response = self.problem(prompt, where), query[len(prompt) :]
         for end in self.ends:
             response = response.rstrip().removesuffix(end)
         if not response.strip():

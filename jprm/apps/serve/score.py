@@ -28,6 +28,7 @@ from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.score.aggregate import chain_scores
 from jprm.score.scale import RULES
 from jprm.score.scorer import CHUNK, PRM
+from jprm.tokenizer import Tokenizer
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, scored, tree_of
 
 LINES = "application/x-ndjson"
@@ -264,11 +265,13 @@ def _tree(prefix: Prefix, samples: list[Sample]) -> tuple[ReasoningTree, list[li
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """What routes work with: the models by name, the first being the default; what is accepted; and a policy."""
+    """What routes work with: the models by name, the first being the default; what is accepted; a policy; and the
+    tokenizers of callers."""
 
     engines: Mapping[str, Engine]
     config: ServeConfig
     writer: Writer | None = None
+    tokenizers: Mapping[str, Tokenizer] = dataclasses.field(default_factory=dict)
 
     def engine(self, name: Any) -> Engine:
         """Returns the engine of a model's name, that of the first model for None."""

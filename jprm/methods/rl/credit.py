@@ -348,17 +348,14 @@ class CreditConfig:
             check_scale(scale, credit.scales, model, f"credit.name={self.name!r}")
 
 
-def segment_advantages(
+def segment_rewards(
     reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
-) -> list[Float[Array, " P1"]]:
-    """Returns the advantages of the segments of every sample.
+) -> Process:
+    """Returns what the credit's form pays for the segments of every sample, gated by the verifier's rewards.
 
-    Args:
-        reward_G: the verifier's rewards, above 0 for a correct sample. One below 0 is a penalty, as of a chain that was
-            cut off, and counts under every credit.
-        scores: the PRM's scores of every sample's steps. `verifier` looks at their number alone.
+    The verifier's own rewards are not in it. Args are those of `segment_advantages`.
 
-    Raises ValueError as `checked` does, and for a form that does not give P + 1 rewards.
+    Raises ValueError for a form that does not give P + 1 rewards, or rewards the tail without saying so.
     """
     credit = find(config.name)
     scores = [np.asarray(score_P, np.float64) + config.offset for score_P in scores]
@@ -377,6 +374,22 @@ def segment_advantages(
         if step_P1[-1] and not credit.tail:
             raise ValueError(f"credit.name={config.name!r}: rewards the tail, and its Credit has tail=False")
         process.append(gate(step_P1, reward > 0) if config.gate else step_P1)
+    return process
+
+
+def segment_advantages(
+    reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
+) -> list[Float[Array, " P1"]]:
+    """Returns the advantages of the segments of every sample.
+
+    Args:
+        reward_G: the verifier's rewards, above 0 for a correct sample. One below 0 is a penalty, as of a chain that was
+            cut off, and counts under every credit.
+        scores: the PRM's scores of every sample's steps. `verifier` looks at their number alone.
+
+    Raises ValueError as `checked` does, and for a form that does not give P + 1 rewards.
+    """
+    credit, process = find(config.name), segment_rewards(reward_G, scores, config)
     outcome_G = np.array([reward if credit.verifier or reward < 0 else 0.0 for reward in reward_G], np.float64)
     checked(outcome_G, config.advantage)
     checked(np.concatenate(process), "reinforce")

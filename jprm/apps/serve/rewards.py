@@ -1,0 +1,312 @@
+"""`POST /v1/rewards`: a score and a reward for every step of a trainer's samples, at the trainer's own token ids.
+
+    {"credit": "min_form", "tokenizer": "Qwen3-4B", "samples": [
+        {"problem": "What is 2 + 2?", "ids": [17, 488, 220, 17, 284, 220, 19, 13, 151645], "outcome": 1}]}
+
+A sample is a prompt and a response. The prompt is `problem`, or `prompt` as a text that the view describes. The
+response is `response` as a text, with `offsets` of the caller's tokens if wanted, or `ids` of a tokenizer that the
+server has loaded. `messages` are prompt and response at once, and `ids` may stand beside them.
+
+A step's token is the one that holds its last character. Where a token holds the end of one step and the beginning of
+the next, that token is the place of both. All samples of a problem are one tree: equal ones and common prefixes are
+computed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jprm.apps.serve.engine import Outputs, Problem, one_tree, problem_of
+from jprm.apps.serve.openrlhf import View
+from jprm.apps.serve.score import admit, answer, rule_of, server_of, tokens_of, usage
+from jprm.apps.web.http import Refusal, field, json_of, of_record
+from jprm.free_text import exchange
+from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
+from jprm.score.aggregate import chain_scores
+from jprm.score.scorer import PRM
+from jprm.tokenizer import Tokenizer, text_spans
+from jprm.tree import ReasoningTree, RecordError, as_written, tree_of
+
+Span = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A sample as it is scored.
+
+    Attributes:
+      tree: its chain; None for a blank response.
+      text: the response, and `steps` the span of each step in it, without the white space around the step.
+      tokens: the span of each of the caller's T tokens in the text; None where the caller sent no tokens.
+      outcome: the verifier's reward.
+    """
+
+    tree: ReasoningTree | None
+    text: str
+    steps: list[Span]
+    tokens: list[Span] | None
+    outcome: float | None
+
+    def places(self, where: str) -> list[int] | None:
+        """Returns the token of every step, the last one that holds a part of the step's last character."""
+        if self.tokens is None:
+            return None
+        start_T, stop_T = np.array(self.tokens, np.int64).reshape(-1, 2).T
+        places = []
+        for j, (_, end) in enumerate(self.steps):
+            holding = np.flatnonzero((start_T < end) & (end <= stop_T))
+            if not len(holding):
+                raise Refusal(400, f"{where}: no token holds character {end - 1}, where step {j} ends", "offsets")
+            places.append(int(holding[-1]))
+        return places
+
+
+async def rewards(request: Request) -> Response:
+    """Answers with the steps of every sample: span, token, score, named outputs, and by a credit their rewards."""
+    body = await json_of(request)
+    server, view = server_of(request), request.app.state.view
+    engine = server.engine(body.get("model"))
+    rule, config = rule_of(engine.prm, body.get("rule")), _credit(body, engine.prm)
+    tokenizer = _tokenizer(server.tokenizers, body)
+    sent = field(body, "samples", list)
+    admit(request, engine)
+
+    def read() -> tuple[list[Sample], list[list[int] | None], list[ReasoningTree], list[Place], int]:
+        samples = [_sample(one, view, tokenizer, f"samples[{i}]") for i, one in enumerate(sent)]
+        if config is not None and config.gate:
+            for i, sample in enumerate(samples):
+                if sample.outcome is None:
+                    raise Refusal(400, f"samples[{i}].outcome is absent, and credit.gate looks at it", "outcome")
+        places = [sample.places(f"samples[{i}]") for i, sample in enumerate(samples)]
+        trees, chains = _one_tree_a_problem(samples)
+        return samples, places, trees, chains, tokens_of(request, engine, trees)
+
+    samples, places, trees, chains, tokens = await asyncio.to_thread(read)
+    outputs = await answer(request, engine.score(trees, tokens))
+
+    def response() -> Response:
+        none = {name: np.zeros(0, np.float32) for name in engine.prm.output_names}
+        each = [
+            none if tree < 0 else {name: value_N[node_P] for name, value_N in outputs[tree].items()}
+            for tree, node_P in chains
+        ]
+        paid = [None] * len(samples) if config is None else _paid(samples, [one["score"] for one in each], config)
+        content = {
+            "object": "rewards",
+            "model": engine.name,
+            "rule": rule,
+            "credit": None if config is None else {"name": config.name} | _options(config),
+            "samples": [
+                _written(sample, outputs_P, at, reward_P1, config, rule, engine.prm)
+                for sample, outputs_P, at, reward_P1 in zip(samples, each, places, paid, strict=True)
+            ],
+            "usage": usage(tokens),
+        }
+        return JSONResponse(content)
+
+    try:
+        return await asyncio.to_thread(response)
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+
+
+# ---- What a request asks for.
+
+OPTIONS = {"weight": float, "temperature": float, "gamma": float, "offset": float, "gate": bool}
+"""Fields of a credit that concern rewards. The others of `CreditConfig` make advantages of them, the trainer's work."""
+
+
+def _options(config: CreditConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in OPTIONS}
+
+
+def _credit(body: Mapping[str, Any], prm: PRM) -> CreditConfig | None:
+    """Returns the credit, None where the request names none.
+
+    Only names of `CREDITS` are taken: a client must not have the server import a file.
+    """
+    named = field(body, "credit", (str, dict), default={})
+    if not named:
+        return None
+    sent: dict[str, Any] = {"name": named} if isinstance(named, str) else named
+    name = sent.get("name")
+    if name not in CREDITS:
+        raise Refusal(400, f"credit.name is {name!r}: use {', '.join(CREDITS)}", "credit")
+    for key, value in sent.items():
+        if key == "name":
+            continue
+        kinds = (int, float) if OPTIONS.get(key) is float else (bool,)
+        if key not in OPTIONS or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise Refusal(400, f"credit.{key} is {value!r}: options are {', '.join(OPTIONS)}", "credit")
+    try:
+        config = CreditConfig(advantage="reinforce", norm="sequence", **sent)
+        config.check(prm.scale, prm.name)
+        return config
+    except ValueError as error:
+        raise Refusal(400, str(error), "credit") from None
+
+
+def _tokenizer(tokenizers: Mapping[str, Tokenizer], body: Mapping[str, Any]) -> Tokenizer | None:
+    """Returns the tokenizer that the request names, the first one for none; None where the server has none."""
+    name = field(body, "tokenizer", str, default="")
+    if name and name not in tokenizers:
+        there = f"use {', '.join(tokenizers)}" if tokenizers else "start the server with --tokenizer"
+        raise Refusal(400, f"there is no tokenizer {name!r}: {there}", "tokenizer")
+    return tokenizers[name] if name else next(iter(tokenizers.values()), None)
+
+
+def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> Sample:
+    if not isinstance(sent, dict):
+        raise Refusal(400, f"{where} is no object", "samples")
+    if extra := sent.keys() - KEYS:
+        raise Refusal(400, f"{where}.{min(extra)} is not known: a sample has {', '.join(sorted(KEYS))}", "samples")
+    outcome = sent.get("outcome")
+    if outcome is not None and not (type(outcome) in (int, float) and np.isfinite(outcome)):
+        raise Refusal(400, f"{where}.outcome is {outcome!r}, not a number", "outcome")
+    prompt, text = _texts(sent, view, where)
+    tokens = None
+    if "ids" in sent:
+        if text is not None and "offsets" in sent:
+            raise Refusal(400, f"{where}: ids and offsets both tell the tokens. Send one of them", "ids")
+        decoded, tokens = _decoded(sent["ids"], tokenizer, where)
+        if text is not None and not decoded.strip() == text.strip():
+            raise Refusal(400, f"{where}: ids decode to {decoded[:40]!r}, and the response is {text[:40]!r}", "ids")
+        text = decoded
+    elif "offsets" in sent:
+        tokens = _offsets(sent["offsets"], len(text or ""), where)
+    if text is None:
+        raise Refusal(400, f"{where}: has no response. Send response, ids or messages", "samples")
+    if not text.strip():
+        return Sample(None, text, [], tokens, outcome)
+    record = prompt | {"response": text, "segmentation": sent.get("segmentation", "auto")}
+    try:
+        tree = tree_of(record, where)
+    except RecordError as error:
+        raise of_record(error) from None
+    steps, at = [], 0
+    for node in tree.nodes:  # steps without the white space around them, one after the other
+        start = text.index(node.text, at)
+        steps.append((start, at := start + len(node.text)))
+    return Sample(tree, text, steps, tokens, outcome)
+
+
+KEYS = {"problem", "system", "prompt", "messages", "response", "ids", "offsets", "segmentation", "outcome"}
+
+
+def _texts(sent: Mapping[str, Any], view: View, where: str) -> tuple[dict[str, Any], str | None]:
+    """Returns problem and system message, and the text of the response where it is there as text."""
+    forms = [key for key in ("problem", "prompt", "messages") if key in sent]
+    if len(forms) != 1:
+        raise Refusal(400, f"{where}: send one of problem, prompt and messages", "samples")
+    if "messages" in sent:
+        try:
+            texts = exchange(sent, where)
+        except RecordError as error:
+            raise of_record(error) from None
+        system = {"system": texts["system"]} if "system" in texts else {}
+        return {"problem": texts["user"], **system}, texts["assistant"]
+    for key in ("problem", "prompt", "response"):
+        if key in sent and not isinstance(sent[key], str):
+            raise Refusal(400, f"{where}.{key} is of type {type(sent[key]).__name__}, not str", key)
+    problem = sent["problem"] if "problem" in sent else view.problem(sent["prompt"], where)
+    system = {"system": sent["system"]} if "system" in sent else {}
+    return {"problem": problem, **system}, sent.get("response")
+
+
+def _decoded(ids: Any, tokenizer: Tokenizer | None, where: str) -> tuple[str, list[Span]]:
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise Refusal(400, f"{where}.ids is no list of token ids", "ids")
+    if tokenizer is None:
+        raise Refusal(
+            400, f"{where}.ids: this server has no tokenizer to decode them: start it with --tokenizer", "ids"
+        )
+    try:
+        return text_spans(tokenizer, ids)
+    except ValueError as error:
+        raise Refusal(400, f"{where}.ids: {error}", "ids") from None
+
+
+def _offsets(offsets: Any, length: int, where: str) -> list[Span]:
+    """Returns offsets as spans: what `tokenizers` and `return_offsets_mapping` give, in characters."""
+    pairs: list[Any] = offsets if isinstance(offsets, list) else [None]
+    for k, pair in enumerate(pairs):
+        good = isinstance(pair, list) and len(pair) == 2 and all(type(x) is int for x in pair)
+        if not good or not 0 <= pair[0] <= pair[1] <= length:
+            reason = f"is {pair!r}, not [start, end] with 0 <= start <= end <= {length}"
+            raise Refusal(400, f"{where}.offsets[{k}] {reason}", "offsets")
+    return [(a, b) for a, b in pairs]
+
+
+# ---- What is computed.
+
+
+def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree], list[Place]]:
+    """Returns the trees of all samples, one a problem, and the place of every sample's chain in them."""
+    members: dict[Problem, list[int]] = {}
+    for i, sample in enumerate(samples):
+        if sample.tree is not None:
+            members.setdefault(problem_of(sample.tree), []).append(i)
+    trees: list[ReasoningTree] = []
+    chains: list[Place] = [(-1, np.zeros(0, np.int64))] * len(samples)
+    for some in members.values():
+        tree, node_N = one_tree([one for i in some if (one := samples[i].tree) is not None])
+        for i, node_P in zip(
+            some, np.split(node_N, np.cumsum([len(samples[i].steps) for i in some])[:-1]), strict=True
+        ):
+            chains[i] = len(trees), node_P
+        trees.append(tree)
+    return trees, chains
+
+
+Place = tuple[int, np.ndarray]
+"""The tree of a sample's chain, -1 for a blank one, and the node of each of its P steps, (P,)."""
+
+
+def _paid(samples: Sequence[Sample], scores: Sequence[np.ndarray], config: CreditConfig) -> list[np.ndarray]:
+    """Returns the rewards of each sample's P + 1 segments. The samples of a problem are a group."""
+    groups: dict[Any, list[int]] = {}
+    for i, sample in enumerate(samples):
+        tree = sample.tree
+        groups.setdefault(i if tree is None else problem_of(tree), []).append(i)
+    paid: list[np.ndarray] = [np.zeros(1)] * len(samples)
+    for some in groups.values():
+        outcome_G = np.array([samples[i].outcome or 0.0 for i in some])
+        for i, reward_P1 in zip(some, segment_rewards(outcome_G, [scores[i] for i in some], config), strict=True):
+            paid[i] = config.weight * reward_P1
+            if find(config.name).verifier:
+                paid[i][-1] += samples[i].outcome or 0.0
+    return paid
+
+
+def _written(
+    sample: Sample, outputs_P: Outputs, places: list[int] | None, reward_P1: np.ndarray | None,
+    config: CreditConfig | None, rule: str, prm: PRM,
+) -> dict[str, Any]:  # fmt: skip
+    score_P, steps = outputs_P["score"], []
+    for j, span in enumerate(sample.steps):
+        step: dict[str, Any] = {"span": list(span), "turn": 0, "score": as_written(score_P[j])}
+        if places is not None:
+            step["token"] = places[j]
+        if named := {name: as_written(value_P[j]) for name, value_P in outputs_P.items() if name != "score"}:
+            step["outputs"] = named
+        if reward_P1 is not None:
+            step["reward"] = float(reward_P1[j])
+        steps.append(step)
+    value = float(chain_scores([score_P.tolist()], rule, prm.scale)[0][0]) if len(score_P) else None
+    written: dict[str, Any] = {"text": sample.text, "steps": steps, "score": value}
+    if reward_P1 is not None:
+        written["tail_reward"] = float(reward_P1[-1])
+        if places is not None and sample.tokens is not None:
+            reward_T = np.zeros(len(sample.tokens))
+            np.add.at(reward_T, places, reward_P1[:-1])
+            if len(reward_T):
+                reward_T[-1] += reward_P1[-1]
+            written["token_rewards"] = reward_T.tolist()
+    return written
