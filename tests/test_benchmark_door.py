@@ -168,11 +168,11 @@ def test_a_file_of_ones_own_is_a_section_of_a_suite(toy_file, tiny_run, tmp_path
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("own.py:WITHOUT", "has no `figures`, so it is no section"),
-        ("own.py:TAKEN", "its name 'steps' is that of another section"),
-        ("own.py:NONE", "defines no NONE"),
+        ("own.py:WITHOUT", "`figures`"),
+        ("own.py:TAKEN", "'steps'"),
+        ("own.py:NONE", "NONE"),
         ("other.py:OWN", "there is no file"),
-        ("test_benchmark_door:OWN", "is a str, not a jprm.evaluate.benchmark.Benchmark"),
+        ("test_benchmark_door:OWN", "jprm.evaluate.benchmark.Benchmark"),
     ],
 )
 def test_a_section_that_is_no_benchmark_is_refused(key, message, tmp_path):

@@ -54,9 +54,9 @@ def test_scores_are_mapped_when_asked_and_only_then(model, tmp_path, capsys):
     assert "of another model, input or request" in capsys.readouterr().err
 
     for damage, said in [
-        (lambda r: r | {"step": 3}, "fitted on step 3, but the model is at step 6"),
-        (lambda r: r | {"map": {"kind": "spline"}}, "no recalibration map"),
-        (lambda r: [], "no recalibration map"),
+        (lambda r: r | {"step": 3}, "step 3"),
+        (lambda r: r | {"map": {"kind": "spline"}}, "recalibration"),
+        (lambda r: [], "recalibration"),
     ]:
         (model / NAME).write_text(json.dumps(damage(stored)))
         assert score(model, "--input", file, "--output", tmp_path / "more.jsonl", "--calibrated") == 2

@@ -218,35 +218,35 @@ def test_a_gpu_is_given_cudnns_causal_attention(gpu, sizes):
 def test_machines_that_cudnn_does_not_run_on_are_refused(gpu, monkeypatch):
     for capability in ("7.5", "gfx942:sramecc+:xnack-"):
         gpu.compute_capability = capability
-        with pytest.raises(ValueError, match=rf"8.0 \(Ampere\) .* {re.escape(capability)}; choose attention='blocked'"):
+        with pytest.raises(ValueError, match=f"{re.escape(capability)}.*attention='blocked'"):
             plan(*rows_of([3]), CUDNN)
     for capability in ("8.0", "10.3", "12.0"):
         gpu.compute_capability = capability
         assert plan(*rows_of([3]), CUDNN).alone
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    with pytest.raises(ValueError, match="a TPU takes attention='kernel'"):
+    with pytest.raises(ValueError, match="attention='kernel'"):
         plan(*rows_of([3]), CUDNN)
-    with pytest.raises(ValueError, match="is for NVIDIA GPUs; a TPU takes attention='kernel'"):
+    with pytest.raises(ValueError, match="NVIDIA"):
         plan_of(types.SimpleNamespace(model=CUDNN, data=None), find("v5e-16"))
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"dtype": "float32"}, "dtype='bfloat16' alone, not dtype='float32'; choose attention='blocked' for that"),
-        ({"head_dim": 12}, "heads of a multiple of 8 up to 128, not head_dim=12; choose"),
-        ({"head_dim": 256}, "heads of a multiple of 8 up to 128, not head_dim=256; choose"),
-        ({"windows": (0, 8)}, "no sliding windows, not windows=.0, 8.; choose"),
-        ({"attention_softcap": 50.0}, "no soft cap, not attention_softcap=50.0; choose"),
+        ({"dtype": "float32"}, "dtype='bfloat16'"),
+        ({"head_dim": 12}, "head_dim=12"),
+        ({"head_dim": 256}, "head_dim=256"),
+        ({"windows": (0, 8)}, "windows="),
+        ({"attention_softcap": 50.0}, "attention_softcap=50.0"),
     ],
 )
 def test_models_that_cudnn_does_not_take_are_refused(change, message):
-    with pytest.raises(ValueError, match=f"attention='cudnn' takes {message}"):
+    with pytest.raises(ValueError, match=f"attention='cudnn'.*{message}"):
         dataclasses.replace(CUDNN, **change)
 
 
 def test_rows_that_tiles_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="multiple of 128 tokens, not 200"):
+    with pytest.raises(ValueError, match="128"):
         plan(*(np.ones((1, 200), np.int32),) * 2, CUDNN)
 
 

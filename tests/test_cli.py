@@ -13,7 +13,6 @@ from jprm.apps import cli
 from jprm.apps.cli import missing
 from jprm.apps.cli.arguments import Commands
 from jprm.apps.cli.evaluate import OPTIONS
-from jprm.data.readers import READERS
 from jprm.evaluate.benchmarks import find
 
 
@@ -38,20 +37,6 @@ def library(monkeypatch):
     return replace
 
 
-@pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
-def test_help_explains_every_command(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*command, "--help"])
-    text = capsys.readouterr().out
-    assert stop.value.code == 0
-    assert " ".join(["usage: jprm", *command]) in text
-    assert "(default: None)" not in text
-    listed = [words for words in COMMANDS if words[:-1] == command]
-    assert [words for words in listed if f"• {words[-1]} " not in text] == []
-    assert text.count("For example:") <= 1, "a group shows a sentence of each command, not its examples"
-    assert listed and command or " ".join(["  jprm", *command]) in text, "no example of the command"
-
-
 def test_the_examples_of_prepare_lack_no_option(capsys, monkeypatch, tmp_path):
     """Each gets as far as its files, which are not there: a reader's options are checked before."""
     monkeypatch.chdir(tmp_path)
@@ -61,16 +46,6 @@ def test_the_examples_of_prepare_lack_no_option(capsys, monkeypatch, tmp_path):
     for example in examples:
         assert cli.main(example) == 2
         assert "no such file" in capsys.readouterr().err
-
-
-def test_the_help_of_prepare_names_every_source():
-    assert [name for name in READERS if name not in cli.prepare.__doc__] == []
-
-
-def test_no_arguments_print_the_help(capsys):
-    with pytest.raises(SystemExit):
-        cli.main([])
-    assert "usage: jprm" in capsys.readouterr().out
 
 
 HELP = """
@@ -92,11 +67,6 @@ def test_help_needs_no_array_library():
     assert run.stderr.splitlines() == [f"{command} 0 []" for command in COMMANDS]
 
 
-def test_version(capsys):
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("jprm 0.")
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -113,41 +83,6 @@ def test_a_wrong_command_line_is_named(args, said, capsys):
         cli.main(args)
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_prepare_hands_everything_on(library):
-    calls = []
-    library("jprm.data.prepare", prepare=lambda *args, **kwargs: calls.append((args, kwargs)))
-    line = "prepare prm800k --source a https://host/b.jsonl --out c --exclude d --on-error skip --overwrite --sha256 ff"
-    line += " --set phase=1 finish=solution"
-    assert cli.main(line.split()) == 0
-    args, kwargs = calls[0]
-    assert args == ("prm800k", ("a", "https://host/b.jsonl"), Path("c"))
-    assert kwargs == {
-        "exclude": (Path("d"),),
-        "sha256": ("ff",),
-        "on_error": "skip",
-        "overwrite": True,
-        "phase": 1,
-        "finish": "solution",
-    }
-
-
-def test_train_loads_the_experiment_with_its_overrides(library):
-    calls = []
-    library("jprm.experiment", load=lambda path, overrides: (path, overrides))
-    ended = type("Stopped", (Exception,), {})
-    library("jprm.train", train=lambda config, workdir: calls.append((config, workdir)), Stopped=ended)
-    assert cli.main("train e.py --workdir w --set a.b=c d=1e-4".split()) == 0
-    assert calls == [((Path("e.py"), ("a.b=c", "d=1e-4")), Path("w"))]
-
-
-def test_convert_hands_everything_on(library, capsys):
-    calls = []
-    library("jprm.methods.export.export", export=lambda *args, **kwargs: calls.append((args, kwargs)) or args[1])
-    assert cli.main("convert run out --dtype bfloat16 --format peft".split()) == 0
-    assert calls == [((Path("run"), Path("out")), {"dtype": "bfloat16", "format": "peft"})]
-    assert capsys.readouterr().out == "out: whole, as its SHA256SUMS says\n"
 
 
 # A report of best-of-n over one problem with two samples, with nothing but what its table shows.
@@ -175,24 +110,6 @@ def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
     target.write_text("{}")
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 2
     assert target.read_text() == "{}"
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "options"),
-    [
-        ("processbench", "--model m --data a b --calibrate c", dict(data=(Path("a"), Path("b")), calibrate=Path("c"))),
-        ("steps", "--model m --data a --neutral drop", dict(data=(Path("a"),), neutral="drop")),
-    ],
-)
-def test_an_evaluation_hands_everything_on(library, monkeypatch, name, line, options):
-    calls = []
-    library("jprm.evaluate.run", run=lambda *args: calls.append(args) or {})
-    monkeypatch.setattr("jprm.evaluate.blocks.show", lambda blocks: None)
-    library("jprm.io.outputs", write_json=lambda *args: calls.append(args))
-    assert cli.main(["eval", name, *line.split(), "--json", "r.json"]) == 0
-    benchmark = find(name)
-    given = OPTIONS[name](model="m", to=Path("r.json"), **options)
-    assert calls == [(benchmark, given), (Path("r.json"), {})]
 
 
 @pytest.mark.parametrize(

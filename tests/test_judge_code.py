@@ -120,8 +120,8 @@ def test_what_code_prints(blocks, output):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"endpoint": "chat"}, "writes the turns"),
-        ({"url": None}, "writes the turns"),
+        ({"endpoint": "chat"}, "writes"),
+        ({"url": None}, "writes"),
         ({"delimiter": "\n"}, "cannot be set"),
     ],
 )

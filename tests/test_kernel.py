@@ -201,7 +201,7 @@ def test_blocks_fit_the_memories_of_a_core():
     assert block_sizes(8192, 128, 7, 2) == Sizes(256, 512)
     for T, H, G, itemsize in itertools.product([1024, 8192, 131_072], [64, 128, 256], [1, 4, 7, 8, 16], [2, 4]):
         if (H, G, itemsize) == (256, 16, 4):
-            with pytest.raises(ValueError, match="no blocks of 16 query heads a key-value head, of size 256"):
+            with pytest.raises(ValueError, match="16.*256"):
                 block_sizes(T, H, G, itemsize)
             continue
         sizes = block_sizes(T, H, G, itemsize)
@@ -219,12 +219,12 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         arrays = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((B, T, 2, 2, 4), (B, T, 2, 4), (B, T, 2, 4))]
         return jax.eval_shape(functools.partial(by_rule, config=KERNEL), *arrays, *two(B, T))
 
-    with pytest.raises(ValueError, match="multiple of 128 tokens, not 48"):
+    with pytest.raises(ValueError, match="128"):
         traced(1, 48)
-    with pytest.raises(ValueError, match="8 rows of 131,072 tokens .* fewer rows at a time"):
+    with pytest.raises(ValueError, match="131,072"):
         traced(8, 131_072)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ValueError, match="a GPU takes attention='gpu_kernel'"):
+    with pytest.raises(ValueError, match="attention='gpu_kernel'"):
         traced(1, 128)
 
 

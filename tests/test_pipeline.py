@@ -142,11 +142,11 @@ def test_sharing_a_source_between_processes():
 
 
 def test_what_cannot_be_fed_is_refused():
-    with pytest.raises(ValueError, match="data source is empty"):
+    with pytest.raises(ValueError, match="source"):
         batches(source=[])
-    with pytest.raises(ValueError, match="window is 0"):
+    with pytest.raises(ValueError, match="window"):
         dataclasses.replace(CONFIG, window=0)
-    with pytest.raises(ValueError, match="longest chain takes 31 tokens"):
+    with pytest.raises(ValueError, match="31 tokens"):
         next(iter(batches(source=[ReasoningTree("p", (Node(-1, "s" * 30),))])))
 
 

@@ -26,7 +26,7 @@ def test_groups_of_devices(text, size):
 
 def test_groups_that_are_not_known_are_refused():
     for text in ("{}", "mesh['a'=8,'b'=2] {'a':(2)4,'b'}"):
-        with pytest.raises(ValueError, match="how many devices does g take"):
+        with pytest.raises(ValueError, match="devices"):
             group_size(hlo._instruction(f"  %g = f32[8]{{0}} all-gather(%x), replica_groups={text}"))
     permute = "  %p = f32[8]{0} collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}"
     assert group_size(hlo._instruction(permute)) == 2
@@ -188,7 +188,7 @@ def test_all_kinds_between_slices(said, kind, bytes, received):
     assert [(c.kind, c.moves, c.bytes, c.received) for c in found if c.name == "jit(step)/jvp(M)/sum"] == [
         (kind, "other", bytes, received)
     ]
-    with pytest.raises(ValueError, match="send.3.*ALL_AT_ONCE is no kind"):
+    with pytest.raises(ValueError, match="send.3.*ALL_AT_ONCE"):
         list(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_AT_ONCE")), ()))
 
 

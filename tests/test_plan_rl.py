@@ -109,9 +109,3 @@ def test_figures_are_continued_on_their_line():
     assert found.received(network=False) == whole.received(network=False) == 28 * 7 * 2 + 5
     assert counts.totals(found.collectives) == counts.totals(whole.collectives)
     assert rl.program_at({28: whole}, 28) == whole and rl.total_at({2: 5.0, 4: 9.0}, 28) == 57.0
-
-
-def test_refusals(file, capsys, monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert cli.main(f"plan {file} --rl --scoring --topology v5e-8".split()) == 2
-    assert "leave out --scoring" in capsys.readouterr().err

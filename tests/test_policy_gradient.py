@@ -316,13 +316,13 @@ def test_metrics_of_nothing_have_no_mean():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(clip_low=0.0), "clip_low=0.0 must be above 0"),
-        (dict(clip_high=-1.0), "clip_high=-1.0 must be above 0"),
-        (dict(dual_clip=0.9), "dual_clip=0.9 must be above 1"),
-        (dict(temperature=0.0), "temperature=0.0 must be above 0"),
-        (dict(kl=-0.1), "kl=-0.1 must be 0 or more"),
-        (dict(truncate=-1.0), "truncate=-1.0 must be"),
-        (dict(estimator="k1"), "The gradient of k1 as a loss is 0"),
+        (dict(clip_low=0.0), "clip_low=0.0"),
+        (dict(clip_high=-1.0), "clip_high=-1.0"),
+        (dict(dual_clip=0.9), "dual_clip=0.9"),
+        (dict(temperature=0.0), "temperature=0.0"),
+        (dict(kl=-0.1), "kl=-0.1"),
+        (dict(truncate=-1.0), "truncate=-1.0"),
+        (dict(estimator="k1"), "k1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message):
@@ -331,10 +331,10 @@ def test_options_that_mean_nothing_are_refused(options, message):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="head 'binary'; it takes language"):
+    with pytest.raises(ValueError, match="'binary'"):
         PolicyGradient().check(dataclasses.replace(TASK, model=dataclasses.replace(SMALL, head="binary")))
-    with pytest.raises(ValueError, match="kl=0.1 is a distance from a reference"):
+    with pytest.raises(ValueError, match="kl=0.1"):
         PolicyGradient(kl=0.1).check(dataclasses.replace(TASK, reference=False))
     rows = dataclasses.replace(tree_rows(32), extras={})
-    with pytest.raises(ValueError, match="rows lack count, gain, old, penalty"):
+    with pytest.raises(ValueError, match="penalty"):
         PolicyGradient()({"model": MODEL}, rows, TASK)

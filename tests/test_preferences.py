@@ -130,5 +130,5 @@ def test_there_is_nothing_to_learn_where_all_are_right_or_a_pair_does_not_fit():
 
 def test_dpo_refuses_an_attention_with_one_chain_a_row():
     model = dataclasses.replace(SMALL, attention="cudnn", dtype="bfloat16", head_dim=8)
-    with pytest.raises(ValueError, match="attention='cudnn' has one a row"):
+    with pytest.raises(ValueError, match="attention='cudnn'"):
         Implicit(loss="dpo").check(dataclasses.replace(TASK, model=model))

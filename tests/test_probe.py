@@ -44,7 +44,7 @@ def test_it_finds_what_small_states_say_and_says_how_well():
     assert np.corrcoef(found_N, logit_N)[0, 1] > 0.99
     assert 0.8 < area < 0.95  # that of the true log-odds is about 0.88
     half = steps._replace(target_N=np.full_like(steps.target_N, 0.25))
-    with pytest.raises(ValueError, match="labelled steps are of one class"):
+    with pytest.raises(ValueError, match="labelled"):
         fitted_head("scalar", half)
     with pytest.raises(ValueError, match="not 'ternary'"):
         fitted_head("ternary", steps)
@@ -53,7 +53,7 @@ def test_it_finds_what_small_states_say_and_says_how_well():
 def test_a_head_of_two_layers_is_not_fitted(tmp_path):
     """The fit is to the decoder's states, and its weights would be put behind the layer that comes between."""
     whole = experiment(tmp_path)
-    with pytest.raises(ValueError, match="probe_rows=8 fits a linear head"):
+    with pytest.raises(ValueError, match="probe_rows=8"):
         dataclasses.replace(whole, probe_rows=8, model=dataclasses.replace(whole.model, head_hidden=True))
 
 

@@ -152,10 +152,10 @@ def test_a_record_that_one_cannot_score_stops_both(both):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("2", "is neither auto nor INDEX/COUNT@HOST:PORT"),
-        ("1/2@host", "is neither auto nor"),
-        ("2/2@host:1", "the indices of 2 processes are 0 to 1"),
-        ("auto", "coordinator_address should be defined. Check that every host was started, or name the processes"),
+        ("2", "INDEX/COUNT@HOST:PORT"),
+        ("1/2@host", "neither"),
+        ("2/2@host:1", "2 processes"),
+        ("auto", "coordinator_address"),
     ],
 )
 def test_a_start_that_cannot_be_is_refused(where, message):

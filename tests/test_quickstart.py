@@ -75,11 +75,11 @@ def test_seeds_are_tabulated_with_mean_and_range(quickstart, tmp_path):
     rows = {row[0]: row[1:] for row in seeds.table([run(0, 0.5), run(1, 0.8), run(2, 0.2)]).rows}
     assert rows["prm best of 64"] == ["50.0", "20.0 to 80.0", "50.0", "80.0", "20.0"]
     assert rows["beam less best of n at its tokens"][1] == "-80.0 to -20.0"
-    with pytest.raises(ValueError, match="two runs are of one seed"):
+    with pytest.raises(ValueError, match="runs"):
         seeds.table([run(0, 0.5), run(0, 0.5)])
     quickstart.run.check_seed(tmp_path, 0)
     quickstart.run.check_seed(tmp_path, 0)
-    with pytest.raises(SystemExit, match="holds a run of seed 0, not 1"):
+    with pytest.raises(SystemExit, match="seed 0"):
         quickstart.run.check_seed(tmp_path, 1)
 
 

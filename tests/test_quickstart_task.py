@@ -36,7 +36,7 @@ def test_a_story_says_its_moves_and_no_more(task, worked):
         "Ana has 3 coins. On Monday Ana sleeps. How many coins does Ana have?",
         "x" * 1000,
     ):
-        with pytest.raises(ValueError, match="not a story"):
+        with pytest.raises(ValueError, match="story"):
             task.parse(text)
 
 

@@ -117,12 +117,12 @@ def test_metrics_of_training_have_the_seeds_alone(evaluated):
 
 
 def test_a_table_is_refused_where_runs_cannot_be_told_apart(evaluated, tmp_path):
-    with pytest.raises(ValueError, match="--over sed: is no field of these experiments; those of seeds are data.seed"):
+    with pytest.raises(ValueError, match="--over"):
         table_of([evaluated / "results"], ["sed"])
     shutil.copytree(evaluated / "runs/0.5-1", tmp_path / "copied/again")
-    with pytest.raises(ValueError, match="again: equal settings and one seed. Name one of them"):
+    with pytest.raises(ValueError, match="settings"):
         table_of([evaluated / "runs", tmp_path / "copied"])
-    with pytest.raises(FileNotFoundError, match="has no results.json of `jprm eval suite` and no experiment.json"):
+    with pytest.raises(FileNotFoundError, match="results.json"):
         table_of([tmp_path])
 
 

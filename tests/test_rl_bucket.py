@@ -54,7 +54,7 @@ def test_a_run_in_a_bucket_that_is_killed_is_the_one_on_disk(place, request, dat
 
 def test_an_engine_gets_its_parameters_from_a_disk():
     probes = Probes([], Remote("memory://bucket/run/engine"), 64)
-    with pytest.raises(ValueError, match="engine.folder: memory://bucket/run/engine is in a bucket"):
+    with pytest.raises(ValueError, match="engine.folder"):
         RemoteSampler(
             EngineConfig("http://localhost:1"), probes, {}, None, None, None, SamplerConfig(1.0, 1.0, 8), "policy"
         )

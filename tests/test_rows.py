@@ -149,13 +149,13 @@ def test_extras_that_do_not_fit_are_refused():
 
     made = token_tree(tree({"v": 2}, {}, {"v": None}), Letters(), extras=("v",))
     np.testing.assert_array_equal(made.extras["v"], [2, np.nan, np.nan])  # an absent class is not class 0
-    with pytest.raises(ValueError, match="no node has 'v', which data.extras names"):
+    with pytest.raises(ValueError, match="'v'"):
         token_tree(tree({}, {"w": 1}), Letters(), extras=("v",))
-    with pytest.raises(ValueError, match="node 1: v is 'high', not a number"):
+    with pytest.raises(ValueError, match="node 1: v"):
         token_tree(tree({"v": 1}, {"v": "high"}), Letters(), extras=("v",))
-    with pytest.raises(ValueError, match="a slot for every token"):
+    with pytest.raises(ValueError, match="every"):
         token_tree(tree({"v": 1}), Letters(end=0), "token", ("v",))
-    with pytest.raises(ValueError, match="tree 1 .* has the extras \\[\\], tree 0 has \\['v'\\]"):
+    with pytest.raises(ValueError, match="tree 1"):
         pack([made, token_tree(tree({}), Letters())], 8, 4, too_long="error")
 
 

@@ -214,7 +214,7 @@ def test_a_step_ends_where_its_delimiter_does():
 def test_templates_have_control_tokens_and_problems_have_none():
     layout = prompt_layout(Letters(), "ask <end>{problem}\n", "\n\n")
     assert layout.problem("abc")[4:] == [1, *Letters().encode("abc\n")]
-    with pytest.raises(ValueError, match="'<' is not in"):  # these letters have no "<": it is read as text
+    with pytest.raises(ValueError, match="'<'"):  # these letters have no "<": it is read as text
         dataclasses.replace(layout, tokenizer=Strict()).problem("<end>")
     assert layout.step("ab", 3) == Letters().encode("ab\n\n")
 
@@ -230,12 +230,12 @@ class Strict(Letters):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"prompt": "no place"}, "prompt has no {problem}"),
-        ({"delimiter": "\n\n"}, "another needs a prompt"),
-        ({"delimiter": "###", "prompt": "{problem}"}, "with a line break"),
+        ({"temperature": -1.0}, "-1.0"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"prompt": "no place"}, "{problem}"),
+        ({"delimiter": "\n\n"}, "prompt"),
+        ({"delimiter": "###", "prompt": "{problem}"}, "break"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -244,7 +244,7 @@ def test_impossible_options_are_refused(options, message):
 
 
 def test_a_reward_model_is_no_policy(tiny_run):
-    with pytest.raises(ValueError, match="its head is 'binary'; a policy has a language head"):
+    with pytest.raises(ValueError, match="'binary'"):
         load_policy(tiny_run.folder)
 
 
@@ -268,7 +268,7 @@ def language_run(tmp_path_factory):
 
 
 def test_a_policy_is_no_reward_model(language_run):
-    with pytest.raises(ValueError, match="its head is 'language'"):  # its logits are of tokens, not of right and wrong
+    with pytest.raises(ValueError, match="'language'"):  # its logits are of tokens, not of right and wrong
         jprm.load(language_run[0])
 
 
@@ -279,7 +279,7 @@ def test_a_policy_goes_on_with_the_head_of_the_policy_that_it_starts_from(langua
     with one_device(), jax.set_mesh(make_mesh(begun.mesh)):
         head = initial_state(begun).params["head"]
         np.testing.assert_array_equal(head["kernel"], params(model)["head"]["kernel"])
-        with pytest.raises(ValueError, match="tied_embeddings is True, the config says False"):
+        with pytest.raises(ValueError, match="tied_embeddings"):
             initial_state(dataclasses.replace(begun, model=reward, base=str(tiny_run.folder)))
 
 

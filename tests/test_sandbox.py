@@ -184,7 +184,7 @@ def test_no_home_is_bound(tmp_path, monkeypatch, place):
     monkeypatch.setenv("HOME", str(tmp_path / "home" / place))
     arguments = sandbox._bwrap([str(tmp_path / "home" / "coq" / "bin" / "coqtop")], Limits())
     assert str(tmp_path / "home" / "coq") in arguments  # a folder of its own
-    with pytest.raises(OSError, match="home/bin/coqtop: the sandbox would show programs all of .*home"):
+    with pytest.raises(OSError, match="home/bin/coqtop"):
         sandbox._bwrap([str(tmp_path / "home" / "bin" / "coqtop")], Limits())
 
 
@@ -203,7 +203,7 @@ def test_a_memory_cgroup_holds_the_program_where_there_is_one(tmp_path, monkeypa
 
 def test_no_sandbox_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed (Debian's package bubblewrap)")
-    with pytest.raises(OSError, match=r"bwrap is not installed .*--unsafe-no-sandbox"):
+    with pytest.raises(OSError, match="--unsafe-no-sandbox"):
         run_python("print(1)")
     outcome = run_command([python(), "-I", "-c", "print(1)"], "", Limits(), sandbox=False)
     assert outcome.output == "1\n"

@@ -72,7 +72,7 @@ def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file
     score_file(blocked, input_file, tmp_path / "out.jsonl")
     info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
     assert (info["dtype"], info["attention"], info["version"]) == ("float32", "blocked", 2)
-    with pytest.raises(ValueError, match=r"of another model, input or request \(digests.config, attention\)"):
+    with pytest.raises(ValueError, match="digests.config, attention"):
         score(input_file, tmp_path / "out.jsonl")
 
 
@@ -90,7 +90,7 @@ def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, scor
     kernel = prm.params["head"]["kernel"]
     changed = prm.params | {"head": prm.params["head"] | {"kernel": kernel * 1.001}}
     for make in every(dataclasses.replace(prm, params=changed)):
-        with pytest.raises(ValueError, match=r"of another model, input or request \(digests.model\)"):
+        with pytest.raises(ValueError, match="digests.model"):
             make()
 
 
@@ -106,7 +106,7 @@ def test_an_output_of_a_newer_version_is_refused(score, input_file, tmp_path):
     score(input_file, tmp_path / "out.jsonl")
     info = tmp_path / "out.jsonl.info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 3}))
-    with pytest.raises(ValueError, match="out.jsonl.info.json: is of version 3, and this jprm reads up to 2: upgrade"):
+    with pytest.raises(ValueError, match="out.jsonl.info.json: .*version 3"):
         score(input_file, tmp_path / "out.jsonl")
 
 
@@ -153,19 +153,19 @@ def test_an_output_of_another_request_is_left_alone(prm, score, input_file, tmp_
     before = output.read_bytes()
     other_input = tmp_path / "other.jsonl"
     write_records(other_input, chains(2, seed=9))
-    with pytest.raises(ValueError, match=r"out.jsonl: is there, .* request \(input, sha256\). Remove it"):
+    with pytest.raises(ValueError, match="out.jsonl: .*sha256"):
         score(other_input, output)
     newer = functools.partial(score_file, dataclasses.replace(prm, step=prm.step + 1))
-    with pytest.raises(ValueError, match=r"of another model, input or request \(step\)"):
+    with pytest.raises(ValueError, match=r"\(step\)"):
         newer(input_file, output)
     output.rename(tmp_path / "out.jsonl.part")  # as if it had been stopped
-    with pytest.raises(ValueError, match="out.jsonl.part: is there, but of another model"):
+    with pytest.raises(ValueError, match="out.jsonl.part"):
         newer(input_file, output)
     assert (tmp_path / "out.jsonl.part").read_bytes() == before
     (tmp_path / "out.jsonl.part").unlink()
     (tmp_path / "out.jsonl.info.json").unlink()
     output.write_text("mine\n")
-    with pytest.raises(ValueError, match="out.jsonl: is there"):
+    with pytest.raises(ValueError, match="out.jsonl"):
         score(input_file, output)
     assert output.read_text() == "mine\n"
 

@@ -81,12 +81,12 @@ def test_a_budget_smaller_than_a_step_is_a_marked_result(method):
         assert tree.ended == "budget" and tree.text  # what was drawn is kept
         result = choose(tree, "prod", "best", answers(tree))
         assert result.draw is None and "budget of 9 tokens is smaller than the first draw" in result.reason
-    with pytest.raises(ValueError, match="budget is 0 tokens"):
+    with pytest.raises(ValueError, match="0 tokens"):
         SearchConfig(method, "prod", budget=0)
 
 
 def test_a_policy_that_is_down_is_an_error():
-    with pytest.raises(PolicyError, match="failed at all 24 samples .* the server is down"):
+    with pytest.raises(PolicyError, match="24 .*down"):
         run(BestOfN(8), Script({(): ["!"]}))
 
 

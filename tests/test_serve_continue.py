@@ -64,7 +64,7 @@ def test_requests_beyond_those_that_may_wait_are_told_to_come_back(engine, monke
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"n": 0}, "from 1 to 64"), ({"n": math.pi}, "not int"), ({"until": "now"}, "step or end"),
+    [({"n": 0}, "from 1 to 64"), ({"n": math.pi}, "not int"), ({"until": "now"}, "step"),
      ({"seed": -1}, "from 0"), ({"steps": [" "]}, "step"), ({"steps": "text"}, "not list"),
      ({"problem": ""}, "problem")],
 )  # fmt: skip

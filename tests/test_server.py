@@ -166,14 +166,14 @@ def test_a_server_that_is_down(serve):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({}, "no list of choices"),
-        ([], "no list of choices"),
+        ({}, "choices"),
+        ([], "choices"),
         ({"choices": []}, "0 choices"),
         ({"choices": [{"text": "a"}, {"text": "b"}]}, "2 choices"),
         ({"choices": [{"text": None, "finish_reason": "stop"}]}, "no text"),
-        ({"choices": [{"text": "a", "finish_reason": None}]}, "finish_reason is None"),
+        ({"choices": [{"text": "a", "finish_reason": None}]}, "finish_reason"),
         ({"choices": [{"text": "a", "finish_reason": "stop"}]}, "completion_tokens"),
-        ({"choices": [{"text": " \n\n", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}, "text is empty"),
+        ({"choices": [{"text": " \n\n", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}, "empty"),
     ],
 )
 def test_a_reply_that_cannot_be_used_is_marked_and_not_asked_for_again(serve, answer, message):
@@ -191,11 +191,11 @@ def test_what_was_sampled_survives_the_failure_of_the_rest(serve):
 
 
 def test_the_key_comes_from_the_environment_and_stays_secret(serve, monkeypatch):
-    with pytest.raises(ValueError, match="variable TINY_KEY, which holds the server's key, is not set"):
+    with pytest.raises(ValueError, match="TINY_KEY"):
         ServerPolicy(ServerConfig("http://localhost/v1", "tiny", key_variable="TINY_KEY"))
     for broken in (KEY + "\nmore", KEY + "é", KEY + " x"):
         monkeypatch.setenv("TINY_KEY", broken)
-        with pytest.raises(ValueError, match="variable TINY_KEY holds no key") as error:
+        with pytest.raises(ValueError, match="TINY_KEY") as error:
             ServerPolicy(ServerConfig("http://localhost/v1", "tiny", key_variable="TINY_KEY"))
         assert KEY not in str(error.value)
     monkeypatch.setenv("TINY_KEY", KEY + "\n")  # as `$(cat file)` would not leave it, but a secret store may
@@ -277,7 +277,7 @@ def test_in_an_event_loop_it_names_the_way_out_and_leaves_no_coroutine():
     async def notebook():
         policy.sample([Prefix("p")], 1, until="end", seed=0)
 
-    with pytest.raises(RuntimeError, match="await ServerPolicy.sample_async"):
+    with pytest.raises(RuntimeError, match="ServerPolicy.sample_async"):
         asyncio.run(notebook())
     gc.collect()  # a coroutine that nothing awaited would warn here
 

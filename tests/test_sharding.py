@@ -215,21 +215,21 @@ def test_gemma_and_int8_type_check_on_a_mesh(attention):
 def test_a_mesh_that_does_not_fit_is_refused():
     mesh = make_mesh(MeshConfig(2, 2, 2))
     for config, rows, message in [
-        (CONFIG, 6, "rows a micro-batch = 6 is not a multiple of the mesh's data x fsdp = 4"),
-        (dataclasses.replace(CONFIG, heads=3, kv_heads=3), 8, "kv_heads = 3 .* tensor = 2"),
-        (dataclasses.replace(CONFIG, mlp_width=33), 8, "mlp_width = 33 .* tensor = 2"),
-        (dataclasses.replace(CONFIG, vocab_size=65), 8, "vocab_size = 65 .* tensor = 2"),
-        (dataclasses.replace(CONFIG, width=15), 8, "width = 15 .* fsdp = 2"),
+        (CONFIG, 6, "rows"),
+        (dataclasses.replace(CONFIG, heads=3, kv_heads=3), 8, "kv_heads"),
+        (dataclasses.replace(CONFIG, mlp_width=33), 8, "mlp_width"),
+        (dataclasses.replace(CONFIG, vocab_size=65), 8, "vocab_size"),
+        (dataclasses.replace(CONFIG, width=15), 8, "width = 15"),
     ]:
         with pytest.raises(ValueError, match=message):
             check_mesh(config, mesh, rows)
     mesh = make_mesh(MeshConfig(1, 2, 1, 4))
-    with pytest.raises(ValueError, match="tokens a row = 66 is not a multiple of the mesh's context = 4"):
+    with pytest.raises(ValueError, match="66.*context"):
         check_mesh(CONFIG, mesh, 8, tokens=66)
-    with pytest.raises(ValueError, match="width = 20 is not a multiple of the mesh's fsdp x context = 8"):
+    with pytest.raises(ValueError, match="width = 20"):
         check_mesh(dataclasses.replace(CONFIG, width=20), mesh, 8, tokens=64)
     for sizes in [(3, -1, 1), (2, 2, 1), (-1, -1, 1), (0, -1, 1), (-2, -1, 1), (4, 4, 4)]:
-        with pytest.raises(ValueError, match="does not cover 8 devices"):
+        with pytest.raises(ValueError, match="8 devices"):
             make_mesh(MeshConfig(*sizes))
     assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(MESH_AXES, (4, 1, 2, 1), strict=True))
     assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(MESH_AXES, (1, 3, 1, 1), strict=True))
@@ -261,7 +261,7 @@ def test_slices_lie_along_data_and_other_devices_in_their_order():
     found = _arranged([4, 16, 2, 1], tpus((4, 4, 4), slices=2))
     slice_of = np.vectorize(lambda d: d.slice_index)(found)
     np.testing.assert_array_equal(slice_of, np.broadcast_to(np.repeat([0, 1], 2)[:, None, None, None], found.shape))
-    with pytest.raises(ValueError, match="data=1 is not a multiple of the 2 slices: .* set mesh.data=2"):
+    with pytest.raises(ValueError, match="mesh.data=2"):
         _arranged([1, 128, 1, 1], tpus((4, 4, 4), slices=2))
     assert list(make_mesh(MeshConfig(2, 2, 2)).devices.flat) == jax.devices()
 
@@ -272,14 +272,14 @@ def test_two_axes_of_an_array_on_one_mesh_axis_are_refused(monkeypatch):
     assert spec("batch", "tokens", mesh=split) == P(("data", "fsdp"), "context")
     assert spec("embed", "mlp", mesh=split) == P(("fsdp", "context"), "tensor")
     assert spec("batch", "tokens") == P(("data", "fsdp"), None) and spec("embed") == P("fsdp")
-    with pytest.raises(ValueError, match="one mesh axis"):
+    with pytest.raises(ValueError, match="mesh axis"):
         spec("tokens", "embed", mesh=split)
-    with pytest.raises(ValueError, match="put two axes of one array on one mesh axis"):
+    with pytest.raises(ValueError, match="mesh axis"):
         spec("batch", "embed")
-    with pytest.raises(ValueError, match="one mesh axis"):
+    with pytest.raises(ValueError, match="mesh axis"):
         spec("kv_heads", "mlp")
     monkeypatch.setitem(RULES, "embed", ("fsdp", "tensor"))
-    with pytest.raises(ValueError, match="one mesh axis"):
+    with pytest.raises(ValueError, match="mesh axis"):
         spec("vocab", "embed")
 
 

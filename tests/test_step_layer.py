@@ -125,7 +125,7 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     chain = chains(1)[0]
     scores = prm.score(chain["problem"], chain["steps"])
     np.testing.assert_allclose(small.score(chain["problem"], chain["steps"]), scores, atol=0.05)
-    with pytest.raises(ValueError, match="a layer that no other library computes"):
+    with pytest.raises(ValueError, match="computes"):
         export(tmp_path / "run", tmp_path / "out")
     based = dataclasses.replace(run, base=str(tmp_path / "run"), lora=LoraConfig())
     with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):  # the decoder goes on, the layer starts anew
@@ -135,10 +135,10 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(steps=STEPS, head="language"), "changes states at step ends, and head 'language' reads tokens"),
-        (dict(steps="test_step_layer:STEPS"), "is a str, not a builtins.type"),
-        (dict(steps="dataclasses:Field"), "is Field, not a flax.linen.Module"),
-        (dict(steps="look_back.py:LookBack"), "Put the module on PYTHONPATH"),
+        (dict(steps=STEPS, head="language"), "'language'"),
+        (dict(steps="test_step_layer:STEPS"), "builtins.type"),
+        (dict(steps="dataclasses:Field"), "flax.linen.Module"),
+        (dict(steps="look_back.py:LookBack"), "PYTHONPATH"),
     ],
 )
 def test_what_is_no_layer_of_steps_is_refused(changes, message):
@@ -147,12 +147,12 @@ def test_what_is_no_layer_of_steps_is_refused(changes, message):
 
 
 def test_what_does_not_tell_where_steps_end_is_refused(prm, tmp_path):
-    with pytest.raises(ValueError, match="reads the ends of steps, which ids do not tell"):
+    with pytest.raises(ValueError, match="reads"):
         prm.token_logits([1, 2], [1])
     run = experiment(tmp_path, supervise="outcome_tokens", target=TargetConfig("value", "none", "keep"))
     check_supervision(run)
-    with pytest.raises(ValueError, match="reads the ends of steps: use another, such as outcome_steps"):
+    with pytest.raises(ValueError, match="outcome_steps"):
         check_supervision(dataclasses.replace(run, model=dataclasses.replace(run.model, steps=STEPS)))
-    with pytest.raises(ValueError, match=r"returns states of shape \(.*8\) for \(.*16\)"):
+    with pytest.raises(ValueError, match=r"8\) .*16\)"):
         make(steps="test_step_layer:Half")
     assert step_layer(STEPS) is LookBack

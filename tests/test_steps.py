@@ -137,9 +137,9 @@ def test_a_system_message_reaches_the_tokens_or_is_refused(tmp_path):
     assert tokens[: len(prompt)] == prompt == native.problem("Be brief.\n2+3+4?")
     chat = TemplateLayout(tokenizer, ("U:{problem}\n",), ("{step}\n",), system=("S:{system}\nU:{problem}\n",))
     assert chat.problem("1?", "{problem}") == tokenizer.encode("S:{problem}\nU:1?\n")
-    with pytest.raises(ValueError, match="has a system message, and the model's layout has no place for one"):
+    with pytest.raises(ValueError, match="system message"):
         token_tree(tree_of(CHAT), TemplateLayout(tokenizer, ("{problem}",), ("{step}\n",)))
-    with pytest.raises(ValueError, match="has a system message"):
+    with pytest.raises(ValueError, match="system message"):
         prefixes_of(tree_of(CHAT))
 
 
@@ -150,25 +150,25 @@ def test_a_record_chooses_its_rule():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (RESPONSE | {"response": " "}, "response: is empty"),
-        (RESPONSE | {"response": 3}, "response: is a number, not text"),
-        (RESPONSE | {"segmentation": "words"}, "segmentation: is 'words', no rule"),
-        (CHAT | {"problem": "p"}, "messages: has `problem` beside it"),
+        (RESPONSE | {"response": " "}, "response"),
+        (RESPONSE | {"response": 3}, "response"),
+        (RESPONSE | {"segmentation": "words"}, "'words'"),
+        (CHAT | {"problem": "p"}, "`problem`"),
         ({"messages": CHAT["messages"][:2]}, "messages: lacks"),
-        ({"messages": CHAT["messages"] * 2}, r"messages\[3\].role: is 'system' here"),
-        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content: is null"),
-        ({"messages": ["hi"]}, r"messages\[0\]: is a string"),
-        (said(tool_calls=[{"function": {"name": "run"}}]), r"messages\[1\].tool_calls: cannot be read"),
-        (said(refusal="No."), r"messages\[1\].refusal: cannot be read"),
-        (said(label=0), r"messages\[1\].label: cannot be read"),
-        (said(reasoning="A.", reasoning_content="B."), r"messages\[1\].reasoning_content: differs from `reasoning`"),
-        (said(reasoning=["A."]), r"messages\[1\].reasoning: is a list"),
-        (said(reasoning="A.", content="<think>B.</think>C."), r"messages\[1\].reasoning: stands beside a text with"),
-        (said(content=None, reasoning_content="Cut off"), r"messages\[1\].content: is null"),
-        (said(content=[{"type": "image_url"}]), r"messages\[1\].content\[0\]: is 'image_url', not a part"),
-        (said() | {"tools": [{"type": "function"}]}, "tools: is part of the prompt"),
-        (CHAT | {"system": "Be long."}, "system: stands beside another"),
-        ({"messages": [ASK | {"reasoning": "A."}, REPLY]}, r"messages\[0\].reasoning: cannot be read in a message of"),
+        ({"messages": CHAT["messages"] * 2}, r"messages\[3\].role"),
+        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content"),
+        ({"messages": ["hi"]}, r"messages\[0\]"),
+        (said(tool_calls=[{"function": {"name": "run"}}]), r"messages\[1\].tool_calls"),
+        (said(refusal="No."), r"messages\[1\].refusal"),
+        (said(label=0), r"messages\[1\].label"),
+        (said(reasoning="A.", reasoning_content="B."), r"messages\[1\].reasoning_content"),
+        (said(reasoning=["A."]), r"messages\[1\].reasoning"),
+        (said(reasoning="A.", content="<think>B.</think>C."), r"messages\[1\].reasoning"),
+        (said(content=None, reasoning_content="Cut off"), r"messages\[1\].content"),
+        (said(content=[{"type": "image_url"}]), r"messages\[1\].content\[0\]"),
+        (said() | {"tools": [{"type": "function"}]}, "tools"),
+        (CHAT | {"system": "Be long."}, "system"),
+        ({"messages": [ASK | {"reasoning": "A."}, REPLY]}, r"messages\[0\].reasoning"),
     ],
 )
 def test_bad_free_text_names_its_field(record, message):

@@ -72,7 +72,7 @@ def test_a_spike_is_measured_against_what_was_usual():
         gradients, losses = zip(*usual, last, strict=True)
         assert int(skipped(walk(GUARDED, gradients, losses)[1])) == spike
         assert int(skipped(walk(GUARDED, gradients[1:], losses[1:])[1])) == 0  # one step short of the memory
-    with pytest.raises(ValueError, match="optimizer.spike=0.5 must be above 1"):
+    with pytest.raises(ValueError, match="optimizer.spike=0.5"):
         OptimizerConfig(0.1, spike=0.5)
 
 
@@ -114,7 +114,7 @@ def test_a_bad_step_is_left_out_counted_and_survives_a_restart(tiny_run, tmp_pat
 def test_a_run_that_stopped_at_a_bad_step_goes_on_without_it(tiny_run, tmp_path, one_device, monkeypatch):
     """What is done about bad steps may change: the optimizer's state goes behind a guard, and comes out of it."""
     spoil(monkeypatch, 5)
-    with pytest.raises(Diverged, match="step 5: loss nan.* or set optimizer.bad_steps=skip"):
+    with pytest.raises(Diverged, match="step 5: .*bad_steps=skip"):
         training.train(tiny_run.experiment, tmp_path / "run")
     training.train(guarded(tiny_run), tmp_path / "run")
     assert lines(tmp_path / "run")[-2]["skipped_steps"] == 1
@@ -125,7 +125,7 @@ def test_a_run_that_stopped_at_a_bad_step_goes_on_without_it(tiny_run, tmp_path,
 def test_bad_steps_in_a_row_end_the_run(tiny_run, tmp_path, one_device, monkeypatch):
     spoil(monkeypatch, *range(2, 2 + SKIPS))
     data = dataclasses.replace(tiny_run.experiment.data, valid=())
-    with pytest.raises(Diverged, match=f"step {1 + SKIPS}: .*the {SKIPS}th bad step in a row; last good checkpoint"):
+    with pytest.raises(Diverged, match=f"step {1 + SKIPS}:"):
         training.train(guarded(tiny_run, steps=20, data=data), tmp_path / "run")
 
 
@@ -140,7 +140,7 @@ def test_sigterm_saves_and_the_run_goes_on_exactly(tiny_run, tmp_path, one_devic
 
     monkeypatch.setattr(training, "put_rows", put)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="SIGTERM: saved at step 2 of 6; the same command continues"):
+    with pytest.raises(Stopped, match="SIGTERM: .*step 2"):
         training.train(tiny_run.experiment, tmp_path / "run")
     assert signal.getsignal(signal.SIGTERM) is before
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["2"]
@@ -189,7 +189,7 @@ def test_a_checkpoint_says_what_it_is_and_some_are_kept(tiny_run, tmp_path, one_
     assert run["versions"]["jprm"] == jprm.__version__ and run["versions"]["jax"] == jax.__version__
     assert 0 < run["goodput"]["productive"] and run["goodput"]["began"] < time.time()
     assert run["versions"]["commit"] is None or len(run["versions"]["commit"]) >= 40
-    with pytest.raises(ValueError, match="keep_every=4 is no multiple of checkpoint_every=3"):
+    with pytest.raises(ValueError, match="keep_every=4"):
         dataclasses.replace(kept, checkpoint_every=3)
 
 

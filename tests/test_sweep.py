@@ -110,9 +110,9 @@ def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert compare([run])["runs"][0]["metrics"] == {"loss": 0.5}
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step"\n{"step": 2}\n')
-    with pytest.raises(ValueError, match="metrics.jsonl:2: is no line of metrics"):
+    with pytest.raises(ValueError, match="metrics.jsonl:2"):
         compare([run])
-    with pytest.raises(FileNotFoundError, match="is no run and holds none"):
+    with pytest.raises(FileNotFoundError, match="no run"):
         compare([tmp_path / "none"])
 
 
@@ -131,11 +131,11 @@ def test_the_grid_of_settings():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["a"], "not of the form"),
-        (["a=1,,2"], "not of the form"),
-        (["a="], "not of the form"),
-        (["a=1", "b=2"], "gives no field several values"),
-        (["base=x/y,x_y"], "characters that a folder's name does not hold"),
+        (["a"], "form"),
+        (["a=1,,2"], "form"),
+        (["a="], "form"),
+        (["a=1", "b=2"], "several"),
+        (["base=x/y,x_y"], "characters"),
     ],
 )
 def test_a_grid_that_is_none_is_refused(settings, message):
@@ -147,5 +147,5 @@ def test_a_wrong_value_is_refused_before_anything_runs(swept, tmp_path, monkeypa
     monkeypatch.setattr(sweeps, "train", None)
     with pytest.raises(ValueError, match="seed"):
         sweeps.sweep(swept[0] / "e.py", ["seed=1,x"], tmp_path)
-    with pytest.raises(ValueError, match=r"profile=\(3, 2\) must be the first and the last step"):
+    with pytest.raises(ValueError, match=r"profile=\(3, 2\)"):
         sweeps.sweep(swept[0] / "e.py", ["profile=[1,2],[3,2]"], tmp_path)

@@ -98,9 +98,9 @@ def test_an_error_in_one_tree_does_not_reach_the_next_one_or_padding():
 
 
 def test_policies_that_contradict_the_labels_are_refused():
-    with pytest.raises(ValueError, match="labels='rating' with neutral='none'"):
+    with pytest.raises(ValueError, match="labels='rating'"):
         TargetConfig("rating", "none", "keep")
-    with pytest.raises(ValueError, match="only ratings have a neutral class"):
+    with pytest.raises(ValueError, match="ratings"):
         TargetConfig("correctness", "drop", "keep")
     with pytest.raises(TypeError):  # nothing that changes what is learned has a default
         TargetConfig("rating", "drop")
@@ -170,12 +170,12 @@ def test_consensus_keeps_steps_up_to_the_first_disagreement():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    (dict(labels="correctness", soft="progress"), "soft='progress' takes labels='value'"),
+    (dict(labels="correctness", soft="progress"), "soft='progress'"),
     (dict(soft="relative"), "needs target.threshold"),
-    (dict(soft="hard", threshold=-0.1), "threshold=-0.1 must not be negative"),
-    (dict(soft="entropy", eta=0.0), "eta=0.0 be in"),
-    (dict(smoothing=1.0), "smoothing=1.0 must be in"),
-    (dict(labels="rating", neutral="third", smoothing=0.1), "0 with neutral='third'"),
+    (dict(soft="hard", threshold=-0.1), "threshold=-0.1"),
+    (dict(soft="entropy", eta=0.0), "eta=0.0"),
+    (dict(smoothing=1.0), "smoothing=1.0"),
+    (dict(labels="rating", neutral="third", smoothing=0.1), "neutral='third'"),
 ])  # fmt: skip
 def test_targets_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):

