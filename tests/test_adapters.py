@@ -22,6 +22,7 @@ from published import (
     plant,
     tokenizer_of,
 )
+from refusing import refused
 
 import jprm
 from jprm.adapters import load as loading
@@ -149,8 +150,7 @@ def test_trees_that_grow_are_read_the_same_way(tmp_path, name):
         (handle,), score_P = trees.extend([handle], [step])
         found += score_P.tolist()
     np.testing.assert_allclose(found, prm.score(PROBLEM, STEPS), atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="longest chain"):
-        trees.extend([handle], ["7 " * prm.context])
+    refused(ValueError, "longest chain", trees.extend, [handle], ["7 " * prm.context])
 
 
 def test_bad_chains_are_refused_before_anything_runs(published, monkeypatch):
@@ -160,10 +160,8 @@ def test_bad_chains_are_refused_before_anything_runs(published, monkeypatch):
         raise AssertionError("the device was asked")
 
     monkeypatch.setattr(scorer, "readout_of_rows", never)
-    with pytest.raises(ValueError, match=r"steps\[1\]"):
-        prm.score(PROBLEM, [STEPS[0], " "])
-    with pytest.raises(ValueError, match="longest chain"):
-        prm.score(PROBLEM, ["7 " * prm.context])
+    refused(ValueError, r"steps\[1\]", prm.score, PROBLEM, [STEPS[0], " "])
+    refused(ValueError, "longest chain", prm.score, PROBLEM, ["7 " * prm.context])
 
 
 def test_the_channel_of_right_is_the_right_one(published):
@@ -197,8 +195,7 @@ IMPLICIT = dataclasses.replace(CASES["math-psa"], lora=False, name="EurusPRM")
 
 def test_an_implicit_prm_is_the_log_ratio_of_two_models_along_the_chain(tmp_path):
     folder, model = make(tmp_path, IMPLICIT)
-    with pytest.raises(ValueError, match="adapter.json"):
-        jprm.load(folder)
+    refused(ValueError, "adapter.json", jprm.load, folder)
     _, other = make(tmp_path, dataclasses.replace(IMPLICIT, name="other"), seed="other")
     (folder / "adapter.json").write_text(json.dumps({"like": "eurus", "reference": "../other", "scale": 0.05}))
     prm = jprm.load(folder)
@@ -313,16 +310,12 @@ def test_a_record_of_ones_own(tmp_path):
     ("changes", "message"),
     [
         (dict(head_="score"), "head_"),
-        (dict(like="qwen"), "'qwen'"),
         (dict(step=7), "step: 7"),
         (dict(step="{problem} {step}"), "step"),
-        (dict(problem="{problem} {step}"), "problem"),
         (dict(channels=[]), "channels"),
         (dict(score={"up": 1}), "'up'"),
         (dict(head="lm_head"), "'right'"),
         (dict(activation="tanh"), "'tanh'"),
-        (dict(semantics="good"), "'good'"),
-        (dict(aggregation="median"), "'median'"),
         (dict(activation="log_ratio"), "log_ratio"),
         (dict(context=0), "context"),
     ],
@@ -330,8 +323,7 @@ def test_a_record_of_ones_own(tmp_path):
 def test_records_that_say_nothing_sensible_are_refused(tmp_path, changes, message):
     path = tmp_path / "adapter.json"
     path.write_text(json.dumps(MINE | changes))
-    with pytest.raises(ValueError, match=f"{path}: .*{message}"):
-        publications.read(path)
+    refused(ValueError, f"{path}: .*{message}", publications.read, path)
 
 
 ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.lists(st.text(max_size=3), max_size=2)
@@ -352,8 +344,7 @@ def test_a_token_classifier_of_other_labels_is_no_prm(tmp_path, labels):
     folder, _ = make(tmp_path, CASES["trl"])
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"id2label": dict(enumerate(labels))}))
-    with pytest.raises(ValueError, match=f"{', '.join(labels)}"):
-        jprm.load(folder)
+    refused(ValueError, f"{', '.join(labels)}", jprm.load, folder)
     if len(labels) == 2:
         jprm.load(folder, adapter="trl")  # at the user's word
     for names in (["LABEL_0", "LABEL_1"], ["negative", "positive"], ["-", "+"]):
@@ -380,14 +371,10 @@ def test_an_adapter_has_any_number_of_channels(tmp_path):
 
 def test_folders_that_show_no_sign_are_refused(tmp_path):
     folder, _ = make(tmp_path, dataclasses.replace(CASES["rlhflow"], name="llama"))
-    with pytest.raises(ValueError, match="LlamaForCausalLM"):
-        jprm.load(folder)
-    with pytest.raises(ValueError, match="adapter='other'"):
-        jprm.load(folder, adapter="other")
-    with pytest.raises(ValueError, match="score.weight"):
-        jprm.load(folder, adapter="trl")
-    with pytest.raises(FileNotFoundError, match="experiment.json"):
-        jprm.load(tmp_path)
+    refused(ValueError, "LlamaForCausalLM", jprm.load, folder)
+    refused(ValueError, "adapter='other'", jprm.load, folder, adapter="other")
+    refused(ValueError, "score.weight", jprm.load, folder, adapter="trl")
+    refused(FileNotFoundError, "experiment.json", jprm.load, tmp_path)
     assert jprm.load(folder, adapter="rlhflow").name.endswith(f"(rlhflow {PUBLISHED['rlhflow'].digest})")
 
 
@@ -397,27 +384,26 @@ def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
     folder, _ = make(tmp_path, CASES["math-psa"])
     fields, file = json.loads((folder / "adapter_config.json").read_text()), folder / "adapter_model.safetensors"
 
-    def refused(message, **changes):
+    def bad(message, **changes):
         (folder / "adapter_config.json").write_text(json.dumps(fields | changes))
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            Merged(folder)
+        refused((ValueError, FileNotFoundError), message, Merged, folder)
         (folder / "adapter_config.json").write_text(json.dumps(fields))
 
-    refused("use_dora", use_dora=True)
-    refused("rank_pattern", rank_pattern={"q_proj": 2})
-    refused("scale_by_depth", scale_by_depth=True)
-    refused("r is 0", r=0)
-    refused("lora_A.weight", r=2)
-    refused("'nowhere'", base_model_name_or_path="nowhere")
+    bad("use_dora", use_dora=True)
+    bad("rank_pattern", rank_pattern={"q_proj": 2})
+    bad("scale_by_depth", scale_by_depth=True)
+    bad("r is 0", r=0)
+    bad("lora_A.weight", r=2)
+    bad("'nowhere'", base_model_name_or_path="nowhere")
     tensors = load_file(file)
     save_file(tensors | {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4")}, file)
-    refused("lora_A")
+    bad("lora_A")
     other = {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4"),
              "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": np.zeros((64, 4), "f4")}  # fmt: skip
     save_file(tensors | other, file)
-    refused("model.layers.9.mlp.up_proj.weight")
+    bad("model.layers.9.mlp.up_proj.weight")
     save_file(tensors | {"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude": np.zeros(4, "f4")}, file)
-    refused("lora_magnitude")
+    bad("lora_magnitude")
 
 
 def test_reasoneval_gives_redundancy_beside_validity(tmp_path):

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 from annotating import Desk, chain, make, truth
+from refusing import refused
 
-from jprm.apps import cli
 from jprm.apps.annotate import SelectConfig
 from jprm.apps.annotate.export import export
 from jprm.apps.annotate.quality import _contrast, figures, ordinal_alpha, tasks_of
@@ -121,8 +121,7 @@ def test_disagreement_compares_scores_of_any_scale_with_labels(tmp_path, scale):
     ]
     write_records(tmp_path / "in.jsonl", chains)
     config = SelectConfig(1, convincing=0, rest=0, disagreement=1)
-    with pytest.raises(ValueError, match=r"'p\d': .*OUT.info.json"):
-        select_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", config)
+    refused(ValueError, r"'p\d': .*OUT.info.json", select_file, tmp_path / "in.jsonl", tmp_path / "out.jsonl", config)
     (tmp_path / "in.jsonl.info.json").write_text(json.dumps({"version": 1, "scale": dataclasses.asdict(scale)}))
     select_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", config)
     assert [record["problem"] for record in read_records(tmp_path / "out.jsonl")] == ["p3"]
@@ -135,8 +134,7 @@ def test_a_short_stratum_is_filled_at_random_and_small_pools_are_taken_whole():
     assert len(select(right, SelectConfig(80))) == 50
     with pytest.raises(ValueError, match="score"):
         select([{"problem": "p", "steps": ["s"]}], SelectConfig(1))
-    with pytest.raises(ValueError, match="at most 1"):
-        SelectConfig(10, convincing=0.9, rest=0.2)
+    refused(ValueError, "at most 1", SelectConfig, 10, convincing=0.9, rest=0.2)
 
 
 def test_selection_reads_pools_and_trees_and_leaves_benchmarks_out(tmp_path):
@@ -210,33 +208,12 @@ def test_labels_that_two_differ_on_are_cut_or_given_twice(labelled, tmp_path):
     assert ana["tasks"] == 11 and records["Problem 0?"]["labels"] == [1, -1, None, None]
     assert records["Problem 5?"]["labels"] == [0, None, None, None]
     assert records["Problem 5?"]["comments"] == [{"annotator": "ana", "step": 1, "text": "too hard"}]
-    with pytest.raises(ValueError, match="'eve'"):
-        export(labelled, tmp_path / "x.jsonl", disagreements="cut", without=["eve"])
+    refused(ValueError, "'eve'", export, labelled, tmp_path / "x.jsonl", disagreements="cut", without=["eve"])
 
 
 def read_records_twice(labelled, tmp_path):
     export(labelled, tmp_path / "each.jsonl", disagreements="each")
     return read_records(tmp_path / "each.jsonl")
-
-
-def test_the_commands_report_export_and_prepare(labelled, tmp_path, capsys):
-    assert cli.main(["annotate", "report", str(labelled), "--json", str(tmp_path / "r.json")]) == 0
-    said = capsys.readouterr().out
-    assert "12 of 12 tasks labelled, 12 of them twice" in said and "Ordinal alpha" in said
-    out = tmp_path / "labelled.jsonl"
-    line = ["annotate", "export", str(labelled), "--output", str(out), "--disagreements", "cut"]
-    assert cli.main(line) == 0
-    assert cli.main(["prepare", "jsonl", "--source", str(out), "--out", str(tmp_path / "prepared")]) == 0
-    assert "records kept" in capsys.readouterr().err
-    assert cli.main(["annotate", "export", str(tmp_path), "--output", str(out), "--disagreements", "cut"]) == 2
-    assert "holds no study.json" in capsys.readouterr().err
-
-
-def test_a_study_without_labels_is_no_export(tmp_path):
-    folder = make(tmp_path, work=[chain(0)])
-    with pytest.raises(ValueError, match="labelled"):
-        export(folder, tmp_path / "x.jsonl", disagreements="each")
-    assert figures(tasks_of(folder))["agreement"]["alpha"] is None
 
 
 def test_anchoring_is_measured_where_chance_shows_scores(tmp_path):
@@ -268,8 +245,7 @@ def test_anchoring_is_measured_where_chance_shows_scores(tmp_path):
 
 def test_a_study_of_anchoring_needs_scores(tmp_path):
     work = [chain(0), {key: value for key, value in chain(1).items() if key != "scores"}]
-    with pytest.raises(ValueError, match="task 2: scores"):
-        make(tmp_path, work=work, anchored_fraction=0.5)
+    refused(ValueError, "task 2: scores", make, tmp_path, work=work, anchored_fraction=0.5)
     log_odds = chain(1) | {"scores": [7.0] * len(chain(1)["steps"])}
     with pytest.raises(ValueError, match="task 2"):
         make(tmp_path, work=[chain(0), log_odds], anchored_fraction=0.5)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from annotating import SECRET, Desk, chain, make
+from refusing import refused
 
 from jprm.apps import cli
 from jprm.apps.annotate import SelectConfig, study
@@ -258,8 +259,7 @@ def test_trees_are_selected_from_pools(tmp_path, capsys):
     drawn = {tree["problem"] for tree in found if tree["selection"]["stratum"] == "random"}
     wrong = [f"Problem {i}?" for i in range(39, 10, -2) if f"Problem {i}?" not in drawn][: len(convincing)]
     assert sorted(tree["problem"] for tree in convincing) == sorted(wrong) and len(wrong) == 7
-    with pytest.raises(ValueError, match="alternatives"):
-        SelectConfig(4, alternatives=1)
+    refused(ValueError, "alternatives", SelectConfig, 4, alternatives=1)
     write_records(tmp_path / "bare.jsonl", [{"problem": "p", "samples": [{"steps": ["a"]}]}])
     with pytest.raises(ValueError, match="'p'"):
         select_file(tmp_path / "bare.jsonl", tmp_path / "x.jsonl", SelectConfig(1, alternatives=2))

@@ -223,10 +223,6 @@ def test_random_sums(pair, off):
     assert check_arithmetic(f"so {text[1:-1]} = {value + off}.", limit_s=60).label == 0
 
 
-def test_a_wrong_step_says_what_does_not_hold():
-    assert check_arithmetic("3 x 4 = 12, and then 12 x 2 = 25 cats").false == "12 * 2 = 25 cats"
-
-
 def test_no_step_takes_long():
     start = time.monotonic()
     assert check_arithmetic("(x+1)(y+2)(z+3)(a+b+c+x+y)^12 (1+x+y+z)^12 = (x+2)^12 (y+a+b)^12", limit_s=1).label is None

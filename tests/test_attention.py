@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from tiny import TINY, filled, packed_trees, params, random_tree, reasoning_trees, visible
 
 from jprm.model.attention import ATTENTION, Implementation, attend, cpu_paths, plan, suited
@@ -154,7 +155,5 @@ def test_an_implementation_is_one_record(monkeypatch):
     weights, rows = jax.tree.map(jnp.asarray, (params(TINY), filled(packed_trees([random_tree(0, 8)], 64, 24).rows, 2)))
     found, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
     close(found, expected)
-    with pytest.raises(ValueError, match="windows"):
-        configured("mine", 8, windows=(8,))
-    with pytest.raises(ValueError, match="'yours'"):
-        configured("yours", 8)
+    refused(ValueError, "windows", configured, "mine", 8, windows=(8,))
+    refused(ValueError, "'yours'", configured, "yours", 8)

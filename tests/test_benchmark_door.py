@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from refusing import refused
 from test_evaluate_run import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains
 
@@ -178,8 +179,7 @@ def test_a_file_of_ones_own_is_a_section_of_a_suite(toy_file, tiny_run, tmp_path
 def test_a_section_that_is_no_benchmark_is_refused(key, message, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "suite.json").write_text(json.dumps({key: {"data": ["toy.jsonl"]}}))
-    with pytest.raises(ValueError, match=message):
-        read_suite(tmp_path / "suite.json")
+    refused(ValueError, message, read_suite, tmp_path / "suite.json")
 
 
 def test_a_command(registered, toy_file, tiny_run, tmp_path, capsys):

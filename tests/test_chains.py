@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from tiny import TINY, filled, logits, packed_trees, params, random_tree
 from tiny_run import MODEL, experiment, lines, make_data, one_device, training
 
@@ -241,19 +242,16 @@ def test_machines_that_cudnn_does_not_run_on_are_refused(gpu, monkeypatch):
     ],
 )
 def test_models_that_cudnn_does_not_take_are_refused(change, message):
-    with pytest.raises(ValueError, match=f"attention='cudnn'.*{message}"):
-        dataclasses.replace(CUDNN, **change)
+    refused(ValueError, f"attention='cudnn'.*{message}", dataclasses.replace, CUDNN, **change)
 
 
 def test_rows_that_tiles_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="128"):
-        plan(*(np.ones((1, 200), np.int32),) * 2, CUDNN)
+    refused(ValueError, "128", plan, *(np.ones((1, 200), np.int32),) * 2, CUDNN)
 
 
 def test_rows_split_over_context_are_refused():
     message = "'cudnn' does not split rows over the mesh's context=2; .* 'blocked' elsewhere, or mesh.context=1"
     mesh = make_mesh(MeshConfig(1, 2, 2, 2))
-    with pytest.raises(ValueError, match=message):
-        check_mesh(CUDNN, mesh, 2, T)
+    refused(ValueError, message, check_mesh, CUDNN, mesh, 2, T)
     with jax.set_mesh(mesh), pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda rows: plan(rows.until, rows.position, CUDNN), put_rows(empty_rows(2, T, 8), mesh))

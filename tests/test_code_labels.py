@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from hostile import programs as hostile
+from refusing import refused
 
 from jprm import fields
 from jprm.apps import cli
@@ -172,21 +173,17 @@ def test_records_and_verifiers_that_do_not_fit_cost_nothing(tmp_path, capsys, mo
         assert cli.main([*command, *base, "--verifier", "test"]) == 2
         assert "verifier='test' is not one of answer, tests" in capsys.readouterr().err
     monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed")
-    with pytest.raises(OSError, match="installed"):
-        VERIFIERS["tests"].check({"problem": "p", "tests": TESTS}, "here")
+    refused(OSError, "installed", VERIFIERS["tests"].check, {"problem": "p", "tests": TESTS}, "here")
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "r.jsonl").exists()
-    with pytest.raises(RecordError, match="prelude"):
-        VERIFIERS["tests"].check({"problem": "p", "tests": TESTS, "prelude": 7}, "here")
-    with pytest.raises(ValueError, match="list"):
-        find("test_code_labels:TESTS")
+    refused(RecordError, "prelude", VERIFIERS["tests"].check, {"problem": "p", "tests": TESTS, "prelude": 7}, "here")
+    refused(ValueError, "list", find, "test_code_labels:TESTS")
 
 
 def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
     monkeypatch.setattr(
         "jprm.methods.verify.programs.run_servers", lambda *_, **__: [sandbox.Outcome(1, "bwrap: no")] * 2
     )
-    with pytest.raises(OSError, match="start"):
-        judge_programs([({"problem": "p", "tests": TESTS}, ["x = 1"])])
+    refused(OSError, "start", judge_programs, [({"problem": "p", "tests": TESTS}, ["x = 1"])])
 
 
 def trajectory(steps, ended):
@@ -197,8 +194,7 @@ def trajectory(steps, ended):
 
 def test_reinforcement_learning_is_rewarded_by_tests(tmp_path):
     write_records(tmp_path / "p.jsonl", [{"problem": "sum", "tests": TESTS}, {"problem": "other", "answer": 1}])
-    with pytest.raises(RecordError, match="p.jsonl:2: tests"):
-        rollout.read_records([str(tmp_path / "p.jsonl")], VERIFIERS["tests"])
+    refused(RecordError, "p.jsonl:2: tests", rollout.read_records, [str(tmp_path / "p.jsonl")], VERIFIERS["tests"])
     write_records(tmp_path / "p.jsonl", [{"problem": "sum", "tests": TESTS}])
     records = rollout.read_records([str(tmp_path / "p.jsonl")], VERIFIERS["tests"])
     programs = [["def total(xs):", "    return sum(xs)"], ["def total(xs):", "    return 0"], []]

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.programs import program_of
@@ -60,8 +61,7 @@ def test_the_checker_equals_what_lines_do(code_world):
     assert functions.check(functions.Problem((("Keep at least {}.", 3),)), ["    xs = [x for x in xs if x > 2]"]) == [
         True
     ]
-    with pytest.raises(ValueError, match="problem"):
-        functions.parse("Keep at most 3. Return the list.")
+    refused(ValueError, "problem", functions.parse, "Keep at most 3. Return the list.")
 
 
 def test_the_tokenizer_keeps_every_character(code_world):

@@ -8,6 +8,7 @@ import uuid
 import pytest
 from buckets import objects
 from pod_storm import EXPERIMENT
+from refusing import refused
 from starlette.testclient import TestClient
 from test_evaluate_run import pool_file, processbench_file, short_rows  # noqa: F401  (autouse)
 from test_export import untrained
@@ -292,8 +293,7 @@ def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatc
         killed_at(4, patch)
         with pytest.raises(KeyboardInterrupt):
             export(there, bucket / "out")
-    with pytest.raises(FileNotFoundError, match="model"):
-        kind_of(bucket / "out")
+    refused(FileNotFoundError, "model", kind_of, bucket / "out")
     for _ in range(2):  # the second call checks the sums
         assert export(there, bucket / "out") == bucket / "out"
     assert kind_of(bucket / "out") == "huggingface" and not (bucket / "out.partial").exists()
@@ -301,11 +301,9 @@ def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatc
     assert set(found) == {f"/{file.name}" for file in (tmp_path / "out").iterdir()}
     for name in found.keys() - {"/export.json", "/SHA256SUMS"}:  # these depend on the model's place
         assert found[name] == (tmp_path / "out" / name[1:]).read_bytes()
-    with pytest.raises(FileExistsError, match="already"):
-        export(there, bucket / "out", dtype="bfloat16")
+    refused(FileExistsError, "already", export, there, bucket / "out", dtype="bfloat16")
     (bucket / "out/config.json").write_bytes(b"{}")
-    with pytest.raises(ValueError, match="config.json"):
-        export(there, bucket / "out")
+    refused(ValueError, "config.json", export, there, bucket / "out")
 
 
 @pytest.mark.slow  # trains a model of a known family

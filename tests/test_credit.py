@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import ADVANTAGES, CREDITS, CreditConfig
@@ -52,8 +53,7 @@ def test_a_group_without_variance_gives_exactly_nothing(name):
     for rewards in (np.full(7, 0.1), np.zeros(3), 0.7 + 1e-8 * np.arange(6)):  # 0.1 seven times has a rounded mean
         np.testing.assert_array_equal(outcome(rewards, name), np.zeros(len(rewards)))
     assert outcome(np.array([0.1, 0.1, 0.2]), name).any()
-    with pytest.raises(ValueError, match="1"):
-        outcome(np.ones(1), name)
+    refused(ValueError, "1", outcome, np.ones(1), name)
 
 
 def test_min_form_goes_from_the_minimum_to_the_mean():
@@ -120,16 +120,6 @@ def test_progress_and_implicit_telescope():
     np.testing.assert_allclose(credit.progress(value_P, 0.5), [0.1, -0.3, 0.6, 0])
     np.testing.assert_allclose(credit.implicit(value_P), [0.6, -0.3, 0.6, 0])
     assert credit.shaping(value_P, 1.0).sum() == pytest.approx(0)
-
-
-def test_gate_keeps_what_is_negative():
-    credit_P1 = np.array([0.5, -0.2, 0.0])
-    np.testing.assert_array_equal(credit.gate(credit_P1, True), credit_P1)
-    np.testing.assert_array_equal(credit.gate(credit_P1, False), [0.0, -0.2, 0.0])
-
-
-def test_to_go_discounts_by_segment():
-    np.testing.assert_allclose(credit.to_go(np.array([1.0, 2.0, 4.0]), 0.5), [3.0, 4.0, 4.0])
 
 
 GROUP = [chain(2, 3, 1), chain(4), chain(1, 1, tail=2), chain(tail=3)]
@@ -290,25 +280,18 @@ def test_a_prm_alone_is_asked_for_by_name():
     ("values", "message"),
     [
         (dict(name="prm"), "'prm'"),
-        (dict(baseline="mean"), "credit.baseline='mean'"),
         (dict(advantage="reinforce", baseline="step"), "advantage='reinforce'"),
         (dict(name="sum", advantage="grpo", baseline="to_go"), "advantage='grpo'"),
         (dict(name="shaping", advantage="grpo"), "rewards"),
         (dict(name="implicit", offset=-1.0), "constant"),
-        (dict(advantage="ppo"), "'ppo'"),
-        (dict(norm="none"), "norm='none'"),
         (dict(length=0), "norm='constant'"),
-        (dict(temperature=0), "temperature=0"),
         (dict(gamma=1.1), "gamma=1.1"),
-        (dict(gate=True), "'verifier'"),
         (dict(name="shaping", gate=True), "'shaping'"),
-        (dict(name="sum_prm_alone", gate=True), "'sum_prm_alone'"),
         (dict(name="progress", norm="last"), "norm='last'"),
     ],
 )
 def test_configurations_that_mean_nothing_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
-        config(**values)
+    refused(ValueError, message, config, **values)
 
 
 def test_rewards_that_mean_nothing_are_refused():

@@ -137,10 +137,3 @@ def test_returns_to_go_have_less_variance_than_full_returns_over_credits_offsets
         ratios += [found[n, x, "to_go"] / found[n, x, "return"] for n in ("sum", "min_form") for x in (0.0, -1.0)]
     assert len(ratios) == 8 and max(ratios) < 1.15 and np.exp(np.mean(np.log(ratios))) < 0.9
     assert config("min_form").subtracted is BASELINES["to_go"]
-
-
-@pytest.mark.slow
-def test_variances_of_groups_of_four():
-    for free in (False, True):
-        for key, value in variances(free, 4).items():
-            print(f"\nvariance: {'free' if free else 'fixed'} lengths, {key}: {value:.4f}", end="")

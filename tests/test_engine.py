@@ -8,6 +8,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from refusing import refused
 from tiny_rl import POLICY, experiment, make, save_run
 from tiny_run import one_device
 
@@ -159,8 +160,7 @@ def test_noise_of_another_precision_is_no_old_weight():
 def test_servers_that_answer_otherwise_are_refused(served, learner, tmp_path, serve):
     engine = on(served, learner, tmp_path)
     served.trim = True
-    with pytest.raises(ValueError, match="end of text"):
-        engine.draw(PROBLEMS[:20], 4, until="end", seed=0)
+    refused(ValueError, "end of text", engine.draw, PROBLEMS[:20], 4, until="end", seed=0)
     for reply, error, message in [
         ((500, {}, {"error": "out of memory"}), ConnectionError, "status 500"),
         ((200, {}, {"success": False, "message": "no such file"}), ConnectionError, "parameters"),
@@ -168,8 +168,7 @@ def test_servers_that_answer_otherwise_are_refused(served, learner, tmp_path, se
     ]:
         other = Served(serve)
         other.server.script = lambda number, body, reply=reply: reply
-        with pytest.raises(error, match=message):
-            on(other, learner, tmp_path)
+        refused(error, message, on, other, learner, tmp_path)
     with pytest.raises(ValueError, match="temperature=0.5"):
         experiment(tmp_path, temperature=0.5, engine=EngineConfig("http://localhost:1"))
 
@@ -184,8 +183,7 @@ def test_a_policy_is_exported_whole(learner, tmp_path):
     assert export(folder, out) == out  # it is whole
     again = load_sampler(out, OPTIONS)
     jax.tree.map(np.testing.assert_array_equal, again._params, policy._params)
-    with pytest.raises(ValueError, match="transformers"):
-        export(folder, tmp_path / "peft", format="peft")
+    refused(ValueError, "transformers", export, folder, tmp_path / "peft", format="peft")
     torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
     transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
     model, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -143,10 +144,8 @@ def test_a_scorer_worse_than_none_becomes_a_constant():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="2 of 2"):
-        calibration_map.fit("platt", np.array([0.1, 0.2]), np.array([True, True]))
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        calibration_map.fit("platt", np.array([0.1, 1.2]), np.array([True, False]))
+    refused(ValueError, "2 of 2", calibration_map.fit, "platt", np.array([0.1, 0.2]), np.array([True, True]))
+    refused(ValueError, r"\[0, 1\]", calibration_map.fit, "platt", np.array([0.1, 1.2]), np.array([True, False]))
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         calibration_map.apply(calibration_map.Logistic("platt", 1.0), np.array([-0.1]))
     for record in ({"kind": "magic"}, {"kind": "platt", "slope": 1.0}, [],
@@ -224,8 +223,7 @@ def test_thresholds_survive_json():
         assert conformal.Threshold.from_json(json.loads(json.dumps(threshold.to_json()))) == threshold
     with pytest.raises(ValueError):
         conformal.Threshold.from_json({"kind": "accept"})
-    with pytest.raises(ValueError, match="finite"):
-        conformal.false_alarm_threshold(np.array([np.nan]), 0.1)
+    refused(ValueError, "finite", conformal.false_alarm_threshold, np.array([np.nan]), 0.1)
 
 
 def records(n, seed, sharpness, name):
@@ -265,11 +263,9 @@ def test_report_finds_miscalibration_and_says_how_to_repair_it():
     assert few["raw"]["miscalibrated"] is None and few["raw"]["bins"] == 1
     for figures in report["recalibrated"].values():
         calibration_map.from_json(figures["map"])
-    with pytest.raises(ScoreError, match="nothing is left"):
-        report_of({"bad": calibrate}, calibrate)
+    refused(ScoreError, "nothing is left", report_of, {"bad": calibrate}, calibrate)
     calibrate[0]["scores"][0] = 1.5
-    with pytest.raises(ScoreError, match="calibrate: record 0"):
-        report_of({"bad": calibrate}, calibrate)
+    refused(ScoreError, "calibrate: record 0", report_of, {"bad": calibrate}, calibrate)
 
 
 def test_a_value_model_is_not_judged_by_the_calibration_of_its_steps():

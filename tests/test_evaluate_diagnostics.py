@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from jprm.evaluate.best_of_n import pools_of
 from jprm.evaluate.scored import ScoreError
@@ -271,5 +272,4 @@ def test_drift_of_trees():
         return {"problem": record["problem"], "nodes": nodes}
 
     assert drift_of(list(map(tree, before)), list(map(tree, after)), 0) == drift_of(before, after, 0)
-    with pytest.raises(ScoreError, match="before, record 0, step 0"):
-        drift_of([{"problem": "p", "steps": ["s"]}], after, 0)
+    refused(ScoreError, "before, record 0, step 0", drift_of, [{"problem": "p", "steps": ["s"]}], after, 0)

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from refusing import refused
 
 import jprm
 from jprm.evaluate.run import scored_trees, source
@@ -71,13 +72,10 @@ def test_seconds_are_measured_and_a_majority_needs_answers(tiny_run, tmp_path, o
     assert best["cost"][0] > majority["cost"][0]
     nodes = [tuple(dataclasses.replace(node, extra={}) for node in tree.nodes) for tree in scored]
     nameless = [dataclasses.replace(tree, nodes=of) for tree, of in zip(scored, nodes, strict=True)]
-    with pytest.raises(ValueError, match="no `answer`"):
-        equal_cost_report({"tiny": nameless}, {"tiny": prm}, 1e6, None, seed=0)
+    refused(ValueError, "no `answer`", equal_cost_report, {"tiny": nameless}, {"tiny": prm}, 1e6, None, seed=0)
 
 
 @pytest.mark.parametrize("count", [0.0, -1.0, float("nan"), float("inf")])
 def test_costs_that_are_none_are_refused(count):
-    with pytest.raises(ValueError, match="policy_parameters"):
-        equal_cost_report({}, {}, count, None, 0)
-    with pytest.raises(ValueError, match="policy_tokens_per_second"):
-        equal_cost_report({}, {}, 1e9, count, 0)
+    refused(ValueError, "policy_parameters", equal_cost_report, {}, {}, count, None, 0)
+    refused(ValueError, "policy_tokens_per_second", equal_cost_report, {}, {}, 1e9, count, 0)

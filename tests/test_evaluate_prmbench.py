@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import refused
 from rich.console import Console
 
 from jprm.data.readers import READERS
@@ -147,8 +148,7 @@ def test_bad_records_are_refused():
         pb.prmbench_report([with_scores(tree_of(record("circular", [1, 1], [0.5, 0.5])), [0.5, None])], 0)
     with pytest.raises(ScoreError, match="labels"):
         pb.prmbench_report([tree_of(record("circular", [1, None], [0.5, 0.5]))], 0)
-    with pytest.raises(ScoreError, match="PRMBench"):
-        pb.prmbench_report([], 0)
+    refused(ScoreError, "PRMBench", pb.prmbench_report, [], 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from([*pb.CLASSES[:2], "confidence"]), CHAIN, st.integers(0, 99)), min_size=1))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from rich.console import Console
 
 from jprm.evaluate import processbench as pb
@@ -60,8 +61,7 @@ def test_f1_and_its_curve_equal_the_definition(chains, threshold):
 def test_no_threshold_beats_the_best(chains):
     first_error, scores = split(chains)
     if min(first_error) >= 0 or max(first_error) < 0:
-        with pytest.raises(ScoreError, match="without"):
-            pb.best_threshold(first_error, scores)
+        refused(ScoreError, "without", pb.best_threshold, first_error, scores)
         return
     best = brute_force(chains, pb.best_threshold(first_error, scores))[0]
     every = np.unique(np.concatenate(scores))
@@ -132,8 +132,7 @@ def test_bad_records_are_named(bad, message):
     good, other = tree_of(record(-1, [0.5, 0.5])), tree_of(record(1, [0.5, 0.5]))
     other = with_scores(other, bad.pop("scores", [0.5, 0.5]))
     broken = dataclasses.replace(other, extra={**other.extra, **bad})
-    with pytest.raises(ScoreError, match=message):
-        pb.processbench_report({"math": [good, broken]}, "math", seed=0)
+    refused(ScoreError, message, pb.processbench_report, {"math": [good, broken]}, "math", seed=0)
 
 
 def test_an_unknown_calibration_split_is_named():

@@ -227,34 +227,9 @@ def test_best_of_n(tiny_run, tmp_path, capsys, counted):
     assert len(list(read_lines(scored))) == 3
 
 
-def test_files_of_one_name_are_refused(tiny_run, tmp_path, capsys):
-    (tmp_path / "a").mkdir()
-    one = processbench_file(tmp_path / "a" / "gsm8k.json", 6, 1)
-    two = processbench_file(tmp_path / "gsm8k.json", 6, 2)
-    for command, more in [("processbench", ["--calibrate", two]), ("steps", ["--neutral", "drop"])]:
-        data = [one] if command == "processbench" else [one, two]
-        line = ["--model", tiny_run.folder, "--data", *data, *more, "--json", tmp_path / "r.json"]
-        assert call(command, *line) == 2
-        assert "two files of one name" in capsys.readouterr().err
-    assert not (tmp_path / "r.json").exists() and not (tmp_path / "r.json.scores").exists()
-
-
 def test_a_file_that_is_not_there_is_refused_before_another_is_scored(tiny_run, tmp_path, capsys):
     data = processbench_file(tmp_path / "gsm8k.json", 6, 1)
     line = ["--model", tiny_run.folder, "--data", data, "--calibrate", tmp_path / "none.json"]
     assert call("processbench", *line, "--json", tmp_path / "r.json") == 2
     assert "none.json: No such file" in capsys.readouterr().err
     assert not (tmp_path / "r.json.scores").exists()
-
-
-def test_what_cannot_be_judged_is_one_line(tiny_run, tmp_path, capsys):
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    unlabelled = tmp_path / "unlabelled.jsonl"
-    write_records(unlabelled, [{"problem": "p", "steps": ["a"]}])
-    for file, said in [(empty, "record"), (unlabelled, "rank")]:
-        line = ["--model", tiny_run.folder, "--data", file, "--neutral", "drop", "--json", tmp_path / "r.json"]
-        assert call("steps", *line) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and error.count("\n") == 1 and said in error
-    assert not (tmp_path / "r.json").exists()

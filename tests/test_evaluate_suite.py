@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from refusing import refused
 from test_evaluate_run import pool_file, prm800k_file, processbench_file, short_rows  # noqa: F401  (autouse)
 
 from jprm.apps import cli
@@ -84,8 +85,7 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
         patch.setattr(scorer.PRM, "_prepared", dies)
         with pytest.raises(KeyboardInterrupt):
             suites.run_suite(tiny_run.folder, suite, tmp_path)
-    with pytest.raises(FileNotFoundError, match="results.json"):
-        suites.read_results(tmp_path)
+    refused(FileNotFoundError, "results.json", suites.read_results, tmp_path)
     calls.clear()
     monkeypatch.setattr(scorer.PRM, "_prepared", lambda self, trees: calls.append(1) or whole_scores(self, trees))
     results = suites.run_suite(tiny_run.folder, suite, tmp_path)
@@ -98,14 +98,11 @@ def test_half_written_caches_are_named(done, tmp_path):
     results = suites.read_results(tmp_path / "copy")
     path = tmp_path / "copy" / "scores" / "hard.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(ValueError, match="8 records"):
-        suites.read_scores(tmp_path / "copy", results)
+    refused(ValueError, "8 records", suites.read_scores, tmp_path / "copy", results)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="hard.jsonl"):
-        suites.read_scores(tmp_path / "copy", results)
+    refused(FileNotFoundError, "hard.jsonl", suites.read_scores, tmp_path / "copy", results)
     (tmp_path / "copy" / "results.json").write_text('{"sections": {}')
-    with pytest.raises(ValueError, match="results.json"):
-        suites.read_results(tmp_path / "copy")
+    refused(ValueError, "results.json", suites.read_results, tmp_path / "copy")
 
 
 @pytest.mark.parametrize(
@@ -125,17 +122,9 @@ def test_half_written_caches_are_named(done, tmp_path):
 def test_a_wrong_suite_is_named(folder, change, said):
     path = folder / "wrong.json"
     path.write_text(json.dumps(whole() | change))
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
-        suites.read_suite(path)
+    refused((ValueError, FileNotFoundError), said, suites.read_suite, path)
     path.write_text("{}")
-    with pytest.raises(ValueError, match="no suite"):
-        suites.read_suite(path)
-
-
-def test_models_of_one_name_are_refused(folder, tmp_path, capsys):
-    line = ["--suite", str(folder / "suite.json"), "--out", str(tmp_path)]
-    assert cli.main(["eval", "suite", "--model", str(tmp_path / "a" / "x"), str(tmp_path / "b" / "x"), *line]) == 2
-    assert "two models of one name" in capsys.readouterr().err
+    refused(ValueError, "no suite", suites.read_suite, path)
 
 
 def test_diagnostics_drift_and_contamination(folder, done, tiny_run, tmp_path, capsys):

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from refusing import refused
 
 import jprm
 from jprm import registry
@@ -295,21 +296,16 @@ def test_a_source_of_ones_own(fused, tmp_path):
     verifier = fit(fused[2], ["form", f"{code}/mine.py:LENGTH"], out=tmp_path / "own")
     record = made_pools(4, n=1)
     assert list(jprm.load(tmp_path / "own").score_many(record)) == list(verifier.score_many(record))
-    with pytest.raises(ValueError, match="each"):
-        fit(fused[2], [f"{code}/mine.py:WIDE"], out=tmp_path / "wide")
+    refused(ValueError, "each", fit, fused[2], [f"{code}/mine.py:WIDE"], out=tmp_path / "wide")
     (code / "mine.py").write_text("changed = 1\n")
-    with pytest.raises(ValueError, match="has changed"):
-        jprm.load(tmp_path / "own")
+    refused(ValueError, "has changed", jprm.load, tmp_path / "own")
 
 
 def test_what_cannot_be_fitted_is_refused(fused, tmp_path):
     files, out = fused[2], tmp_path / "out"
-    with pytest.raises(ValueError, match="arithmetic"):
-        fit(files, ["oracle"], out=out)
-    with pytest.raises(ValueError, match="twice"):
-        fit(files, ["form", "form"], out=out)
-    with pytest.raises(ValueError, match="twice"):
-        fit([files[0], files[0]], out=out)
+    refused(ValueError, "arithmetic", fit, files, ["oracle"], out=out)
+    refused(ValueError, "twice", fit, files, ["form", "form"], out=out)
+    refused(ValueError, "twice", fit, [files[0], files[0]], out=out)
     with pytest.raises(ScoreError, match="outcome unknown"):
         fit([written(tmp_path / "a.jsonl", [{"problem": "p", "samples": [{"steps": ["1"]}]}])], out=out)
     with pytest.raises(RecordError, match="samples"):
@@ -320,5 +316,4 @@ def test_what_cannot_be_fitted_is_refused(fused, tmp_path):
 
 
 def test_a_verifier_takes_no_options_of_models(fused):
-    with pytest.raises(ValueError, match="fused verifier"):
-        jprm.load(fused[1], dtype="bfloat16")
+    refused(ValueError, "fused verifier", jprm.load, fused[1], dtype="bfloat16")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
+from refusing import refused
 from tiny import chain_ids, chain_rows, logits, params
 from tiny_run import MODEL
 
@@ -116,11 +117,6 @@ def test_the_folder_is_whole_and_says_what_it_is(tmp_path):
     sums = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
     found = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir() if f.name != "SHA256SUMS"}
     assert sums == found
-    card = (folder / "README.md").read_text()
-    for part in ("train.jsonl", "neutral: positive", "0 = wrong, 1 = right", "bos: none", "3 steps"):
-        assert part in card
-    newline = prm.layout.tokenizer.encode("\n")
-    assert f"ids {newline}" in card
     assert load_tokenizer(folder).encode("3 + 4") == prm.layout.tokenizer.encode("3 + 4")
 
 
@@ -131,8 +127,7 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
     (partial / "left").touch()
     with only_run(partial), pytest.raises(ValueError, match="out.partial.lock"):
         export(prm, out, shard_bytes=8_000)
-    with pytest.raises(ValueError, match="out.partial"):
-        export(prm, out, shard_bytes=8_000)
+    refused(ValueError, "out.partial", export, prm, out, shard_bytes=8_000)
     (partial / "left").unlink()
 
     saved, whole = [], writing.save
@@ -165,16 +160,13 @@ def test_a_stopped_export_goes_on_and_nothing_is_half_written_or_replaced(tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr(writing, "save", None)
         assert export(prm, out, shard_bytes=8_000) == out
-    with pytest.raises(FileExistsError, match="out"):
-        export(prm, out, dtype="bfloat16", shard_bytes=8_000)
+    refused(FileExistsError, "out", export, prm, out, dtype="bfloat16", shard_bytes=8_000)
     shard = out / saved[0]
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     for check in (lambda: export(prm, out, shard_bytes=8_000), lambda: jprm.load(out)):
-        with pytest.raises(ValueError, match=f"{saved[0]}"):
-            check()
+        refused(ValueError, f"{saved[0]}", check)
     shard.unlink()
-    with pytest.raises(ValueError, match=f"SHA256SUMS: '{saved[0]}'"):
-        export(prm, out, shard_bytes=8_000)
+    refused(ValueError, f"SHA256SUMS: '{saved[0]}'", export, prm, out, shard_bytes=8_000)
 
 
 def contents(folder):
@@ -189,8 +181,7 @@ def test_a_linear_head_is_exact_in_qwens_two_layers():
     wanted = x.astype(np.float64) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(inner @ two["2.weight"].T + two["2.bias"], wanted, rtol=1e-12)  # float64 sums
     assert two["0.weight"].shape == (16, 16) and two["2.weight"].shape == (2, 16)
-    with pytest.raises(ValueError, match="4 .*3"):
-        exporting.two_layers({"kernel": np.zeros((3, 2)), "bias": np.zeros(2)})
+    refused(ValueError, "4 .*3", exporting.two_layers, {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)})
 
 
 def test_qwens_own_format(tmp_path):
@@ -221,8 +212,7 @@ def test_qwens_own_format(tmp_path):
     file = Tensors(export(deep, tmp_path / "deep", format="qwen2-prm"))
     np.testing.assert_array_equal(file.tensor("score.0.weight"), hidden["hidden_kernel"].T)
     np.testing.assert_array_equal(file.tensor("score.2.weight"), np.asarray(prm.params["head"]["kernel"]).T)
-    with pytest.raises(ValueError, match="qwen2-prm"):
-        export(deep, tmp_path / "no")
+    refused(ValueError, "qwen2-prm", export, deep, tmp_path / "no")
     with pytest.raises(ValueError, match="Qwen2"):
         export(untrained(tmp_path / "llama"), tmp_path / "no", format="qwen2-prm")
 
@@ -243,8 +233,7 @@ def test_adapters_alone_need_a_run_that_has_them_and_a_base_that_peft_can_load(t
     prm = untrained(tmp_path / "lora")
     experiment = tiny.experiment(tmp_path / "lora", model=prm.config, lora=LoraConfig(rank=2))
     (tmp_path / "lora" / "experiment.json").write_text(json.dumps(to_json(experiment)))
-    with pytest.raises(ValueError, match="base"):
-        export(prm, tmp_path / "no", format="peft")
+    refused(ValueError, "base", export, prm, tmp_path / "no", format="peft")
 
 
 @pytest.mark.parametrize(
@@ -261,8 +250,7 @@ def test_adapters_alone_need_a_run_that_has_them_and_a_base_that_peft_can_load(t
 def test_models_that_transformers_lacks_are_refused(tmp_path, changes, message):
     prm = untrained(tmp_path / "run")
     prm = dataclasses.replace(prm, config=dataclasses.replace(MODEL, **changes))
-    with pytest.raises(ValueError, match=message):
-        export(prm, tmp_path / "out")
+    refused(ValueError, message, export, prm, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusing import refused
 from stub_server import reply
 from tiny_rl import save_run
 from tiny_run import MODEL, save_tokenizer
@@ -133,12 +134,5 @@ def test_what_is_not_there_is_named(tmp_path, name, kind, message):
 def test_a_models_folder_runs_no_file(tmp_path):
     """A head's name is in the run's folder, and so might a file be."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nHEAD = 1\n")
-    with pytest.raises(ValueError, match="PYTHONPATH"):
-        registry.find(f"{tmp_path}/evil.py:HEAD", {}, "head")
+    refused(ValueError, "PYTHONPATH", registry.find, f"{tmp_path}/evil.py:HEAD", {}, "head")
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("command", ["search", "eval"])
-def test_an_own_command_that_is_not_there_is_one_line(command, capsys):
-    assert cli.main([command, "no_such_module:NAME", "--help"]) == 2
-    assert "no_such_module" in capsys.readouterr().err

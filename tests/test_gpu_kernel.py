@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from test_attention import WINDOW
 from test_kernel import by_rule, close, long_rows, made, with_gradients
 from tiny import TINY, filled, packed_trees, reasoning_trees
@@ -168,14 +169,11 @@ def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
     assert gpu_kernel.launches(96, 2) == SMALL and gpu_kernel.launches(64, 2) == default_launches(64, 2)
     for gpu.compute_capability in ("7.5", "gfx90a"):
         assert suited("paths") == "blocked"
-        with pytest.raises(ValueError, match="8.0"):
-            check("gpu_kernel", KERNEL, "gpu")
+        refused(ValueError, "8.0", check, "gpu_kernel", KERNEL, "gpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert suited("gpu_kernel") == "blocked"
-    with pytest.raises(ValueError, match="attention='kernel'"):
-        check("gpu_kernel", KERNEL, "tpu")
-    with pytest.raises(ValueError, match="head_dim=512"):
-        dataclasses.replace(KERNEL, head_dim=512)
+    refused(ValueError, "attention='kernel'", check, "gpu_kernel", KERNEL, "tpu")
+    refused(ValueError, "head_dim=512", dataclasses.replace, KERNEL, head_dim=512)
 
 
 def test_the_table_of_measured_blocks_is_well_formed():

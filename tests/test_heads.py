@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refused
 from tiny_run import MODEL, experiment, make_data, one_device, training
 
 import jprm
@@ -72,8 +73,7 @@ def test_a_search_may_go_by_another_output(quantile_run):
     _, (live,) = trees.extend([root], steps[:1])
     assert live == pytest.approx(record["outputs"]["low"][0], abs=1e-5)  # rows of another length
     assert prm.by("score") is prm
-    with pytest.raises(ValueError, match="'lower'"):
-        prm.by("lower")
+    refused(ValueError, "'lower'", prm.by, "lower")
 
 
 def test_named_outputs_go_along_with_the_score():
@@ -105,13 +105,11 @@ def test_an_experiment_names_heads():
     ],
 )
 def test_what_is_no_head_is_refused(name, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(MODEL, head=name)
+    refused(ValueError, message, dataclasses.replace, MODEL, head=name)
 
 
 def test_a_head_without_a_meaning_has_any_number_of_channels():
     assert (of_channels(4), of_channels(5)) == ("channels=4", "channels=5")  # five members are no plain channels
     head = find("channels=4")
     assert (head.size(100), head.log_odds, find("channels=4") == head) == (4, (), True)
-    with pytest.raises(ValueError, match="head='channels=0'"):
-        find("channels=0")
+    refused(ValueError, "head='channels=0'", find, "channels=0")

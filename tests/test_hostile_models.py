@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hostile import models as hostile
+from refusing import refused
 from test_gguf import write
 from tiny import TINY, params
 
@@ -24,8 +25,7 @@ from jprm.worker import Worker
 @pytest.mark.parametrize(("content", "reason"), hostile.GGUF.values(), ids=hostile.GGUF)
 def test_a_gguf_file_is_checked_against_its_size(tmp_path, content, reason):
     (tmp_path / "m.gguf").write_bytes(content)
-    with pytest.raises(ValueError, match=f"m.gguf: .*{reason}"):
-        open_gguf(tmp_path / "m.gguf")
+    refused(ValueError, f"m.gguf: .*{reason}", open_gguf, tmp_path / "m.gguf")
 
 
 VALUES = [(field, value) for field, values in hostile.VALUES.items() for value in values]
@@ -36,29 +36,25 @@ def test_gguf_metadata_is_refused_as_config_json_is(tmp_path, monkeypatch, field
     file = write(tmp_path / "m.gguf", TINY, params()["decoder"])
     fields = open_gguf(file).fields
     monkeypatch.setitem(fields, f"llama.{field}", value)
-    with pytest.raises(ValueError, match="m.gguf: "):
-        gguf.model_config(file)
+    refused(ValueError, "m.gguf: ", gguf.model_config, file)
 
 
 def test_an_array_for_a_number_is_refused(tmp_path, monkeypatch):
     file = write(tmp_path / "m.gguf", TINY, params()["decoder"])
     monkeypatch.setitem(open_gguf(file).fields, "llama.attention.head_count", [4, 4])
-    with pytest.raises(ValueError, match="llama.attention.head_count"):
-        gguf.model_config(file)
+    refused(ValueError, "llama.attention.head_count", gguf.model_config, file)
 
 
 @pytest.mark.parametrize(("fields", "named"), hostile.VOCABULARIES.values(), ids=hostile.VOCABULARIES)
 def test_a_damaged_vocabulary_in_a_gguf_file_is_named(tmp_path, fields, named):
     (tmp_path / "m.gguf").write_bytes(hostile.vocabulary(fields))
-    with pytest.raises(ValueError, match=f"m.gguf: tokenizer.ggml.{named}"):
-        load_tokenizer(tmp_path / "m.gguf")
+    refused(ValueError, f"m.gguf: tokenizer.ggml.{named}", load_tokenizer, tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("content", hostile.GROWING.values(), ids=hostile.GROWING)
 def test_a_tokenizer_that_fills_the_memory_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="tokenizer.json"):
-        load_tokenizer(tmp_path)
+    refused(ValueError, "tokenizer.json", load_tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +94,7 @@ def test_ids_beyond_the_model_are_refused(tmp_path):
     (tmp_path / "m.gguf").write_bytes(
         hostile.vocabulary({"tokens": hostile.TOKENS, "merges": hostile.array(hostile.STRING, ["a b"])})
     )
-    with pytest.raises(ValueError, match="m.gguf"):
-        load_tokenizer(tmp_path / "m.gguf", 2)
+    refused(ValueError, "m.gguf", load_tokenizer, tmp_path / "m.gguf", 2)
 
 
 CONFIG = {
@@ -112,21 +107,18 @@ CONFIG = {
 def test_a_count_of_layers_fills_no_memory(tmp_path, family):
     config = CONFIG | {"model_type": family, "num_hidden_layers": 2_000_000_000, "num_key_value_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="config.json"):
-        huggingface.model_config(tmp_path)
+    refused(ValueError, "config.json", huggingface.model_config, tmp_path)
 
 
 @pytest.mark.parametrize("field", ["attention_block", "heads", "kv_heads", "head_dim", "vocab_size", "layers"])
 def test_a_model_without_size_is_refused(field):
-    with pytest.raises(ValueError, match=f"{field}=0"):
-        dataclasses.replace(TINY, **{field: 0})
+    refused(ValueError, f"{field}=0", dataclasses.replace, TINY, **{field: 0})
 
 
 def test_a_run_reads_no_text_that_is_far_too_long(tiny_run, one_device):
     prm = jprm.load(tiny_run.folder)
     assert prm.context == 8192  # its rows have 128 tokens
-    with pytest.raises(ValueError, match="'aaa.*8,192"):
-        prm.score("a" * 400_000, ["b"])
+    refused(ValueError, "'aaa.*8,192", prm.score, "a" * 400_000, ["b"])
 
 
 def test_brackets_are_refused(tmp_path):
@@ -135,11 +127,9 @@ def test_brackets_are_refused(tmp_path):
         ("experiment.json", lambda x: read(x / "experiment.json")),
     ):
         (tmp_path / name).write_bytes(hostile.BRACKETS)
-        with pytest.raises(ValueError, match=name):
-            load(tmp_path)
+        refused(ValueError, name, load, tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(hostile.BRACKETS)
-    with pytest.raises(ValueError, match="tokenizer.json"):
-        load_tokenizer(tmp_path)
+    refused(ValueError, "tokenizer.json", load_tokenizer, tmp_path)
 
 
 EVIL = "open({marker!r}, 'w').close()\nfrom jprm.model.heads import HEADS\nHEAD = HEADS['binary']\n"
@@ -180,8 +170,7 @@ def test_no_module_of_a_models_folder_or_the_current_one_is_run(stranger, monkey
     ]
     monkeypatch.setattr(sys, "path", [*before, *sys.path])
     for load in (jprm.load, lambda folder: read(folder / "experiment.json")):
-        with pytest.raises(ValueError, match="experiment.json: .*="):
-            load(folder)
+        refused(ValueError, "experiment.json: .*=", load, folder)
     assert not marker.exists()
 
 
@@ -194,8 +183,7 @@ def test_not_even_where_the_search_path_has_it(stranger, monkeypatch, head):
         monkeypatch.setenv("PYTHONPATH", str(place))
     (folder.parent / "link").symlink_to(folder)
     for place in (folder, folder.parent / "link"):
-        with pytest.raises(ValueError, match="module"):
-            jprm.load(place)
+        refused(ValueError, "module", jprm.load, place)
     assert not marker.exists()
 
 

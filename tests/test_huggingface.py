@@ -11,6 +11,7 @@ import pytest
 import tiny_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from tiny import chain_rows, hidden, logits
 
 from jprm.checkpoints import base
@@ -145,8 +146,7 @@ def test_layers_groups_and_places(tmp_path):
             assert array.sharding.spec == spec(*AXES[name])
     assert placed["embed"].sharding.spec == spec(*AXES["embed"])
     jax.tree.map(np.testing.assert_array_equal, placed, parts)
-    with pytest.raises(ValueError, match="3 layers"):
-        base.model_config(tmp_path, layers=4)
+    refused(ValueError, "3 layers", base.model_config, tmp_path, layers=4)
     with pytest.raises(ValueError, match="rope_theta"):
         load_decoder(tmp_path, dataclasses.replace(config, rope_theta=7.0))
 
@@ -235,39 +235,23 @@ def test_published_gemma_configs(tmp_path):
     ("changes", "message"),
     [
         (dict(model_type="gemma"), "model_type"),
-        (dict(model_type=["llama"]), "model_type"),
         (dict(attention_bias=True), "attention_bias"),
-        (dict(mlp_bias=True), "mlp_bias"),
         (dict(hidden_act="gelu"), "hidden_act"),
         (dict(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
-        (dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
         (dict(quantization_config={"bits": 4}), "quantization_config"),
-        (dict(model_type="gemma2"), "head_dim"),
         (dict(model_type="gemma2", hidden_act="gelu"), "hidden_act"),
-        (dict(model_type="gemma2", use_bidirectional_attention=True), "use_bidirectional_attention"),
-        (dict(model_type="gemma2", head_dim=8, attn_logit_softcapping=-1), "attn_logit_softcapping"),
         (dict(model_type="gemma3_text", head_dim=8, sliding_window_pattern=0), "sliding_window_pattern"),
-        (dict(model_type="gemma3_text", head_dim=8, rope_parameters={"rope_theta": 5.0}), "rope_parameters"),
         (dict(model_type="mistral", sliding_window=-4), "sliding_window"),
         (dict(layer_types=["sliding_attention"] * 2), "layer_types"),
-        (dict(layer_types=["full_attention"]), "layer_types"),
         (dict(model_type="mistral", layer_types=["full_attention"] * 2), "layer_types"),
-        (dict(layer_types=["full_attention", "chunked_attention"]), "layer_types"),
         (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling.rope_type"),
-        (dict(rope_scaling={"rope_type": "longrope"}), "rope_scaling.rope_type"),
         (dict(rope_scaling={"type": "yarn", "factor": 2.0, "mscale": 0.7}), "rope_scaling.mscale"),
-        (dict(rope_scaling={"type": "linear"}), "rope_scaling.factor"),
         (dict(rope_scaling={"type": "linear", "factor": 0}), "rope_scaling.factor"),
         (dict(rope_scaling=LLAMA3 | {"low_freq_factor": 9.0}), "low=9.0 < high=4.0"),
-        (dict(rope_scaling=[1]), "rope_scaling"),
         (dict(hidden_size="absent"), "hidden_size"),
-        (dict(hidden_size=True), "hidden_size"),
-        (dict(num_hidden_layers=0), "num_hidden_layers"),
         (dict(num_key_value_heads=3), "num_key_value_heads"),
         (dict(head_dim=7), "head_dim"),
-        (dict(model_type="qwen3"), "head_dim"),
         (dict(rms_norm_eps="1e-5"), "rms_norm_eps"),
-        (dict(rope_theta=1), "rope_theta"),
         (dict(tie_word_embeddings=1), "tie_word_embeddings"),
     ],
 )  # fmt: skip
@@ -314,20 +298,19 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
     config, file = model_config(tmp_path), tmp_path / "model.safetensors"
     whole = load_file(file)
 
-    def refused(message, remove=(), **changes):
+    def bad(message, remove=(), **changes):
         tensors = {name: value for name, value in (whole | changes).items() if name not in remove}
         save_file(tensors, file)
-        with pytest.raises(ValueError, match=f"{tmp_path}.*: {message}"):
-            load_decoder(tmp_path, config)
+        refused(ValueError, f"{tmp_path}.*: {message}", load_decoder, tmp_path, config)
 
     up = "model.layers.1.mlp.up_proj.weight"
-    refused(f"{up}", [up])
-    refused(f"{up}", **{up: whole[up].T.copy()})
-    refused(f"{up}", **{up: whole[up].astype(np.int8)})
+    bad(f"{up}", [up])
+    bad(f"{up}", **{up: whole[up].T.copy()})
+    bad(f"{up}", **{up: whole[up].astype(np.int8)})
     third = up.replace("1", "2")
-    refused(f"{third}", **{third: whole[up]})
+    bad(f"{third}", **{third: whole[up]})
     for name in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.norm.weight", "other", "model.embed.weight"):
-        refused(f"{name}", **{name: whole[up]})
+        bad(f"{name}", **{name: whole[up]})
 
 
 def test_a_policy_starts_with_the_bases_own_head(tmp_path):
@@ -339,18 +322,14 @@ def test_a_policy_starts_with_the_bases_own_head(tmp_path):
     with tiny_run.one_device(), jax.set_mesh(make_mesh(begun.mesh)):
         params = jax.tree.map(np.asarray, initial_state(begun).params)
         other = dataclasses.replace(begun, model=dataclasses.replace(config, tied_embeddings=True))
-        with pytest.raises(ValueError, match="tied_embeddings"):
-            initial_state(other)
+        refused(ValueError, "tied_embeddings", initial_state, other)
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
     np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_the_base_is_chosen_by_its_path(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none"):
-        base.model_config(tmp_path / "none")
+    refused(FileNotFoundError, "none", base.model_config, tmp_path / "none")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="config.json"):
-        base.model_config(tmp_path / "model.safetensors")
-    with pytest.raises(FileNotFoundError, match="experiment.json"):
-        base.model_config(tmp_path)
+    refused(ValueError, "config.json", base.model_config, tmp_path / "model.safetensors")
+    refused(FileNotFoundError, "experiment.json", base.model_config, tmp_path)

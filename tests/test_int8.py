@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refused
 from test_gguf import write
 from test_real_models import TEXT
 from test_tpu import mesh_of
@@ -79,15 +80,13 @@ def test_all_types_are_read_from_a_file_as_they_are_held(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, placed, wanted)
         assert placed["layers_0"]["up"].values.sharding.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
         assert placed["layers_0"]["up"].scale.sharding.spec == jax.sharding.PartitionSpec(None, None, "tensor")
-    with pytest.raises(ValueError, match="dtype='int4'"):
-        held("up", whole["embed"], "int4")
+    refused(ValueError, "dtype='int4'", held, "up", whole["embed"], "int4")
 
 
 def test_a_parameter_whose_products_are_not_known_is_refused():
     """An expert's matrix would stay in float32, and the model be as large as before."""
     x_LDF = np.ones((1, 4, 8), np.float32)
-    with pytest.raises(ValueError, match="'experts'"):
-        held_decoder({"layers_0": {"experts": x_LDF}}, "int8")
+    refused(ValueError, "'experts'", held_decoder, {"layers_0": {"experts": x_LDF}}, "int8")
     assert held("experts", jnp.asarray(x_LDF), "bfloat16").dtype == jnp.bfloat16
     for config in (TINY, GEMMA):  # all that jprm has are known
         held_decoder(params(config)["decoder"], "int8")

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from refusing import refused
 from stub_server import reply
 from test_judge import judge
 
@@ -130,8 +131,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, settings, message, monke
     settings = {"url": "http://localhost:1/v1", "model": "m", "judge": {"prompt": "genprm"}} | settings
     settings = {key: value for key, value in settings.items() if value is not None}
     (tmp_path / "judge.json").write_text(json.dumps(settings))
-    with pytest.raises(RecordError, match=message):
-        load_judge(tmp_path / "judge.json")
+    refused(RecordError, message, load_judge, tmp_path / "judge.json")
 
 
 def test_a_judge_without_a_sandbox_is_refused(tmp_path, monkeypatch):
@@ -141,8 +141,7 @@ def test_a_judge_without_a_sandbox_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, "require", refuse)
     settings = {"url": "http://localhost:1/v1", "model": "m", "judge": {"prompt": "genprm"}}
     (tmp_path / "judge.json").write_text(json.dumps(settings))
-    with pytest.raises(OSError, match="sandbox"):
-        load_judge(tmp_path / "judge.json")
+    refused(OSError, "sandbox", load_judge, tmp_path / "judge.json")
 
 
 @pytest.mark.parametrize(
@@ -150,5 +149,4 @@ def test_a_judge_without_a_sandbox_is_refused(tmp_path, monkeypatch):
     [({"asks": "steps", "separator": "{critique}"}, "asks='step'"), ({"runs_code": True, "opening": "Hm"}, "opening")],
 )
 def test_prompts_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(PLAIN, **changes)
+    refused(ValueError, message, dataclasses.replace, PLAIN, **changes)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from test_attention import WINDOW, by_hand
 from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
 
@@ -201,8 +202,7 @@ def test_blocks_fit_the_memories_of_a_core():
     assert block_sizes(8192, 128, 7, 2) == Sizes(256, 512)
     for T, H, G, itemsize in itertools.product([1024, 8192, 131_072], [64, 128, 256], [1, 4, 7, 8, 16], [2, 4]):
         if (H, G, itemsize) == (256, 16, 4):
-            with pytest.raises(ValueError, match="16.*256"):
-                block_sizes(T, H, G, itemsize)
+            refused(ValueError, "16.*256", block_sizes, T, H, G, itemsize)
             continue
         sizes = block_sizes(T, H, G, itemsize)
         assert T % sizes.query == T % sizes.key == 0 and vmem_bytes(sizes, H, G, itemsize) <= VMEM
@@ -219,13 +219,10 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         arrays = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((B, T, 2, 2, 4), (B, T, 2, 4), (B, T, 2, 4))]
         return jax.eval_shape(functools.partial(by_rule, config=KERNEL), *arrays, *two(B, T))
 
-    with pytest.raises(ValueError, match="128"):
-        traced(1, 48)
-    with pytest.raises(ValueError, match="131,072"):
-        traced(8, 131_072)
+    refused(ValueError, "128", traced, 1, 48)
+    refused(ValueError, "131,072", traced, 8, 131_072)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ValueError, match="attention='gpu_kernel'"):
-        traced(1, 128)
+    refused(ValueError, "attention='gpu_kernel'", traced, 1, 128)
 
 
 def test_a_mesh_changes_nothing():

@@ -6,9 +6,8 @@ import pytest
 from stub_server import reply
 
 from jprm.apps import cli
-from jprm.evaluate.suite import Suite, results_of
 from jprm.io.jsonl import write_records
-from jprm.tree import read_records, record_of, tree_of
+from jprm.tree import read_records
 
 RUBRIC = "The cited rule exists <b>and</b> applies."
 
@@ -42,20 +41,3 @@ def test_labels_hold_their_meaning_and_critiques(labelled):
         f"judge:{records[0]['judge']['name']}"
     }
     assert all(record["judge"]["asked"] == len(record["judge"]["critiques"]) == 4 for record in records)
-
-
-def test_the_page_shows_what_labels_mean(labelled):
-    trees = [
-        tree_of(record | {"nodes": [node | {"score": 0.6 + 0.1 * node["label"]} for node in record["nodes"]]})
-        for record in read_records(labelled / "out.jsonl")
-        if "label" in record["nodes"][0]
-    ]
-    (labelled / "results/scores").mkdir(parents=True)
-    write_records(labelled / "results/scores/out.jsonl", map(record_of, trees))
-    results = results_of(Suite("drop", {"steps": (labelled / "out.jsonl",)}, {}, ()), {"out": trees})
-    assert results["meaning"] == [{"domain": "law", "rubric": RUBRIC}]
-    model = {"name": "m", "folder": "runs/m", "step": 1, "semantics": "correctness", "rule": "prod"}
-    (labelled / "results/results.json").write_text(json.dumps(results | {"model": model}))
-    assert cli.main(["report", str(labelled / "results"), "--out", str(labelled / "page.html")]) == 0
-    page = (labelled / "page.html").read_text()
-    assert "Domain: law. A correct step: The cited rule exists &lt;b&gt;and&lt;/b&gt; applies." in page

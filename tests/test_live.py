@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from refusing import refused
 from tiny import TINY, Letters, params
 
 from jprm.model.mesh import MeshConfig, make_mesh, spec
@@ -108,8 +109,7 @@ def test_an_ancestor_stays_while_a_descendant_lives(prm):
     (_,), score = trees.extend([second], ["c"])
     np.testing.assert_allclose(score, prm.score("ab", ["a", "b", "c"])[-1:], **CLOSE)
     for handle in (root, first, 99):
-        with pytest.raises(ValueError, match=f"{handle}"):
-            trees.extend([handle], ["d"])
+        refused(ValueError, f"{handle}", trees.extend, [handle], ["d"])
     trees.release([first, 99])  # nothing is freed twice
     bare = LiveTrees(dataclasses.replace(prm, layout=Letters()))
     with pytest.raises(ValueError, match="tokens"):
@@ -167,8 +167,7 @@ def test_a_score_that_is_not_finite_is_an_error_and_its_nodes_are_dropped(prm):
     broken = dataclasses.replace(prm, params=jax.tree.map(lambda x: x * math.nan, prm.params))
     trees = LiveTrees(broken)
     roots = trees.open(["a"])
-    with pytest.raises(FloatingPointError, match="step 'b'"):
-        trees.extend(roots, ["b"])
+    refused(FloatingPointError, "step 'b'", trees.extend, roots, ["b"])
     assert list(trees._nodes) == roots
 
 

@@ -14,6 +14,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from refusing import refused
 from tiny_run import chains, equal, experiment, lines, make_data, one_device, params, training, trees, untimed
 
 import jprm
@@ -205,8 +206,7 @@ def test_the_folder_of_another_experiment_is_refused(tiny_run, tmp_path, one_dev
         tiny_run.experiment, seed=7, optimizer=dataclasses.replace(tiny_run.experiment.optimizer, b2=0.5)
     )
     message = r"another experiment's run \(optimizer.b2: 0.95 there, 0.5 here; seed: 0 there, 7 here\). Use another"
-    with pytest.raises(ValueError, match=message):
-        training.train(other, folder)
+    refused(ValueError, message, training.train, other, folder)
     assert (folder / "experiment.json").read_bytes() == before
     # What changes neither the parameters nor the order of the data may differ.
     assert training.train(dataclasses.replace(tiny_run.experiment, log_every=1, keep=5), folder) == tiny_run.result
@@ -223,8 +223,7 @@ def test_a_run_goes_on_with_its_own_tokenizer_alone(tiny_run, tmp_path, one_devi
     swapped = {"a": content["model"]["vocab"]["b"], "b": content["model"]["vocab"]["a"]}
     content["model"]["vocab"] |= swapped
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="run/tokenizer.json"):
-        training.train(moved, folder)
+    refused(ValueError, "run/tokenizer.json", training.train, moved, folder)
     assert (folder / "tokenizer.json").read_bytes() == before
 
 
@@ -270,8 +269,7 @@ def test_a_rate_that_is_too_high_stops_before_anything_is_saved(tiny_run, tmp_pa
     wild = dataclasses.replace(
         tiny_run.experiment, optimizer=OptimizerConfig(learning_rate=1e30), checkpoint_every=1, valid_every=1
     )
-    with pytest.raises(Diverged, match="step 1: .*optimizer.learning_rate"):
-        training.train(wild, tmp_path / "run")
+    refused(Diverged, "step 1: .*optimizer.learning_rate", training.train, wild, tmp_path / "run")
     assert steps_of(tmp_path / "run") == []
     assert not (tmp_path / "run" / "result.json").exists()
 
@@ -291,8 +289,7 @@ def test_not_a_number_stops_the_run_at_its_step(tiny_run, tmp_path, one_device, 
 
     monkeypatch.setattr(training, "make_step", broken)
     spoilt = dataclasses.replace(tiny_run.experiment, checkpoint_every=2)
-    with pytest.raises(Diverged, match="step 5: .*step 4"):
-        training.train(spoilt, tmp_path / "run")
+    refused(Diverged, "step 5: .*step 4", training.train, spoilt, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [2, 4]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params(tmp_path / "run")))
 
@@ -360,5 +357,4 @@ def test_data_without_a_label_are_refused(tmp_path, one_device):
     data = make_data(tmp_path / "data")
     write_records(data / "train.jsonl", [{k: v for k, v in c.items() if k != "correct"} for c in chains(8)])
     orm = experiment(data, supervise="outcome", target=CORRECTNESS, steps=2, log_every=1, valid=())
-    with pytest.raises(ValueError, match="1 updates"):
-        training.train(orm, tmp_path / "run")
+    refused(ValueError, "1 updates", training.train, orm, tmp_path / "run")

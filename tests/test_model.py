@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from tiny import (
     GEMMA,
     TINY,
@@ -262,5 +263,4 @@ def test_equal_windows_are_equal_configs():
     ],
 )
 def test_impossible_models_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TINY, **change)
+    refused(ValueError, message, dataclasses.replace, TINY, **change)

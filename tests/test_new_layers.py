@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from refusing import refused
 from test_gguf import write
 from tiny import params
 from tiny_run import MODEL, experiment, make_data, one_device, training
@@ -48,10 +49,8 @@ def test_a_layer_that_the_base_lacks_is_an_error_or_starts_at_random(fork, tmp_p
     weights = params(MODEL)["decoder"]
     file = write(tmp_path / "m.gguf", fork, weights)
     run = experiment(tmp_path, model=fork, base=str(file))
-    with pytest.raises(ValueError, match="m.gguf: .*decoder/layers_0/experts"):
-        started(run)
-    with pytest.raises(ValueError, match="decoder/layers_0/experts"):
-        base.load_decoder(file, fork, new="router")
+    refused(ValueError, "m.gguf: .*decoder/layers_0/experts", started, run)
+    refused(ValueError, "decoder/layers_0/experts", base.load_decoder, file, fork, new="router")
     found, random = started(override(run, ["new_parameters=experts$"])), started(dataclasses.replace(run, base=""))
     assert found.keys() == random.keys()
     for path, x in flatten_dict({"decoder": weights}, sep="/").items():
@@ -67,8 +66,7 @@ def test_a_layer_that_the_base_lacks_is_an_error_or_starts_at_random(fork, tmp_p
 
 def test_a_pattern_of_new_parameters_that_matches_none_is_an_error(tmp_path):
     file = write(tmp_path / "m.gguf", MODEL, params(MODEL)["decoder"])
-    with pytest.raises(ValueError, match="new_parameters='query'"):
-        base.load_decoder(file, MODEL, new="query")
+    refused(ValueError, "new_parameters='query'", base.load_decoder, file, MODEL, new="query")
 
 
 def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
@@ -79,11 +77,9 @@ def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
         old = started(dataclasses.replace(before, base=str(tmp_path / "run")))
         monkeypatch.setattr(transformer, "Layers", Forked)
         training._random.clear_cache()  # of the model as it was
-        with pytest.raises(ValueError, match="run: .*decoder/layers_0/experts"):
-            jprm.load(tmp_path / "run")
+        refused(ValueError, "run: .*decoder/layers_0/experts", jprm.load, tmp_path / "run")
     run = dataclasses.replace(before, base=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match="decoder/layers_0/experts"):
-        started(run)
+    refused(ValueError, "decoder/layers_0/experts", started, run)
     found = started(dataclasses.replace(run, new_parameters="experts"))
     assert found.keys() - old.keys() == {"decoder/layers_0/experts"}
     np.testing.assert_array_equal(found["decoder/layers_0/query"], old["decoder/layers_0/query"])

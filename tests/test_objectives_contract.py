@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refused
 from tiny import chain_ids, filled, init, random_tree
 from tiny_run import MODEL, VALUE, equal, experiment, lines, make_data, one_device, params, pool_of, training, untimed
 from tiny_run import chains as rated_chains
@@ -427,5 +428,4 @@ def test_options_are_fields_of_the_objective(tmp_path):
         ("cross_entropy", {"beta": 1.0}, "known"),
         (f"{FILE}:bradley_terry", {"beta": 1.0}, "known"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            objectives.find(name, options)
+        refused(ValueError, message, objectives.find, name, options)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from toy_policy import Markov
 
 from jprm.methods.label.monte_carlo import Rollouts
@@ -168,8 +169,7 @@ def test_budgets_end_the_search(tmp_path):
             search = run_search("p", 1, rollouts, config)
             assert search.searches <= config.searches
             assert search.spent == rollouts.sampled <= (config.budget or 1000)
-    with pytest.raises(ValueError, match="7 rollouts"):
-        OmegaConfig(budget=7)
+    refused(ValueError, "7 rollouts", OmegaConfig, budget=7)
 
 
 def test_a_search_of_a_markov_chain_is_consistent_and_repeats_from_the_file(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from test_pack import LAYOUT, LetterLayout, all_alone, chain_ids, longest, reasoning_trees
 
 from jprm.pack import pack, split, token_tree
@@ -102,5 +103,4 @@ def test_the_end_of_a_policys_chain_needs_no_room():
 
 
 def test_a_policy_needs_an_end_of_sequence_token():
-    with pytest.raises(ValueError, match="end-of-sequence"):
-        token_tree(BUSHY, LAYOUT, "token")
+    refused(ValueError, "end-of-sequence", token_tree, BUSHY, LAYOUT, "token")

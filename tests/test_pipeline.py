@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from absl import flags
 from orbax.checkpoint import v1 as ocp
+from refusing import refused
 
 from jprm.train.batches import PipelineConfig, packed_batches
 from jprm.tree import Node, ReasoningTree
@@ -142,10 +143,8 @@ def test_sharing_a_source_between_processes():
 
 
 def test_what_cannot_be_fed_is_refused():
-    with pytest.raises(ValueError, match="source"):
-        batches(source=[])
-    with pytest.raises(ValueError, match="window"):
-        dataclasses.replace(CONFIG, window=0)
+    refused(ValueError, "source", batches, source=[])
+    refused(ValueError, "window", dataclasses.replace, CONFIG, window=0)
     with pytest.raises(ValueError, match="31 tokens"):
         next(iter(batches(source=[ReasoningTree("p", (Node(-1, "s" * 30),))])))
 

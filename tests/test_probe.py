@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from refusing import refused
 from tiny_run import experiment, lines, make_data, one_device, training
 
 from jprm.model.heads import HEADS
@@ -44,10 +45,8 @@ def test_it_finds_what_small_states_say_and_says_how_well():
     assert np.corrcoef(found_N, logit_N)[0, 1] > 0.99
     assert 0.8 < area < 0.95  # that of the true log-odds is about 0.88
     half = steps._replace(target_N=np.full_like(steps.target_N, 0.25))
-    with pytest.raises(ValueError, match="labelled"):
-        fitted_head("scalar", half)
-    with pytest.raises(ValueError, match="not 'ternary'"):
-        fitted_head("ternary", steps)
+    refused(ValueError, "labelled", fitted_head, "scalar", half)
+    refused(ValueError, "not 'ternary'", fitted_head, "ternary", steps)
 
 
 def test_a_head_of_two_layers_is_not_fitted(tmp_path):

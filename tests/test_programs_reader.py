@@ -4,6 +4,7 @@ import ast
 import json
 
 import pytest
+from refusing import refused
 
 from jprm.apps import cli
 from jprm.data.readers import READERS
@@ -97,8 +98,7 @@ def test_pools_of_programs_stay(tmp_path):
     (MBPP | {"test_imports": "math"}, "f.jsonl:2: test_imports"),
 ])  # fmt: skip
 def test_errors_name_file_line_field_and_fix(tmp_path, change, message):
-    with pytest.raises(RecordError, match=message):
-        read(tmp_path, OWN, OWN | change)
+    refused(RecordError, message, read, tmp_path, OWN, OWN | change)
 
 
 def test_statements_keep_texts_whole(tmp_path):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from hostile import programs as hostile
+from refusing import refused
 
 from jprm.io.jsonl import dump
 from jprm.methods.verify import sandbox
@@ -82,8 +83,7 @@ def test_fences_hold_the_code():
 
 @pytest.mark.parametrize("tests", [None, [], "assert 1", [1]])
 def test_records_without_tests_are_refused(tests):
-    with pytest.raises(RecordError, match="tests"):
-        labels(["x = 1"], tests)
+    refused(RecordError, "tests", labels, ["x = 1"], tests)
 
 
 @pytest.mark.parametrize("program", hostile.ODD.values(), ids=hostile.ODD)

@@ -64,25 +64,6 @@ def test_labels_agree_over_steps_that_go_on(quickstart, tmp_path):
     assert found["wrong_with_value"] == pytest.approx(1 / 3)
 
 
-def test_seeds_are_tabulated_with_mean_and_range(quickstart, tmp_path):
-    import seeds
-
-    def run(seed, value):
-        method = {"accuracy": {"value": value}, "less_best_of_n": {"value": -value}}
-        return {"seed": seed, "prm_best_of_64": {"value": value}, "first_error": {"prm": {"f1": value}}, "curves": {},
-                "search": {"methods": {"beam": method}}}  # fmt: skip
-
-    rows = {row[0]: row[1:] for row in seeds.table([run(0, 0.5), run(1, 0.8), run(2, 0.2)]).rows}
-    assert rows["prm best of 64"] == ["50.0", "20.0 to 80.0", "50.0", "80.0", "20.0"]
-    assert rows["beam less best of n at its tokens"][1] == "-80.0 to -20.0"
-    with pytest.raises(ValueError, match="runs"):
-        seeds.table([run(0, 0.5), run(0, 0.5)])
-    quickstart.run.check_seed(tmp_path, 0)
-    quickstart.run.check_seed(tmp_path, 0)
-    with pytest.raises(SystemExit, match="seed 0"):
-        quickstart.run.check_seed(tmp_path, 1)
-
-
 def test_an_author_without_habits_criticises_as_the_checker_does(quickstart):
     import critique
 

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from refusing import refused
 
 PATH = pathlib.Path(__file__).parent.parent / "experiments/quickstart/task.py"
 
@@ -36,8 +37,7 @@ def test_a_story_says_its_moves_and_no_more(task, worked):
         "Ana has 3 coins. On Monday Ana sleeps. How many coins does Ana have?",
         "x" * 1000,
     ):
-        with pytest.raises(ValueError, match="story"):
-            task.parse(text)
+        refused(ValueError, "story", task.parse, text)
 
 
 def test_the_checker_agrees_with_the_generators_truth(task, worked):

@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from refusing import refused
 from tiny import GEMMA, TINY, params
 from tiny_run import experiment, make_data, one_device, save_tokenizer
 
@@ -239,13 +240,11 @@ class Strict(Letters):
     ],
 )
 def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        SamplerConfig(**options)
+    refused(ValueError, message, SamplerConfig, **options)
 
 
 def test_a_reward_model_is_no_policy(tiny_run):
-    with pytest.raises(ValueError, match="'binary'"):
-        load_policy(tiny_run.folder)
+    refused(ValueError, "'binary'", load_policy, tiny_run.folder)
 
 
 def test_names_tell_distributions_apart(policy):

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from refusing import refused
 
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.sandbox import Limits, python, run_command
@@ -203,7 +204,6 @@ def test_a_memory_cgroup_holds_the_program_where_there_is_one(tmp_path, monkeypa
 
 def test_no_sandbox_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed (Debian's package bubblewrap)")
-    with pytest.raises(OSError, match="--unsafe-no-sandbox"):
-        run_python("print(1)")
+    refused(OSError, "--unsafe-no-sandbox", run_python, "print(1)")
     outcome = run_command([python(), "-I", "-c", "print(1)"], "", Limits(), sandbox=False)
     assert outcome.output == "1\n"

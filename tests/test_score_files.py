@@ -7,6 +7,7 @@ import json
 import jax
 import pytest
 import tiny_run as tiny
+from refusing import refused
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains, pool_of, trees
 
@@ -72,8 +73,7 @@ def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file
     score_file(blocked, input_file, tmp_path / "out.jsonl")
     info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
     assert (info["dtype"], info["attention"], info["version"]) == ("float32", "blocked", 2)
-    with pytest.raises(ValueError, match="digests.config, attention"):
-        score(input_file, tmp_path / "out.jsonl")
+    refused(ValueError, "digests.config, attention", score, input_file, tmp_path / "out.jsonl")
 
 
 def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, score, input_file, tmp_path):
@@ -90,8 +90,7 @@ def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, scor
     kernel = prm.params["head"]["kernel"]
     changed = prm.params | {"head": prm.params["head"] | {"kernel": kernel * 1.001}}
     for make in every(dataclasses.replace(prm, params=changed)):
-        with pytest.raises(ValueError, match="digests.model"):
-            make()
+        refused(ValueError, "digests.model", make)
 
 
 def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatch):
@@ -106,8 +105,7 @@ def test_an_output_of_a_newer_version_is_refused(score, input_file, tmp_path):
     score(input_file, tmp_path / "out.jsonl")
     info = tmp_path / "out.jsonl.info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 3}))
-    with pytest.raises(ValueError, match="out.jsonl.info.json: .*version 3"):
-        score(input_file, tmp_path / "out.jsonl")
+    refused(ValueError, "out.jsonl.info.json: .*version 3", score, input_file, tmp_path / "out.jsonl")
 
 
 @pytest.mark.parametrize("after", [0, 3, 8, 13, 26])
@@ -153,20 +151,16 @@ def test_an_output_of_another_request_is_left_alone(prm, score, input_file, tmp_
     before = output.read_bytes()
     other_input = tmp_path / "other.jsonl"
     write_records(other_input, chains(2, seed=9))
-    with pytest.raises(ValueError, match="out.jsonl: .*sha256"):
-        score(other_input, output)
+    refused(ValueError, "out.jsonl: .*sha256", score, other_input, output)
     newer = functools.partial(score_file, dataclasses.replace(prm, step=prm.step + 1))
-    with pytest.raises(ValueError, match=r"\(step\)"):
-        newer(input_file, output)
+    refused(ValueError, r"\(step\)", newer, input_file, output)
     output.rename(tmp_path / "out.jsonl.part")  # as if it had been stopped
-    with pytest.raises(ValueError, match="out.jsonl.part"):
-        newer(input_file, output)
+    refused(ValueError, "out.jsonl.part", newer, input_file, output)
     assert (tmp_path / "out.jsonl.part").read_bytes() == before
     (tmp_path / "out.jsonl.part").unlink()
     (tmp_path / "out.jsonl.info.json").unlink()
     output.write_text("mine\n")
-    with pytest.raises(ValueError, match="out.jsonl"):
-        score(input_file, output)
+    refused(ValueError, "out.jsonl", score, input_file, output)
     assert output.read_text() == "mine\n"
 
 
@@ -175,8 +169,7 @@ def test_bad_lines_stop_or_go_to_the_rejects(prm, score, input_file, tmp_path):
     bad = [b'{"problem": "p"}\n', b"\xff\xfe\n", b'  {"problem": "p", "steps": ["a"], "labels": [1, 2]}\r\n']
     input_file.write_bytes(b"".join([*good[:2], bad[0], *good[2:9], bad[1], bad[2], *good[9:]]))
     output, rejects = tmp_path / "out.jsonl", tmp_path / "out.jsonl.rejects"
-    with pytest.raises(jprm.tree.RecordError, match=r"in.jsonl:3: "):
-        score(input_file, output)
+    refused(jprm.tree.RecordError, r"in.jsonl:3: ", score, input_file, output)
     assert not output.exists() and not rejects.exists()
 
     for _ in range(2):  # a finished output keeps its rejects

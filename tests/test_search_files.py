@@ -5,6 +5,7 @@ import math
 import threading
 
 import pytest
+from refusing import refused
 from stub_server import Server, reply
 from toy_policy import Markov
 from toy_search import Script
@@ -133,8 +134,7 @@ def test_problems_replaced_while_they_are_read_are_noticed(folder, monkeypatch):
 
     monkeypatch.setattr(files, "read_problems", replacing)
     policy = Markov()
-    with pytest.raises(ValueError, match="problems.jsonl"):
-        run(folder, policy)
+    refused(ValueError, "problems.jsonl", run, folder, policy)
     assert policy.sampled == 0 and left(folder) == ["problems.jsonl"]
 
 
@@ -142,19 +142,16 @@ def test_another_request_touches_nothing(folder):
     run(folder)
     before = (folder / "out.jsonl").read_bytes()
     for change in ({"budget": 300}, {"seed": 1}, {"method": Beam(2, 2)}, {"choose": "majority"}):
-        with pytest.raises(ValueError, match="out.jsonl"):
-            run(folder, **change)
+        refused(ValueError, "out.jsonl", run, folder, **change)
     assert (folder / "out.jsonl").read_bytes() == before
-    with pytest.raises(ValueError, match="input"):
-        run(folder, input="out.jsonl")
+    refused(ValueError, "input", run, folder, input="out.jsonl")
 
 
 def test_bad_lines_stop_or_are_set_aside(folder):
     lines = (folder / "problems.jsonl").read_text().splitlines(keepends=True)
     bad = ['{"problem": ""}\n', '["p"]\n', '{"problem": "x", "answer": []}\n', '{"proble']
     (folder / "bad.jsonl").write_text("".join(lines[:2] + bad))
-    with pytest.raises(RecordError, match="bad.jsonl:3: problem"):
-        run(folder, input="bad.jsonl")
+    refused(RecordError, "bad.jsonl:3: problem", run, folder, input="bad.jsonl")
     counts = run(folder, input="bad.jsonl", on_error="skip")
     assert (counts["problems"], counts["rejected"]) == (2, 4)
     assert (folder / "out.jsonl.rejects").read_text() == "".join(bad) + "\n"
@@ -267,14 +264,3 @@ def test_a_beam_from_a_server(folder, monkeypatch, capsys):
     assert "problems: 5, chosen: 5, correct: 5, policy_tokens: 105" in capsys.readouterr().out  # 3 * 2 + 3 * 5 each
     # An attempt that finds the server's queue full is made again: the same prompt and seed.
     assert len({(body["prompt"], body["seed"]) for _, body in server.requests}) == 5 * 6
-
-
-def test_the_command_refuses_in_a_line(folder, monkeypatch, capsys):
-    write_policy(monkeypatch, Markov())
-    args = ["search", "beam", "--policy", "p.json", "--model", "run", "--output", str(folder / "out.jsonl")]
-    assert cli.main([*args, "--input", str(folder / "problems.jsonl"), "--budget", "0"]) == 2
-    assert "error: budget is 0 tokens" in capsys.readouterr().err
-    assert cli.main([*args, "--input", str(folder / "problems.jsonl"), "--budget", "9", "--width", "0"]) == 2
-    assert "error: width is 0" in capsys.readouterr().err
-    assert cli.main([*args, "--input", str(folder / "none.jsonl"), "--budget", "9"]) == 2
-    assert "none.jsonl: No such file" in capsys.readouterr().err

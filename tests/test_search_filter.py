@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from jprm.apps import cli
 from jprm.evaluate.conformal import accept_threshold
@@ -89,16 +90,13 @@ def test_the_command(tmp_path, capsys):
 )
 def test_refusals(known, new, said, tmp_path):
     new, known, out = files(tmp_path, known, new)
-    with pytest.raises(ValueError, match=said):
-        filter_file(new, known, out, 0.2, 0.9)
+    refused(ValueError, said, filter_file, new, known, out, 0.2, 0.9)
     assert not out.exists()
 
 
 def test_refused_scores():
     records = json.loads(json.dumps(results(3, 0)))
     records[1]["search"]["correct"] = None
-    with pytest.raises(ValueError, match="record 2: search.correct"):
-        calibrate(records, 0.2, 0.9)
+    refused(ValueError, "record 2: search.correct", calibrate, records, 0.2, 0.9)
     records[0]["search"]["score"] = 1.5
-    with pytest.raises(ValueError, match="record 1: search.score"):
-        calibrate(records, 0.2, 0.9)
+    refused(ValueError, "record 1: search.score", calibrate, records, 0.2, 0.9)

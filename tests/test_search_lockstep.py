@@ -1,6 +1,7 @@
 """Budgets, failures, seeds and tokens: what holds for every method."""
 
 import pytest
+from refusing import refused
 from toy_policy import Markov
 from toy_search import Script, Table
 
@@ -81,8 +82,7 @@ def test_a_budget_smaller_than_a_step_is_a_marked_result(method):
         assert tree.ended == "budget" and tree.text  # what was drawn is kept
         result = choose(tree, "prod", "best", answers(tree))
         assert result.draw is None and "budget of 9 tokens is smaller than the first draw" in result.reason
-    with pytest.raises(ValueError, match="0 tokens"):
-        SearchConfig(method, "prod", budget=0)
+    refused(ValueError, "0 tokens", SearchConfig, method, "prod", budget=0)
 
 
 def test_a_policy_that_is_down_is_an_error():

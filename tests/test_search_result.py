@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from refusing import refused
 from toy_search import Script, Table
 
 from jprm.evaluate.best_of_n import best_of_n_report
@@ -44,8 +45,7 @@ def test_chain_scores_are_those_of_the_aggregation(rule):
 def test_a_rule_of_probabilities_refuses_other_scores():
     tree = GrowingTree(Problem("p"), 0, None)
     tree.parent, tree.text, tree.score = [-1], ["a"], [-0.5]
-    with pytest.raises(ValueError, match="'prod'"):
-        tree.chain_scores([0], "prod")
+    refused(ValueError, "'prod'", tree.chain_scores, [0], "prod")
     assert tree.chain_scores([0], "min")[0] == [-0.5]
 
 

@@ -4,6 +4,7 @@ import math
 import time
 
 import pytest
+from refusing import refused
 from test_serve import CHAIN, CONFIG, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
 from toy_policy import Markov
 
@@ -76,5 +77,4 @@ def test_a_bad_field_is_named(engine, change, said):  # noqa: F811
 def test_the_policys_thread_ends_with_the_server(engine):  # noqa: F811
     app = make_app([engine], CONFIG, policy=Markov())
     app.state.server.writer.close()
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        app.state.server.writer._thread.submit(print)
+    refused(RuntimeError, "after shutdown", app.state.server.writer._thread.submit, print)

@@ -8,6 +8,7 @@ import time
 import pytest
 import uvicorn
 from browser import axe_script, requests_of, violations
+from refusing import refused
 from starlette.testclient import TestClient
 
 from jprm.apps.serve import ServeConfig
@@ -90,8 +91,7 @@ def test_routes_need_the_key_and_name_a_run(tmp_path):
         for query, status in (({"run": "../a"}, 404), ({"run": "a", "from": "-1"}, 400), ({}, 404)):
             assert client.get("/v1/runs/metrics", params=query).status_code == status
         assert client.post("/v1/score", json={}).status_code == 404  # no model is served
-    with pytest.raises(FileNotFoundError, match="no run"):
-        Runs([tmp_path / "a" / "none"])
+    refused(FileNotFoundError, "no run", Runs, [tmp_path / "a" / "none"])
     with pytest.raises(ValueError, match="--run"):
         serve([], ServeConfig())
 

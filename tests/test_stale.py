@@ -10,6 +10,7 @@ import sys
 import pytest
 import test_sampler
 import tiny_run as tiny
+from refusing import refused
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from test_search_files import run as search
 from tiny_run import chains
@@ -80,8 +81,7 @@ def test_a_model_of_another_config_or_layout_is_another_request(prm, input_file,
     for make in every(prm):
         make()
     for make in every(change(prm)):
-        with pytest.raises(ValueError, match=DIFFERS + rf"\(digests.{part}\)"):
-            make()
+        refused(ValueError, DIFFERS + rf"\(digests.{part}\)", make)
 
 
 def test_a_policy_of_another_config_has_another_name():
@@ -103,8 +103,7 @@ def test_an_input_of_the_same_size_and_time_is_another_input(prm, input_file, tm
     os.rename(other, input_file)
     now = os.stat(input_file)
     assert (now.st_size, now.st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
-    with pytest.raises(ValueError, match=DIFFERS + r"\(sha256\)"):
-        score_file(prm, input_file, tmp_path / "out.jsonl")
+    refused(ValueError, DIFFERS + r"\(sha256\)", score_file, prm, input_file, tmp_path / "out.jsonl")
     input_file.write_text(text)
     assert "20 were there already" in score_file(prm, input_file, tmp_path / "out.jsonl")
 
@@ -127,13 +126,11 @@ def test_a_verifier_whose_file_changed_is_another_request(tmp_path):
     edited(helper, "0.0", "1.0")
     del sys.modules["stale_helper"]
     registry.defined.cache_clear()
-    with pytest.raises(ValueError, match=DIFFERS + r"\(digests.verifier\)"):
-        label_outcomes(*call)
+    refused(ValueError, DIFFERS + r"\(digests.verifier\)", label_outcomes, *call)
     (tmp_path / "out.jsonl").unlink()
     assert label_outcomes(*call) == {"chains": 1, "correct": 1}
     edited(own, "return reward()", "return 0.5 * reward()")
-    with pytest.raises(ValueError, match=DIFFERS + r"\(digests.verifier\)"):
-        label_outcomes(*call)
+    refused(ValueError, DIFFERS + r"\(digests.verifier\)", label_outcomes, *call)
     del sys.modules["stale_helper"]
 
 
@@ -183,10 +180,8 @@ def test_a_reader_whose_file_changed_is_another_request(prm, input_file, tmp_pat
     assert prepared == prepare(name, [input_file], tmp_path / "prepared")
     assert len(read()) == len(read()) == 20
     edited(own, 'item["steps"]', 'item["steps"][:1]')
-    with pytest.raises(ValueError, match=DIFFERS + r"\(reading\)"):
-        read()
-    with pytest.raises(ValueError, match=r"code\."):
-        prepare(name, [input_file], tmp_path / "prepared")
+    refused(ValueError, DIFFERS + r"\(reading\)", read)
+    refused(ValueError, r"code\.", prepare, name, [input_file], tmp_path / "prepared")
 
 
 HEAD = """
@@ -237,8 +232,7 @@ def test_a_run_keeps_its_heads_code_and_refuses_another(head, tmp_path, monkeypa
     claim(run, experiment, tokenizer)
     assert (run / "head.py").read_text() == HEAD
     head()
-    with pytest.raises(ValueError, match="digests.json"):
-        claim(run, experiment, tokenizer)
+    refused(ValueError, "digests.json", claim, run, experiment, tokenizer)
     assert (run / "head.py").read_text() == HEAD
 
 
@@ -253,8 +247,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch, name):
     stat, text = os.stat(file), file.read_text()
     file.write_text(text.replace('"label": 1', '"label": 0', 1))
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with pytest.raises(ValueError, match=f"{name}"):
-        claim(tmp_path / "run", experiment, tokenizer)
+    refused(ValueError, f"{name}", claim, tmp_path / "run", experiment, tokenizer)
     file.write_text(text)
     claim(tmp_path / "run", experiment, tokenizer)
 
@@ -270,8 +263,7 @@ def test_a_run_of_reinforcement_learning_keeps_its_verifier(tmp_path, monkeypatc
     claim_rl(tmp_path / "run", config)
     claim_rl(tmp_path / "run", config)
     edited(own, "1.0", "0.0")
-    with pytest.raises(ValueError, match="verifier"):
-        claim_rl(tmp_path / "run", config)
+    refused(ValueError, "verifier", claim_rl, tmp_path / "run", config)
 
 
 def test_prepared_data_have_a_digest_of_their_content(tmp_path):
@@ -340,8 +332,7 @@ def test_an_empty_input_is_refused(prm, tmp_path):
         lambda: label_teacher(prm, empty, out),
         lambda: search(tmp_path, input="empty.jsonl"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="empty.jsonl"):
-            call()
+        refused(ValueError, "empty.jsonl", call)
     assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
 
 
@@ -352,7 +343,6 @@ def test_an_output_of_an_earlier_release_is_refused(prm, input_file, tmp_path):
     there = json.loads(info.read_text())
     del there["digests"]
     info.write_text(json.dumps(there | {"version": 1, "digest": "0" * 16}))
-    with pytest.raises(ValueError, match=DIFFERS):
-        score_file(prm, input_file, tmp_path / "out.jsonl")
+    refused(ValueError, DIFFERS, score_file, prm, input_file, tmp_path / "out.jsonl")
     assert len(list(read_records(tmp_path / "out.jsonl"))) == 20 and identity(prm)["digests"]
     assert pathlib.Path(info).exists()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refused
 from test_live import CLOSE, make, word
 from tiny import TINY, filled, packed_trees, random_tree
 from tiny_run import chains, experiment, lines, make_data, one_device, training
@@ -125,8 +126,7 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     chain = chains(1)[0]
     scores = prm.score(chain["problem"], chain["steps"])
     np.testing.assert_allclose(small.score(chain["problem"], chain["steps"]), scores, atol=0.05)
-    with pytest.raises(ValueError, match="computes"):
-        export(tmp_path / "run", tmp_path / "out")
+    refused(ValueError, "computes", export, tmp_path / "run", tmp_path / "out")
     based = dataclasses.replace(run, base=str(tmp_path / "run"), lora=LoraConfig())
     with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):  # the decoder goes on, the layer starts anew
         np.testing.assert_array_equal(initial_state(based).trained["steps/kernel"], start)
@@ -142,17 +142,14 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     ],
 )
 def test_what_is_no_layer_of_steps_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TINY, **changes)
+    refused(ValueError, message, dataclasses.replace, TINY, **changes)
 
 
 def test_what_does_not_tell_where_steps_end_is_refused(prm, tmp_path):
-    with pytest.raises(ValueError, match="reads"):
-        prm.token_logits([1, 2], [1])
+    refused(ValueError, "reads", prm.token_logits, [1, 2], [1])
     run = experiment(tmp_path, supervise="outcome_tokens", target=TargetConfig("value", "none", "keep"))
     check_supervision(run)
     with pytest.raises(ValueError, match="outcome_steps"):
         check_supervision(dataclasses.replace(run, model=dataclasses.replace(run.model, steps=STEPS)))
-    with pytest.raises(ValueError, match=r"8\) .*16\)"):
-        make(steps="test_step_layer:Half")
+    refused(ValueError, r"8\) .*16\)", make, steps="test_step_layer:Half")
     assert step_layer(STEPS) is LookBack

@@ -11,6 +11,7 @@ import uuid
 import fsspec
 import pytest
 from buckets import objects
+from refusing import refused
 from tiny_run import chains
 
 from jprm.apps import cli
@@ -48,8 +49,7 @@ def test_objects(folder):
     assert (file.name, file.parent, file.with_name("c")) == ("b.txt", folder / "a", folder / "a/c")
     (folder / "a/c").unlink()
     (folder / "a/c").unlink(missing_ok=True)
-    with pytest.raises(FileNotFoundError, match="a/c"):
-        (folder / "a/c").read_bytes()
+    refused(FileNotFoundError, "a/c", (folder / "a/c").read_bytes)
     assert list(objects(folder)) == ["/a/b.txt"]
 
 
@@ -72,8 +72,7 @@ def test_a_file_grows_by_whole_objects_and_is_cut(folder):
             other.write(b"other\n")
             other.flush()
         file.write(b"late\n")
-        with pytest.raises(ValueError, match="writing"):
-            file.flush()
+        refused(ValueError, "writing", file.flush)
     with Appended(folder / "f") as file:
         file.become(folder / "whole")
     assert objects(folder) == {"/whole": b"one\n2\nother\n"}
@@ -193,8 +192,7 @@ def test_of_two_runs_with_one_output_none_takes_what_is_the_others(folder, score
 
 
 def test_the_input_is_no_output(folder):
-    with pytest.raises(ValueError, match="input"):
-        check_output(folder / "f", (folder / "f").url)
+    refused(ValueError, "input", check_output, folder / "f", (folder / "f").url)
     assert path_of("runs/a://b").name == "b" and not storage.is_remote("/tmp/x") and storage.is_remote(folder)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from refusing import refused
 from tiny_run import equal, lines, make_data, params, training, untimed
 
 from jprm.apps import cli
@@ -110,10 +111,8 @@ def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert compare([run])["runs"][0]["metrics"] == {"loss": 0.5}
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step"\n{"step": 2}\n')
-    with pytest.raises(ValueError, match="metrics.jsonl:2"):
-        compare([run])
-    with pytest.raises(FileNotFoundError, match="no run"):
-        compare([tmp_path / "none"])
+    refused(ValueError, "metrics.jsonl:2", compare, [run])
+    refused(FileNotFoundError, "no run", compare, [tmp_path / "none"])
 
 
 def test_the_grid_of_settings():
@@ -139,13 +138,10 @@ def test_the_grid_of_settings():
     ],
 )
 def test_a_grid_that_is_none_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        grid(settings)
+    refused(ValueError, message, grid, settings)
 
 
 def test_a_wrong_value_is_refused_before_anything_runs(swept, tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "train", None)
-    with pytest.raises(ValueError, match="seed"):
-        sweeps.sweep(swept[0] / "e.py", ["seed=1,x"], tmp_path)
-    with pytest.raises(ValueError, match=r"profile=\(3, 2\)"):
-        sweeps.sweep(swept[0] / "e.py", ["profile=[1,2],[3,2]"], tmp_path)
+    refused(ValueError, "seed", sweeps.sweep, swept[0] / "e.py", ["seed=1,x"], tmp_path)
+    refused(ValueError, r"profile=\(3, 2\)", sweeps.sweep, swept[0] / "e.py", ["profile=[1,2],[3,2]"], tmp_path)

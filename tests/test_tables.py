@@ -10,6 +10,7 @@ import threading
 import pyarrow
 import pytest
 from pyarrow import ipc, parquet
+from refusing import refused
 
 from jprm.apps import cli
 from jprm.data import load, reader
@@ -119,8 +120,7 @@ def test_rows_are_numbered_across_batches_and_row_groups(tmp_path, monkeypatch, 
     path = as_table(tmp_path / "table", rows, **more)
     assert [(number, json.loads(raw)) for number, raw in read_items(path)] == list(enumerate(rows, start=1))
     path = as_table(path, [*rows, {"problem": "", "steps": ["a"]}, {"problem": "r"}], **more)
-    with pytest.raises(RecordError, match="table:9: problem"):
-        read("jsonl", path)
+    refused(RecordError, "table:9: problem", read, "jsonl", path)
     with jsonl.Rejects(tmp_path / "rejects") as rejects:
         found = list(READERS["jsonl"].read(path, on_error="skip", rejects=rejects))
     assert [key for key, _ in found] == [f"{i}.0" for i in range(1, 9)]
@@ -144,32 +144,19 @@ def test_a_broken_table_is_refused_with_its_row(tmp_path, as_table):
     whole = path.read_bytes()
     for cut in (12, len(whole) // 2, len(whole) - 20):
         path.write_bytes(whole[:cut])
-        with pytest.raises(RecordError, match="table:[1-5]: row"):
-            read("jsonl", path)
+        refused(RecordError, "table:[1-5]: row", read, "jsonl", path)
 
 
 @pytest.mark.parametrize(("value", "kind"), [(b"\x00", "bytes"), (float("nan"), "NaN")])
 def test_values_that_json_lacks_are_refused_with_their_row(tmp_path, value, kind):
     path = as_parquet(tmp_path / "f.parquet", [CHAIN | {"image": None}, CHAIN | {"image": value}])
-    with pytest.raises(RecordError, match=rf"f.parquet:2: .*{kind}"):
-        read("jsonl", path)
+    refused(RecordError, rf"f.parquet:2: .*{kind}", read, "jsonl", path)
 
 
 def test_a_table_in_place_of_json_lines_names_what_reads_it(tmp_path):
     for as_table in WRITERS:
         path = as_table(tmp_path / "table", [CHAIN])
-        with pytest.raises(ValueError, match="Parquet"):
-            load(path)
-
-
-def test_three_rows_of_a_published_table_to_a_prepared_folder(tmp_path, capsys):
-    path, out = as_parquet(tmp_path / "f.parquet", STEPWISE), tmp_path / "out"
-    assert cli.main(["prepare", "trl", "--source", str(path), "--out", str(out)]) == 0
-    assert [record["problem"] for record in load(out)] == ["p", "q"]
-    path.write_bytes(path.read_bytes()[:-9])
-    assert cli.main(["prepare", "trl", "--source", str(path), "--out", str(tmp_path / "other")]) == 2
-    assert f"error: {path}:1: row: cannot be read" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
+        refused(ValueError, "Parquet", load, path)
 
 
 FREE = {"question": {"text": "p"}, "cot": ["a", "b"], "ok": [True, False], "gold": "3", "right": True, "id": 7}
@@ -187,10 +174,8 @@ def test_columns_of_any_name(tmp_path):
 
 def test_a_column_that_is_not_there_shows_those_that_are(tmp_path):
     path = as_parquet(tmp_path / "f.parquet", [FREE])
-    with pytest.raises(RecordError, match="f.parquet:1: answers: .*gold='3'"):
-        read("columns", path, **NAMES | {"answer": "answers"})
-    with pytest.raises(ValueError, match="missing steps"):
-        read("columns", path, problem="question.text")
+    refused(RecordError, "f.parquet:1: answers: .*gold='3'", read, "columns", path, **NAMES | {"answer": "answers"})
+    refused(ValueError, "missing steps", read, "columns", path, problem="question.text")
 
 
 @pytest.mark.parametrize(
@@ -210,8 +195,7 @@ def test_addresses_of_the_hub(monkeypatch, address, path):
     "address", ["hf://o/n/f.parquet", "hf://datasets/o/n", "hf://datasets/n/", "hf://models/o/n/f"]
 )
 def test_a_malformed_address_of_the_hub_shows_the_form(address):
-    with pytest.raises(ValueError, match="hf://"):
-        resolved(address)
+    refused(ValueError, "hf://", resolved, address)
 
 
 def test_a_file_of_the_hub_is_downloaded_with_its_checksum(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import shutil
 import sys
 
 import pytest
+from refusing import refused
 from tiny_run import equal, lines, params, training, untimed
 
 from jprm.train import trackers
@@ -104,8 +105,7 @@ def test_only_numbers_are_logged(tmp_path, opened):
 )
 def test_a_tracker_that_is_not_there_is_refused(tmp_path, monkeypatch, name, message):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    with pytest.raises(ValueError, match=message):
-        Trackers([name], tmp_path, "n", CONFIG, 0)
+    refused(ValueError, message, Trackers, [name], tmp_path, "n", CONFIG, 0)
     assert not list(tmp_path.iterdir())
 
 

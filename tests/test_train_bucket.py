@@ -18,6 +18,7 @@ import tiny_run as tiny
 from buckets import objects
 from pod import Pod
 from pod_storm import CHILD, EXPERIMENT
+from refusing import refused
 from tiny import params
 
 from jprm.apps.cli import main
@@ -259,8 +260,7 @@ def test_two_processes_write_one_checkpoint_in_a_bucket(gcs, tmp_path):
 
 def test_several_processes_do_not_upload_from_their_disks(monkeypatch):
     monkeypatch.setattr(store.jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="memory://b/run/checkpoints"):
-        store.open_checkpoints("memory://b/run", keep=2)
+    refused(ValueError, "memory://b/run/checkpoints", store.open_checkpoints, "memory://b/run", keep=2)
 
 
 def test_what_a_bucket_holds_is_copied_once_and_again_when_it_changes(folder, monkeypatch, tmp_path):
@@ -277,8 +277,7 @@ def test_what_a_bucket_holds_is_copied_once_and_again_when_it_changes(folder, mo
         assert local_copy(folder / "m") == here
     (folder / "m/b").write_bytes(b"four")
     assert (local_copy(folder / "m") / "b").read_bytes() == b"four"
-    with pytest.raises(FileNotFoundError, match="/n"):
-        local_copy(folder / "n", names=["x", "y"])
+    refused(FileNotFoundError, "/n", local_copy, folder / "n", names=["x", "y"])
     download = Remote.download
 
     def changing(self, file):

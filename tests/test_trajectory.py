@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from refusing import refused
 from test_sampler import MODEL, Letters, make, prompt_ids, weights
 from tiny import chain_rows, logits
 
@@ -107,7 +108,5 @@ def test_what_is_not_exact_is_refused(policy):
         sample(make(temperature=1.0), PROBLEMS, 2, seed=0, update=0)
     with pytest.raises(ValueError, match="temperature"):
         sample(make(temperature=0.0, top_p=1.0), PROBLEMS, 2, seed=0, update=0)
-    with pytest.raises(ValueError, match="occurs twice"):
-        sample(policy, ("a", "a"), 2, seed=0, update=0)
-    with pytest.raises(ValueError, match="steps end"):
-        Trajectory((1, 2, 3), np.zeros(3, np.float32), (2,), ("a",), True)
+    refused(ValueError, "occurs twice", sample, policy, ("a", "a"), 2, seed=0, update=0)
+    refused(ValueError, "steps end", Trajectory, (1, 2, 3), np.zeros(3, np.float32), (2,), ("a",), True)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from refusing import refused
 
 import jprm
 from jprm.data.readers import READERS
@@ -98,5 +99,4 @@ def test_a_count_that_is_none_is_refused():
     (tree,) = read(records([2], [0]))
     record = record_of(tree)
     for count in (-1, True, "2", 0.5):
-        with pytest.raises(ScoreError, match="record 0"):
-            pools_of([tree_of(record | {"empty_samples": count})])
+        refused(ScoreError, "record 0", pools_of, [tree_of(record | {"empty_samples": count})])

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from jprm.adapters.published import PUBLISHED
 from jprm.apps import cli
@@ -100,8 +101,7 @@ def test_a_weighted_vote_of_scores_below_0_is_no_vote_for_the_first(scale, winne
     tree = grown([-3.0, -1.0, -1.0], scale)
     answers = dict(zip([draw.end for draw in tree.draws], ["5", "7", "7"], strict=True))
     if winner is None:
-        with pytest.raises(ValueError, match="weights"):
-            choose(tree, "last", "weighted", answers)
+        refused(ValueError, "weights", choose, tree, "last", "weighted", answers)
     else:
         assert choose(tree, "last", "weighted", answers).answer == "7"
 
