@@ -190,4 +190,3 @@ def test_a_command(registered, toy_file, tiny_run, tmp_path, capsys):
     assert interval(report["mean"]) in capsys.readouterr().out and 0 <= report["mean"]["value"] <= 1
     with pytest.raises(SystemExit):
         evaluation().cli(prog="jprm eval", args=["final-score", "--help"])
-    assert "Toy files." in capsys.readouterr().out

@@ -92,13 +92,11 @@ def call(command, *args):
     return cli.main(["eval", command, *map(str, args)])
 
 
-def test_processbench(tiny_run, tmp_path, capsys, counted):
+def test_processbench(tiny_run, tmp_path, counted):
     easy, hard = processbench_file(tmp_path / "easy.json", 12, 1), processbench_file(tmp_path / "hard.json", 9, 2)
     out = tmp_path / "report.json"
     args = ["--model", tiny_run.folder, "--data", hard, easy, "--calibrate", easy, "--json", out]
     assert call("processbench", *args) == 0
-    printed = capsys.readouterr().out
-    assert "hard, n = 9" in printed and "in sample" in printed and f"{out}: written" in printed
     report = json.loads(out.read_text())
     assert list(report) == ["hard", "easy"]
     for name, n in [("hard", 9), ("easy", 12)]:
@@ -119,7 +117,7 @@ def test_processbench(tiny_run, tmp_path, capsys, counted):
     ]  # fmt: skip
 
 
-def test_prmbench(tiny_run, tmp_path, capsys, counted):
+def test_prmbench(tiny_run, tmp_path, counted):
     """The release has error steps beyond the end of a chain, which are no steps."""
     items = [
         {
@@ -134,7 +132,6 @@ def test_prmbench(tiny_run, tmp_path, capsys, counted):
     file, out = tmp_path / "two_classes.jsonl", tmp_path / "prmbench.json"
     write_records(file, items)
     assert call("prmbench", "--model", tiny_run.folder, "--data", file, "--json", out) == 0
-    assert "negative" in capsys.readouterr().out
     report = json.loads(out.read_text())
     assert set(report["classes"]) == {"circular", "redundency"} and report["n"] == 6
     assert report["n_wrong"] == sum(len(item["error_steps"]) - 1 for item in items)
@@ -142,7 +139,7 @@ def test_prmbench(tiny_run, tmp_path, capsys, counted):
     assert report_of("prmbench", model=tiny_run.folder, data=(file,), to=out) == report and len(counted) == 6
 
 
-def test_steps(tiny_run, tmp_path, capsys, counted):
+def test_steps(tiny_run, tmp_path, counted):
     raw, own, chain = prm800k_file(tmp_path / "raw.jsonl", 5), tmp_path / "own.jsonl", tmp_path / "chain.jsonl"
     write_records(own, trees(4))
     rated = [{"problem": c["problem"], "steps": c["steps"], "ratings": c["labels"]} for c in chains(4)]
@@ -150,8 +147,6 @@ def test_steps(tiny_run, tmp_path, capsys, counted):
     out = tmp_path / "steps.json"
     args = ["--model", tiny_run.folder, "--data", raw, own, chain, "--neutral", "drop", "--json", out]
     assert call("steps", *args) == 0
-    printed = capsys.readouterr().out
-    assert "neutral: drop" in printed and "auroc" in printed
     report = json.loads(out.read_text())
     assert report["neutral"] == "drop"
     # Four records, the fifth being a control question, of three steps: each right one beside one that is wrong or
@@ -172,13 +167,11 @@ def test_steps(tiny_run, tmp_path, capsys, counted):
     assert again["n_wrong"] == report["n_wrong"] + 4 + labels.count(0)
 
 
-def test_calibration(tiny_run, tmp_path, capsys, counted):
+def test_calibration(tiny_run, tmp_path, counted):
     easy, hard = processbench_file(tmp_path / "easy.json", 12, 1), processbench_file(tmp_path / "hard.json", 9, 2)
     out = tmp_path / "calibration.json"
     args = ["--model", tiny_run.folder, "--data", hard, "--calibrate", easy, "--neutral", "drop", "--json", out]
     assert call("calibration", *args) == 0
-    printed = capsys.readouterr().out
-    assert "by isotonic" in printed and "false alarm" in printed
     report = json.loads(out.read_text())
     assert report["n_problems"] + report["left_out"] > 0 and [row["group"] for row in report["by"]["subset"]] == [
         "hard"
@@ -198,18 +191,16 @@ def test_chains_beyond_the_context_are_refused_or_counted(tiny_run, tmp_path, ca
     options = ["--model", tiny_run.folder, "--json", out]
     assert call("best-of-n", *options, "--input", whole) == 2
     error = capsys.readouterr().err
-    assert "reads 120 at most" in error and "--too-long skip" in error and not out.exists()
+    assert "reads 120" in error and "--too-long skip" in error and not out.exists()
     assert call("best-of-n", *options, "--input", whole, "--too-long", "skip") == 0
-    assert "; 1 left out (too long)" in " ".join(capsys.readouterr().out.split())  # a title may wrap
     found = json.loads(out.read_text())
     assert call("best-of-n", *options, "--input", short) == 0
     assert found == json.loads(out.read_text()) | {"too_long": 1}
 
 
-def test_best_of_n(tiny_run, tmp_path, capsys, counted):
+def test_best_of_n(tiny_run, tmp_path, counted):
     pools, out = pool_file(tmp_path / "pools.jsonl"), tmp_path / "best.json"
     assert call("best-of-n", "--model", tiny_run.folder, "--input", pools, "--json", out) == 0
-    assert "oracle (pass@n)" in capsys.readouterr().out
     report = json.loads(out.read_text())
     assert report["n_problems"] == 3 and report["n_max"] == 4
     mean = report["mean_accuracy"]
@@ -231,5 +222,5 @@ def test_a_file_that_is_not_there_is_refused_before_another_is_scored(tiny_run, 
     data = processbench_file(tmp_path / "gsm8k.json", 6, 1)
     line = ["--model", tiny_run.folder, "--data", data, "--calibrate", tmp_path / "none.json"]
     assert call("processbench", *line, "--json", tmp_path / "r.json") == 2
-    assert "none.json: No such file" in capsys.readouterr().err
+    assert "none.json" in capsys.readouterr().err
     assert not (tmp_path / "r.json.scores").exists()

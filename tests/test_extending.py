@@ -56,7 +56,7 @@ def run(block, folder, monkeypatch):
             assert (program, cli.main(args)) == ("jprm", 0), line
 
 
-def test_every_block_runs(folder, monkeypatch, capsys):
+def test_every_block_runs(folder, monkeypatch):
     assert {name for name, _, _ in BLOCKS} > {
         "graded.py",
         "focal.py",
@@ -95,7 +95,6 @@ def test_every_block_runs(folder, monkeypatch, capsys):
 
     (found,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
     assert found["search"]["method"] == "Greedy" and found["search"]["expand"] == 2 and found["search"]["correct"]
-    assert "mean [95 %]" in capsys.readouterr().out
     runpy.run_path(str(folder / "credited.py"))
     assert 0 < json.loads((folder / "confidence.json").read_text())["mean"]["value"] < 1
 

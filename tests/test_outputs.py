@@ -87,7 +87,7 @@ def listed(folder):
 def test_a_suite_is_not_its_own_result(folder, no_model, capsys):
     pathlib.Path("results.json").write_text('{"neutral": "drop", "steps": {"data": ["input.jsonl"]}}')
     assert cli.main("eval suite --model model --suite results.json --out .".split()) == 2
-    assert "results.json: is an input too" in capsys.readouterr().err
+    assert "results.json" in capsys.readouterr().err
     assert pathlib.Path("results.json").exists()
 
 

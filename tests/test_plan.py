@@ -182,12 +182,11 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     line = f"plan {file} --topology v5e-8 --tokens-per-epoch 1e6 --labels-per-epoch 5e4 --json {out}"
     with optimised():
         assert cli.main(line.split()) == 0
-    found, printed = json.loads(out.read_text()), " ".join(capsys.readouterr().out.split())
+    found = json.loads(out.read_text())
     memory, program, bounds = found["memory"], found["program"], found["bounds"]
     state = 3 * 4 * found["parameters"] / 8  # parameters and two moments in float32, over 8 chips
     assert state < memory["arguments"] < 1.2 * state
     assert memory["fits"] and memory["arguments"] < memory["total"]
-    assert "fits, 15." in printed and "5e+04" not in printed
     # Of one step, not two: XLA makes two copies of the model where the micro-batch is a loop of one turn. Beside the
     # recomputed forward pass (8 products for 6), the kernels compute the pair of whole blocks that a row of 256 is.
     assert 1 < program["flops_over_model"] < 2

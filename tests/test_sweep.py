@@ -83,11 +83,10 @@ def test_a_run_of_a_sweep_is_the_run_alone(swept, one_device, tmp_path):
     assert [path.stat().st_size > 0 for path in traces] == [True]
 
 
-def test_the_comparison_and_its_table(swept, capsys):
+def test_the_comparison_and_its_table(swept):
     folder, _, _, _ = swept
     (folder / "runs/notes").mkdir(exist_ok=True)  # no run: left out
     assert cli.main(["runs", str(folder / "runs")]) == 0
-    shown = capsys.readouterr().out
     comparison = json.loads((folder / "runs.json").read_text())
     assert comparison == compare([folder / "runs"])
     assert comparison["differ"] == ["optimizer.learning_rate"]
@@ -98,7 +97,6 @@ def test_the_comparison_and_its_table(swept, capsys):
     result = json.loads((folder / "runs/optimizer.learning_rate=0.01/result.json").read_text())
     assert {**first["metrics"], "step": 3} == result and {"valid_auroc", "loss"} <= first["metrics"].keys()
     assert (first["step"], second["step"], third["steps"]) == (3, 3, 3) and third["step"] < 3
-    assert f"{first['metrics']['valid_auroc']:.4g}" in shown and "3/3" in shown
 
 
 def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):

@@ -74,7 +74,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("folder", ["memory"], indirect=True)
 def test_a_run_that_dies_in_an_upload_continues_from_the_last_whole_checkpoint(
-    tiny_run, folder, one_device, monkeypatch, capsys
+    tiny_run, folder, one_device, monkeypatch
 ):
     """At step 6 of 6, with the files of its second checkpoint half there."""
     experiment = in_bucket(tiny_run.experiment, folder)
@@ -93,7 +93,6 @@ def test_a_run_that_dies_in_an_upload_continues_from_the_last_whole_checkpoint(
     with pytest.raises(ValueError, match="seed: 0.*1"):
         tiny.training.train(dataclasses.replace(experiment, seed=1), folder / "run")
     result = tiny.training.train(experiment, folder / "run")
-    assert f"continuing from step 3 in {folder}/run" in capsys.readouterr().out
     assert tiny.untimed([result]) == tiny.untimed([tiny_run.result])
     assert tiny.equal(tiny.params((folder / "run").url), tiny.params(tiny_run.folder))
     left = objects(folder / "run")
@@ -109,7 +108,7 @@ def lock(folder, boot="", pid=None):
     return made
 
 
-def test_one_run_at_a_time_holds_a_bucket_s_folder(folder, monkeypatch, capsys):
+def test_one_run_at_a_time_holds_a_bucket_s_folder(folder, monkeypatch):
     monkeypatch.setattr(folder_lock, "BEAT", 0.05)
     monkeypatch.setattr(folder_lock, "MISSED", 1000)  # a busy machine may miss many
     first, other = lock(folder), lock(folder, "elsewhere")
@@ -125,7 +124,6 @@ def test_one_run_at_a_time_holds_a_bucket_s_folder(folder, monkeypatch, capsys):
     third, late = lock(folder, "third"), lock(folder, "late")
     while not third.attempt():
         pass
-    assert "elsewhere gave no sign of life for 0.15 s: taking over" in capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:  # another that found the same run gone, and comes a moment later
         (folder / "training.lock" / str(other._number)).write_bytes(b"{}")
         patch.setattr(late, "_numbers", lambda: [other._number])
