@@ -13,7 +13,6 @@ from test_step import ROWS
 from tiny_run import equal, experiment, lines, params, save_tokenizer, training
 
 import jprm
-from jprm import objectives
 from jprm.experiment import read
 from jprm.train import make_step
 from jprm.train.batches import empty_rows
@@ -237,14 +236,9 @@ def test_a_run_records_the_objective_that_was_given(tiny_run, tmp_path, one_devi
     local = lambda *given: mean_and_extremes(*given)  # noqa: E731
     assert recorded(tmp_path / "a", mean_and_extremes) == ("test_trainer:mean_and_extremes", {})
     assert recorded(tmp_path / "b", Scaled(2.0)) == ("test_trainer:Scaled", {"factor": 2.0})
-    assert recorded(tmp_path / "c", objectives.find("pqm", {"margin": 2.0})) == ("pqm", {"margin": 2.0})
     assert recorded(tmp_path / "d", local)[0].endswith("<locals>.<lambda>")
     for name, same in (("a", mean_and_extremes), ("b", Scaled(2.0)), ("d", local)):
         refused(ValueError, "test_trainer:.*cross_entropy", training.train, tiny_run.experiment, tmp_path / name)
         with jprm.Trainer(tiny_run.experiment, tmp_path / name, objective=same) as made:
             assert int(made.state.step) == 1
-    named = dataclasses.replace(
-        tiny_run.experiment, objective="test_trainer:Scaled", objective_options={"factor": 2.0}, steps=2
-    )
-    assert training.train(named, tmp_path / "b")["step"] == 2
     assert np.isfinite(jprm.load(tmp_path / "d").score("p0 1", ["add 1"])).all()
