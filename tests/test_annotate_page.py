@@ -153,22 +153,6 @@ def test_a_full_disk_is_said_and_what_the_server_refuses_is_taken_back(page, mon
     page.wait("document.querySelectorAll('#steps li').length === 3")  # the server's state
 
 
-@pytest.mark.parametrize(("width", "height", "scale"), [(360, 640, 1), (640, 400, 2)], ids=["phone", "zoom of 200 %"])
-def test_it_fits_a_phone_and_a_zoom(page, width, height, scale):
-    page.browser.size(width, height, scale)
-    page.browser.press("3", "3")
-    page.wait("document.querySelectorAll('#steps li').length === 3")
-    root = "document.documentElement"
-    assert page.browser.run(f"return {root}.scrollWidth - {root}.clientWidth") <= 0
-    now = page.browser.run("const r = document.querySelector('li.now').getBoundingClientRect(),"
-                           " d = document.getElementById('dock').getBoundingClientRect();"
-                           " return [r.top, r.bottom, d.top, d.bottom, innerHeight]")  # fmt: skip
-    assert 0 <= now[0] and now[1] <= now[2] + 1 and now[3] <= now[4] + 1, now  # the step is above the buttons
-    small = page.browser.run("return [...document.querySelectorAll('#dock button')].filter(e => e.offsetParent)"
-                             ".map(e => e.getBoundingClientRect().height).filter(h => h < 24).length")  # fmt: skip
-    assert small == 0  # WCAG 2.2, target size
-
-
 TREE = {"problem": "A tree?", "nodes": [
     *({"parent": -1, "text": f"way {i}", "score": SECRET} for i in range(3)),
     *({"parent": 0, "text": f"below {i}", "score": SECRET} for i in range(2)), {"parent": 3, "text": "the end"},

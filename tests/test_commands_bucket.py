@@ -7,7 +7,6 @@ import uuid
 
 import pytest
 from buckets import objects
-from pod_storm import EXPERIMENT
 from refusing import refused
 from starlette.testclient import TestClient
 from test_evaluate_run import pool_file, processbench_file, short_rows  # noqa: F401  (autouse)
@@ -19,12 +18,11 @@ from tiny_run import chains, training
 from toy_policy import Markov
 
 from jprm.apps import cli
-from jprm.apps.report.runs import compare, names_of
+from jprm.apps.report.runs import names_of
 from jprm.apps.serve import app as serving
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.store import MARK
 from jprm.data import load
-from jprm.experiment import to_json
 from jprm.io.folders import is_whole, whole_folder
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote, named_in
@@ -157,19 +155,6 @@ def test_a_search_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_pa
     found = (bucket / "out.jsonl").read_text().replace(model.url, str(tiny_run.folder))
     assert found == (tmp_path / "out.jsonl").read_text()
     assert (bucket / "best.json").read_bytes() == (tmp_path / "best.json").read_bytes()
-
-
-@pytest.mark.slow  # trains twice; `test_train_bucket` trains in a bucket in every run of the suite
-def test_a_sweep_in_a_bucket(tiny_run, bucket, tmp_path, capsys):
-    (tmp_path / "experiment.json").write_text(json.dumps(to_json(tiny_run.experiment)))
-    (tmp_path / "e.py").write_text(EXPERIMENT.format(path=str(tmp_path / "experiment.json")))
-    for _ in range(2):
-        jprm("sweep", tmp_path / "e.py", "--workdir", bucket / "runs", "--json", bucket / "runs.json",
-             "--set", "seed=0,1", "steps=2")  # fmt: skip
-    assert "seed=1" in capsys.readouterr().err
-    jprm("runs", bucket / "runs/seed=0", bucket / "runs/seed=1")
-    compared = json.loads((bucket / "runs.json").read_bytes())
-    assert compared == compare([bucket / "runs"]) and [run["step"] for run in compared["runs"]] == [2, 2]
 
 
 def test_the_names_of_runs_leave_out_what_they_share(tmp_path):

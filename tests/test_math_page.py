@@ -3,7 +3,7 @@
 import json
 import re
 
-from browser import WIDE, requests_of
+from browser import requests_of
 from starlette.applications import Starlette
 from test_playground import page, server  # noqa: F401  (fixtures)
 
@@ -62,11 +62,6 @@ def test_formulas_are_drawn_and_money_is_not(page):  # noqa: F811
     assert has_formulas({"problems": ["p"], "items": [{"t": ["a"], "j": [[[0, "read", 3, "so $x$"]]]}]})
     assert page.run("return document.getElementById('shown-problem').querySelectorAll('.math').length") == 2
     assert page.logs("browser") == []  # the policy let every style and font through
-
-
-def test_a_formula_that_scrolls_is_reached_by_keys(page):  # noqa: F811
-    show(page, "So $$x$$", f"So {WIDE}")
-    page.wait("return [...document.querySelectorAll('#steps .math')].map(e => e.tabIndex).join() === '-1,0'", 10)
 
 
 def test_a_copy_has_the_source(page):  # noqa: F811

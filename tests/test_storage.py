@@ -2,13 +2,9 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
 import uuid
 
-import fsspec
 import pytest
 from buckets import objects
 from refusing import refused
@@ -210,29 +206,3 @@ def test_the_input_is_no_output(folder):
 def test_what_is_not_there_is_one_line(line, said, capsys):
     assert cli.main(line.split()) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
-
-
-@pytest.mark.slow  # starts a command several times
-@pytest.mark.parametrize(("words", "moments"), [(["score"], (1, 6)), (["label", "teacher"], (1,))])
-def test_a_killed_command_continues_in_the_bucket(words, moments, s3, tiny_run, tmp_path):
-    """SIGKILL when so many pieces are there; the output is the one of an undisturbed run on disk."""
-    write_records(tmp_path / "in.jsonl", chains(20 * CHUNK))
-    folder = Remote(f"{s3}/{uuid.uuid4().hex}")
-    (folder / "in.jsonl").write_bytes((tmp_path / "in.jsonl").read_bytes())
-
-    def command(source, out):
-        args = ["--model", tiny_run.folder, "--input", source / "in.jsonl", "--output", out]
-        return [sys.executable, "-m", "jprm", *words, *map(os.fspath, args)]
-
-    subprocess.run(command(tmp_path, tmp_path / "out.jsonl"), check=True, timeout=300)
-    kills, (store, place) = 0, fsspec.core.url_to_fs(folder.url, use_listings_cache=False)
-    for pieces in moments:
-        process = subprocess.Popen(command(folder, folder / "out.jsonl"))
-        while process.poll() is None and len(store.find(f"{place}/out.jsonl.part")) < pieces:
-            time.sleep(0.02)
-        kills += process.poll() is None
-        process.kill()
-        process.wait()
-        assert "/out.jsonl" not in objects(folder)
-    subprocess.run(command(folder, folder / "out.jsonl"), check=True, timeout=300)
-    assert kills == len(moments) and objects(folder)["/out.jsonl"] == (tmp_path / "out.jsonl").read_bytes()
