@@ -1,15 +1,18 @@
 """A headless Chromium behind chromedriver, by the WebDriver protocol (https://www.w3.org/TR/webdriver2)."""
 
 import base64
+import contextlib
 import json
 import os
 import pathlib
 import re
 import subprocess
+import threading
 import time
 import urllib.request
 
 import pytest
+import uvicorn
 
 WIDE = "$$" + " + ".join(f"x_{{{i}}}^2" for i in range(60)) + "$$"
 """A formula that is wider than any page."""
@@ -76,6 +79,22 @@ class Browser:
         self.process.terminate()
         self.process.wait(20)
         self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def served(app, **options):
+    """The port on which the application is served, by a thread that ends with the block."""
+    server = uvicorn.Server(uvicorn.Config(app, **{"port": 0, "log_level": "error", **options}))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def requests_of(browser):

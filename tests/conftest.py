@@ -77,6 +77,17 @@ def tiny_run(tmp_path_factory):
     return tiny.Run(data.with_name("run"), experiment, result)
 
 
+@pytest.fixture(scope="module")
+def prm(tiny_run):
+    """The tiny run as a model on one device, which the module's tests use too."""
+    import tiny_run as tiny
+
+    import jprm
+
+    with tiny.one_device():
+        yield jprm.load(tiny_run.folder)
+
+
 @pytest.fixture
 def one_device():
     """Training and scoring use the first of the simulated devices."""

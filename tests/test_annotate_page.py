@@ -1,13 +1,11 @@
 """The labelling page in a real browser: a chain by keyboard alone, without a connection, after a reload, on a phone."""
 
 import json
-import threading
 import time
 
 import pytest
-import uvicorn
 from annotating import SECRET, Desk, chain, make
-from browser import WIDE, axe_script, requests_of, violations
+from browser import WIDE, axe_script, requests_of, served, violations
 
 from jprm.apps.annotate import study
 
@@ -21,15 +19,10 @@ class Page:
 
     def __init__(self, browser, folder):
         self.browser, self.folder, self.desk = browser, folder, Desk(folder)
-        config = uvicorn.Config(self.desk.app, port=0, log_level="error", timeout_graceful_shutdown=5)
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run)
+        self.serving = served(self.desk.app, timeout_graceful_shutdown=5)
 
     def __enter__(self):
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        _, self.port = self.serving.__enter__()
         self.browser.open("about:blank")
         self.browser.size(1000, 760)
         requests_of(self.browser), self.browser.logs("browser")
@@ -40,8 +33,7 @@ class Page:
     def __exit__(self, *error):
         self.offline(False)
         self.browser.open("about:blank")
-        self.server.should_exit = True
-        self.thread.join(30)
+        self.serving.__exit__(*error)
         self.desk.__exit__(*error)
 
     def wait(self, condition):

@@ -5,21 +5,13 @@ import threading
 import jax
 import numpy as np
 import pytest
-import tiny_run as tiny
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains, pool_of, trees
 
-import jprm
 from jprm.rows import empty_rows
 from jprm.score import scorer
 from jprm.score.scorer import BATCHES, Speed, ahead, in_flight
 from jprm.tree import tree_of
-
-
-@pytest.fixture(scope="module")
-def prm(tiny_run):
-    with tiny.one_device():
-        yield jprm.load(tiny_run.folder)
 
 
 def test_the_next_batch_is_dispatched_before_results_are_fetched():

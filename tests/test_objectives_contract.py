@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 import sys
-import types
 from collections.abc import Callable
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusing import refused
-from tiny import chain_ids, filled, init, random_tree
+from tiny import Characters, chain_ids, filled, init, random_tree
 from tiny_run import MODEL, VALUE, equal, experiment, lines, make_data, one_device, params, pool_of, training, untimed
 from tiny_run import chains as rated_chains
 
@@ -54,7 +53,7 @@ class Case:
 
 def sampled(tree):
     """The tree's whole chains as a group of samples, which a policy drew that knew nothing."""
-    layout, inner = Bytes(), {node.parent for node in tree.nodes}
+    layout, inner = Characters(end=1), {node.parent for node in tree.nodes}
     chains = [chain_ids(tree, leaf, layout) + [1] for leaf in range(len(tree.nodes)) if leaf not in inner]
     prompt = layout.problem(tree.problem)
     samples = [
@@ -99,22 +98,6 @@ def test_every_registered_objective_is_tried():
     assert set(objectives.OBJECTIVES) <= set(CASES)
 
 
-@dataclasses.dataclass(frozen=True)
-class Bytes:
-    """One token a letter, below the vocabulary's 256; 1 ends a chain."""
-
-    tokenizer = types.SimpleNamespace(eos=1)
-
-    def problem(self, text):
-        return [ord(c) for c in text]
-
-    def step(self, text, number):
-        return [ord(c) for c in text]
-
-    def last(self, text, number):
-        return None
-
-
 def model(case, seed=0):
     """The case's model, with parameters of which none is zero."""
     config = dataclasses.replace(MODEL, head=case.head, layers=1, layer_groups=(1,))
@@ -124,7 +107,10 @@ def model(case, seed=0):
 
 
 def packed(trees, case, slots=128):
-    made = [case.tokenised(tree) if case.tokenised else token_tree(tree, Bytes(), case.supervise) for tree in trees]
+    made = [
+        case.tokenised(tree) if case.tokenised else token_tree(tree, Characters(end=1), case.supervise)
+        for tree in trees
+    ]
     return pack(made, 128, slots, too_long="error").rows
 
 

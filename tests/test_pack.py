@@ -5,7 +5,6 @@ import importlib.util
 import json
 import pathlib
 import time
-import types
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
+from tiny import Characters
 
 from jprm.experiment import TargetConfig
 from jprm.layout import native_layout
@@ -23,28 +23,7 @@ from jprm.token_tree import geometry
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, ReasoningTree
 
-
-@dataclasses.dataclass(frozen=True)
-class LetterLayout:
-    """One token a character and no separator, so that steps share prefixes, and one step can begin another."""
-
-    end: int | None = None
-
-    @property
-    def tokenizer(self):
-        return types.SimpleNamespace(eos=self.end)
-
-    def problem(self, text):
-        return [ord(c) for c in text]
-
-    def step(self, text, number):
-        return [ord(c) for c in text]
-
-    def last(self, text, number):
-        return None
-
-
-LAYOUT = LetterLayout()
+LAYOUT = Characters()
 TARGETS = jax.jit(targets, static_argnums=1)
 
 

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_pack import LAYOUT, LetterLayout, all_alone, chain_ids, longest, reasoning_trees
+from test_pack import LAYOUT, all_alone, chain_ids, longest, reasoning_trees
+from tiny import Characters
 
 from jprm.pack import pack, split, token_tree
 from jprm.tree import Node, ReasoningTree
 
-POLICY = LetterLayout(end=0)
+POLICY = Characters(end=0)
 
 
 def tree_of(*nodes):

@@ -11,21 +11,10 @@ import pytest
 from absl import flags
 from orbax.checkpoint import v1 as ocp
 from refusing import refused
+from tiny import Characters
 
 from jprm.train.batches import PipelineConfig, packed_batches
 from jprm.tree import Node, ReasoningTree
-
-
-@dataclasses.dataclass(frozen=True)
-class LetterLayout:
-    def problem(self, text):
-        return [ord(c) for c in text]
-
-    def step(self, text, number):
-        return [ord(c) for c in text]
-
-    def last(self, text, number):
-        return None
 
 
 def letters_tree(i):
@@ -39,7 +28,7 @@ CONFIG = PipelineConfig(rows=3, tokens=24, slots=8, too_long="error", window=5, 
 
 
 def batches(config=CONFIG, source=TREES, **kwargs):
-    return packed_batches(source, LetterLayout(), config, **kwargs)
+    return packed_batches(source, Characters(), config, **kwargs)
 
 
 def equal(a, b):

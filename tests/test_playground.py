@@ -2,14 +2,12 @@
 
 import concurrent.futures
 import json
-import threading
 import time
 import types
 
 import numpy as np
 import pytest
-import uvicorn
-from browser import WIDE, axe_script, requests_of, violations
+from browser import WIDE, axe_script, requests_of, served, violations
 
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
@@ -67,14 +65,8 @@ class Writes:
 @pytest.fixture(scope="module")
 def server():
     app = make_app([Knowing("small", 0.12), Knowing("large", 0.04)], ServeConfig(longest=256), policy=Writes())
-    one = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=one.run)
-    thread.start()
-    while not one.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{one.servers[0].sockets[0].getsockname()[1]}/"
-    one.should_exit = True
-    thread.join(30)
+    with served(app, timeout_graceful_shutdown=5) as (_, port):
+        yield f"http://127.0.0.1:{port}/"
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 
 import jax
 import pytest
-import tiny_run as tiny
 from refusing import refused
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains, pool_of, trees
@@ -21,12 +20,6 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.score.files import identity, score_file
 from jprm.tree import read_records, tree_of
-
-
-@pytest.fixture(scope="module")
-def prm(tiny_run):
-    with tiny.one_device():
-        yield jprm.load(tiny_run.folder)
 
 
 @pytest.fixture

@@ -42,14 +42,6 @@ def short_rows():
         yield
 
 
-@pytest.fixture(scope="module")
-def prm(tiny_run):
-    import tiny_run as tiny
-
-    with tiny.one_device():
-        yield jprm.load(tiny_run.folder)
-
-
 def test_a_score_depends_on_nothing_behind_its_step(prm):
     record = chains(1, seed=4, longest=8)[0]
     whole = prm.score(record["problem"], record["steps"])

@@ -7,19 +7,10 @@ import numpy as np
 import pytest
 from toy_policy import Markov
 
-import jprm
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.tree import Node, ReasoningTree
-
-
-@pytest.fixture(scope="module")
-def prm(tiny_run):
-    import tiny_run as tiny
-
-    with tiny.one_device():
-        yield jprm.load(tiny_run.folder)
 
 
 @pytest.mark.parametrize("name", ["rescored", "cached"])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
-import uvicorn
+from browser import served
 from test_serve import CHAIN, chains, prm  # noqa: F401  (a fixture)
 
 from jprm.apps.serve import ServeConfig
@@ -22,22 +22,15 @@ class Running:
     def __init__(self, model, **changes):
         self.engine = Engine(model, 256, "tiny")
         self.config = ServeConfig(longest=256, port=0, **changes)
-        app = make_app([self.engine], self.config)
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", **listening(self.config)))
-        self.thread = threading.Thread(target=self.server.run)
+        self.serving = served(make_app([self.engine], self.config), **listening(self.config))
 
     def __enter__(self):
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.server, self.port = self.serving.__enter__()
         self.url = f"http://127.0.0.1:{self.port}"
         return self
 
     def __exit__(self, *error):
-        self.server.should_exit = True
-        self.thread.join(60)
-        assert not self.thread.is_alive()
+        self.serving.__exit__(*error)
 
     def score(self, record):
         return httpx.post(self.url + "/v1/score", json=record, timeout=60)

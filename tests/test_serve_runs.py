@@ -2,12 +2,10 @@
 
 import json
 import os
-import threading
 import time
 
 import pytest
-import uvicorn
-from browser import axe_script, requests_of, violations
+from browser import axe_script, requests_of, served, violations
 from refusing import refused
 from starlette.testclient import TestClient
 
@@ -101,21 +99,15 @@ def page(browser, tmp_path):
     make_run(tmp_path / "runs" / "first", training(10, 100))
     make_run(tmp_path / "runs" / NASTY.replace("/", ""), training(10, 60))
     app = make_app([], ServeConfig(), shown=Runs([tmp_path / "runs"]))
-    one = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=one.run)
-    thread.start()
-    while not one.started:
-        time.sleep(0.01)
-    browser.open("about:blank")
-    browser.size(1000, 800)
-    requests_of(browser), browser.logs("browser")
-    browser.url_of_page = f"http://127.0.0.1:{one.servers[0].sockets[0].getsockname()[1]}/"
-    browser.open(browser.url_of_page)
-    browser.wait("return document.querySelectorAll('#plots figure').length === 4", 20)
-    yield browser
-    browser.open("about:blank")
-    one.should_exit = True
-    thread.join(30)
+    with served(app, timeout_graceful_shutdown=5) as (_, port):
+        browser.open("about:blank")
+        browser.size(1000, 800)
+        requests_of(browser), browser.logs("browser")
+        browser.url_of_page = f"http://127.0.0.1:{port}/"
+        browser.open(browser.url_of_page)
+        browser.wait("return document.querySelectorAll('#plots figure').length === 4", 20)
+        yield browser
+        browser.open("about:blank")
 
 
 NOW = "document.dispatchEvent(new Event('visibilitychange'));"

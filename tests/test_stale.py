@@ -34,12 +34,6 @@ from jprm.tree import read_records
 DIFFERS = "is there, but of another model, input or request "
 
 
-@pytest.fixture(scope="module")
-def prm(tiny_run):
-    with tiny.one_device():
-        yield jprm.load(tiny_run.folder)
-
-
 @pytest.fixture
 def input_file(tmp_path):
     path = tmp_path / "in.jsonl"

@@ -8,7 +8,8 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from test_pipeline import CONFIG, LetterLayout, equal, letters_tree, problems
+from test_pipeline import CONFIG, equal, letters_tree, problems
+from tiny import Characters
 
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.train.batches import COUNTS, Streams, counted_batches, own_streams, packed_batches
@@ -19,7 +20,7 @@ COUNT, MICRO = 3, 6
 
 def stream(k, count=COUNT, made=packed_batches, **changes):
     changes = dict(rows=2 * MICRO // count, stream=(k, count)) | changes
-    return made(TREES, LetterLayout(), dataclasses.replace(CONFIG, **changes))
+    return made(TREES, Characters(), dataclasses.replace(CONFIG, **changes))
 
 
 def batches(*own, count=COUNT):

@@ -197,23 +197,19 @@ def beat(step, doing="step", since=0.0, said=100.0, host="h", waits=False):
 
 
 @pytest.mark.parametrize(
-    ("beats", "sentence"),
+    ("beats", "named"),
     [
-        ([beat(5), beat(4, "data", 20, host="slow"), beat(5)],
-         "at step 5: the others wait for process 1 on slow, pid 7, at step 4 (data) for 80 s"),
-        ([beat(5), beat(5, "data", 20), beat(5)], "the others wait for process 1 on h, pid 7, at step 5 (data)"),
-        ([beat(5), beat(5, said=30, since=10, host="gone")],
-         "no heartbeat from process 1 on gone, pid 7, at step 5 (step) for 90 s"),
-        ([None, beat(5)], "no heartbeat from process 0"),
-        ([beat(5, "scoring", 20, waits=True), beat(5, "scoring", 20)],
-         "the others wait for process 1 on h, pid 7, at step 5 (scoring) for 80 s"),
-        ([beat(5, waits=True), beat(5, waits=True)], "all 2 processes are in the same place"),
-        ([beat(5), beat(5)], "all 2 processes are in the same place (step): compilation, devices, network or disk"),
+        ([beat(5), beat(4, "data", 20, host="slow"), beat(5)], ["process 1 on slow", "step 4", "data", "80 s"]),
+        ([beat(5), beat(5, "data", 20), beat(5)], ["process 1 on h", "data"]),
+        ([beat(5), beat(5, said=30, since=10, host="gone")], ["no heartbeat", "process 1 on gone", "90 s"]),
+        ([None, beat(5)], ["no heartbeat", "process 0"]),
+        ([beat(5, "scoring", 20, waits=True), beat(5, "scoring", 20)], ["process 1 on h", "scoring"]),
+        ([beat(5), beat(5)], ["all 2 processes"]),
     ],
-)  # fmt: skip
-def test_the_watchdog_names_who_is_waited_for(beats, sentence):
+)
+def test_the_watchdog_names_who_is_waited_for(beats, named):
     said = held_up(dict(enumerate(beats)), now=100.0, seconds=60)
-    assert said.startswith("no step for 60 s at step 5: ") and sentence in said
+    assert "60 s at step 5" in said and all(name in said for name in named)
 
 
 def test_the_watchdog_speaks_once_a_stall(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -53,6 +54,26 @@ class Letters:
 
     def step(self, text, number):
         return [ord(c) - 96 for c in text] + list(self.newline)
+
+    def last(self, text, number):
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters:
+    """One token a character, its code, and no separator: steps share prefixes, and one step can begin another."""
+
+    end: int | None = None
+
+    @property
+    def tokenizer(self):
+        return types.SimpleNamespace(eos=self.end)
+
+    def problem(self, text):
+        return [ord(c) for c in text]
+
+    def step(self, text, number):
+        return [ord(c) for c in text]
 
     def last(self, text, number):
         return None
