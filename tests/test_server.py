@@ -11,6 +11,7 @@ import tracemalloc
 import pytest
 from stub_server import reply
 
+from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy, request_body
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sample_cache import KeptPolicy
@@ -318,3 +319,71 @@ def test_a_hostile_reply_costs_one_sample(serve, bad):
     (samples,) = policy(server, retries=0).sample([PROBLEM], 3, until="end", seed=0)
     assert [sample.finish_reason for sample in samples] == ["stop", "error", "stop"]
     assert len(samples[1].error) < 500
+
+
+# ---- Several servers of one model.
+
+
+def several(*servers, **changes):
+    settings = {"backoff_s": 0.01, "retries": 3, "request_timeout_s": 5.0} | changes
+    return ServerPolicy(ServerConfig(tuple(server.url for server in servers), "tiny", **settings))
+
+
+def echo(number, body):
+    return reply(f"{body['prompt'].strip()}|{body['seed']}")
+
+
+def busy_echo(number, body):
+    time.sleep(0.02)
+    return echo(number, body)
+
+
+def test_several_servers_share_the_work_and_give_the_samples_of_one(serve):
+    one, servers = serve(echo), [serve(busy_echo) for _ in range(3)]
+    prefixes = [Prefix(f"p{i}") for i in range(10)]
+    alone, together = policy(one), several(*servers, concurrency=6)
+    assert alone.name == together.name  # samples kept of one are those of the others
+    assert together.sample(prefixes, 3, until="end", seed=5) == alone.sample(prefixes, 3, until="end", seed=5)
+    assert sum(len(server.requests) for server in servers) == 30
+    assert all(len(server.requests) >= 5 for server in servers)
+    assert all(server.most_active <= 3 for server in servers)  # the one with the least in flight is asked
+
+
+@pytest.mark.parametrize("broken", [(503, {}, b""), None, (429, {"Retry-After": "30"}, b"")])
+def test_a_server_that_fails_is_left_alone_while_others_answer(serve, broken):
+    dead, live = serve(lambda number, body: broken), serve(busy_echo)
+    start = time.monotonic()
+    drawn = several(dead, live, backoff_s=20.0, concurrency=4).sample([Prefix("p")], 24, until="end", seed=0)
+    assert [sample.steps for sample in drawn[0]] == [(f"p|{seed}",) for seed in range(24)]
+    assert time.monotonic() - start < 10  # no request waits for the one that is down
+    assert len(dead.requests) <= 4 and len(live.requests) == 24
+
+
+def test_a_server_that_was_down_is_tried_again(serve):
+    ill = serve(lambda number, body: (503, {}, b"") if number < 2 else echo(number, body))
+    together = several(ill, serve(busy_echo), concurrency=2)
+    for seed in range(0, 40, 4):
+        assert all(
+            sample.finish_reason == "stop" for sample in together.sample([PROBLEM], 4, until="end", seed=seed)[0]
+        )
+    assert len(ill.requests) > 2
+
+
+def test_when_all_servers_fail_the_error_names_one(serve):
+    servers = [serve(lambda number, body: (500, {}, b"oops")) for _ in range(2)]
+    ((sample,),) = several(*servers).sample([PROBLEM], 1, until="end", seed=0)
+    assert sample.finish_reason == "error" and any(server.url in sample.error for server in servers)
+    assert sum(len(server.requests) for server in servers) == 4  # attempts count over all
+
+
+@pytest.mark.parametrize("urls", [(), ("http://a/v1", "http://a/v1"), ("http://a/v1", "ftp://b")])
+def test_odd_lists_of_servers_are_refused(urls):
+    with pytest.raises(ValueError, match="url"):
+        ServerConfig(urls, "m")
+
+
+def test_a_policy_file_lists_servers(serve, tmp_path):
+    servers = [serve(echo), serve(echo)]
+    (tmp_path / "p.json").write_text(json.dumps({"url": [server.url for server in servers], "model": "tiny"}))
+    ((sample,),) = load_policy(tmp_path / "p.json").sample([PROBLEM], 1, until="end", seed=0)
+    assert sample.steps == ("p|0",)

@@ -10,6 +10,7 @@ Without any of them, text counts as a finished step, and an empty text as the en
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import email.utils
@@ -18,7 +19,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import httpx2
@@ -29,6 +30,9 @@ from jprm.methods.policy.protocol import Prefix, Sample
 _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
 """Limits of a reply: in all, and for every token of `max_tokens`, each of which may have 20 log-probabilities."""
 
+_LONGEST_REST_S = 60.0
+"""Seconds for which one of several servers that fails again and again is left alone."""
+
 _RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
@@ -37,7 +41,8 @@ class ServerConfig:
     """The server and the sampling settings.
 
     Attributes:
-      url: the base address with its version: http://localhost:8000/v1.
+      url: the base address with its version, http://localhost:8000/v1, or several of servers of one model. A request
+        goes to the one with the fewest in flight; one that fails rests while others answer, and is then tried again.
       model: the server's name of the model.
       key_variable: environment variable that holds the key, whose value is never printed or stored.
       endpoint: `completions` sends one text. `chat` sends messages, the last being the assistant's unfinished one
@@ -55,7 +60,7 @@ class ServerConfig:
         longer `Retry-After` is honoured.
     """
 
-    url: str
+    url: str | tuple[str, ...]
     model: str
     key_variable: str | None = None
     endpoint: Literal["completions", "chat"] = "completions"
@@ -73,15 +78,10 @@ class ServerConfig:
     backoff_s: float = 1.0
 
     def __post_init__(self):
-        try:
-            url = httpx2.URL(self.url)
-        except httpx2.InvalidURL as error:
-            raise ValueError(f"url is {self.url!r}: {error}") from None
-        known = url.scheme in ("http", "https") and url.host and not set(url.host) & set("[] %")
-        if not known or not 0 < (url.port or 80) < 2**16:
-            raise ValueError(f"url is {self.url!r}: write the base address, such as http://localhost:8000/v1")
-        if url.userinfo:
-            raise ValueError("url holds a password: put it in an environment variable and set key_variable to its name")
+        for url in self.urls:
+            _check_url(url)
+        if not self.urls or len(set(self.urls)) < len(self.urls):
+            raise ValueError("url names no address, or one twice")
         if "{problem}" not in self.prompt:
             raise ValueError("prompt has no {problem}")
         if not self.delimiter:
@@ -92,6 +92,23 @@ class ServerConfig:
         for field in ("retries", "temperature"):
             if not getattr(self, field) >= 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be 0 or more")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every server's address."""
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url)
+
+
+def _check_url(text: str) -> None:
+    try:
+        url = httpx2.URL(text)
+    except httpx2.InvalidURL as error:
+        raise ValueError(f"url is {text!r}: {error}") from None
+    known = url.scheme in ("http", "https") and url.host and not set(url.host) & set("[] %")
+    if not known or not 0 < (url.port or 80) < 2**16:
+        raise ValueError(f"url is {text!r}: write the base address, such as http://localhost:8000/v1")
+    if url.userinfo:
+        raise ValueError("url holds a password: put it in an environment variable and set key_variable to its name")
 
 
 class _Retry(Exception):
@@ -106,8 +123,41 @@ class _Refused(Exception):
     """An attempt that would fail again."""
 
 
+class _Servers:
+    """Addresses of servers that answer alike: which of them is asked next, and which are left alone for a while."""
+
+    def __init__(self, urls: Sequence[str]):
+        self._busy = dict.fromkeys(urls, 0)  # requests in flight
+        self._failures = dict.fromkeys(urls, 0)  # in a row, those of one moment once
+        self._rests = dict.fromkeys(urls, 0.0)  # until when, by the event loop's clock
+
+    @contextlib.contextmanager
+    def asked(self, now: float) -> Iterator[str]:
+        """Yields the address of a server for one request: of those that do not rest, the one with the least to do."""
+        url = min(self._busy, key=lambda url: (max(0.0, self._rests[url] - now), self._busy[url]))
+        self._busy[url] += 1
+        try:
+            yield url
+        finally:
+            self._busy[url] -= 1
+
+    def failed(self, url: str, now: float, wait: float) -> float:
+        """Lets a server rest, longer each time; returns after how many seconds a request that it failed is sent again.
+
+        That is `wait` where there is no other server, and at once where another does not rest.
+        """
+        if now >= self._rests[url]:
+            self._rests[url] = now + min(_LONGEST_REST_S, wait * 2 ** self._failures[url])
+            self._failures[url] += 1
+        others = [rests - now for other, rests in self._rests.items() if other != url]
+        return max(0.0, min([wait, *others]))
+
+    def answered(self, url: str) -> None:
+        self._rests[url], self._failures[url] = 0.0, 0
+
+
 class ServerPolicy:
-    """A `Policy` that samples from a server.
+    """A `Policy` that samples from a server, or from several of the same model.
 
     Raises:
       ValueError: the environment variable for the key is not set or holds no key.
@@ -115,6 +165,7 @@ class ServerPolicy:
 
     def __init__(self, config: ServerConfig):
         self.config = config
+        self._servers = _Servers(config.urls)
         self._key()
         sampled = ("endpoint", "prompt", "delimiter", "temperature", "top_p", "max_tokens", "extra")
         settings = {field: getattr(config, field) for field in sampled}
@@ -182,35 +233,39 @@ class ServerPolicy:
         reason = ""
         for attempt in range(config.retries + 1):
             limit = min(config.request_timeout_s, deadline - loop.time())
-            try:
-                async with asyncio.timeout(limit):  # of the whole attempt, also from a server that drips bytes
-                    return await self._attempt(client, prefix, until, seed)
-            except _Retry as error:
-                reason, after_s = str(error), error.after_s
-            except (TimeoutError, httpx2.TimeoutException):
-                # If an earlier failure left less time than a reply may take, that failure is the reason.
-                if not reason or limit == config.request_timeout_s:
-                    reason = f"no reply in {limit:.3g} s"
-                after_s = 0.0
-            except httpx2.RequestError as error:
-                reason, after_s = f"no connection ({type(error).__name__}: {error})", 0.0
-            wait = max(after_s, min(60.0, config.backoff_s * 2**attempt) * random.uniform(0.5, 1.0))
+            with self._servers.asked(loop.time()) as url:
+                try:
+                    async with asyncio.timeout(limit):  # of the whole attempt, also from a server that drips bytes
+                        sample = await self._attempt(client, url, prefix, until, seed)
+                    self._servers.answered(url)
+                    return sample
+                except _Retry as error:
+                    reason, after_s = str(error), error.after_s
+                except (TimeoutError, httpx2.TimeoutException):
+                    # If an earlier failure left less time than a reply may take, that failure is the reason.
+                    if not reason or limit == config.request_timeout_s:
+                        reason = f"no reply in {limit:.3g} s"
+                    after_s = 0.0
+                except httpx2.RequestError as error:
+                    reason, after_s = f"no connection ({type(error).__name__}: {error})", 0.0
+            backoff = max(after_s, min(60.0, config.backoff_s * 2**attempt) * random.uniform(0.5, 1.0))
+            wait = self._servers.failed(url, loop.time(), backoff)
             if attempt == config.retries or loop.time() + wait >= deadline:
-                raise _Refused(f"{config.url}: {reason}; given up after {attempt + 1} attempts")
+                raise _Refused(f"{url}: {reason}; given up after {attempt + 1} attempts")
             await asyncio.sleep(wait)
         raise AssertionError("unreachable")
 
-    async def _attempt(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
+    async def _attempt(self, client: httpx2.AsyncClient, url: str, prefix: Prefix, until: str, seed: int) -> Sample:
         config = self.config
         path = "/chat/completions" if config.endpoint == "chat" else "/completions"
         body = request_body(config, prefix, until, seed)
-        async with client.stream("POST", config.url.rstrip("/") + path, json=body) as response:
+        async with client.stream("POST", url.rstrip("/") + path, json=body) as response:
             content = await self._content(response)
         text = content.decode("utf-8", "replace")  # JSON is UTF-8, whatever charset the header names
         if response.status_code in _RETRY:
             raise _Retry(f"status {response.status_code}: {self._short(text)}", _retry_after(response.headers))
         if response.status_code != 200:
-            raise _Refused(f"{config.url}: status {response.status_code}: {self._short(text)}")
+            raise _Refused(f"{url}: status {response.status_code}: {self._short(text)}")
         try:
             reply = json.loads(content)
         except (ValueError, RecursionError):
@@ -218,7 +273,7 @@ class ServerPolicy:
         try:
             return read_reply(config, prefix, until, reply)
         except ValueError as error:
-            raise _Refused(f"{config.url}: {shortened(str(error), 200)}: {self._short(text)}") from None
+            raise _Refused(f"{url}: {shortened(str(error), 200)}: {self._short(text)}") from None
 
     async def _content(self, response: httpx2.Response) -> bytearray:
         """Returns the body of a reply, which is neither decompressed nor longer than a sample's can be."""
@@ -230,7 +285,7 @@ class ServerPolicy:
         async for piece in response.aiter_raw():
             content += piece
             if len(content) > most:
-                raise _Refused(f"{self.config.url}: the reply is longer than {most:,} bytes")
+                raise _Refused(f"{response.url}: the reply is longer than {most:,} bytes")
         return content
 
 
