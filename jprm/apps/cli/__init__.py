@@ -46,7 +46,7 @@ from jprm.apps.cli.runs import runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import search
 from jprm.apps.cli.serve import serve
-from jprm.apps.cli.shards import Shard, merge, sharded
+from jprm.apps.cli.shards import UNDIVIDED, Divided, Once, Part, divided, merge
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
@@ -170,7 +170,7 @@ def score(
     attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     calibrated: FlagCreatePairsOff[bool] = False,
     distributed: Distributed = None,
-    shard: Shard = None,
+    how: Divided = UNDIVIDED,
 ) -> None:
     """Score every step of the chains, pools and trees of a file; the same command continues a stopped one.
 
@@ -203,10 +203,12 @@ def score(
     from jprm.score.scorer import CHUNK, Speed
 
     _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
-    if shard and distributed:
-        raise ValueError("score: --shard is one of several jobs, --distributed one job on several hosts: give one")
+    if how != UNDIVIDED and distributed:
+        raise ValueError("score: --shard and --engine divide over jobs, --distributed over hosts of one job: give one")
     multihost.start(distributed)
-    for part in sharded("score", shard, input, output, unit=CHUNK):
+    scorer = Once(lambda: scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention))
+
+    def work(part: Part) -> dict[str, Any]:
         prepared, source = None, part.input
         if path_of(source).is_dir():
             from jprm.data import REPORT
@@ -215,20 +217,23 @@ def score(
             prepared, source = load_records(source), os.fspath(path_of(source) / REPORT)
         check_input(source)  # this and the next before the model is loaded
         check_output(part.output, source)
-        prm, speed = scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention), Speed()
+        prm, speed = scorer(), Speed()
         if model and multihost.is_first():
             print(prm.read_as, file=sys.stderr)
         options = {"on_error": on_error, "calibrated": calibrated, "prepared": prepared, "speed": speed}
         summary = score_file(prm, source, part.output, **options)
-        part.counts = {"tokens": speed.tokens}
         if multihost.is_first():
             print(summary)
-        if judge:
-            from jprm.methods.judge.critiques import cost
-            from jprm.tree import read_records
+        if not judge:
+            return {"tokens": speed.tokens}
+        from jprm.methods.judge.critiques import cost
+        from jprm.tree import read_records
 
-            part.counts = cost(read_records(part.output))
-            print("critiques: " + ", ".join(f"{name}: {count}" for name, count in part.counts.items()))
+        spent = cost(read_records(part.output))
+        print("critiques: " + ", ".join(f"{name}: {count}" for name, count in spent.items()))
+        return spent
+
+    divided("score", how, work, input, output, unit=CHUNK, tell=False)
 
 
 def _check_scorer(model: str | None, judge: Path | None, *options: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, arg
 
 from jprm.apps.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, one_of, print_counts
-from jprm.apps.cli.shards import Shard, sharded
+from jprm.apps.cli.shards import UNDIVIDED, Divided, Once, Part, divided
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.methods.verify.verifiers import Kind
 from jprm.model import Dtype
@@ -34,7 +34,7 @@ class RolloutOptions:
     input: Input
     output: Output
     rollouts: Annotated[Path, arg(metavar="R.jsonl")]
-    shard: Shard = None
+    how: Divided = UNDIVIDED
 
 
 def label_mc(files: Any, own: Any) -> None:
@@ -43,11 +43,14 @@ def label_mc(files: Any, own: Any) -> None:
 
     adaptive = Adaptive(*own.adaptive) if own.adaptive else None
     config = built(MonteCarloConfig, own, adaptive=adaptive)
-    for part in sharded("label mc", files.shard, files.input, files.output, files.rollouts):
-        policy = load_policy(files.policy)
+    loaded = Once(lambda: load_policy(files.policy))
+
+    def work(part: Part) -> dict:
+        policy = loaded()
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
-        part.counts = label_monte_carlo(policy, part.input, part.output, part.more[0], config)
-        print_counts(part.counts, part.output)
+        return label_monte_carlo(policy, part.input, part.output, part.more[0], config)
+
+    divided("label mc", files.how, work, files.input, files.output, files.rollouts)
 
 
 def label_omega(files: Any, own: Any) -> None:
@@ -55,11 +58,14 @@ def label_omega(files: Any, own: Any) -> None:
     from jprm.methods.policy.load import load_policy
 
     config = built(OmegaConfig, own)
-    for part in sharded("label omega", files.shard, files.input, files.output, files.rollouts):
-        policy = load_policy(files.policy)
+    loaded = Once(lambda: load_policy(files.policy))
+
+    def work(part: Part) -> dict:
+        policy = loaded()
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
-        part.counts = label_omega(policy, part.input, part.output, part.more[0], config)
-        print_counts(part.counts, part.output)
+        return label_omega(policy, part.input, part.output, part.more[0], config)
+
+    divided("label omega", files.how, work, files.input, files.output, files.rollouts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +82,7 @@ class CritiqueOptions:
     input: Input
     output: Output
     critiques: Annotated[Path, arg(metavar="K.jsonl")]
-    shard: Shard = None
+    how: Divided = UNDIVIDED
 
 
 def label_critique(files: Any, own: Any) -> None:
@@ -84,11 +90,14 @@ def label_critique(files: Any, own: Any) -> None:
     from jprm.methods.label.files import label_critique
 
     config = built(CritiqueConfig, own)
-    for part in sharded("label critique", files.shard, files.input, files.output, files.critiques):
-        judge = load_judge(files.judge)
+    loaded = Once(lambda: load_judge(files.judge))
+
+    def work(part: Part) -> dict:
+        judge = loaded()
         part.settings = {**judge.identity, **dataclasses.asdict(config)}
-        part.counts = label_critique(judge, part.input, part.output, part.more[0], config)
-        print_counts(part.counts, part.output)
+        return label_critique(judge, part.input, part.output, part.more[0], config)
+
+    divided("label critique", files.how, work, files.input, files.output, files.critiques)
 
 
 AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
@@ -103,7 +112,7 @@ def label_verify(
     input: Input,
     output: Output,
     unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
-    shard: Shard = None,
+    how: Divided = UNDIVIDED,
 ) -> None:
     """Formal labels: steps checked by computation. A step that cannot be checked stays unlabelled.
 
@@ -124,9 +133,10 @@ def label_verify(
     """
     from jprm.methods.label.files import label_verify
 
-    for part in sharded("label verify", shard, input, output):
-        part.counts = label_verify(kind, part.input, part.output, in_sandbox=not unsafe_no_sandbox)
-        print_counts(part.counts, part.output)
+    def work(part: Part) -> dict:
+        return label_verify(kind, part.input, part.output, in_sandbox=not unsafe_no_sandbox)
+
+    divided("label verify", how, work, input, output)
 
 
 @label.command(name="outcomes")
@@ -134,7 +144,7 @@ def label_outcomes(
     verifier: str,
     input: Input,
     output: Output,
-    shard: Shard = None,
+    how: Divided = UNDIVIDED,
 ) -> None:
     """Outcomes: whether each whole chain is correct, by a verifier, as best of n and outcome models need it.
 
@@ -152,9 +162,10 @@ def label_outcomes(
     """
     from jprm.methods.label.files import label_outcomes
 
-    for part in sharded("label outcomes", shard, input, output):
-        part.counts = label_outcomes(verifier, part.input, part.output)
-        print_counts(part.counts, part.output)
+    def work(part: Part) -> dict:
+        return label_outcomes(verifier, part.input, part.output)
+
+    divided("label outcomes", how, work, input, output)
 
 
 @label.command(name="teacher")
@@ -162,7 +173,7 @@ def label_teacher(
     model: Folder,
     input: Input,
     output: Output,
-    shard: Shard = None,
+    how: Divided = UNDIVIDED,
 ) -> None:
     """Soft labels: the scores of an existing model.
 
@@ -179,9 +190,10 @@ def label_teacher(
     from jprm.methods.label.files import label_teacher
     from jprm.score.scorer import CHUNK
 
-    for part in sharded("label teacher", shard, input, output, unit=CHUNK):
-        part.counts = label_teacher(model, part.input, part.output)
-        print_counts(part.counts, part.output)
+    def work(part: Part) -> dict:
+        return label_teacher(model, part.input, part.output)
+
+    divided("label teacher", how, work, input, output, unit=CHUNK)
 
 
 @label.command(name="reference")
@@ -190,7 +202,7 @@ def label_reference(
     input: Input,
     output: Output,
     dtype: Annotated[Dtype, one_of(Dtype)] = "float32",
-    shard: Shard = None,
+    how: Divided = UNDIVIDED,
 ) -> None:
     """Log-probabilities of a frozen language model, which training against it (`implicit`) then need not compute.
 
@@ -209,9 +221,10 @@ def label_reference(
     from jprm.methods.label.files import label_reference
     from jprm.score.scorer import CHUNK
 
-    for part in sharded("label reference", shard, input, output, unit=CHUNK):
-        part.counts = label_reference(model, part.input, part.output, dtype)
-        print_counts(part.counts, part.output)
+    def work(part: Part) -> dict:
+        return label_reference(model, part.input, part.output, dtype)
+
+    divided("label reference", how, work, input, output, unit=CHUNK)
 
 
 @label.command(name="judge")
@@ -221,7 +234,7 @@ def label_by_judge(
     output: Output,
     domain: str,
     rubric: str,
-    shard: Shard = None,
+    how: Divided = UNDIVIDED,
 ) -> None:
     """Soft labels: the scores of a judge, for domains where nothing can be computed. People should audit a sample.
 
@@ -242,9 +255,12 @@ def label_by_judge(
     from jprm.methods.label.files import label_judge
     from jprm.score.scorer import CHUNK
 
-    for part in sharded("label judge", shard, input, output, unit=CHUNK):
-        part.counts = label_judge(load_judge(judge), part.input, part.output, domain, rubric)
-        print_counts(part.counts, part.output)
+    loaded = Once(lambda: load_judge(judge))
+
+    def work(part: Part) -> dict:
+        return label_judge(loaded(), part.input, part.output, domain, rubric)
+
+    divided("label judge", how, work, input, output, unit=CHUNK)
 
 
 @label.command(name="consensus")

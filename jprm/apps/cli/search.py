@@ -25,7 +25,7 @@ from jprm.apps.cli.arguments import (
     print_counts,
     scorer_of,
 )
-from jprm.apps.cli.shards import Shard, sharded
+from jprm.apps.cli.shards import UNDIVIDED, Divided, Once, Part, divided
 from jprm.methods.search.growing_tree import METHODS, Choice, find
 from jprm.score.scale import Rule
 
@@ -65,7 +65,7 @@ class SearchOptions:
     seed: int = 0
     at_once: int = 32
     on_error: OnError = "stop"
-    shard: Shard = None
+    how: Divided = UNDIVIDED
 
 
 def _searching(method: type) -> Callable[[Any, Any], None]:
@@ -78,17 +78,22 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
         chosen = built(method, own)
         if options.by != "score" and options.judge:
             raise ValueError("search: --by is for --model; a judge gives scores alone")
-        for part in sharded("search", options.shard, options.input, options.output):
-            prm = scorer_of("search", options.model, options.judge)
+
+        model = Once(lambda: scorer_of("search", options.model, options.judge))
+        loaded = Once(lambda: load_policy(options.policy))
+
+        def work(part: Part) -> dict:
+            prm = model()
             by = {} if options.by == "score" else {"by": options.by}
             prm = prm.by(options.by) if by else prm
-            policy = load_policy(options.policy)
+            policy = loaded()
             rule = options.rule or prm.rule
             config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
             files = part.input, part.output
             scorer, scored_by = live_scorer(prm), identity(prm) | by
-            part.counts = search_file(policy, scorer, scored_by, *files, config, on_error=options.on_error)
-            print_counts(part.counts, part.output)
+            return search_file(policy, scorer, scored_by, *files, config, on_error=options.on_error)
+
+        divided("search", options.how, work, options.input, options.output)
 
     return run
 

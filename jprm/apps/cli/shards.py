@@ -1,68 +1,145 @@
-"""`--shard I/N` of the commands that read and write one record after another, and `jprm merge`."""
+"""One command as many jobs: `--shard I/N` and `--engine ray` of commands on files of records, and `jprm merge`."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 from tyro.conf import Positional, arg
 
 import jprm
+from jprm.apps.cli.arguments import print_counts
 from jprm.io import shards
 from jprm.io.jsonl import dump
 from jprm.io.outputs import check_output, input_of
+from jprm.io.progress import Bar
 from jprm.io.storage import Place, path_of
 
-Shard = Annotated[
-    str | None,
-    arg(
-        metavar="I/N",
-        help="Do the records of shard I of N alone, counted from 0, and name the output OUT.0000I-of-0000N; `auto` and"
-        " `auto/N` read I from a Kubernetes, Slurm or Batch job with an index. `jprm merge` makes one file of all.",
-        help_behavior_hint="",
-    ),
-]
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """
+    Attributes:
+      shard: Do the records of shard I of N alone, counted from 0, and name the output OUT.0000I-of-0000N; `auto` and
+        `auto/N` read I from a Kubernetes, Slurm or Batch job with an index. `jprm merge` makes one file of all.
+      engine: Run here, or run all shards on a Ray cluster (RAY_ADDRESS, or this machine) and merge them. Every machine
+        must see the files.
+      shards: For ray: parts of the work. A worker that dies costs a shard's last unfinished block.
+      workers: For ray: processes, at least and at most.
+      gpus: For ray: GPUs of each process.
+    """
+
+    shard: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None
+    engine: Literal["here", "ray"] = "here"
+    shards: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
+    workers: Annotated[tuple[int, int] | None, arg(metavar="MIN MAX", help_behavior_hint="")] = None
+    gpus: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
+
+    def __post_init__(self):
+        asked = [name for name in ("shards", "workers", "gpus") if getattr(self, name) is not None]
+        if asked and self.engine != "ray":
+            raise ValueError(f"--{asked[0]} is of --engine ray")
+        if self.engine == "ray" and (self.shard or not self.shards):
+            raise ValueError("--engine ray runs all shards: give --shards N, and no --shard")
+
+
+Divided = Annotated[Division, arg(name="")]
+UNDIVIDED = Division()
 
 
 @dataclasses.dataclass
 class Part:
-    """The files of one run: of a shard, or as the command line names them. The command adds what it counted, and the
-    settings that its output's request does not hold."""
+    """The files of one run: of a shard, or as the command line names them. `settings` are what the results depend on
+    and the output's request does not hold."""
 
     input: Any
     output: Any
     more: list[Any]
-    counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def sharded(command: str, shard: str | None, input: Any, output: Any, *more: Any, unit: int = 1) -> Iterator[Part]:
-    """Yields the files of a run: for a shard its own, once, and none where it has no record.
+Work = Callable[[Part], dict[str, Any]]
+"""Does a part and returns what it counted. It is sent to other machines, and loads there what it needs (`Once`)."""
 
-    A shard whose loop ends well gets its manifest. `unit`: consecutive records that stay together.
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """Loads a model or policy at its first call, and keeps it for a process's other shards."""
+
+    def __init__(self, make: Callable[[], T]):
+        self._make, self._made = make, cast(T, None)
+
+    def __call__(self) -> T:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
+def divided(
+    command: str, how: Division, work: Work, input: Any, output: Any, *more: Any, unit: int = 1, tell: bool = True
+) -> None:
+    """Calls `work` with the files of the command, of one shard, or on a cluster with those of every shard.
+
+    Args:
+      unit: consecutive records that stay together.
+      tell: print what was counted.
     """
-    if shard is None:
-        yield Part(input, output, list(more))
+    if tell:
+        work = functools.partial(_told, work)
+    if how.shard is None and how.engine == "here":
+        work(Part(input, output, list(more)))
         return
-    chosen = shards.shard_of(shard)
     check_output(output, input, *more)
-    part = Part(None, chosen.of(output), [chosen.of(each) for each in more])
+    if how.engine == "ray":  # a worker has another working folder
+        input, output, *more = (path_of(each).address for each in (input, output, *more))
     source = _source(path_of(input))
-    part.input = shards.write_input(chosen, _lines(path_of(source["input"])), source, part.output, unit)
+    run = functools.partial(_run_shard, command, work, source, output, more, unit)
+    if how.engine == "here":
+        run(shards.shard_of(str(how.shard)))
+        return
+    from jprm.methods.fleet import run_shards
+
+    count, resources = how.shards or 1, {} if how.gpus is None else {"num_gpus": how.gpus}
+    with Bar(f"shards of {path_of(output).name}", count) as bar:
+        each = functools.partial(_run_number, run, count)
+        for _ in run_shards(each, count, workers=how.workers or (1, 1), **resources):
+            bar.add()
+    merge(tuple(os.fspath(shards.Shard(number, count).of(output)) for number in range(count)))
+
+
+def _told(work: Work, part: Part) -> dict[str, Any]:
+    counts = work(part)
+    print_counts(counts, part.output)
+    return counts
+
+
+def _run_number(run: Callable[[shards.Shard], None], count: int, number: int) -> None:
+    run(shards.Shard(number, count))
+
+
+def _run_shard(
+    command: str, work: Work, source: dict[str, Any], output: Any, more: Sequence[Any], unit: int, shard: shards.Shard
+) -> None:
+    """Does a shard and writes its manifest. One without a record has an empty output."""
     begun = time.monotonic()
-    if part.input.read_bytes():
-        yield part
+    part = Part(None, shard.of(output), [shard.of(each) for each in more])
+    part.input = shards.write_input(shard, _lines(path_of(source["input"])), source, part.output, unit)
+    counts = {}
+    if next(shards.lines_of(part.input), None) is not None:
+        counts = work(part)
     else:
         part.output.write_bytes(b"")
     about = {"command": command, "jprm": jprm.__version__, **part.settings}
-    shards.write_manifest(
-        chosen, part.output, about, part.counts, seconds=round(time.monotonic() - begun, 3), devices=_devices()
-    )
+    seconds = round(time.monotonic() - begun, 3)
+    shards.write_manifest(shard, part.output, about, counts, seconds=seconds, devices=_devices())
 
 
 def _source(input: Place) -> dict[str, Any]:
