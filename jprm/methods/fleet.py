@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from jprm.devices import enable_compile_cache
 from jprm.io.jsonl import dump, parse
 from jprm.tree import ReasoningTree, record_of, tree_of
 
@@ -139,6 +140,7 @@ class _Worker:
     """A process of the cluster that runs one shard after another, with what `work` loads kept between them."""
 
     def __init__(self, work: Callable[[int], Any]):
+        enable_compile_cache()
         self.work = work
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:

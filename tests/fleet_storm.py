@@ -1,0 +1,201 @@
+"""A fleet on one machine: Ray with four nodes and two policy servers scores and labels, while nodes and servers die.
+
+    python tests/fleet_storm.py OUT [--chains 20000] [--problems 2000] [--kills 10] [--seed 7]
+
+What the cluster writes must equal what one process writes, byte for byte, however often something died. The last line is
+one JSON object: seconds of one process and of the cluster, undisturbed and disturbed, and the kills. Needs the extra
+`ray`. The servers are stand-ins whose samples depend on prompt and seed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import http.server
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+NODES = 4
+
+
+class Policy(http.server.BaseHTTPRequestHandler):
+    """Completes a prompt with an answer that is a function of prompt and seed."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        digit = hashlib.sha256(f"{body['prompt']}|{body['seed']}".encode()).digest()[0] % 4
+        text = f"So it is {digit}.\n\nThe answer is \\boxed{{{digit}}}."
+        choice = {"text": text, "finish_reason": "stop", "index": 0}
+        reply = json.dumps({"choices": [choice], "usage": {"completion_tokens": 12}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *args):
+        pass
+
+
+def serve(port: int) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Policy)
+    server.daemon_threads, server.request_queue_size = True, 128
+    server.serve_forever()
+
+
+class Servers:
+    """Two policy servers, each a process of its own, that can be killed and started again."""
+
+    def __init__(self):
+        self.ports = [_free_port() for _ in range(2)]
+        self.processes = [self._start(port) for port in self.ports]
+
+    def _start(self, port: int) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, __file__, "serve", "--port", str(port)])
+
+    def kill(self, which: int) -> None:
+        self.processes[which].kill()
+        self.processes[which].wait()
+        time.sleep(1.0)
+        self.processes[which] = self._start(self.ports[which])
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def prepare(folder: Path, chains: int, problems: int, seed: int, ports: list[int]) -> None:
+    """Trains a tiny PRM and writes its chains, the problems to label, and the policy's file."""
+    import tiny_run
+
+    from jprm.io.jsonl import write_records
+    from jprm.train import train
+
+    if not (folder / "run").exists():
+        train(tiny_run.experiment(tiny_run.make_data(folder / "data")), folder / "run")
+    write_records(folder / "chains.jsonl", tiny_run.chains(chains, seed=seed))
+    draw = random.Random(seed)
+    write_records(
+        folder / "problems.jsonl",
+        (
+            {"problem": f"Problem {i}", "steps": [f"Step {i}.{k}." for k in range(draw.randint(1, 4))],
+             "answer": str(draw.randrange(4))}
+            for i in range(problems)
+        ),
+    )  # fmt: skip
+    urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+    settings = {"url": urls, "model": "stand-in", "backoff_s": 0.2, "retries": 20, "concurrency": 16}
+    (folder / "policy.json").write_text(json.dumps(settings))
+
+
+def commands(folder: Path, name: str, *more: str) -> list[list[str]]:
+    """Returns the two commands of a fleet: scores and labels."""
+    score = ["score", "--model", str(folder / "run"), "--input", str(folder / "chains.jsonl")]
+    label = ["label", "mc", "--policy", str(folder / "policy.json"), "--input", str(folder / "problems.jsonl")]
+    label += ["--rollouts", str(folder / f"{name}.rollouts.jsonl"), "--k", "4", "--estimate", "soft"]
+    return [
+        [*score, "--output", str(folder / f"{name}.scores.jsonl"), *more],
+        [*label, "--output", str(folder / f"{name}.values.jsonl"), *more],
+    ]
+
+
+def seconds_of(command: list[str], environment: dict[str, str], attempts: int = 1) -> float:
+    """Runs a command, again where it fails, and returns how long it took."""
+    begun = time.monotonic()
+    for attempt in range(attempts):
+        done = subprocess.run([sys.executable, "-m", "jprm", *command], env=environment, stdin=subprocess.DEVNULL)
+        if done.returncode == 0:
+            return time.monotonic() - begun
+        print(f"attempt {attempt + 1} of {command[0]} ended with {done.returncode}", flush=True)
+    raise SystemExit(f"{command[0]}: failed {attempts} times")
+
+
+class Trouble(threading.Thread):
+    """Kills nodes and servers in turn, one every `pause` seconds, and puts new ones in their place."""
+
+    def __init__(self, cluster, nodes: list, servers: Servers, pause: float, seed: int):
+        super().__init__(daemon=True)
+        self.cluster, self.nodes, self.servers, self.pause = cluster, nodes, servers, pause
+        self.kills = {"nodes": 0, "servers": 0}
+        self._draw, self._over = random.Random(seed), threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(self.pause):
+            if self.kills["nodes"] <= self.kills["servers"]:
+                self.cluster.remove_node(self.nodes.pop(self._draw.randrange(len(self.nodes))), allow_graceful=False)
+                self.kills["nodes"] += 1
+                self.nodes.append(self.cluster.add_node(num_cpus=1))
+            else:
+                self.servers.kill(self._draw.randrange(2))
+                self.kills["servers"] += 1
+
+    def end(self) -> dict[str, int]:
+        self._over.set()
+        self.join()
+        return self.kills
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", help="a new folder; `serve` starts a policy server alone")
+    parser.add_argument("--chains", type=int, default=20_000)
+    parser.add_argument("--problems", type=int, default=2_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--shards", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--port", type=int)
+    args = parser.parse_args()
+    if args.out == "serve":
+        return serve(args.port)
+    from ray.cluster_utils import Cluster
+
+    folder = Path(args.out).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    servers = Servers()
+    try:
+        prepare(folder, args.chains, args.problems, args.seed, servers.ports)
+        alone = dict(os.environ)
+        seconds = {"one process": [seconds_of(each, alone) for each in commands(folder, "one")]}
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(NODES - 1)]
+        fleet = {**alone, "RAY_ADDRESS": cluster.address}
+        on_ray = ["--engine", "ray", "--shards", str(args.shards), "--workers", "2", str(NODES)]
+        seconds["cluster"] = [seconds_of(each, fleet) for each in commands(folder, "calm", *on_ray)]
+        pause = max(1.0, 0.8 * sum(seconds["cluster"]) / args.kills)
+        trouble = Trouble(cluster, nodes, servers, pause, args.seed)
+        trouble.start()
+        seconds["disturbed"] = [seconds_of(each, fleet, 20) for each in commands(folder, "storm", *on_ray)]
+        kills = trouble.end()
+        cluster.shutdown()
+    finally:
+        servers.close()
+    result = {"seconds": {name: [round(each, 1) for each in both] for name, both in seconds.items()}, "kills": kills}
+    for kind in ("scores", "values"):
+        whole = (folder / f"one.{kind}.jsonl").read_bytes()
+        for name in ("calm", "storm"):
+            same = (folder / f"{name}.{kind}.jsonl").read_bytes() == whole
+            result[f"{name} {kind}"] = "the bytes of one process" if same else "DIFFER"
+    print(json.dumps(result))
+    if "DIFFER" in result.values():
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()
