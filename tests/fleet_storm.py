@@ -2,7 +2,7 @@
 
     python tests/fleet_storm.py OUT [--chains 20000] [--problems 2000] [--kills 10] [--seed 7]
 
-What the cluster writes must equal what one process writes, byte for byte, however often something died. The last line is
+What the cluster writes must equal what one process writes, byte for byte, however often something died. It ends with
 one JSON object: seconds of one process and of the cluster, undisturbed and disturbed, and the kills. Needs the extra
 `ray`. The servers are stand-ins whose samples depend on prompt and seed alone.
 """

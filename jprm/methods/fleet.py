@@ -176,7 +176,7 @@ def run_shards(
         ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    pool = ray.data.ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=1)
+    pool = ray.data.ActorPoolStrategy(min_size=least, max_size=most)
     rows = ray.data.range(count, override_num_blocks=count)
     done = rows.map(_Worker, fn_constructor_args=(work,), compute=pool, **({"num_cpus": 1} | resources))
     for row in done.iter_rows():
