@@ -19,7 +19,6 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -115,40 +114,40 @@ def commands(folder: Path, name: str, *more: str) -> list[list[str]]:
     ]
 
 
-def seconds_of(command: list[str], environment: dict[str, str], attempts: int = 1) -> float:
-    """Runs a command, again where it fails, and returns how long it took."""
+def seconds_of(command: list[str], environment: dict[str, str], trouble: Trouble | None = None) -> float:
+    """Runs a command to its end and returns how long it took. In trouble it may fail, and is given again."""
     begun = time.monotonic()
-    for attempt in range(attempts):
-        done = subprocess.run([sys.executable, "-m", "jprm", *command], env=environment, stdin=subprocess.DEVNULL)
-        if done.returncode == 0:
+    for attempt in range(20 if trouble else 1):
+        running = subprocess.Popen([sys.executable, "-m", "jprm", *command], env=environment, stdin=subprocess.DEVNULL)
+        while trouble and running.poll() is None:
+            trouble.at(time.monotonic())
+            time.sleep(0.1)
+        if running.wait() == 0:
             return time.monotonic() - begun
-        print(f"attempt {attempt + 1} of {command[0]} ended with {done.returncode}", flush=True)
-    raise SystemExit(f"{command[0]}: failed {attempts} times")
+        print(f"attempt {attempt + 1} of {command[0]} ended with {running.returncode}", flush=True)
+    raise SystemExit(f"{command[0]}: failed")
 
 
-class Trouble(threading.Thread):
+class Trouble:
     """Kills nodes and servers in turn, one every `pause` seconds, and puts new ones in their place."""
 
-    def __init__(self, cluster, nodes: list, servers: Servers, pause: float, seed: int):
-        super().__init__(daemon=True)
-        self.cluster, self.nodes, self.servers, self.pause = cluster, nodes, servers, pause
+    def __init__(self, cluster, nodes: list, servers: Servers, pause: float, most: int, seed: int):
+        self.cluster, self.nodes, self.servers, self.pause, self.most = cluster, nodes, servers, pause, most
         self.kills = {"nodes": 0, "servers": 0}
-        self._draw, self._over = random.Random(seed), threading.Event()
+        self._draw, self._next = random.Random(seed), time.monotonic() + pause
 
-    def run(self) -> None:
-        while not self._over.wait(self.pause):
-            if self.kills["nodes"] <= self.kills["servers"]:
-                self.cluster.remove_node(self.nodes.pop(self._draw.randrange(len(self.nodes))), allow_graceful=False)
-                self.kills["nodes"] += 1
-                self.nodes.append(self.cluster.add_node(num_cpus=1))
-            else:
-                self.servers.kill(self._draw.randrange(2))
-                self.kills["servers"] += 1
-
-    def end(self) -> dict[str, int]:
-        self._over.set()
-        self.join()
-        return self.kills
+    def at(self, now: float) -> None:
+        """Kills something if it is time."""
+        if now < self._next or sum(self.kills.values()) == self.most:
+            return
+        if self.kills["nodes"] <= self.kills["servers"]:
+            self.cluster.remove_node(self.nodes.pop(self._draw.randrange(len(self.nodes))), allow_graceful=False)
+            self.kills["nodes"] += 1
+            self.nodes.append(self.cluster.add_node(num_cpus=1))
+        else:
+            self.servers.kill(self._draw.randrange(2))
+            self.kills["servers"] += 1
+        self._next = time.monotonic() + self.pause
 
 
 def main() -> None:
@@ -178,10 +177,9 @@ def main() -> None:
         on_ray = ["--engine", "ray", "--shards", str(args.shards), "--workers", "2", str(NODES)]
         seconds["cluster"] = [seconds_of(each, fleet) for each in commands(folder, "calm", *on_ray)]
         pause = max(1.0, 0.8 * sum(seconds["cluster"]) / args.kills)
-        trouble = Trouble(cluster, nodes, servers, pause, args.seed)
-        trouble.start()
-        seconds["disturbed"] = [seconds_of(each, fleet, 20) for each in commands(folder, "storm", *on_ray)]
-        kills = trouble.end()
+        trouble = Trouble(cluster, nodes, servers, pause, args.kills, args.seed)
+        seconds["disturbed"] = [seconds_of(each, fleet, trouble) for each in commands(folder, "storm", *on_ray)]
+        kills = trouble.kills
         cluster.shutdown()
     finally:
         servers.close()

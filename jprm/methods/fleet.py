@@ -15,6 +15,7 @@ cannot. Scores of packed records depend in the last digit on their neighbours: `
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import tempfile
@@ -166,18 +167,18 @@ def run_shards(
     Raises:
       ValueError: workers or shards below 1; or what `work` refused, in its words. Other shards' files stay.
     """
-    import ray
-    import ray.data
+    ray: Any = importlib.import_module("ray")
+    data: Any = importlib.import_module("ray.data")
 
     least, most = workers
     if not 1 <= least <= most or count < 1:
         raise ValueError(f"{count} shards on {least} to {most} workers: each is at least 1, and the first the lower")
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    context = ray.data.DataContext.get_current()
+    context = data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    pool = ray.data.ActorPoolStrategy(min_size=least, max_size=most)
-    rows = ray.data.range(count, override_num_blocks=count)
+    pool = data.ActorPoolStrategy(min_size=least, max_size=most)
+    rows = data.range(count, override_num_blocks=count)
     done = rows.map(_Worker, fn_constructor_args=(work,), compute=pool, **({"num_cpus": 1} | resources))
     for row in done.iter_rows():
         if row["refusal"]:
