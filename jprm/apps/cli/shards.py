@@ -99,7 +99,8 @@ def divided(
         return
     check_output(output, input, *more)
     if how.engine == "ray":  # a worker has another working folder
-        input, output, *more = (path_of(each).address for each in (input, output, *more))
+        input, output = path_of(input).address, path_of(output).address
+        more = tuple(path_of(each).address for each in more)
     source = _source(path_of(input))
     run = functools.partial(_run_shard, command, work, source, output, more, unit)
     if how.engine == "here":
