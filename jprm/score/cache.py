@@ -1,9 +1,9 @@
 """Keys and values of trees that stay on the device, so that no token is computed twice.
 
 A token's keys, values and hidden states are in a slot, wherever there was room (`Slots`). New tokens are computed
-against the slots of their path, gathered by index. Two books say what the slots hold: `LiveTrees` those of a search,
-which names steps by handles and releases them, and `PrefixCache` those of a server's callers, who come back with trees
-that begin like their last ones.
+against the slots of their path, gathered by index. Books say what the slots hold: `LiveTrees` those of a search, which
+names steps by handles and releases them, `PrefixCache` those of a server's callers, who come back with trees that begin
+like their last ones, and `jprm.methods.policy.turns` those of conversations that a policy samples.
 
     trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
     roots = trees.open(["What is 2 + 2 * 3?"])
@@ -18,11 +18,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
 from jprm.model import decode
@@ -46,25 +47,32 @@ def check(prm: PRM) -> None:
         raise NotImplementedError(f"{prm.name}: model.steps needs the end of every step, and its layout ends chains")
 
 
+class Decoder(Protocol):
+    """A model whose keys and values are kept: a `PRM` that `check` takes, or a policy."""
+
+    @property
+    def params(self) -> Any: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def mesh(self) -> Mesh: ...
+
+
 class Slots:
-    """Keys, values and hidden states of `size` tokens on a PRM's devices, each token in a slot.
+    """Keys, values and hidden states of `size` tokens on a model's devices, each token in a slot."""
 
-    Raises NotImplementedError for a model whose keys and values cannot be kept.
-    """
-
-    def __init__(self, prm: PRM, size: int):
-        check(prm)
-        self.prm, self.size = prm, size
+    def __init__(self, model: Decoder, size: int):
+        self.model, self.size = model, size
         self.clear()
 
     def clear(self) -> None:
         """Frees all slots, also after a failure, when what the device had may be lost."""
         self.free = np.arange(self.size)
-        with jax.set_mesh(self.prm.mesh):
-            self._pool = empty_pool(self.prm.config, self.size)
+        with jax.set_mesh(self.model.mesh):
+            self._pool = empty_pool(self.model.config, self.size)
 
     def double(self) -> None:
-        with jax.set_mesh(self.prm.mesh):
+        with jax.set_mesh(self.model.mesh):
             self._pool = _doubled(self._pool)
         self.put_back(np.arange(self.size, 2 * self.size))
         self.size *= 2
@@ -79,7 +87,7 @@ class Slots:
 
     def rows(self, count: int) -> int:
         """Returns how many rows are computed for so many: a power of two for each device."""
-        devices = self.prm.mesh.shape["data"] * self.prm.mesh.shape["fsdp"]
+        devices = self.model.mesh.shape["data"] * self.model.mesh.shape["fsdp"]
         return devices * padded_size(-(-count // devices))
 
     def extend(
@@ -100,26 +108,48 @@ class Slots:
         for p, (new, slot, path) in enumerate(zip(ids, slots, paths, strict=True)):
             tokens_PT[p, : len(new)], place_PT[p, : len(new)] = new, slot
             path_PS[p, : len(path)], above_P[p] = path, len(path)
-        mesh = self.prm.mesh
+        mesh = self.model.mesh
         with jax.set_mesh(mesh):
             rows = put_rows((tokens_PT, path_PS, above_P), mesh)
             place_PT = jax.device_put(place_PT, NamedSharding(mesh, spec()))
-            self._pool = _extend(self.prm.params, self.prm.config, self._pool, *rows, place_PT)
+            self._pool = _extend(self.model.params, self.model.config, self._pool, *rows, place_PT)
+
+    def past(self, paths: Sequence[np.ndarray], S: int) -> decode.Past:
+        """Returns copies of keys and values, a row for each path of slots, padded to S: a loop reads them often."""
+        R = self.rows(len(paths))
+        path_RS, above_R = np.zeros((R, S), np.int32), np.zeros(R, np.int32)
+        for r, path in enumerate(paths):
+            path_RS[r, : len(path)], above_R[r] = path, len(path)
+        with jax.set_mesh(self.model.mesh):
+            return _past(self._pool.cache, *put_rows((path_RS, above_R), self.model.mesh))
+
+    def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
+        """Puts the keys and values of the first tokens of each row of a cache into slots[row]."""
+        place_BN = np.full((len(slots), cache[0][0].shape[-2]), self.size, np.int32)  # others: nowhere
+        for b, slot in enumerate(slots):
+            place_BN[b, : len(slot)] = slot
+        with jax.set_mesh(self.model.mesh):
+            place_BN = jax.device_put(place_BN, NamedSharding(self.model.mesh, spec()))
+            self._pool = _keep(self._pool, cache, place_BN)
 
     def read(
-        self, ends: Sequence[Sequence[int] | np.ndarray], parents: Sequence[Sequence[int] | np.ndarray], E: int
+        self,
+        prm: PRM,
+        ends: Sequence[Sequence[int] | np.ndarray],
+        parents: Sequence[Sequence[int] | np.ndarray],
+        E: int,
     ) -> dict[str, Float[np.ndarray, "P E"]]:
         """Returns the named outputs of steps that end in the slots ends[p], padded to E in a row.
 
         parents[p] are the places, in their row, of the steps before them; -1 is none.
         """
-        P, mesh = self.rows(len(ends)), self.prm.mesh
+        P, mesh = self.rows(len(ends)), prm.mesh
         end_PE, parent_PE = np.zeros((P, E), np.int32), np.full((P, E), -1, np.int32)
         for p, (end, parent) in enumerate(zip(ends, parents, strict=True)):
             end_PE[p, : len(end)], parent_PE[p, : len(end)] = end, parent
         with jax.set_mesh(mesh):
             rows = put_rows((end_PE, parent_PE), mesh)
-            outputs = _outputs(self.prm.params, self.prm.config, self.prm.readout, self._pool, *rows)
+            outputs = _outputs(prm.params, prm.config, prm.readout, self._pool, *rows)
         return {name: np.asarray(value_PE)[: len(ends)] for name, value_PE in outputs.items()}
 
 
@@ -143,14 +173,34 @@ def _extend(params, config: ModelConfig, pool: Pool, tokens_PT, path_PS, above_P
     past = decode.Past(pool.cache, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
     x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
 
+    x_ND = pool.x_ND.at[place_PT].set(jax.sharding.reshard(x_PTD, spec(None, None, None)), mode="drop")
+    return Pool(_written(pool.cache, new, place_PT), x_ND)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _keep(pool: Pool, new: decode.Cache, place_BN) -> Pool:
+    return Pool(_written(pool.cache, new, place_BN), pool.x_ND)
+
+
+def _written(slots: decode.Cache, new: decode.Cache, place_PT) -> decode.Cache:
+    """Returns the slots with the keys and values of rows in their places; those beyond the slots are dropped."""
+
     def put(slots_NKH, x_PKTH):
         """Writes the keys or values of a layer, or of a group of layers, into their slots."""
         place = spec(*[None] * (x_PKTH.ndim - 2), "kv_heads", None)
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
 
-    x_ND = pool.x_ND.at[place_PT].set(jax.sharding.reshard(x_PTD, spec(None, None, None)), mode="drop")
-    return Pool(jax.tree.map(put, pool.cache, new), x_ND)
+    return jax.tree.map(put, slots, new)
+
+
+@jax.jit
+def _past(slots: decode.Cache, path_RS, above_R) -> decode.Past:
+    def take(slots_NKH):
+        place = sharding(*[None] * (slots_NKH.ndim - 3), "batch", None, "kv_heads", None)
+        return slots_NKH.at[..., path_RS, :, :].get(out_sharding=place).swapaxes(-3, -2)
+
+    return decode.Past(jax.tree.map(take, slots), jnp.arange(path_RS.shape[1]) < above_R[:, None])
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -212,6 +262,7 @@ class LiveTrees:
     """
 
     def __init__(self, prm: PRM):
+        check(prm)
         self._slots = Slots(prm, SLOTS)
         self._prm, self.scale, self.semantics = prm, prm.scale, prm.semantics
         self.tokens = 0
@@ -332,7 +383,7 @@ class LiveTrees:
         self._slots.extend(ids, slots, paths, T, S)
         E = padded_size(max(map(len, ends)) + 1, SHORTEST_CHAIN) if self._prm.config.steps else 1
         chains = [[*before, slot[-1]] for before, slot in zip(ends, slots, strict=True)]
-        score_PE = self._slots.read(chains, [range(-1, len(chain) - 1) for chain in chains], E)["score"]
+        score_PE = self._slots.read(self._prm, chains, [range(-1, len(chain) - 1) for chain in chains], E)["score"]
         return score_PE[np.arange(len(chains)), [len(chain) - 1 for chain in chains]]
 
 
@@ -356,6 +407,7 @@ class PrefixCache:
     """
 
     def __init__(self, prm: PRM, slots: int):
+        check(prm)
         self._slots, self.slots = Slots(prm, slots), slots
         self._prm = prm
         self._clear()
@@ -438,7 +490,7 @@ class PrefixCache:
 
     def _read(self, end_M: np.ndarray, parent_M: np.ndarray) -> dict[str, Float[np.ndarray, " M"]]:
         """Returns the named outputs of steps that end in these slots; `parent_M` is the index of the step before."""
-        outputs = self._slots.read([end_M], [parent_M], padded_size(len(end_M), SHORTEST_PREFIX, 4))
+        outputs = self._slots.read(self._prm, [end_M], [parent_M], padded_size(len(end_M), SHORTEST_PREFIX, 4))
         return {name: value_1E[0, : len(end_M)] for name, value_1E in outputs.items()}
 
 

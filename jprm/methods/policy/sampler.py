@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -139,6 +139,20 @@ class Sampler:
             self._params, self._config = decode.unstacked(params, self._stacked)
         self.name = f"{name}#{self._digest}"
 
+    def stop_at(self, token: int) -> None:
+        """Ends samples at this token too."""
+        self._stop_V = self._stop_V | (np.arange(len(self._stop_V)) == token)
+
+    @property
+    def params(self) -> Mapping:
+        assert self._params is not None  # it is while `push` replaces it
+        return self._params
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's, with every layer in a group of its own."""
+        return self._config
+
     def sample(
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
     ) -> list[list[Sample]]:
@@ -190,30 +204,45 @@ class Sampler:
             draws = np.arange(j, min(j + m, n))
             job_B = slice(r * m, r * m + len(draws))
             hash_B[job_B], number_B[job_B], end_B[job_B] = hashes[i], (seed + draws) % 2**32, decoding.RUNNING
-        last_B = tokens_US[row_B, length_U[row_B] - 1]
-
-        limit = self.options.max_tokens
-        room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, padded_size(limit) // 4), padded_size(limit))
         put = functools.partial(put_rows, mesh=self.mesh)
         with jax.set_mesh(self.mesh):
             past = decoding.prefill(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
-            zero_B = np.zeros(R * m, np.int32)
+        length_B, last_B = length_U[row_B], tokens_US[row_B, length_U[row_B] - 1]
+        drawn = self.decoded(past, length_B, last_B, number_B, hash_B, end_B, m, until)
+        return [drawn[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
+
+    def decoded(
+        self, past: decode.Past, length_B: np.ndarray, last_B: np.ndarray, number_B: np.ndarray, hash_B: np.ndarray,
+        end_B: np.ndarray, m: int, until: str, kept: Callable[[decoding.Samples, np.ndarray], None] | None = None,
+    ) -> list[Drawn]:  # fmt: skip
+        """Returns samples, m after each row of `past`, which lacks the last token before them.
+
+        Args:
+          length_B, last_B: how many tokens stand before each sample, and the last of them.
+          number_B, hash_B: what numbers a sample: equal ones are sampled alike.
+          end_B: `decoding.RUNNING`, or `decoding.STOP` for padding.
+          kept: takes samples that have ended, with their keys, and the row of `past` of every m of them.
+        """
+        limit = self.options.max_tokens
+        room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, padded_size(limit) // 4), padded_size(limit))
+        put, B = functools.partial(put_rows, mesh=self.mesh), len(end_B)
+        with jax.set_mesh(self.mesh):
+            zero_B = np.zeros(B, np.int32)
             samples = decoding.Samples(
                 count=jnp.int32(0),
                 last_B=put(last_B),
                 progress_B=put(zero_B),
                 end_B=put(end_B),
-                written_BN=put(np.zeros((R * m, room), np.int32)),
-                logprob_BN=put(np.zeros((R * m, room), np.float32)),
+                written_BN=put(np.zeros((B, room), np.int32)),
+                logprob_BN=put(np.zeros((B, room), np.float32)),
                 length_B=put(zero_B),
                 logprob_B=put(zero_B.astype(np.float32)),
-                cache=decoding.empty_cache(self._config, R * m, room),
+                cache=decoding.empty_cache(self._config, B, room),
             )
             key_B = decoding.keys(put(number_B), put(hash_B))
-            drawn = self._decoded((samples, put(length_U[row_B] - 1), key_B, past), m, until)
-        return [drawn[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
+            return self._to_the_end((samples, put(length_B - 1), key_B, past), m, until, kept)
 
-    def _decoded(self, state, m: int, until: str) -> list[Any]:
+    def _to_the_end(self, state, m: int, until: str, kept) -> list[Any]:
         """Returns the samples, m of each row, that begin as `state`: `decoding.Samples`, and what `of_rows` takes."""
         options, (samples, *rest) = self.options, state
         table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
@@ -227,12 +256,12 @@ class Sampler:
             )  # fmt: skip
             runs_R = (np.asarray(samples.end_B) == decoding.RUNNING).reshape(-1, m).any(axis=1)
             if int(samples.count) >= options.max_tokens or not runs_R.any():
-                _collect(samples, rows, m, drawn)
+                _collect(samples, rows, m, drawn, kept)
                 return drawn
             left, ended = np.flatnonzero(runs_R), np.flatnonzero(~runs_R)
             size = devices * padded_size(-(-len(left) // devices))
             if FEWER * size <= len(rows):
-                _collect(samples, rows, m, drawn)
+                _collect(samples, rows, m, drawn, kept)
                 left = np.concatenate([left, ended[: size - len(left)]])
                 samples, *rest = decoding.of_rows((samples, *rest), put_rows(left, self.mesh), m)
                 rows = rows[left]
@@ -253,8 +282,10 @@ class Sampler:
         return step_stops(self._table_VP, ids)
 
 
-def _collect(samples: decoding.Samples, rows: np.ndarray, m: int, drawn: list[Any]) -> None:
+def _collect(samples: decoding.Samples, rows: np.ndarray, m: int, drawn: list[Any], kept=None) -> None:
     """Puts samples, of which row i's are the batch's from `rows[i] * m` on, into their places."""
+    if kept is not None:
+        kept(samples, rows)
     fields = (samples.written_BN, samples.logprob_BN, samples.length_B, samples.end_B, samples.logprob_B)
     for b, (ids_N, logprob_N, N, end, logprob) in enumerate(zip(*map(np.asarray, fields), strict=True)):
         reason = ("length", "step", "stop")[end]

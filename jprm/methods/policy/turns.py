@@ -1,0 +1,372 @@
+"""Conversations that a policy samples turn by turn: keys and values stay, and no text is tokenised again.
+
+    with Conversations(sampler, layout.stop) as talk:
+        branches = [talk.open(layout.opening(messages)) for messages in first]
+        drawn = talk.draw(branches, [[0, 1, 2, 3]] * len(branches), stream=(seed,))   # 4 turns after each
+        sample, branch = drawn[0][2]
+        branch = branch.followed(layout.answer(turn, observations, stopped=True))      # the world answers
+        drawn = talk.draw([branch], [[2]], stream=(seed,))
+
+A `Branch` is token ids and where their keys and values are. Branches that begin alike share them, so a group of samples
+holds its prompt once, and rollouts from one turn hold everything before it once. What the world answers is computed in
+one call with the next turn, for all branches together.
+
+`TurnLayout` writes what stands between sampled turns, as the tokenizer's chat template does. `play` has a sampler and a
+`World` take turns until episodes are done.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from jprm.chat_template import render
+from jprm.layout import control_tokens
+from jprm.methods.environment import Episode, Message, World
+from jprm.methods.policy import decoding
+from jprm.methods.policy.sampler import SHORTEST_PROMPT, Drawn, Sampler
+from jprm.rows import padded_size
+from jprm.score.cache import Slots
+from jprm.tokenizer import Tokenizer
+
+SLOTS = 4096
+"""Slots of a conversation's tokens at first. They are doubled whenever they are full."""
+
+SHORTEST_NEW = 16
+"""Least tokens that the answers of the world are padded to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A conversation so far. The keys and values of its first `len(slots)` tokens are in these slots."""
+
+    ids: tuple[int, ...]
+    slots: np.ndarray = dataclasses.field(compare=False, repr=False, default_factory=lambda: np.zeros(0, np.int64))
+
+    def followed(self, ids: Sequence[int]) -> Branch:
+        """Returns the branch with more ids, which nobody sampled."""
+        return Branch((*self.ids, *ids), self.slots)
+
+
+class Conversations:
+    """Branches of conversations on a policy's devices. At the end of a `with` block their memory is free."""
+
+    def __init__(self, sampler: Sampler, stop: int):
+        """`stop` is the token that ends a turn, beside the end of text."""
+        sampler.stop_at(stop)
+        self.sampler, self._slots = sampler, Slots(sampler, SLOTS)
+        self.computed = 0  # tokens that were not sampled: prompts and answers, each once
+
+    def __enter__(self) -> Conversations:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self._slots
+
+    @property
+    def size(self) -> int:
+        """Tokens for which there is room: they are kept until the block ends."""
+        return self._slots.size
+
+    def open(self, ids: Sequence[int]) -> Branch:
+        """Returns the branch that begins with these ids, of which there is at least one."""
+        if not ids:
+            raise ValueError("a conversation begins with at least one token")
+        return Branch(tuple(ids))
+
+    def draw(
+        self, branches: Sequence[Branch], numbers: Sequence[Sequence[int]], stream: tuple[int, ...] = ()
+    ) -> list[list[tuple[Drawn, Branch]]]:
+        """Returns a turn after each branch for each of its numbers, and the branch with it.
+
+        A turn depends on the parameters, the ids before it, its number and the stream alone. Equal branches are
+        computed once.
+        """
+        places: dict[Branch, list[tuple[int, int, int]]] = collections.defaultdict(list)
+        for i, (branch, some) in enumerate(zip(branches, numbers, strict=True)):
+            for j, number in enumerate(some):
+                places[branch].append((i, j, number))
+        drawn: list[list[Any]] = [[None] * len(some) for some in numbers]
+        if not places:
+            return drawn
+        rows, devices = self.sampler.options.rows, self._slots.rows(1)
+        m = min(padded_size(max(map(len, places.values()))), 1 << (max(rows, devices) // devices).bit_length() - 1)
+        jobs = [(branch, some[k : k + m]) for branch, some in places.items() for k in range(0, len(some), m)]
+        jobs.sort(key=lambda job: len(job[0].ids))  # branches of like length together
+        size = max(devices, rows // m)
+        for first in range(0, len(jobs), size):
+            batch = jobs[first : first + size]
+            known = self._computed([branch for branch, _ in batch])
+            for (_, some), samples in zip(batch, self._turns(known, batch, m, stream), strict=True):
+                for (i, j, _), sample in zip(some, samples, strict=True):
+                    drawn[i][j] = sample
+        return drawn
+
+    def _computed(self, branches: Sequence[Branch]) -> list[Branch]:
+        """Returns the branches with the keys and values of all tokens but the last, with which decoding begins."""
+        distinct = {branch: branch.ids[len(branch.slots) : -1] for branch in branches}
+        new = {branch: ids for branch, ids in distinct.items() if ids}
+        if new:
+            ids, paths = list(new.values()), [branch.slots for branch in new]
+            slots = [self._take(len(some)) for some in ids]
+            T = padded_size(max(map(len, ids)), SHORTEST_NEW)
+            S = padded_size(max(map(len, paths)), SHORTEST_PROMPT)
+            self._slots.extend(ids, slots, paths, T, S)
+            self.computed += sum(map(len, ids))
+            taken = dict(zip(new, slots, strict=True))
+            distinct = {b: Branch(b.ids, np.concatenate([b.slots, taken[b]])) if b in new else b for b in distinct}
+        else:
+            distinct = {branch: branch for branch in distinct}
+        return [distinct[branch] for branch in branches]
+
+    def _turns(
+        self, known: Sequence[Branch], jobs: Sequence[tuple[Branch, Any]], m: int, stream: tuple[int, ...]
+    ) -> list[list[tuple[Drawn, Branch]]]:
+        R = self._slots.rows(len(jobs))
+        S = padded_size(max(len(branch.slots) for branch in known), SHORTEST_PROMPT)
+        past = self._slots.past([branch.slots for branch in known], S)
+        length_B, last_B = np.ones(R * m, np.int32), np.zeros(R * m, np.int32)
+        hash_B, number_B = np.zeros(R * m, np.uint32), np.zeros(R * m, np.uint32)
+        end_B = np.full(R * m, decoding.STOP, np.int32)
+        for r, (branch, (_, some)) in enumerate(zip(known, jobs, strict=True)):
+            at = slice(r * m, r * m + len(some))
+            length_B[r * m : (r + 1) * m], last_B[r * m : (r + 1) * m] = len(branch.ids), branch.ids[-1]
+            hash_B[at], end_B[at] = ids_hash(branch.ids, stream), decoding.RUNNING
+            number_B[at] = [number % 2**32 for _, _, number in some]
+        slots: dict[int, np.ndarray] = {}
+
+        def kept(samples: decoding.Samples, rows: np.ndarray) -> None:
+            """Keeps the keys of samples: of the token before the first, and of all sampled ones but the last."""
+            length_B, places = np.asarray(samples.length_B), []
+            for b, length in enumerate(length_B.tolist()):
+                sample = int(rows[b // m]) * m + b % m
+                if sample in slots:
+                    self._slots.put_back(slots[sample])
+                slots[sample] = self._take(length)
+                places.append(slots[sample])
+            self._slots.keep(samples.cache, places)
+
+        drawn = self.sampler.decoded(past, length_B, last_B, number_B, hash_B, end_B, m, "end", kept)
+        result = []
+        for r, (branch, (_, some)) in enumerate(zip(known, jobs, strict=True)):
+            turns = []
+            for b in range(r * m, r * m + len(some)):
+                after = Branch((*branch.ids, *drawn[b].ids), np.concatenate([branch.slots, slots[b]]))
+                turns.append((drawn[b], after))
+            result.append(turns)
+        return result
+
+    def _take(self, count: int) -> np.ndarray:
+        while count > len(self._slots.free):
+            self._slots.double()
+        return self._slots.take(count)
+
+
+def ids_hash(ids: Sequence[int], stream: tuple[int, ...]) -> int:
+    content = np.array(ids, np.int64).tobytes() + json.dumps(stream).encode()
+    return int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
+
+
+# ---- What stands between sampled turns.
+
+
+class TurnLayout:
+    """Writes a conversation piece by piece, as a chat template writes it whole.
+
+    stop: the token that ends a turn of the assistant, as sampled.
+
+    Raises ValueError for a template that does not end the assistant's turns with a token of their own, and for a
+    tokenizer that reads no special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str, tokens: Mapping[str, str]):
+        if not hasattr(tokenizer, "encode_control"):
+            raise ValueError("turns are written by a chat template, which needs a tokenizer.json")
+        self.tokenizer, self._template, self._tokens = tokenizer, template, dict(tokens)
+        said = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "reply-7f3a"}]
+        tail = render(template, said, tokens, reply=False).rpartition("reply-7f3a")[2]
+        names = control_tokens(tokenizer, tail)
+        first = next((name for name in names if tail.startswith(name)), None)
+        if first is None:
+            raise ValueError(
+                f"the chat template ends the assistant's turn with {tail[:20]!r}, and not with a token: a policy could"
+                " not say that its turn has ended"
+            )
+        self._stop, self.stop = first, names[first]
+        self._between = functools.lru_cache(maxsize=4096)(self._written)
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """Returns the ids of the messages before the first turn, up to where the policy begins to write."""
+        self._check(messages)
+        return self._encode(render(self._template, messages, self._tokens))
+
+    def turn(self, turn: Message) -> list[int]:
+        """Returns the ids of a recorded turn, without the token that ends it.
+
+        Raises ValueError for a template that opens a turn otherwise than it asks for one.
+        """
+        self._check([turn])
+        said = [{"role": "user", "content": "question"}, turn]
+        opened = render(self._template, said[:1], self._tokens)
+        whole = render(self._template, said, self._tokens, reply=False)
+        if not whole.startswith(opened):
+            raise ValueError("the chat template opens a turn otherwise than it asks for one")
+        return self.tokenizer.encode(whole[len(opened) : whole.rindex(self._stop)])
+
+    def answer(self, turn: Message, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """Returns the ids that follow a turn: its end unless it was sampled, what the world answers, and the opening
+        of the next turn.
+
+        Raises ValueError for a template that writes a turn otherwise when something follows it, and for an answer that
+        names control tokens, which would be read as such.
+        """
+        self._check(messages)
+        ids = list(self._between(json.dumps([turn, *messages])))
+        return ids[1:] if stopped else ids
+
+    def _written(self, text: str) -> tuple[int, ...]:
+        turn, *messages = json.loads(text)
+        said = [{"role": "user", "content": "question"}, turn]
+        before = render(self._template, said, self._tokens, reply=False)
+        cut = before.rindex(self._stop)
+        whole = render(self._template, [*said, *messages], self._tokens)
+        if not whole.startswith(before[: cut + len(self._stop)]):
+            raise ValueError("the chat template writes a turn otherwise when something follows it")
+        return tuple(self._encode(whole[cut:]))
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode_control(text, special=False)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _check(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, str) and (names := control_tokens(self.tokenizer, content)):
+                raise ValueError(
+                    f"a message of the {message['role']} holds the name of a control token, {min(names)!r}, which the"
+                    " chat template would make one of"
+                )
+
+    def text(self, drawn: Drawn) -> str:
+        """Returns the text of a sampled turn, without the token that ends it."""
+        return self.tokenizer.decode(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids)
+
+
+# ---- A policy and a world take turns.
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Of an episode. turns: of the policy. tokens: from the prompt's first to the last sampled one."""
+
+    turns: int
+    tokens: int
+
+    def __post_init__(self):
+        if min(self.turns, self.tokens) < 1:
+            raise ValueError(f"an episode has at least one turn and one token, not {self.turns} and {self.tokens}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """A rollout in a world: where it led, and its tokens.
+
+    Attributes:
+      prompt: the ids before the first sampled turn.
+      ids: all after them: sampled turns and what the world answered between them. The last is a sampled one.
+      sampled_T: which of them the policy sampled.
+      log_probability_T: of sampled ids, float32, at the sampling temperature; 0 for others.
+      turn_stop: index in `ids` after the last token of every sampled turn.
+      texts: of the sampled turns.
+      ended: whether the world ended the episode; else a limit cut it off, or it was lost (`episode.error`).
+      branch: the conversation so far, from which more may be sampled while its `Conversations` are open.
+    """
+
+    episode: Episode
+    number: int
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...] = ()
+    sampled_T: Bool[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    log_probability_T: Float32[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))
+    turn_stop: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    ended: bool = False
+    cut: bool = False
+    branch: Branch | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def goes_on(self) -> bool:
+        return not (self.ended or self.cut or self.episode.error)
+
+
+def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int) -> Played:
+    """Returns the rollout of an episode's position, of which nothing is sampled yet."""
+    first = episode.turns[0] if episode.turns else len(episode.messages)
+    if episode.error:
+        return Played(episode, number, ())
+    ids = layout.opening(episode.messages[:first])
+    bounds = [*episode.turns, len(episode.messages)]
+    for turn, after in zip(bounds, bounds[1:], strict=False):  # a recorded prefix: its text is all there is
+        said = episode.messages[turn]
+        ids += [*layout.turn(said), *layout.answer(said, episode.messages[turn + 1 : after], stopped=False)]
+    return Played(episode, number, tuple(ids), branch=talk.open(ids))
+
+
+def play(
+    talk: Conversations, layout: TurnLayout, world: World, starts: Sequence[Played], limits: Limits,
+    *, until: Literal["step", "end"] = "end", stream: tuple[int, ...] = (),
+) -> list[Played]:  # fmt: skip
+    """Returns the rollouts after one turn more (`step`) or at their ends, in order.
+
+    All that go on advance together: a round samples a turn of each, then the world answers all of them at once.
+    """
+    played = list(starts)
+    while True:
+        going = [i for i, one in enumerate(played) if one.goes_on]
+        by_branch = [played[i].branch for i in going]
+        drawn = talk.draw([b for b in by_branch if b is not None], [[played[i].number] for i in going], stream)
+        texts = [layout.text(each) for ((each, _),) in drawn]
+        whole = [i for i, ((each, _),) in zip(going, drawn, strict=True) if each.finish_reason == "stop"]
+        said = dict(zip(going, texts, strict=True))
+        episodes = dict(
+            zip(whole, world.step([played[i].episode for i in whole], [said[i] for i in whole]), strict=True)
+        )
+        for i, ((each, branch),) in zip(going, drawn, strict=True):
+            played[i] = _with_turn(played[i], each, branch, said[i], episodes.get(i), layout, limits)
+        if until == "step" or not any(one.goes_on for one in played):
+            return played
+
+
+def _with_turn(
+    one: Played, drawn: Drawn, branch: Branch, text: str, episode: Episode | None, layout: TurnLayout, limits: Limits
+) -> Played:
+    """Returns the rollout with a sampled turn; `episode` is where it led, None for a turn that was cut off."""
+    ids = (*one.ids, *branch.ids[len(one.prompt) + len(one.ids) :])
+    observed = len(ids) - len(one.ids) - len(drawn.ids)  # the world's answer to the turn before
+    one = dataclasses.replace(
+        one,
+        ids=ids,
+        sampled_T=np.concatenate([one.sampled_T, np.zeros(observed, bool), np.ones(len(drawn.ids), bool)]),
+        log_probability_T=np.concatenate([one.log_probability_T, np.zeros(observed, np.float32), drawn.logprob_N]),
+        turn_stop=(*one.turn_stop, len(ids)),
+        texts=(*one.texts, text),
+        branch=branch,
+    )
+    if episode is None:
+        return dataclasses.replace(one, cut=True)
+    if episode.done:
+        return dataclasses.replace(one, episode=episode, ended=not episode.error)
+    try:
+        after = layout.answer(episode.messages[episode.turns[-1]], episode.last, stopped=True)
+    except ValueError as error:
+        lost = dataclasses.replace(episode, done=True, error=f"layout: {error}"[:300])
+        return dataclasses.replace(one, episode=lost)
+    full = len(one.prompt) + len(ids) + len(after) >= limits.tokens or len(episode.turns) >= limits.turns
+    return dataclasses.replace(one, episode=episode, cut=full, branch=branch.followed(after))
