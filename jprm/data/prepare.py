@@ -12,7 +12,7 @@ import re
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import rich.console
 import rich.markup
@@ -20,7 +20,7 @@ import rich.progress
 import rich.table
 
 from jprm.data import REPORT, readers, store
-from jprm.data.overlap import normalise, problems_in, problems_of
+from jprm.data.overlap import Texts, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.io.digests import code_of, sha256_of
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
@@ -42,14 +42,17 @@ class Request:
     on_error: str
     sha256: dict[str, str]
     code: dict[str, str] = dataclasses.field(default_factory=dict, kw_only=True)
+    duplicates: str = dataclasses.field(default="keep", kw_only=True)
+    near: float | None = dataclasses.field(default=None, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareReport(Request):
     """The request and what became of every item, as in the folder's `report.json`.
 
-    Every item read is rejected, dropped by the options, excluded, or kept. `excluded` counts records for each benchmark
-    file that holds their problem, so one may count for two files; `excluded_records` counts each once.
+    Every item read is rejected, dropped by the options, excluded, left out because it is `repeated`, or kept.
+    `excluded` counts records for each benchmark file that holds their problem, so one may count for two files;
+    `excluded_records` counts each once.
     """
 
     read: int = 0
@@ -59,6 +62,7 @@ class PrepareReport(Request):
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     excluded: dict[str, int] = dataclasses.field(default_factory=dict)
     excluded_records: int = 0
+    repeated: int = 0
     rejected: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list)
 
@@ -72,6 +76,8 @@ def prepare(
     *,
     sha256: Sequence[str] = (),
     overwrite: bool = False,
+    duplicates: Literal["keep", "drop"] = "keep",
+    near: float | None = None,
     console: rich.console.Console | None = None,
     **options: Any,
 ) -> PrepareReport:
@@ -88,6 +94,8 @@ def prepare(
         `out`/rejects.jsonl.
       sha256: checksums that downloads may have, beside those of the known releases.
       overwrite: replace an existing folder; it stays until the new one is whole.
+      duplicates: `drop` leaves out records whose problem and steps repeat an earlier record's.
+      near: for `exclude` and `duplicates`: texts count as equal from this Jaccard similarity on (`overlap.Texts`).
       console: where to print; stderr by default.
       options: of the reader.
 
@@ -98,7 +106,9 @@ def prepare(
     """
     console = console or rich.console.Console(stderr=True)
     out = path_of(out)
-    request = _request(name, source, exclude, on_error, options)
+    request = dataclasses.replace(_request(name, source, exclude, on_error, options), duplicates=duplicates, near=near)
+    if duplicates not in ("keep", "drop"):
+        raise ValueError(f"duplicates is {duplicates!r}: use 'keep' or 'drop'")
     there = _report_of(out) if is_whole(out) else None
     if inside := [path for path in request.sha256 if str(path_of(path).resolve()).startswith(f"{out.resolve()}/")]:
         raise ValueError(f"{inside[0]}: is in {out}, the folder to write: move it, or name another folder")
@@ -169,22 +179,27 @@ class _Tally:
     """Counts records by what becomes of them."""
 
     def __init__(self, request: Request):
-        self.read = self.steps = self.excluded_records = 0
+        self.read = self.steps = self.excluded_records = self.repeated = 0
         self.labels, self.dropped = collections.Counter(), collections.Counter()
         self.excluded = collections.Counter(dict.fromkeys(request.exclude, 0))
-        self._banned = {path: problems_in(path) for path in request.exclude}
+        self._banned = {path: Texts(problems_in(path), request.near) for path in request.exclude}
+        self._kept = Texts(near=request.near) if request.duplicates == "drop" else None
 
     def keeps(self, record: Record) -> bool:
-        """Counts a record; returns whether no benchmark holds its problem."""
-        texts = {normalise(text) for text in problems_of(record)}
-        hits = [file for file, problems in self._banned.items() if texts & problems]
+        """Counts a record; returns whether no benchmark holds its problem, and no earlier record is like it."""
+        texts = list(problems_of(record)) if self._banned else []
+        hits = [file for file, problems in self._banned.items() if any(map(problems.holds, texts))]
         self.excluded.update(hits)
         self.excluded_records += bool(hits)
-        if not hits:
-            nodes = tree_of(record).nodes
-            self.steps += len(nodes)
-            self.labels.update("none" if node.label is None else f"{node.label:g}" for node in nodes)
-        return not hits
+        if hits:
+            return False
+        tree = tree_of(record)
+        if self._kept is not None and self._kept.add("\n".join([tree.problem, *(node.text for node in tree.nodes)])):
+            self.repeated += 1
+            return False
+        self.steps += len(tree.nodes)
+        self.labels.update("none" if node.label is None else f"{node.label:g}" for node in tree.nodes)
+        return True
 
 
 def _write(
@@ -229,6 +244,7 @@ def _write(
         dropped=dict(tally.dropped),
         excluded=dict(tally.excluded),
         excluded_records=tally.excluded_records,
+        repeated=tally.repeated,
         rejected=rejects.count,
         reasons=[str(error) for error in rejects.errors],
     )
@@ -250,6 +266,7 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
     rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
     rows += [(f"excluded, in {file}", count) for file, count in report.excluded.items()]
+    rows += [("repeated", report.repeated)] if report.duplicates == "drop" else []
     rows += [("rejected", report.rejected)] + [(f"  {reason}", "") for reason in report.reasons[:8]]
     more = "  and more, see report.json" if report.kept else "  and more"  # without a record, no folder is written
     rows += [(more, "")] if len(report.reasons) > 8 else []

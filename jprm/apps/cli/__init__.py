@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -27,6 +27,7 @@ from jprm.apps.cli.arguments import (
     Files,
     Folder,
     JudgeFile,
+    Number,
     OneModel,
     OnError,
     Settings,
@@ -84,6 +85,8 @@ def prepare(
     sha256: Annotated[tuple[str, ...], arg(metavar="HEX ...", help_behavior_hint="")] = (),
     on_error: OnError = "stop",
     overwrite: FlagCreatePairsOff[bool] = False,
+    duplicates: Literal["keep", "drop"] = "keep",
+    near: Number = None,
     set_: Settings = (),
 ) -> None:
     """Read step labels into reasoning trees on disk.
@@ -110,6 +113,9 @@ def prepare(
         sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         overwrite: Replace the data set in DIR.
+        duplicates: Leave out records whose problem and steps repeat an earlier record's, and count them.
+        near: With --exclude and --duplicates drop, texts count as equal from this Jaccard similarity of their sets of
+            five words on, such as 0.8. Needs the extra `near`.
         set_: Options of the source. The error for a missing one lists all, with their values.
     """
     from jprm.data.prepare import prepare
@@ -117,7 +123,7 @@ def prepare(
     options = dict(map(assigned, set_))
     if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
         raise ValueError(f"--set {taken[0]}: unknown, not an option of a reader")
-    checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite}
+    checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite, "duplicates": duplicates, "near": near}
     prepare(name, source, out, exclude=exclude, **checked, **options)
 
 
