@@ -139,6 +139,33 @@ def test_adaptive_rollouts_go_where_the_threshold_is_open(tmp_path):
         assert rollouts.sampled == 36
 
 
+def test_one_budget_of_tokens_moves_rollouts_to_the_trees_that_need_them(tmp_path):
+    """One tree is decided after its first rollouts; what it leaves of the budget goes to the other."""
+    trees = [tree_of(CHAIN | {"problem": "sure"}), tree_of(CHAIN | {"problem": "open"})]
+
+    class Two(Scripted):
+        def sample(self, prefixes, n, *, until, seed):
+            sure = Scripted([1] * 64).sample(prefixes, n, until=until, seed=seed)
+            open_ = Scripted([1, 0] * 32).sample(prefixes, n, until=until, seed=seed)
+            return [s if p.problem == "sure" else o for p, s, o in zip(prefixes, sure, open_, strict=True)]
+
+    per_rollout = Scripted([1]).sample([Prefix("p")], 1, until="end", seed=0)[0][0].tokens
+    adaptive = Adaptive(threshold=0.5, most=64, mean=12)
+    drawn = {}
+    for name, tokens in (("each", None), ("all", 12.0 * per_rollout)):
+        with Rollouts(Two([]), tmp_path / f"{name}.jsonl") as rollouts:
+            config = MonteCarloConfig("soft", k=8, adaptive=adaptive, tokens=tokens)
+            labelled = list(label_trees(trees, rollouts, config))
+            drawn[name] = [sum(node.extra["rollouts"] for node in tree.nodes) for tree in labelled]
+    assert drawn == {"each": [24, 36], "all": [24, 48]}  # 12 for each of 6 prefixes are 72
+
+
+def test_a_budget_of_tokens_belongs_to_adaptive_rollouts():
+    for wrong in ({"tokens": 5.0}, {"adaptive": Adaptive(0.5, 16, 8), "tokens": 0.0}):
+        with pytest.raises(ValueError, match="tokens"):
+            MonteCarloConfig("soft", **wrong)
+
+
 def test_errors_leave_fewer_rollouts_and_are_asked_for_again(tmp_path):
     with Rollouts(Scripted([1, None, 0, None]), tmp_path / "r.jsonl") as rollouts:
         (tree,) = label_trees([tree_of(CHAIN)], rollouts, MonteCarloConfig("soft", k=4))

@@ -271,10 +271,10 @@ def words(count, seed=0):
 
 def test_repeated_records_are_left_out_and_counted(tmp_path, console):
     source = lines(
-        tmp_path / "in.jsonl", chain("P $1$"), chain("p 1"), chain("p 1", steps=["a"]), chain("q"), chain("q")
+        tmp_path / "in.jsonl", chain("P $1$"), chain("p 1"), chain("p 1", steps=["c", "d"]), chain("q"), chain("q")
     )
     report = prepare("jsonl", [source], tmp_path / "out", duplicates="drop", console=console)
-    assert (report.read, report.repeated, report.kept) == (5, 2, 3)
+    assert (report.read, report.repeated, report.kept) == (5, 2, 3)  # typing and labels aside
     assert [record["problem"] for record in load(tmp_path / "out")] == ["P $1$", "p 1", "q"]
     kept = prepare("jsonl", [source], tmp_path / "all", console=console)
     assert (kept.repeated, kept.kept) == (0, 5)

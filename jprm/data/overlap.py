@@ -26,7 +26,7 @@ def normalise(text: str) -> str:
 
 
 class Texts:
-    """Texts that are known. `add` and `holds` tell whether one equals a known one, or resembles it.
+    """Texts that are known, each as `normalise` gives it, and whether another equals or resembles one of them.
 
     With `near`, texts resemble each other whose sets of five consecutive words have at least that Jaccard similarity,
     as MinHash estimates it (Broder 1997; rensa, of the extra `near`), with 256 permutations in 64 bands. Near 0.8, a
@@ -45,12 +45,10 @@ class Texts:
 
     def holds(self, text: str) -> bool:
         """Returns whether a text is known."""
-        text = normalise(text)
         return text in self._equal or (self._rensa is not None and self._near.is_duplicate("", self._sketch(text)))
 
     def add(self, text: str) -> bool:
         """Makes a text known; returns whether it was."""
-        text = normalise(text)
         if text in self._equal:
             return True
         self._equal.add(text)

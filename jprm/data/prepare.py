@@ -20,7 +20,7 @@ import rich.progress
 import rich.table
 
 from jprm.data import REPORT, readers, store
-from jprm.data.overlap import Texts, problems_in, problems_of
+from jprm.data.overlap import Texts, normalise, problems_in, problems_of
 from jprm.data.reader import Reader, Record, choose
 from jprm.io.digests import code_of, sha256_of
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
@@ -187,14 +187,16 @@ class _Tally:
 
     def keeps(self, record: Record) -> bool:
         """Counts a record; returns whether no benchmark holds its problem, and no earlier record is like it."""
-        texts = list(problems_of(record)) if self._banned else []
+        texts = {normalise(text) for text in problems_of(record)} if self._banned else set()
         hits = [file for file, problems in self._banned.items() if any(map(problems.holds, texts))]
         self.excluded.update(hits)
         self.excluded_records += bool(hits)
         if hits:
             return False
         tree = tree_of(record)
-        if self._kept is not None and self._kept.add("\n".join([tree.problem, *(node.text for node in tree.nodes)])):
+        if self._kept is not None and self._kept.add(
+            normalise("\n".join([tree.problem, *(node.text for node in tree.nodes)]))
+        ):
             self.repeated += 1
             return False
         self.steps += len(tree.nodes)

@@ -50,7 +50,8 @@ def label_mc(files: Any, own: Any) -> None:
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
         return label_monte_carlo(policy, part.input, part.output, part.more[0], config)
 
-    divided("label mc", files.how, work, files.input, files.output, files.rollouts)
+    together = config.trees_at_once if config.tokens else 1  # trees that share a budget
+    divided("label mc", files.how, work, files.input, files.output, files.rollouts, unit=together)
 
 
 def label_omega(files: Any, own: Any) -> None:
@@ -101,7 +102,7 @@ def label_critique(files: Any, own: Any) -> None:
 
 
 AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
-label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers))
+label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers, tokens=Number))
 label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, budget=Count))
 label.command(name="critique")(command(label_critique, CritiqueConfig, CritiqueOptions, threshold=Number))
 

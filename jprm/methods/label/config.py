@@ -37,6 +37,8 @@ class MonteCarloConfig:
       z: Half-width of the confidence intervals in standard errors; 1.96 gives 95 %.
       adaptive: Further rollouts while the confidence interval holds THRESHOLD: at most MOST per prefix, and MEAN per
         prefix over a tree. The hard estimate is of the first k all the same.
+      tokens: With --adaptive, one budget for all trees that are sampled together, in place of MEAN for each: tokens of
+        rollouts per prefix, on average. The first k are sampled in any case.
       trees_at_once: Trees whose rollouts are sampled together.
       verifier: What judges completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
         FILE.py:NAME.
@@ -47,6 +49,7 @@ class MonteCarloConfig:
     seed: int = 0
     z: float = 1.96
     adaptive: Adaptive | None = None
+    tokens: float | None = None
     trees_at_once: int = 32
     verifier: str = "answer"
 
@@ -57,6 +60,8 @@ class MonteCarloConfig:
             raise ValueError(f"k is {self.k}: a value needs at least one rollout")
         if self.adaptive and (self.adaptive.most < self.k or self.adaptive.mean < self.k):
             raise ValueError(f"most and mean count the first k rollouts too: they must be at least {self.k}")
+        if self.tokens is not None and (self.adaptive is None or not self.tokens > 0):
+            raise ValueError(f"tokens is {self.tokens}: it is a positive budget of `adaptive`, which it needs")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,7 @@ class _Counts:
     asked_N: Int[np.ndarray, " N"]
     right_N: Int[np.ndarray, " N"]
     total_N: Int[np.ndarray, " N"]
+    tokens_N: Int[np.ndarray, " N"]
     rounds: list[tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]] = dataclasses.field(default_factory=list)
 
 
@@ -76,7 +77,7 @@ def _counts(tree: ReasoningTree) -> _Counts:
     inner = {node.parent for node in tree.nodes}
     known = [node.correct is not None and i not in inner for i, node in enumerate(tree.nodes)]
     none_N = np.zeros(len(known), int)
-    return _Counts(np.array(known), none_N, none_N.copy(), none_N.copy())
+    return _Counts(np.array(known), none_N, none_N.copy(), none_N.copy(), none_N.copy())
 
 
 def _label_chunk(chunk, records, rollouts, config, verifier):
@@ -88,28 +89,40 @@ def _label_chunk(chunk, records, rollouts, config, verifier):
         requests = [(prefixes[t][i], config.seed + int(counts[t].asked_N[i]), int(more[t][i])) for t, i in places]
         drawn = rollouts.draw(requests)
         accepted = verifier.accepts([(records[t], prefixes[t][i], s) for (t, i), s in zip(places, drawn, strict=True)])
-        for (t, i), right in zip(places, accepted, strict=True):
+        for (t, i), samples, right in zip(places, drawn, accepted, strict=True):
             counts[t].asked_N[i] += more[t][i]
             counts[t].total_N[i] += len(right)
             counts[t].right_N[i] += sum(right)
+            counts[t].tokens_N[i] += sum(sample.tokens for sample in samples)
         for each in counts:
             each.rounds.append((each.right_N.copy(), each.total_N.copy()))
-        more = [_more(config, each) for each in counts]
+        more = _more(config, counts)
     return [_labelled(tree, each, config) for tree, each in zip(chunk, counts, strict=True)]
 
 
-def _more(config: MonteCarloConfig, counts: _Counts) -> Int[np.ndarray, " N"]:
-    if config.adaptive is None:
-        return np.zeros_like(counts.total_N)
-    adaptive, sampled_N = config.adaptive, ~counts.known_N
-    return allocate(
-        sampled_N & undecided(counts.right_N, counts.total_N, adaptive.threshold, config.z),
-        counts.asked_N,
-        k=config.k,
-        most=adaptive.most,
-        budget=int(adaptive.mean * sampled_N.sum()) - int(counts.asked_N.sum()),
-        seed=config.seed,
+def _more(config: MonteCarloConfig, counts: Sequence[_Counts]) -> list[Int[np.ndarray, " N"]]:
+    """Returns how many rollouts every prefix of some trees gets next, under a budget for each tree, or for all."""
+    adaptive = config.adaptive
+    if adaptive is None:
+        return [np.zeros_like(each.total_N) for each in counts]
+    limits = {"k": config.k, "most": adaptive.most, "seed": config.seed}
+    if config.tokens is None:
+        budgets = [int(adaptive.mean * (~each.known_N).sum()) - int(each.asked_N.sum()) for each in counts]
+        return [allocate(_open(config, c), c.asked_N, budget=b, **limits) for c, b in zip(counts, budgets, strict=True)]
+    total_S, tokens_S, asked_S = (
+        np.concatenate([getattr(each, name) for each in counts]) for name in ("total_N", "tokens_N", "asked_N")
     )
+    known_S, open_S = np.concatenate([c.known_N for c in counts]), np.concatenate([_open(config, c) for c in counts])
+    mean = tokens_S.sum() / max(1, total_S.sum())
+    budget = int((config.tokens * (~known_S).sum() - tokens_S.sum()) / max(1.0, mean))
+    granted_S = allocate(open_S, asked_S, budget=budget, **limits)
+    return np.split(granted_S, np.cumsum([len(each.total_N) for each in counts])[:-1])
+
+
+def _open(config: MonteCarloConfig, counts: _Counts) -> Bool[np.ndarray, " N"]:
+    """Returns which prefixes' labels are not certain yet."""
+    assert config.adaptive is not None
+    return ~counts.known_N & undecided(counts.right_N, counts.total_N, config.adaptive.threshold, config.z)
 
 
 def _estimates(counts: _Counts, config: MonteCarloConfig) -> Float[np.ndarray, " N"]:
