@@ -1,6 +1,5 @@
 """Judges whose critiques run code, and GenPRM's conversation."""
 
-import dataclasses
 import json
 import math
 
@@ -9,7 +8,7 @@ from refusing import refused
 from stub_server import reply
 from test_judge import judge
 
-from jprm.methods.judge.critiques import CODE_END, GENPRM, PLAIN, RUNS, JudgePrompt
+from jprm.methods.judge.critiques import CODE_END, GENPRM, RUNS, JudgePrompt
 from jprm.methods.judge.load import load_judge
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.programs import LONGEST, printed
@@ -142,11 +141,3 @@ def test_a_judge_without_a_sandbox_is_refused(tmp_path, monkeypatch):
     settings = {"url": "http://localhost:1/v1", "model": "m", "judge": {"prompt": "genprm"}}
     (tmp_path / "judge.json").write_text(json.dumps(settings))
     refused(OSError, "sandbox", load_judge, tmp_path / "judge.json")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"asks": "steps", "separator": "{critique}"}, "asks='step'"), ({"runs_code": True, "opening": "Hm"}, "opening")],
-)
-def test_prompts_that_do_not_fit_are_refused(changes, message):
-    refused(ValueError, message, dataclasses.replace, PLAIN, **changes)

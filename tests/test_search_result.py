@@ -110,13 +110,6 @@ def test_a_tree_holds_every_draw():
     assert found["search"]["policy_tokens"] == 80 == sum(d["tokens"] for n in found["nodes"] for d in n["draws"])
 
 
-def test_all_alike():
-    tree, found, _ = run(Beam(2, 3), {(): ["a"], ("a",): ["The answer is 1."]})
-    assert tree.text == ["a", "The answer is 1."] and len(tree.draws) == 9
-    assert found["search"]["correct"] is True
-    assert len(found["nodes"][0]["draws"]) == 6
-
-
 def test_scores_that_are_not_numbers_are_marked():
     tree, found, _ = run(BestOfN(4), scores={})
     assert (found["search"]["chosen"], found["search"]["unscored_steps"]) == (None, 5)
