@@ -161,10 +161,9 @@ def test_a_missing_extra_is_named(library, capsys, monkeypatch):
         cli.main(args)
 
 
-@pytest.mark.parametrize("command", ["jprm --help", "jprm search --help", "jprm --version"])
-def test_a_reader_that_leaves_is_no_error(command):
+def test_a_reader_that_leaves_is_no_error():
     """As of `jprm --help | head -1`: the rest is not printed, and nothing is said about it."""
-    run = [sys.executable, "-m", *command.split()]
+    run = [sys.executable, "-m", "jprm", "search", "--help"]
     read, write = os.pipe()
     os.close(read)
     found = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)

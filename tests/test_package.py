@@ -163,14 +163,6 @@ def test_version_is_the_one_installed():
     assert metadata.version("jprm") == jprm.__version__
 
 
-@pytest.mark.parametrize("module", ["jprm.model", "jprm.score"])
-def test_scoring_needs_no_data_pipeline(module):
-    """A machine that only scores has no use for TFDS and Grain, which take seconds to import."""
-    code = f"import sys, {module}; print(sorted({{'tensorflow_datasets', 'grain', 'tensorflow'}} & set(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert run.stdout.strip() == "[]"
-
-
 def test_nothing_unpickles():
     """Loading a pickle runs code that is in the file."""
     for file in SOURCES:

@@ -2,8 +2,8 @@
 
 import doctest
 import os
-import subprocess
 import sys
+import types
 
 import pytest
 import tiny_run as tiny
@@ -29,19 +29,24 @@ def test_examples_in_docstrings_run(name, tiny_run):
         assert example.examples and doctest.DocTestRunner().run(example).failed == 0
 
 
-def enabled(tmp_path, **environment):
-    """The folder of compiled programs that jax has after a command line's start, in a process of its own."""
-    code = "from jprm.devices import enable_compile_cache as f; f(); import jax; f(); "
-    code += "print(jax.config.jax_compilation_cache_dir)"
-    own = {key: value for key, value in os.environ.items() if key != devices.FOLDER}
-    own |= {"XDG_CACHE_HOME": str(tmp_path / "cache")} | environment
-    run = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, timeout=120, check=True)
-    return run.stdout.strip()
+@pytest.mark.parametrize("imported", [False, True])
+def test_compiled_programs_are_kept_in_the_users_cache_unless_told_otherwise(tmp_path, monkeypatch, imported):
+    def enabled(**environment):
+        """The folder that jax has, imported before or after."""
+        config = types.SimpleNamespace(jax_compilation_cache_dir=None)
+        config.update = lambda name, value: setattr(config, name, value)
+        with monkeypatch.context() as patch:
+            patch.delenv(devices.FOLDER)
+            for name, value in environment.items():
+                patch.setenv(name, str(value))
+            patch.delitem(sys.modules, "jax")
+            if imported:
+                patch.setitem(sys.modules, "jax", types.SimpleNamespace(config=config))
+            devices.enable_compile_cache()
+            return config.jax_compilation_cache_dir or os.environ.get(devices.FOLDER)
 
-
-def test_compiled_programs_are_kept_in_the_users_cache_unless_told_otherwise(tmp_path):
-    assert enabled(tmp_path).startswith(str(tmp_path / "cache" / "jprm" / "xla"))
-    assert enabled(tmp_path, JAX_COMPILATION_CACHE_DIR="/mine") == "/mine"
-    assert enabled(tmp_path, JPRM_COMPILE_CACHE="0") == "None"
     (tmp_path / "file").touch()
-    assert enabled(tmp_path, XDG_CACHE_HOME=str(tmp_path / "file")) == "None"
+    assert enabled(XDG_CACHE_HOME=tmp_path).startswith(str(tmp_path / "jprm" / "xla"))
+    assert enabled(XDG_CACHE_HOME=tmp_path, JAX_COMPILATION_CACHE_DIR="/mine") == "/mine"
+    assert enabled(XDG_CACHE_HOME=tmp_path, JPRM_COMPILE_CACHE="0") is None
+    assert enabled(XDG_CACHE_HOME=tmp_path / "file") is None
