@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import setuptools
 import test_storeys
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -32,6 +31,8 @@ SERVING = {"web", "serve", "annotate"}
 @pytest.fixture(scope="module")
 def declared():
     """The requirements in setup.py: `[""]` those of every installation, and those of each extra."""
+    import setuptools  # takes a second
+
     with pytest.MonkeyPatch.context() as patch:
         found = {}
         patch.setattr(setuptools, "setup", found.update)

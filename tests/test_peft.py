@@ -18,10 +18,6 @@ from jprm.checkpoints import base, peft
 from jprm.methods.export.export import export
 from jprm.model.lora import PRODUCTS, LoraConfig
 
-torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
-reference = pytest.importorskip("peft", reason="the extra 'parity' is not installed")
-
 ROLES = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj", "gate": "gate_proj", "up": "up_proj",
     "down": "down_proj",
@@ -33,6 +29,16 @@ KINDS = {
     "one layer": dict(target_modules=["o_proj", "k_proj"], layers_to_transform=[1], lora_dropout=0.3),
     "head": dict(target_modules=["up_proj", "gate_proj"], task_type="TOKEN_CLS"),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """Imported when a test needs them: it takes seconds, which each process that collects tests would spend."""
+    global torch, transformers, reference
+    names = ("torch", "transformers", "peft")
+    torch, transformers, reference = (
+        pytest.importorskip(name, reason="the extra 'parity' is not installed") for name in names
+    )
 
 
 @pytest.fixture(scope="module")
