@@ -9,6 +9,8 @@ What a template may use is what transformers gives it, but for `strftime_now`: a
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,22 @@ FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 LONGEST_TEMPLATE, LONGEST_TEXT = 2**20, 2**20
 """Characters of a template, and of what it makes. Published templates have up to a few tens of thousands."""
 SECONDS = 10.0
+
+OWN_TEMPLATE = """{{ bos_token or '' }}
+{%- if tools %}<|tools|>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|end|>
+{% endif %}
+{%- for message in messages %}<|{{ message.role }}|>
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+{% endif %}{{ message.content or '' }}{% for call in message.tool_calls or [] %}
+<call>{{ (call.function or call) | tojson }}</call>{% endfor %}<|end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+"""How jprm writes messages where a tokenizer has no chat template: every mark is plain text."""
 
 _worker = Worker("jprm.chat_template")
 _PROBLEM = "jprm-problem-7f3a"
@@ -44,6 +62,24 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
     if len(template) > LONGEST_TEMPLATE:
         raise ValueError(f"{path}: its chat template has {len(template):,} characters: more than a template needs")
     return template, tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as pairs of name and text."""
+
+    text: str
+    tokens: tuple[tuple[str, str], ...] = ()
+
+
+def chat_of(path: str | os.PathLike) -> ChatTemplate | None:
+    """Returns the chat template of a tokenizer's folder or file; None where it has none, or a damaged one."""
+    path = Path(path)
+    try:
+        template, tokens = template_of(path if path.suffix == ".gguf" or path.is_dir() else path.parent)
+    except (OSError, ValueError):
+        return None
+    return ChatTemplate(template, tuple(sorted(tokens.items())))
 
 
 def _of_folder(folder: Path) -> tuple[Any, dict[str, str]]:
@@ -86,6 +122,37 @@ def render(
     if "error" in answer:
         raise ValueError(f"the chat template fails: {answer['error']}. Write the prompt")
     return answer["text"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+    """A text that a template makes of messages, up to the end of a turn, and the turns that are read in it."""
+
+    text: str
+    turns: list[tuple[int, int, int]]  # index of the message, where the assistant's text begins, one past its end
+
+
+def render_turns(
+    chat: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[Rendered]:
+    """Returns what a template makes of the messages up to each turn of the assistant, in as few texts as say it all.
+
+    A turn is in the text of a later one if that begins with what the template makes of the messages up to the turn.
+    Its place is what the template marks by {% generation %}, as transformers' `return_assistant_tokens_mask` reads it;
+    without marks, from what `add_generation_prompt` ends with to the end, white space after it left out.
+
+    Raises ValueError as `render`, naming the message up to which the template fails.
+    """
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    question = {"template": chat.text, "messages": list(messages), "tokens": dict(chat.tokens), "turns": turns}
+    answer = _worker.ask(question | {"tools": list(tools) or None}, SECONDS + 0.1 * len(turns))
+    if answer is None:
+        raise ValueError(f"the chat template takes more than {SECONDS:g} s or too much memory")
+    if "error" in answer:
+        raise ValueError(
+            f"messages[{answer['at']}]: the chat template refuses the messages up to it: {answer['error']}"
+        )
+    return [Rendered(one["text"], [(k, begin, end) for k, begin, end in one["turns"]]) for one in answer["texts"]]
 
 
 def prompt_of(path: str | os.PathLike, message: str) -> str:
@@ -132,6 +199,9 @@ def _prepare():
     import jinja2
     from jinja2 import ext, nodes, sandbox
 
+    parts: list[str] = []  # of the text that is being rendered
+    marked: list[tuple[int, int]] = []  # the places of the assistant's texts in it
+
     class Generation(ext.Extension):
         """`{% generation %}`, which marks an assistant's text for training: its content stands."""
 
@@ -140,7 +210,12 @@ def _prepare():
         def parse(self, parser):
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
+            return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+        def _mark(self, caller) -> str:
+            begin, text = sum(map(len, parts)), caller()
+            marked.append((begin, begin + len(text)))
+            return text
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -151,23 +226,51 @@ def _prepare():
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
+    compiled = functools.lru_cache(8)(environment.from_string)
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse
 
-    def answer(question: dict[str, Any]) -> dict[str, str]:
-        given = {"messages": question["messages"], "tools": None, "documents": None}
-        given |= {"add_generation_prompt": question["reply"], **question["tokens"]}
-        parts, size = [], 0
+    def text_of(question: dict[str, Any], messages: list, reply: bool) -> str:
+        given = {"messages": messages, "tools": question.get("tools"), "documents": None}
+        given |= {"add_generation_prompt": reply, **question["tokens"]}
+        parts.clear()
+        marked.clear()
+        size = 0
+        for part in compiled(question["template"]).generate(**given):
+            parts.append(part)
+            if (size := size + len(part)) > LONGEST_TEXT:
+                raise ValueError(f"its text has more than {LONGEST_TEXT:,} characters")
+        return "".join(parts)
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        at = 0
         try:
-            for part in environment.from_string(question["template"]).generate(**given):
-                parts.append(part)
-                if (size := size + len(part)) > LONGEST_TEXT:
-                    return {"error": f"its text has more than {LONGEST_TEXT:,} characters"}
+            if "reply" in question:
+                return {"text": text_of(question, question["messages"], question["reply"])}
+            texts: list[dict[str, Any]] = []
+            for at in reversed(question["turns"]):
+                asked = text_of(question, question["messages"][:at], True)
+                text = text_of(question, question["messages"][: at + 1], False)
+                begin, end = marked[-1] if marked else (_shared(asked, text), len(text))
+                end = len(text[:end].rstrip())
+                holder = next((one for one in texts if one["text"].startswith(text[:end])), None)
+                if holder is None:
+                    texts.append(holder := {"text": text[:end], "turns": []})
+                holder["turns"].insert(0, (at, min(begin, end), end))
+            return {"texts": texts}
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            return {"error": (str(error).splitlines() or [type(error).__name__])[0][:300]}
-        return {"text": "".join(parts)}
+            return {"error": (str(error).splitlines() or [type(error).__name__])[0][:300], "at": at}
 
     return answer
+
+
+def _shared(a: str, b: str) -> int:
+    """Returns the number of characters that two texts begin with in common."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)
+    return low
 
 
 if __name__ == "__main__":

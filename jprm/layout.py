@@ -34,6 +34,11 @@ class Layout(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
+    @property
+    def turns(self) -> bool:
+        """Whether the model takes trajectories, which the tokenizer's chat template writes (`jprm.turns`)."""
+        ...
+
     def problem(self, text: str, system: str = "") -> list[int]:
         """Returns the ids that every chain of the problem starts with, after its system message where it has one.
 
@@ -72,6 +77,7 @@ class TemplateLayout:
     """The layouts of the model authors' scripts for single benchmarks, by the name of the reader of their files."""
     system: Template = ()
     """In place of `opening` where there is a system message, with {system} and {problem}; () has no place for one."""
+    turns: bool = False  # whether the model takes trajectories
 
     def problem(self, text: str, system: str = "") -> list[int]:
         if not system:
@@ -180,11 +186,11 @@ class TemplateLayout:
 def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
     """Returns jprm's own layout: `[bos] problem newline`, then `step newline` each; bos where the tokenizer has one.
 
-    A system message stands before the problem, with a newline after it.
+    A system message stands before the problem, with a newline after it. Trajectories are written by the tokenizer's
+    chat template.
     """
-    return TemplateLayout(
-        tokenizer, ("{bos}{problem}", "\n"), ("{step}", "\n"), system=("{bos}{system}", "\n", "{problem}", "\n")
-    )
+    system = ("{bos}{system}", "\n", "{problem}", "\n")
+    return TemplateLayout(tokenizer, ("{bos}{problem}", "\n"), ("{step}", "\n"), system=system, turns=True)
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:

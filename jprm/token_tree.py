@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
-from jaxtyping import Float32, Int, Int32
+from jaxtyping import Bool, Float32, Int, Int32
 
 from jprm.layout import Layout
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, above_of
+from jprm.turns import turns_of
 
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
@@ -137,6 +138,8 @@ def token_tree(
 ) -> TokenTree:
     """Tokenises a tree and merges what its chains share.
 
+    In a tree of messages, what others than the assistant wrote has no label at a step, and no slot at a token.
+
     Args:
         supervise: `step` takes a node's label (1 with weight 0 where there is none). `outcome` ignores step labels and
             takes whether the chain that ends at the node is correct (1 or 0; weight 0 where unknown). `outcome_steps`
@@ -156,6 +159,8 @@ def token_tree(
         raise ValueError(f"supervise is {supervise!r}; use one of {', '.join(get_args(Supervise))}")
     if supervise in ("token", "outcome_tokens") and extras:
         raise ValueError(f"extras {extras} have one number a step, but {supervise!r} has a slot for every token")
+    if tree.of_messages:
+        return _of_messages(tree, layout, supervise, extras, weight)
     end = _end_of_chain(layout) if supervise == "token" else []
     inner = {node.parent for node in tree.nodes}
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
@@ -177,6 +182,74 @@ def token_tree(
         extras={key: _extra(tree, name, key, "extras", absent=math.nan)[shape.node_M] for key in extras},
     )
     return {"outcome_tokens": outcome_tokens, "token": next_tokens}.get(supervise, lambda tree: tree)(whole)
+
+
+def _of_messages(
+    tree: ReasoningTree, layout: Layout, supervise: Supervise, extras: tuple[str, ...], weight: str
+) -> TokenTree:
+    """Returns what `token_tree` does, of a tree of messages: a step's chunk begins with the context since the last.
+
+    A step whose ids do not go on from those of the step before it, as its template shows it another text, is a chain
+    of its own from the start, as steps that are read as last ones are (`merged`).
+    """
+    if not layout.turns:
+        raise ValueError(
+            f"problem {tree.problem[:60]!r}: is a trajectory, and the model was trained on chains in a layout of its"
+            " own. Use a model that was trained on trajectories"
+        )
+    name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
+    turns, above, step_M = turns_of(tree, layout.tokenizer), above_of(tree), np.array(tree.steps, np.int64)
+    place_of = {node: place for place, node in enumerate(step_M.tolist())}
+    chunks, parents = [], []
+    for node, ids in zip(step_M.tolist(), turns.ids, strict=True):
+        parent = place_of.get(above[node], -1)
+        before = turns.ids[parent] if parent >= 0 else turns.problem
+        if parent >= 0 and ids[: len(before)] != before:
+            parent, before = -1, turns.problem
+        chunks.append(ids[len(before) :])
+        parents.append(parent)
+    shape = merged(name, turns.problem, chunks, parents)
+    label_N, weight_N = _labels(tree, name, supervise, weight)
+    node_M = step_M[shape.node_M]
+    whole = dataclasses.replace(
+        shape,
+        node_M=node_M,
+        label_M=label_N[node_M],
+        weight_M=weight_N[node_M],
+        extras={key: _extra(tree, name, key, "extras", absent=math.nan)[node_M] for key in extras},
+    )
+    if supervise not in ("outcome_tokens", "token"):
+        return whole
+    slots = {"outcome_tokens": outcome_tokens, "token": next_tokens}[supervise](whole)
+    written_N = _written(shape, [turns.written[place] for place in shape.node_M.tolist()])
+    return _only(slots, written_N[slots.node_M])
+
+
+def _written(tree: TokenTree, range_M: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " N"]:
+    """Marks the tokens at the depths from `range_M[m][0]` up to `range_M[m][1]` on the path of any step m."""
+    shape, written_N = geometry(tree.length_R, tree.parent_R), np.zeros(len(tree.tokens_N), bool)
+    for run, (begin, end) in zip(tree.run_M.tolist(), range_M, strict=True):
+        while run >= 0 and shape.depth_R[run] > begin:
+            first, start = int(shape.depth_R[run] - tree.length_R[run]), int(tree.start_R[run])
+            written_N[start + max(begin - first, 0) : start + min(end, int(shape.depth_R[run])) - first] = True
+            run = int(tree.parent_R[run])
+    return written_N
+
+
+def _only(tree: TokenTree, some_M: Bool[np.ndarray, " M"]) -> TokenTree:
+    """Returns the tree with the marked slots alone; each continues the last marked one on its path."""
+    new_M, nearest = np.cumsum(some_M) - 1, [-1] * len(some_M)
+    for slot, above in enumerate(tree.above_M.tolist()):  # a slot comes before those that continue it
+        nearest[slot] = -1 if above < 0 else (int(new_M[above]) if some_M[above] else nearest[above])
+    return dataclasses.replace(
+        tree,
+        run_M=tree.run_M[some_M],
+        above_M=np.array(nearest, np.int64)[some_M],
+        node_M=tree.node_M[some_M],
+        label_M=tree.label_M[some_M],
+        weight_M=tree.weight_M[some_M],
+        extras={key: extra_M[some_M] for key, extra_M in tree.extras.items()},
+    )
 
 
 def problem_ids(tree: ReasoningTree, layout: Layout) -> list[int]:

@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from jprm.chat_template import FILE, ChatTemplate, chat_of
 from jprm.io.folders import local_copy
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
@@ -34,6 +36,7 @@ class Tokenizer(Protocol):
 
     bos: int | None
     eos: int | None
+    chat: ChatTemplate | None
 
     @property
     def vocab_size(self) -> int:
@@ -68,6 +71,7 @@ class JsonTokenizer:
     inner: tokenizers.Tokenizer
     bos: int | None = None
     eos: int | None = None
+    chat: ChatTemplate | None = None
 
     def __post_init__(self):
         # Not stored in tokenizer.json, so set whenever one is made, by unpickling too.
@@ -76,7 +80,7 @@ class JsonTokenizer:
         self.inner.no_padding()
 
     def __reduce__(self):
-        return _from_json, (self.inner.to_str(), self.bos, self.eos)
+        return _from_json, (self.inner.to_str(), self.bos, self.eos, self.chat)
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -96,6 +100,19 @@ class JsonTokenizer:
         """
         with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
             return self._control.encode(_checked(text), add_special_tokens=special).ids
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        """Returns the ids of a trusted text, as `encode_control`, and where in the text each token begins."""
+        with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
+            made = self._control.encode(_checked(text), add_special_tokens=False)
+        return made.ids, [begin for begin, _ in made.offsets]
+
+    @functools.cached_property
+    def specials(self) -> re.Pattern[str] | None:
+        """Finds the names of special tokens in a text; None where there are none."""
+        added = self.inner.get_added_tokens_decoder().values()
+        names = sorted((token.content for token in added if token.special and token.content), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names))) if names else None
 
     @functools.cached_property
     def _control(self) -> tokenizers.Tokenizer:
@@ -118,6 +135,9 @@ class JsonTokenizer:
         names = {key: None if value is None else self.inner.id_to_token(value) for key, value in names.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         atomic_write(path_of(folder) / "tokenizer.json", self.inner.to_str(pretty=True))
+        if self.chat is not None:
+            config |= dict(self.chat.tokens)
+            atomic_write(path_of(folder) / FILE, self.chat.text)
         atomic_write(path_of(folder) / CONFIG, json.dumps(config, indent=2))
 
 
@@ -126,6 +146,7 @@ class SentencePieceTokenizer:
     """A tokenizer.model of the `sentencepiece` library (which never parses control pieces from text)."""
 
     inner: Any  # sentencepiece.SentencePieceProcessor
+    chat: ChatTemplate | None = None  # without use: trajectories need a tokenizer.json
 
     @property
     def bos(self) -> int | None:
@@ -225,7 +246,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     Raises FileNotFoundError where there is none, ValueError for a file that is damaged, of another format, made to fill
     the memory, or with ids beyond the model's `vocab_size`.
     """
-    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG))
+    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG, FILE))
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         if not found:
@@ -261,8 +282,8 @@ def _library(message: str) -> Iterator[None]:
         raise ValueError(f"{message} ({str(error)[:200]})") from None
 
 
-def _from_json(text: str, bos: int | None, eos: int | None) -> JsonTokenizer:
-    return JsonTokenizer(tokenizers.Tokenizer.from_str(text), bos, eos)
+def _from_json(text: str, bos: int | None, eos: int | None, chat: ChatTemplate | None) -> JsonTokenizer:
+    return JsonTokenizer(tokenizers.Tokenizer.from_str(text), bos, eos, chat)
 
 
 def _load_json(path: Path) -> JsonTokenizer:
@@ -283,7 +304,7 @@ def _load_json(path: Path) -> JsonTokenizer:
         ids[key] = inner.token_to_id(token) if isinstance(token, str) else None
         if token is not None and ids[key] is None:
             raise ValueError(f"{config_path}: {key} is {token!r}, which is no token of {path}: fetch both again")
-    return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"])
+    return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"], chat_of(path))
 
 
 _GROWTH = 1000
@@ -425,7 +446,7 @@ def _of_merges(path: Path, meta: Mapping[str, Any]) -> JsonTokenizer:
             if kind != _NORMAL  # all others (control, ...) are matched whole too, never merged
         ]
     )
-    return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"])
+    return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"], chat_of(path))
 
 
 def _finite(value: Any) -> bool:

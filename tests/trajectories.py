@@ -22,9 +22,9 @@ def text(draw: random.Random, most: int = 8) -> str:
 
 def trajectory(
     seed: int, *, turns: int = 4, system: bool = True, calls: bool = True, thoughts: bool = True, users: bool = True,
-    parallel: bool = True,
+    parallel: bool = True, beside: bool = True,
 ) -> dict:  # fmt: skip
-    """Returns a random record of up to so many turns. `calls`: turns call tools, whose answers follow."""
+    """Returns a random record of up to so many turns. `calls`: turns call tools, `beside` with text beside the call."""
     draw = random.Random(seed)
     messages = [{"role": "system", "content": text(draw)}] if system and draw.random() < 0.7 else []
     messages.append({"role": "user", "content": text(draw)})
@@ -41,7 +41,7 @@ def trajectory(
                 {"type": "function", "id": f"call{turn:04}{j}", "function": function}
                 for j, function in enumerate(functions)
             ]
-            message["content"] = draw.choice(["", message["content"]])
+            message["content"] = draw.choice(["", message["content"]]) if beside else ""
         messages.append(message)
         if calling:
             for call in message["tool_calls"]:

@@ -189,7 +189,7 @@ class PRM:
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree of N nodes. Common prefixes within a tree are computed once.
+        """Returns (N,) float32 for each tree of N nodes, NaN for context. Common prefixes are computed once in a tree.
 
         Where attention takes one chain a row (`ModelConfig.chain_rows`), they are computed once for every chain.
         """
@@ -358,8 +358,11 @@ class PRM:
 
 
 def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
-    if not np.isfinite(value_N).all():
-        node = int(np.argmin(np.isfinite(value_N).reshape(len(value_N), -1).all(1)))
+    finite_N = np.isfinite(value_N).reshape(len(value_N), -1).all(1)
+    if tree.of_messages:
+        finite_N |= [not node.is_step for node in tree.nodes]
+    if not finite_N.all():
+        node = int(np.argmin(finite_N))
         raise FloatingPointError(
             f"problem {tree.problem[:60]!r}, step {node}: the model's {name} is {value_N[node]}; its checkpoint (or a"
             " bfloat16 overflow) is at fault: use an earlier checkpoint or float32"

@@ -1,0 +1,187 @@
+"""Trees of messages as token ids: a chat template rendered as the agent saw it, and the ids where each step ends.
+
+The ids of a turn are those that transformers' `apply_chat_template` gives for the messages up to it. Most templates
+render the messages up to a turn as they render them in the whole, so that all turns of a path are on one sequence of
+ids. A template that does not (Qwen3's drops earlier thoughts, Mistral's moves the system message to the last user's)
+gives a turn a sequence of its own, as the agent saw it when it wrote the turn. What sequences share is computed once,
+like all that branches share.
+
+A step's score is read at the last token of its text: of a whole turn, the token that ends the assistant's message.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jprm.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, render_turns
+from jprm.tokenizer import JsonTokenizer, Tokenizer
+from jprm.tree import ReasoningTree, chains_of, messages_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """The M steps of a tree of messages, in the order of `ReasoningTree.steps`, as token ids."""
+
+    problem: list[int]  # what all sequences start with before the first turn
+    ids: list[list[int]]  # of each step: all tokens from the start to its last
+    written: list[tuple[int, int]]  # of each step: the first of its ids that the agent wrote, and one past the last
+
+
+def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
+    """Returns a tree of messages as token ids.
+
+    A step of several paths has the ids of the first; templates that render them otherwise for each path are no
+    templates of a conversation.
+
+    Raises ValueError naming the problem, and the message where it is one: a template that fails, that refuses the
+    messages or leaves out what they say; a tokenizer that is not of a tokenizer.json.
+    """
+    if not isinstance(tokenizer, JsonTokenizer):
+        raise ValueError(f"{_name(tree)}: trajectories need a tokenizer.json; convert the tokenizer to one")
+    chat = tokenizer.chat or ChatTemplate(
+        OWN_TEMPLATE, () if tokenizer.bos is None else (("bos_token", tokenizer.inner.id_to_token(tokenizer.bos)),)
+    )
+    place_of = {node: j for j, node in enumerate(tree.steps)}
+    ids: list[list[int]] = [[]] * len(place_of)
+    written = [(0, 0)] * len(place_of)
+    start = None
+    specials = tokenizer.specials
+    for chain in chains_of(tree):
+        path = _down_to(tree, chain[-1])
+        if all(ids[place_of[node]] for node in chain):
+            continue
+        messages, nodes = messages_of(tree, path), _nodes_of_messages(tree, path)
+        try:
+            tools = list(tree.tools)
+            if guard := _guard(messages, tools, specials):
+                messages, tools = (_guarded(some, specials, guard) for some in (messages, tools))
+            rendered = render_turns(chat, messages, tools)
+            for one in rendered:
+                _check_whole(one, messages, tools)
+                places = [_places(tree, nodes[k], messages[k], one, begin, end) for k, begin, end in one.turns]
+                cuts = [cut for some in places for cut in some]
+                whole, count_K = encode_at(tokenizer, one.text, cuts, guard)
+                counts = iter(count_K)
+                for k, _, _ in one.turns:
+                    at = next(counts)
+                    start = at if start is None else min(start, at)
+                    for node in nodes[k]:
+                        end = next(counts)
+                        if not ids[place_of[node]]:
+                            ids[place_of[node]], written[place_of[node]] = whole[:end], (at, end)
+                        at = end
+        except ValueError as error:
+            raise ValueError(f"{_name(tree)}: {error}") from None
+    return Turns(functools.reduce(_common, ids)[: start or 0], ids, written)
+
+
+def encode_at(
+    tokenizer: JsonTokenizer, text: str, places: Sequence[int], guard: str = ""
+) -> tuple[list[int], list[int]]:
+    """Returns the ids of a rendered text, and for each place in it the number of tokens that begin before it.
+
+    Names of special tokens are read as such, but where `guard`, a character that is taken out, stands inside them.
+    """
+    ids, starts, at = [], [], 0
+    for piece in text.split(guard) if guard else [text]:
+        some, offsets = tokenizer.encode_offsets(piece)
+        ids += some
+        starts += [at + offset for offset in offsets]
+        at += len(piece) + len(guard)
+    return ids, [bisect.bisect_left(starts, place) for place in places]
+
+
+def _name(tree: ReasoningTree) -> str:
+    return f"problem {tree.problem[:60]!r}"
+
+
+def _down_to(tree: ReasoningTree, node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = tree.nodes[node].parent
+    return path[::-1]
+
+
+def _nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int]]:
+    """Returns the nodes of each message of a path."""
+    groups: list[list[int]] = []
+    for i in path:
+        if tree.nodes[i].continues and groups:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _places(
+    tree: ReasoningTree, nodes: Sequence[int], message: Mapping[str, Any], one: Rendered, begin: int, end: int
+) -> list[int]:
+    """Returns where a turn begins in a rendered text, and where each of its steps ends: the last with the turn."""
+    if len(nodes) == 1:
+        return [begin, end]
+    text, content = one.text[begin:end], message["content"] or ""
+    thoughts = (message.get("reasoning_content") or "").strip()
+    after = text.find(thoughts) + len(thoughts) if thoughts else 0
+    at = text.find(content.strip(), after)
+    if at < 0:
+        raise ValueError("the chat template rewrites a turn's content, so that steps inside it are not found in it")
+    at -= len(content) - len(content.lstrip())
+    places = [begin]
+    for node in nodes[:-1]:
+        at += len(tree.nodes[node].text)
+        places.append(begin + len(text[: max(at, 0)].rstrip()))
+    return [*places, end]
+
+
+def _check_whole(one: Rendered, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError where a template leaves out thoughts, calls or tools: the agent wrote or read another text."""
+    for tool in tools:
+        name = tool.get("function", tool)["name"]
+        if name not in one.text:
+            raise ValueError(f"tools: the chat template leaves out {name!r}. Write the tools into the first message")
+    for k, begin, end in one.turns:
+        text = one.text[begin:end]
+        for field in ("reasoning_content", "content"):
+            said = (messages[k].get(field) or "").strip()
+            if said and said not in text and "</think" not in said:  # templates move tags that are in the content
+                raise ValueError(f"messages[{k}].{field}: the chat template leaves it out or rewrites it")
+        for call in messages[k].get("tool_calls") or ():
+            name = call.get("function", call)["name"]
+            if name not in text:
+                remedy = "Write the calls into `content`"
+                raise ValueError(f"messages[{k}].tool_calls: the chat template leaves out {name!r}. {remedy}")
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
+    """Returns what two sequences begin with."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return a[:i]
+    return a[: min(len(a), len(b))]
+
+
+# ----------------------------------------------------------- what a tool answers is data: it injects no control tokens
+
+
+def _guard(messages: Sequence[Mapping[str, Any]], tools: Sequence, specials: re.Pattern | None) -> str:
+    """Returns a character that no message has, to stand inside names of special tokens; "" where none occurs."""
+    text = json.dumps([messages, tools], ensure_ascii=False)
+    if specials is None or not specials.search(text):
+        return ""
+    return next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
+
+
+def _guarded(value: Any, specials: re.Pattern, guard: str) -> Any:
+    """Returns JSON in which the guard stands after the first character of every special token's name."""
+    if isinstance(value, str):
+        return specials.sub(lambda match: match[0][0] + guard + match[0][1:], value)
+    if isinstance(value, Mapping):
+        return {key: _guarded(inner, specials, guard) for key, inner in value.items()}
+    return [_guarded(inner, specials, guard) for inner in value] if isinstance(value, list) else value
