@@ -44,9 +44,8 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
     """
     if not isinstance(tokenizer, JsonTokenizer):
         raise ValueError(f"{_name(tree)}: trajectories need a tokenizer.json; convert the tokenizer to one")
-    chat = tokenizer.chat or ChatTemplate(
-        OWN_TEMPLATE, () if tokenizer.bos is None else (("bos_token", tokenizer.inner.id_to_token(tokenizer.bos)),)
-    )
+    bos = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
+    chat = tokenizer.chat or ChatTemplate(OWN_TEMPLATE, (("bos_token", bos),) if bos else ())
     place_of = {node: j for j, node in enumerate(tree.steps)}
     ids: list[list[int]] = [[]] * len(place_of)
     written = [(0, 0)] * len(place_of)
@@ -58,8 +57,8 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
             continue
         messages, nodes = messages_of(tree, path), _nodes_of_messages(tree, path)
         try:
-            tools = list(tree.tools)
-            if guard := _guard(messages, tools, specials):
+            tools, guard = list(tree.tools), ""
+            if specials is not None and (guard := _guard(messages, tools, specials)):
                 messages, tools = (_guarded(some, specials, guard) for some in (messages, tools))
             rendered = render_turns(chat, messages, tools)
             for one in rendered:
@@ -78,7 +77,7 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
                         at = end
         except ValueError as error:
             raise ValueError(f"{_name(tree)}: {error}") from None
-    return Turns(functools.reduce(_common, ids)[: start or 0], ids, written)
+    return Turns(list(functools.reduce(_common, ids))[: start or 0], ids, written)
 
 
 def encode_at(
@@ -170,10 +169,10 @@ def _common(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
 # ----------------------------------------------------------- what a tool answers is data: it injects no control tokens
 
 
-def _guard(messages: Sequence[Mapping[str, Any]], tools: Sequence, specials: re.Pattern | None) -> str:
+def _guard(messages: Sequence[Mapping[str, Any]], tools: Sequence, specials: re.Pattern) -> str:
     """Returns a character that no message has, to stand inside names of special tokens; "" where none occurs."""
     text = json.dumps([messages, tools], ensure_ascii=False)
-    if specials is None or not specials.search(text):
+    if not specials.search(text):
         return ""
     return next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
 

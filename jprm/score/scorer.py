@@ -360,7 +360,7 @@ class PRM:
 def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
     finite_N = np.isfinite(value_N).reshape(len(value_N), -1).all(1)
     if tree.of_messages:
-        finite_N |= [not node.is_step for node in tree.nodes]
+        finite_N = finite_N | np.array([not node.is_step for node in tree.nodes])
     if not finite_N.all():
         node = int(np.argmin(finite_N))
         raise FloatingPointError(
