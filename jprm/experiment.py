@@ -17,7 +17,6 @@ from typing import Any, Literal
 import jax
 from flax.core import FrozenDict
 
-from jprm import registry
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_version
 from jprm.io.storage import path_of
@@ -25,7 +24,7 @@ from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
-from jprm.options import assigned, from_json, frozen
+from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, from_json, frozen
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
@@ -101,7 +100,7 @@ class Experiment:
         not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
     reference_dtype: what the reference's decoder is stored as; adapters that train on it share its float32.
     tokenizer: a file or a folder.
-    trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.trackers.TRACKERS`, or `module:NAME`.
+    trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.callbacks.TRACKERS`, or `module:NAME`.
     """
 
     name: str
@@ -228,7 +227,7 @@ def read(path: str | os.PathLike) -> Experiment:
     """Returns the experiment that a run wrote into its folder. The run's objective is not imported.
 
     Raises ValueError, naming the file, where it is damaged or of a newer version, or names a module that is in the
-    folder or in the current one (`registry.check_foreign`).
+    folder or in the current one (`options.check_foreign`).
     """
     return read_record(path)[0]
 
@@ -247,10 +246,10 @@ def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
         if log_ratio is None and experiment.objective in _UNRECORDED:
             log_ratio = experiment.objective_options.get("beta", 0.05)
         return experiment, from_json(float | None, log_ratio, LOG_RATIO)
-    except registry.ForeignCode:
+    except ForeignCode:
         raise
-    except registry.MissingPart as error:
-        raise registry.MissingPart(f"{path}: {error}") from error
+    except MissingPart as error:
+        raise MissingPart(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors too
         raise ValueError(
             f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
@@ -265,7 +264,7 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
     names |= {} if objective.rpartition(":")[0].endswith(".py") else {"objective": objective}
     for field, name in names.items():
         if isinstance(name, str):
-            registry.check_foreign(name, path_of(path).parent, f"{path}: {field}")
+            check_foreign(name, path_of(path).parent, f"{path}: {field}")
 
 
 def semantics(experiment: Experiment, log_ratio: float | None) -> str:

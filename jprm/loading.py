@@ -8,8 +8,6 @@ from typing import Any
 
 import jax
 
-from jprm import registry
-from jprm.adapters.load import load as load_published
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.devices import enable_compile_cache, quiet_without_tpu
@@ -22,7 +20,7 @@ from jprm.model.heads import find
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.parameters import Dtype, held_decoder
-from jprm.score.implicit import LogRatio
+from jprm.options import find_part
 from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import LONGEST, PRM
 from jprm.tokenizer import load_tokenizer
@@ -50,8 +48,8 @@ def load(
       dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32.
         bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of float32's memory, with
         an error that `tests/test_int8.py` measures.
-      adapter: how to read a published model, a name in `jprm.adapters.published`, a JSON file (`jprm.adapters`),
-        `module:NAME` or `FILE.py:NAME`; by default it is recognised from the files.
+      adapter: how to read a published model (`jprm.methods.adapters`): the name of a record, a JSON file, `module:NAME`
+        or `FILE.py:NAME`; by default it is recognised from the files.
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
         here, and `blocked` for a published model; a GPU takes `gpu_kernel` for both.
 
@@ -68,11 +66,12 @@ def load(
     if (folder / VERIFIER).is_file():
         if mesh or dtype or adapter or attention:
             raise ValueError(f"{folder}: is a fused verifier, which takes no mesh, dtype, adapter or attention")
-        return registry.find("jprm.methods.evidence.verifier:load_verifier", {}, "verifier")(folder)
+        return find_part("jprm.methods.evidence.verifier:load_verifier", {}, "verifier")(folder)
     if (kind := kind_of(folder)) == "gguf":
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
     if adapter or kind != "run":
-        return load_published(folder, adapter, mesh, dtype, attention)
+        published = find_part("jprm.methods.adapters.load:load", {}, "the loader of published models")
+        return published(folder, adapter, mesh, dtype, attention)
     experiment, beta = read_record(folder / RUN)
     if find(experiment.model.head).readout is None and beta is None:
         raise ValueError(
@@ -106,6 +105,8 @@ def _log_ratio(
             f"{folder / RUN}: its scores are log ratios to a reference model, and it names none. Write the model whose"
             " log-probabilities the data had into its field `reference`"
         )
+    from jprm.score.implicit import LogRatio  # of this kind of model alone
+
     with jax.set_mesh(grid):
         params = {"decoder": base.load_decoder(experiment.reference, model, dtype or experiment.reference_dtype)}
         if not model.tied_embeddings:

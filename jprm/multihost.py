@@ -33,8 +33,8 @@ waiting = threading.Event()
 FORM = re.compile(r"(\d+)/(\d+)@(.+:\d+)")
 
 
-def start(where: str | None, *, together: int = TOGETHER) -> None:
-    """Joins the processes of a run, before any other use of jax. With None this process is the only one.
+def start(where: str, *, together: int = TOGETHER) -> None:
+    """Joins the processes of a run, before any other use of jax.
 
     Args:
       where: `INDEX/COUNT@HOST:PORT`, where HOST:PORT is a free port of process 0's host, the same for all; or `auto`:
@@ -45,8 +45,6 @@ def start(where: str | None, *, together: int = TOGETHER) -> None:
     Raises:
       ValueError: another form, an environment without this information, or processes that do not form one run.
     """
-    if where is None:
-        return
     form = FORM.fullmatch(where)
     if form is None and where != "auto":
         raise ValueError(f"--distributed {where!r}: is neither auto nor INDEX/COUNT@HOST:PORT, as 0/4@10.0.0.2:8476 is")

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm import steps
-from jprm.fields import label_of, list_of, number_of, type_name
-from jprm.io.jsonl import RecordError
+from jprm.io.jsonl import RecordError, label_of, list_of, number_of, type_name
 
 __all__ = ["ROLES", "SEGMENTS", "Trajectory", "content_of", "is_trajectory", "read_message", "read_trajectory"]
 

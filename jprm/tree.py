@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.fields import answer_of, correct_of, label_of, list_of, number_of, text_of, type_name
 from jprm.free_text import chain_of
 from jprm.io.jsonl import RecordError, Rejects, parse, read_lines, reject_with
 from jprm.trajectory import (

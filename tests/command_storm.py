@@ -83,7 +83,7 @@ print("measured", json.dumps({event: [counts[event], max(seconds[event])] for ev
 sys.exit(status)
 """
 SERVE = f"""import json, os, sys
-import jprm.apps.cli, jprm.evaluate.suite, jprm.loading, jprm.train
+import jprm.apps.cli, jprm.methods.evaluate.suite, jprm.loading, jprm.train
 import jprm.methods.label.files, jprm.methods.search.files
 CHILD = {CHILD!r}
 for line in sys.stdin:

@@ -49,6 +49,7 @@ VARYING = (
     (r'("commit": )"[\w-]+"', r"\1"),
     (r'("reading": )"[0-9a-f]{16}"', r"\1"),  # of a reader, by the name of its function
     (r'("moduleName": "jprm)[\w.]*', r"\1"),  # of prepared data: where the code is that wrote it
+    (r'("prepared": )"[0-9a-f]{16}"', r"\1"),  # a digest of these data, with that name
     (r'("request": )"[0-9a-f]{64}"|[0-9a-f]{64}(  export\.json)', r"\1\2"),  # of an export, with the model's full path
 )
 """Patterns of other text that differs between two runs of one tree or when modules move, and what replaces it."""

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from jprm.model.heads import find
 from jprm.model.transformer import step_logits
-from jprm.objectives.metrics import Judged
-from jprm.objectives.targets import targets
+from jprm.objectives import Judged, targets
 from jprm.rows import siblings
 
 

@@ -25,16 +25,16 @@ from published import (
 from refusing import refused
 
 import jprm
-from jprm.adapters import load as loading
-from jprm.adapters import published as publications
-from jprm.adapters import record
-from jprm.adapters.load import layout_of, token_ids
-from jprm.adapters.published import PUBLISHED, SIGNS
 from jprm.apps import cli
 from jprm.chat_template import render
 from jprm.checkpoints.peft import Merged
-from jprm.evaluate.run import as_in
 from jprm.layout import native_layout
+from jprm.methods.adapters import load as loading
+from jprm.methods.adapters import published as publications
+from jprm.methods.adapters import record
+from jprm.methods.adapters.load import layout_of, token_ids
+from jprm.methods.adapters.published import PUBLISHED, SIGNS
+from jprm.methods.evaluate.run import as_in
 from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh

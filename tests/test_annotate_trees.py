@@ -15,11 +15,11 @@ from jprm.apps.annotate.quality import figures, ordinal_alpha, tasks_of
 from jprm.apps.annotate.select import select_file
 from jprm.apps.annotate.study import alternatives_of, merged, pruned
 from jprm.apps.annotate.tasks import Conflict, Task, Tasks, changed
-from jprm.data import prm800k
 from jprm.io.jsonl import RecordError, write_records
+from jprm.methods.data import step_labels
 from jprm.tree import Node, ReasoningTree, chains_of, read_records, record_of
 
-OPTIONS = prm800k.Prm800kOptions(human_written="positive", control_questions="keep")
+OPTIONS = step_labels.Prm800kOptions(human_written="positive", control_questions="keep")
 
 
 def raw(rng, number, depth=4):
@@ -135,7 +135,7 @@ def said(tree):
 
 def test_known_labels_go_through_a_study_and_come_out_the_same(tmp_path):
     rng = np.random.default_rng(1)
-    trees = [next(prm800k.parse(raw(rng, number), "r", OPTIONS)) for number in range(6)]
+    trees = [next(step_labels.parse_prm800k(raw(rng, number), "r", OPTIONS)) for number in range(6)]
     folder, found = round_trip(trees, tmp_path)
     for tree in trees:
         got = found[tree["problem"]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from jprm.data.solutions import GSM8K
+from jprm.methods.data.solutions import GSM8K
 from jprm.methods.verify.arithmetic import check_arithmetic
 
 RIGHT = [

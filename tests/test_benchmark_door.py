@@ -13,12 +13,12 @@ from jprm.apps import cli
 from jprm.apps.cli.evaluate import evaluation
 from jprm.apps.report.collect import Page
 from jprm.apps.report.page import sections_of
-from jprm.data.reader import Reader, take
-from jprm.evaluate.benchmark import Benchmark, Files, ModelOptions
-from jprm.evaluate.benchmarks import BENCHMARKS
-from jprm.evaluate.blocks import Figure, Model, Note, Table, as_latex, as_markdown, interval
-from jprm.evaluate.suite import read_suite
 from jprm.io.jsonl import write_records
+from jprm.methods.data.reader import Reader, take
+from jprm.methods.evaluate.benchmark import Benchmark, Files, ModelOptions
+from jprm.methods.evaluate.benchmarks import BENCHMARKS
+from jprm.methods.evaluate.blocks import Figure, Model, Note, Table, as_latex, as_markdown, interval
+from jprm.methods.evaluate.suite import read_suite
 from jprm.statistics import bootstrap, draws, weighted_mean
 
 
@@ -173,7 +173,7 @@ def test_a_file_of_ones_own_is_a_section_of_a_suite(toy_file, tiny_run, tmp_path
         ("own.py:TAKEN", "'steps'"),
         ("own.py:NONE", "NONE"),
         ("other.py:OWN", "there is no file"),
-        ("test_benchmark_door:OWN", "jprm.evaluate.benchmark.Benchmark"),
+        ("test_benchmark_door:OWN", "jprm.methods.evaluate.benchmark.Benchmark"),
     ],
 )
 def test_a_section_that_is_no_benchmark_is_refused(key, message, tmp_path):

@@ -24,8 +24,7 @@ from jprm.model.attention import attend, plan
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.transformer import init, step_logits
-from jprm.objectives.steps import likelihood
-from jprm.objectives.targets import targets
+from jprm.objectives import likelihood, targets
 from jprm.pack import empty_rows
 
 B, T, K, G, H = 3, 128, 2, 2, 16

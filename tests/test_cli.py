@@ -13,7 +13,7 @@ from jprm.apps import cli
 from jprm.apps.cli import missing
 from jprm.apps.cli.arguments import Commands
 from jprm.apps.cli.evaluate import OPTIONS
-from jprm.evaluate.benchmarks import find
+from jprm.methods.evaluate.benchmarks import find
 
 
 def commands(group):
@@ -93,7 +93,7 @@ BEST_OF_N = {"n_max": 2, "n_problems": 1, "mean_accuracy": 0.5, "pass_at_n": CUR
 
 def test_a_report_is_written_whole_and_printed(library, tmp_path):
     calls = []
-    library("jprm.evaluate.run", run=lambda *args: calls.append(args) or BEST_OF_N)
+    library("jprm.methods.evaluate.run", run=lambda *args: calls.append(args) or BEST_OF_N)
     target = tmp_path / "new" / "report.json"
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 0
     benchmark = find("best_of_n")
@@ -103,7 +103,7 @@ def test_a_report_is_written_whole_and_printed(library, tmp_path):
 
 
 def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
-    library("jprm.evaluate.run", run=lambda benchmark, options: {"auroc": float("nan")})
+    library("jprm.methods.evaluate.run", run=lambda benchmark, options: {"auroc": float("nan")})
     target = tmp_path / "report.json"
     target.write_text("{}")
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 2
@@ -191,6 +191,6 @@ def test_ctrl_c_says_that_the_same_command_continues(library, capsys):
 
 @pytest.mark.parametrize("item", ["phase", "=1", ""])
 def test_a_setting_without_key_or_value_is_refused(library, item, capsys):
-    library("jprm.data.prepare", prepare=lambda *args, **kwargs: None)
+    library("jprm.methods.data.prepare", prepare=lambda *args, **kwargs: None)
     assert cli.main(["prepare", "prm800k", "--source", "a", "--out", "b", "--set", item]) == 2
     assert "KEY=VALUE" in capsys.readouterr().err

@@ -9,10 +9,10 @@ import pytest
 from hostile import programs as hostile
 from refusing import refused
 
-from jprm import fields
 from jprm.apps import cli
-from jprm.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.io.jsonl import write_records
+from jprm.methods import verify
+from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
 from jprm.methods.label.files import label_outcomes
 from jprm.methods.label.monte_carlo import Rollouts, label_trees
@@ -28,7 +28,7 @@ from jprm.tree import RecordError, read_records, tree_of, with_scores
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox
 
-QUICK = Verifier(functools.partial(judge_programs, limits=Limits(seconds=1.0)), fields.tests_of)
+QUICK = Verifier(functools.partial(judge_programs, limits=Limits(seconds=1.0)), verify.tests_of)
 
 TESTS = ["assert total([1, 2]) == 3", "assert total([]) == 0", "assert total([5]) == 5"]
 LINES = [

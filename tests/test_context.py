@@ -17,7 +17,7 @@ from jprm.model.attention import attend, plan
 from jprm.model.mesh import MeshConfig, at_tokens, make_mesh, put_rows, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES, step_logits
-from jprm.objectives.targets import targets
+from jprm.objectives import targets
 from jprm.score.implicit import log_probs
 from jprm.train import State
 from jprm.train.optimizer import make_optimizer

@@ -9,10 +9,10 @@ import sys
 import pytest
 from refusing import refused
 
-from jprm.data.prepare import prepare
 from jprm.io.jsonl import Rejects, read_lines, write_records
 from jprm.io.outputs import atomic_file, continued, cut
 from jprm.io.storage import only_run, partial_of, path_of
+from jprm.methods.data.prepare import prepare
 
 REQUEST = {"model": "m"}
 

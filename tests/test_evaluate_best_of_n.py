@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from refusing import refused
 from rich.console import Console
 
-from jprm.data.readers import READERS
-from jprm.evaluate import best_of_n as bon
-from jprm.evaluate import votes
-from jprm.evaluate.best_of_n import BENCHMARK
-from jprm.evaluate.blocks import show
-from jprm.evaluate.scored import ScoreError
+from jprm.methods.data.readers import READERS
+from jprm.methods.evaluate import best_of_n as bon
+from jprm.methods.evaluate import votes
+from jprm.methods.evaluate.best_of_n import BENCHMARK
+from jprm.methods.evaluate.blocks import show
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.score.aggregate import RULES
 from jprm.statistics import Interval
 from jprm.tree import tree_of

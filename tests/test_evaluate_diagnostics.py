@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from refusing import refused
 
-from jprm.evaluate.best_of_n import pools_of
-from jprm.evaluate.scored import ScoreError
+from jprm.methods.evaluate.best_of_n import pools_of
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.studies import diagnostics as dg
 from jprm.methods.studies.drift import drift
 from jprm.tree import tree_of

@@ -7,8 +7,8 @@ import pytest
 from refusing import refused
 
 import jprm
-from jprm.evaluate.run import scored_trees, source
 from jprm.io.jsonl import write_records
+from jprm.methods.evaluate.run import scored_trees, source
 from jprm.methods.studies.equal_cost import Chooser, at_equal_cost, equal_cost_report, parameters
 
 PROBLEMS = ["a", "b"]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from jprm.evaluate.best_of_n import best_of_n_report, chosen_curves, compare_curves, pools_of
+from jprm.methods.evaluate.best_of_n import best_of_n_report, chosen_curves, compare_curves, pools_of
 from jprm.score.scale import RULES
 from jprm.statistics import difference, draws, mean_differences, weighted_mean
 from jprm.tree import tree_of

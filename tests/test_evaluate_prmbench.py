@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from refusing import refused
 from rich.console import Console
 
-from jprm.data.readers import READERS
-from jprm.evaluate import prmbench as pb
-from jprm.evaluate.blocks import show
-from jprm.evaluate.prmbench import BENCHMARK
-from jprm.evaluate.run import OPTIONS
-from jprm.evaluate.scored import ScoreError
+from jprm.methods.data.readers import READERS
+from jprm.methods.evaluate import prmbench as pb
+from jprm.methods.evaluate.blocks import show
+from jprm.methods.evaluate.prmbench import BENCHMARK
+from jprm.methods.evaluate.run import OPTIONS
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.score.scale import Scale
 from jprm.tree import tree_of, with_scores
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from refusing import refused
 from rich.console import Console
 
-from jprm.evaluate import processbench as pb
-from jprm.evaluate.blocks import show
-from jprm.evaluate.processbench import BENCHMARK
-from jprm.evaluate.scored import ScoreError
+from jprm.methods.evaluate import processbench as pb
+from jprm.methods.evaluate.blocks import show
+from jprm.methods.evaluate.processbench import BENCHMARK
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.tree import tree_of, with_scores
 
 # few distinct scores: ties, and thresholds that several chains share

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
 
-from jprm.evaluate import steps as ev
-from jprm.evaluate.scored import ScoreError
 from jprm.io.outputs import write_json
+from jprm.methods.evaluate import steps as ev
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.tree import tree_of
 
 SCORE = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])

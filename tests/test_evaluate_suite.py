@@ -8,7 +8,7 @@ from refusing import refused
 from test_evaluate_run import pool_file, prm800k_file, processbench_file, short_rows  # noqa: F401  (autouse)
 
 from jprm.apps import cli
-from jprm.evaluate import suite as suites
+from jprm.methods.evaluate import suite as suites
 from jprm.score import scorer
 
 

@@ -10,9 +10,8 @@ import pytest
 from refusing import refused
 
 import jprm
-from jprm import registry
-from jprm.evaluate.scored import ScoreError
 from jprm.io.jsonl import RecordError
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.fit import (
     choose_vote,
@@ -25,6 +24,7 @@ from jprm.methods.evidence.fit import (
 from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
 from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_loss, pairs_of, vote_correct
 from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
+from jprm.options import ForeignCode
 from jprm.score.files import score_file
 from jprm.tree import tree_of
 
@@ -280,7 +280,7 @@ def test_a_damaged_verifier_is_refused(fused, tmp_path, change, error):
 def test_code_that_comes_with_a_verifier_is_not_run(fused, tmp_path):
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')\n")
     entry = {"name": f"{tmp_path}/mine.py:MINE", "version": 1, "numbers": ["x"], "request": {}}
-    with pytest.raises(registry.ForeignCode, match="never run"):
+    with pytest.raises(ForeignCode, match="never run"):
         jprm.load(edited(fused[1], tmp_path, lambda data: data["sources"].append(entry)))
 
 

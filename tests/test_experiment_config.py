@@ -21,7 +21,7 @@ from jprm.experiment import (
     written,
 )
 from jprm.model.mesh import MeshConfig
-from jprm.registry import MissingPart
+from jprm.options import MissingPart
 
 EXPERIMENT = Experiment(
     name="tiny",

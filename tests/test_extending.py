@@ -16,7 +16,7 @@ from tiny_rl import save_run
 from tiny_run import MODEL, save_tokenizer
 
 import jprm
-from jprm import registry
+from jprm import options
 from jprm.apps import cli
 from jprm.score.cache import LiveTrees
 from jprm.tree import read_records
@@ -109,9 +109,9 @@ def test_every_block_runs(folder, monkeypatch):
 def test_a_file_is_run_once_and_its_objects_are_the_same(tmp_path):
     (tmp_path / "part.py").write_text("class Part: pass\nPART = Part()\n")
     name = f"{tmp_path}/part.py:PART"
-    assert registry.find(name, {}, "part", files=True) is registry.find(name, {}, "part", files=True)
+    assert options.find_part(name, {}, "part", files=True) is options.find_part(name, {}, "part", files=True)
     (tmp_path / "part.py").write_text("PART = 1\n")
-    assert registry.find(name, {}, "part", int, files=True) == 1
+    assert options.find_part(name, {}, "part", int, files=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_a_file_is_run_once_and_its_objects_are_the_same(tmp_path):
 def test_what_is_not_there_is_named(tmp_path, name, kind, message):
     (tmp_path / "part.py").write_text("PART = 1\n")
     with pytest.raises(ValueError, match=message):
-        registry.find(name.format(tmp_path), {"known": 0}, "part", kind, files=True)
+        options.find_part(name.format(tmp_path), {"known": 0}, "part", kind, files=True)
 
 
 def test_a_models_folder_runs_no_file(tmp_path):
     """A head's name is in the run's folder, and so might a file be."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nHEAD = 1\n")
-    refused(ValueError, "PYTHONPATH", registry.find, f"{tmp_path}/evil.py:HEAD", {}, "head")
+    refused(ValueError, "PYTHONPATH", options.find_part, f"{tmp_path}/evil.py:HEAD", {}, "head")
     assert not (tmp_path / "ran").exists()

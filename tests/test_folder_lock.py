@@ -9,22 +9,22 @@ import types
 import pytest
 import tiny_run as tiny
 
-from jprm.io import folder_lock
-from jprm.io.folder_lock import FILE, DiskLock
+from jprm.io import folders
+from jprm.io.folders import FILE, DiskLock
 from jprm.train import Trainer
 
 HOLD = """
 import errno, pathlib, sys, time
-from jprm.io import folder_lock
-folder_lock.BEAT, folder_lock.MISSED = 0.1, 8
+from jprm.io import folders
+folders.BEAT, folders.MISSED = 0.1, 8
 boot, locks = sys.argv[2:]
 if boot:
-    folder_lock._boot = lambda: boot
+    folders._boot = lambda: boot
 if locks == "none":
     def flock(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
-    folder_lock.fcntl.flock = flock
-lock = folder_lock.DiskLock(pathlib.Path(sys.argv[1]))
+    folders.fcntl.flock = flock
+lock = folders.DiskLock(pathlib.Path(sys.argv[1]))
 try:
     while not lock.attempt():
         pass
@@ -122,7 +122,7 @@ def test_a_child_that_outlives_its_run_holds_nothing(start, tmp_path):
     first.kill(), first.wait()
     (tmp_path / FILE).write_bytes(text)
     with open(tmp_path / FILE, "rb") as inherited:
-        assert folder_lock._locked(inherited)
+        assert folders._locked(inherited)
         assert said(start()) == "holding\n"
 
 

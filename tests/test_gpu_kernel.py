@@ -17,8 +17,8 @@ from test_attention import WINDOW
 from test_kernel import by_rule, close, long_rows, made, with_gradients
 from tiny import TINY, filled, packed_trees, reasoning_trees
 
-from jprm.data.prm800k import READER
 from jprm.layout import native_layout
+from jprm.methods.data.step_labels import PRM800K
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 from jprm.model.attention import check, find, suited
@@ -80,7 +80,7 @@ def test_heads_and_rows_of_any_size_are_padded():
 def real_rows(shared_data, smollm2_gguf, tokens, count):
     layout = native_layout(load_tokenizer(smollm2_gguf))
     options = dict(control_questions="keep", human_written="positive")
-    records = itertools.islice(READER.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), count)
+    records = itertools.islice(PRM800K.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), count)
     trees = [token_tree(tree_of(record), layout) for _, record in records]
     return pack(trees, tokens, 128, too_long="truncate").rows
 

@@ -6,8 +6,8 @@ import re
 from stub_server import reply
 
 from jprm.apps import cli
-from jprm.evaluate.suite import read_results, read_scores
 from jprm.io.jsonl import write_records
+from jprm.methods.evaluate.suite import read_results, read_scores
 from jprm.tree import read_records
 
 WRONG = "2 + 2 = 5"

@@ -14,8 +14,8 @@ from refusing import refused
 from test_attention import WINDOW, by_hand
 from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
 
-from jprm.data.prm800k import READER
 from jprm.layout import native_layout
+from jprm.methods.data.step_labels import PRM800K
 from jprm.methods.kernels.tpu import (
     FIRST,
     LAST,
@@ -187,7 +187,7 @@ def test_real_trees_visit_what_they_must(shared_data, smollm2_gguf):
     """PRM800K in rows for Qwen2.5-7B: the block pairs that the kernel computes are those that hold a visible pair."""
     layout, tokens = native_layout(load_tokenizer(smollm2_gguf)), 8192
     options = dict(control_questions="keep", human_written="positive")
-    records = itertools.islice(READER.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), 300)
+    records = itertools.islice(PRM800K.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), 300)
     until_BT = pack(
         [token_tree(tree_of(record), layout) for _, record in records], tokens, 512, too_long="error"
     ).rows.until

@@ -18,9 +18,9 @@ from refusing import refused
 from tiny_run import chains, equal, experiment, lines, make_data, one_device, params, training, trees, untimed
 
 import jprm
-from jprm.evaluate.steps import steps_report
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.io.jsonl import write_records
+from jprm.methods.evaluate.steps import steps_report
 from jprm.model.mesh import MeshConfig
 from jprm.train import Diverged, Log, initial_state
 from jprm.tree import read_records, tree_of

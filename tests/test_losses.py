@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jprm.evaluate.steps import label_class
+from jprm.methods.evaluate.steps import label_class
 from jprm.model.heads import HEADS, Weighted
-from jprm.objectives import OBJECTIVES
-from jprm.objectives.steps import Pointwise, likelihood
+from jprm.objectives import OBJECTIVES, Pointwise, likelihood
 
 squared_error = OBJECTIVES["squared_error"].loss
 rng = np.random.default_rng(0)

@@ -28,11 +28,11 @@ from tiny import (
     visible,
 )  # fmt: skip
 
-from jprm.data.prm800k import READER
 from jprm.layout import native_layout
+from jprm.methods.data.step_labels import PRM800K
 from jprm.model.heads import HEADS
 from jprm.model.transformer import step_logits
-from jprm.objectives.steps import likelihood
+from jprm.objectives import likelihood
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import Node, tree_of
@@ -94,7 +94,7 @@ def test_real_trees_equal_their_chains(shared_data, smollm2_gguf, most):
     """50 PRM800K trees with the real tokenizer; of every one, up to `most` steps, the last of its path among them."""
     layout, tokens, rng = native_layout(load_tokenizer(smollm2_gguf)), 1024, np.random.default_rng(0)
     file, options = shared_data / "prm800k" / "phase1_train.jsonl", {"human_written": "positive"}
-    records = list(itertools.islice(READER.read(file, control_questions="keep", **options), 300))
+    records = list(itertools.islice(PRM800K.read(file, control_questions="keep", **options), 300))
     trees = []
     for i in rng.permutation(len(records)):
         tree = tree_of(records[i][1])

@@ -22,7 +22,8 @@ from tiny_run import MODEL, VALUE, equal, experiment, lines, make_data, one_devi
 from tiny_run import chains as rated_chains
 
 import jprm
-from jprm import objectives, registry
+from jprm import objectives
+from jprm import options as parts
 from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
 from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_reference
@@ -30,8 +31,8 @@ from jprm.methods.rl.trajectory import Trajectory, group_tree
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.parameters import Int8
 from jprm.model.transformer import step_logits
+from jprm.objectives import Mean, summed
 from jprm.objectives.implicit import Implicit
-from jprm.objectives.metrics import Mean, summed
 from jprm.pack import pack, token_tree
 from jprm.rows import empty_rows
 from jprm.token_tree import TokenTree
@@ -315,7 +316,7 @@ def test_runs_that_do_not_record_how_they_score_are_read_by_their_objective(tmp_
         (tmp_path / "experiment.json").write_text(written(run))
         assert read_record(tmp_path / "experiment.json") == (run, 0.5)
     # A clone from which `python -m jprm` runs is the current folder, and its own modules are no one else's.
-    monkeypatch.setattr(registry, "_unasked", lambda: str(pathlib.Path(jprm.__file__).resolve().parent.parent))
+    monkeypatch.setattr(parts, "_unasked", lambda: str(pathlib.Path(jprm.__file__).resolve().parent.parent))
     monkeypatch.delitem(sys.modules, "jprm.objectives.implicit")
     assert read_record(tmp_path / "experiment.json") == (run, 0.5)
     level = dataclasses.replace(run, objective="cross_entropy", objective_options={})

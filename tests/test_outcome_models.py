@@ -21,11 +21,11 @@ from published import (
 from refusing import refused
 
 import jprm
-from jprm.adapters import load as loading
-from jprm.adapters.published import PUBLISHED
 from jprm.apps import cli
 from jprm.chat_template import render
 from jprm.layout import TemplateLayout
+from jprm.methods.adapters import load as loading
+from jprm.methods.adapters.published import PUBLISHED
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
 from jprm.score import scorer

@@ -10,9 +10,9 @@ import pytest
 from refusing import refused
 from test_evaluate_run import processbench_file
 
-import jprm.evaluate.run
-import jprm.evaluate.suite
 import jprm.loading
+import jprm.methods.evaluate.run
+import jprm.methods.evaluate.suite
 from jprm.apps import cli
 from jprm.io.folders import whole_folder
 from jprm.io.outputs import atomic_write, check_output
@@ -60,7 +60,11 @@ def no_model(monkeypatch):
         raise AssertionError("the output was not looked at first")
 
     monkeypatch.setattr(jprm, "load", load, raising=False)
-    for module, name in ((jprm.loading, "load"), (jprm.evaluate.run, "load"), (jprm.evaluate.suite, "open_scorer")):
+    for module, name in (
+        (jprm.loading, "load"),
+        (jprm.methods.evaluate.run, "load"),
+        (jprm.methods.evaluate.suite, "open_scorer"),
+    ):
         monkeypatch.setattr(module, name, load)
     monkeypatch.setattr(policies, "load_policy", load)
 

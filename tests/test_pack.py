@@ -17,7 +17,7 @@ from tiny import Characters
 from jprm.experiment import TargetConfig
 from jprm.layout import native_layout
 from jprm.methods.kernels.gpu_cudnn import CUDNN
-from jprm.objectives.targets import targets
+from jprm.objectives import targets
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
 from jprm.tokenizer import load_tokenizer

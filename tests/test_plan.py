@@ -150,7 +150,7 @@ sys.path.insert(0, {tests!r})
 from tiny import TINY
 from jprm.experiment import DataConfig, Experiment
 from jprm.experiment import OptimizerConfig
-from jprm.objectives.targets import TargetConfig
+from jprm.objectives import TargetConfig
 
 def experiment():
     return Experiment(

@@ -21,7 +21,7 @@ from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.trajectory import Trajectory, group_tree
 from jprm.model import transformer, vocabulary
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
-from jprm.objectives.metrics import Mean, means
+from jprm.objectives import Mean, means
 from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.pack import pack
 

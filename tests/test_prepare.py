@@ -14,9 +14,9 @@ from refusing import refused
 
 from jprm.apps import cli
 from jprm.data import load
-from jprm.data.overlap import Texts, normalise, problems_in
-from jprm.data.prepare import prepare
-from jprm.data.readers import READERS
+from jprm.methods.data.overlap import Texts, normalise, problems_in
+from jprm.methods.data.prepare import prepare
+from jprm.methods.data.readers import READERS
 from jprm.tree import RecordError, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}
@@ -158,7 +158,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path, console):
 def test_a_killed_run_leaves_no_folder_that_looks_whole(tmp_path, console):
     source, out = lines(tmp_path / "s.jsonl", *[chain(f"p{i}") for i in range(300)]), tmp_path / "out"
     code = """
-import os, sys, jprm.tree, jprm.data.prepare as p
+import os, sys, jprm.tree, jprm.methods.data.prepare as p
 seen = 0
 def tree_of(record, *where):
     global seen
@@ -245,7 +245,7 @@ def test_tensorflow_is_never_imported(tmp_path):
 import sys
 from jprm.data import load
 from jprm.apps import cli
-from jprm.data.prepare import prepare
+from jprm.methods.data.prepare import prepare
 prepare("jsonl", [sys.argv[1]], sys.argv[2])
 print(load(sys.argv[2])[0]["problem"], "tensorflow" in sys.modules)
 """

@@ -176,6 +176,5 @@ def test_a_process_that_stays_alone_says_what_to_check():
 
 
 def test_one_process_asks_nobody(tiny_run):
-    multihost.start(None)
     assert multihost.is_first() and multihost.first(lambda: 3) == 3 and multihost.everywhere(True)
     assert jprm.load(tiny_run.folder).step == 6

@@ -7,7 +7,7 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.data.readers import READERS
+from jprm.methods.data.readers import READERS
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.programs import program_of
 from jprm.methods.verify.verifiers import VERIFIERS

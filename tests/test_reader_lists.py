@@ -2,8 +2,8 @@
 
 import pytest
 
-from jprm.data.readers import READERS
 from jprm.io.jsonl import Rejects
+from jprm.methods.data.readers import READERS
 from jprm.tree import RecordError
 
 LIST = '[{"problem": "p", "steps": ["a"]},\n{"problem": "q", "steps": ["b"]}\n]'

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refused
 
-from jprm.data.overlap import problems_of
-from jprm.data.reader import Dropped, read_items
-from jprm.data.readers import READERS
 from jprm.io.jsonl import Rejects
+from jprm.methods.data.overlap import problems_of
+from jprm.methods.data.reader import Dropped, read_items
+from jprm.methods.data.readers import READERS
 from jprm.tree import RecordError, chains_of, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}

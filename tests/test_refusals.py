@@ -16,11 +16,11 @@ from test_export import untrained
 from jprm import experiment
 from jprm.apps import cli
 from jprm.checkpoints.safetensors import check_sums
-from jprm.data import store
-from jprm.data.prepare import prepare
-from jprm.evaluate.suite import read_results
 from jprm.io.jsonl import parse, read_lines
 from jprm.io.progress import Bar
+from jprm.methods.data import store
+from jprm.methods.data.prepare import prepare
+from jprm.methods.evaluate.suite import read_results
 from jprm.methods.export import export as exporting
 from jprm.methods.export.export import export
 from jprm.methods.label import files

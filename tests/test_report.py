@@ -17,13 +17,13 @@ from jprm.apps.report import page
 from jprm.apps.report.collect import Page, chains, collect
 from jprm.apps.report.page import svg
 from jprm.apps.report.training import training
-from jprm.evaluate import plots, processbench
-from jprm.evaluate.benchmark import Request
-from jprm.evaluate.blocks import Figure, Model, interval
-from jprm.evaluate.processbench import SPLITS
-from jprm.evaluate.suite import Suite, results_of
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
+from jprm.methods.evaluate import plots, processbench
+from jprm.methods.evaluate.benchmark import Request
+from jprm.methods.evaluate.blocks import Figure, Model, interval
+from jprm.methods.evaluate.processbench import SPLITS
+from jprm.methods.evaluate.suite import Suite, results_of
 from jprm.tree import tree_of
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"

@@ -11,9 +11,8 @@ from tiny import Letters, filled, path, random_tree, reasoning_trees
 
 from jprm.experiment import TargetConfig
 from jprm.model.mesh import make_mesh, put_rows
+from jprm.objectives import returns, targets
 from jprm.objectives.policy_gradient import path_sum
-from jprm.objectives.steps import returns
-from jprm.objectives.targets import targets
 from jprm.pack import pack, token_tree
 from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
 from jprm.train.batches import PipelineConfig, packed_batches

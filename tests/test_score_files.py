@@ -12,8 +12,8 @@ from tiny_run import chains, pool_of, trees
 
 import jprm
 from jprm.apps import cli
-from jprm.evaluate.run import scorer as scorer_of
 from jprm.io.jsonl import write_records
+from jprm.methods.evaluate.run import scorer as scorer_of
 from jprm.methods.label.files import label_teacher
 from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh

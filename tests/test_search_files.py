@@ -12,8 +12,8 @@ from toy_search import Script
 
 import jprm
 from jprm.apps import cli
-from jprm.evaluate.best_of_n import best_of_n_report
 from jprm.io.jsonl import write_records
+from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search import files, lockstep

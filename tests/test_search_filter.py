@@ -7,8 +7,8 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.evaluate.conformal import accept_threshold
 from jprm.io.jsonl import write_records
+from jprm.methods.evaluate.conformal import accept_threshold
 from jprm.methods.search.conformal_filter import accept, calibrate, filter_file
 from jprm.tree import read_records
 

@@ -7,7 +7,7 @@ import pytest
 from refusing import refused
 from toy_search import Script, Table
 
-from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import best, choose, record, vote

@@ -16,14 +16,14 @@ from test_search_files import run as search
 from tiny_run import chains
 
 import jprm
-from jprm import registry
+from jprm import options
 from jprm.apps import cli
 from jprm.checkpoints import store
-from jprm.data import readers
-from jprm.data.prepare import prepare
-from jprm.evaluate.run import Source, scored_trees
-from jprm.io.digests import code_of, digest
 from jprm.io.jsonl import write_records
+from jprm.io.outputs import code_of, digest
+from jprm.methods.data import readers
+from jprm.methods.data.prepare import prepare
+from jprm.methods.evaluate.run import Source, scored_trees
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl
 from jprm.methods.search.growing_tree import find as method_of
@@ -119,7 +119,7 @@ def test_a_verifier_whose_file_changed_is_another_request(tmp_path):
     assert label_outcomes(*call) == label_outcomes(*call) == {"chains": 1, "correct": 0}
     edited(helper, "0.0", "1.0")
     del sys.modules["stale_helper"]
-    registry.defined.cache_clear()
+    options.defined.cache_clear()
     refused(ValueError, DIFFERS + r"\(digests.verifier\)", label_outcomes, *call)
     (tmp_path / "out.jsonl").unlink()
     assert label_outcomes(*call) == {"chains": 1, "correct": 1}
@@ -155,7 +155,7 @@ def test_a_search_method_whose_file_changed_is_another_request(tmp_path):
 
 
 READER = """
-from jprm.data.reader import Reader
+from jprm.methods.data.reader import Reader
 def parse(item, where, options):
     yield {"problem": item["problem"], "steps": item["steps"]}
 READER = Reader(parse)
@@ -205,7 +205,7 @@ def head(tmp_path, monkeypatch):
 
 def test_a_head_whose_file_changed_continues_no_scores(prm, head, input_file, tmp_path):
     def own():
-        readout = registry.find("stale_head:HEAD", {}, "head").readout
+        readout = options.find_part("stale_head:HEAD", {}, "head").readout
         config = dataclasses.replace(prm.config, head="stale_head:HEAD")
         return dataclasses.replace(prm, config=config, readout=readout)
 
@@ -277,7 +277,7 @@ def test_a_digest_follows_values_and_code(tmp_path):
         file = tmp_path / folder / "part.py"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-        return registry.find(f"{file}:part", {}, "part", files=True)
+        return options.find_part(f"{file}:part", {}, "part", files=True)
 
     text = "def made(x, y=1):\n    return lambda: x + y\npart = made(1)\n"
     assert digest(of(text)) == digest(of(text)) == digest(of(text, "b"))

@@ -16,8 +16,7 @@ from jprm.experiment import ObjectiveConfig, OptimizerConfig, TargetConfig
 from jprm.model.heads import HEADS
 from jprm.model.parameters import join, split
 from jprm.model.transformer import step_logits
-from jprm.objectives.metrics import BINS
-from jprm.objectives.steps import likelihood
+from jprm.objectives import BINS, likelihood
 from jprm.pack import empty_rows
 from jprm.train import State
 from jprm.train.optimizer import make_optimizer

@@ -10,8 +10,8 @@ from refusing import refused
 from tiny_run import save_tokenizer
 
 from jprm import steps
-from jprm.data.readers import READERS
 from jprm.layout import TemplateLayout, native_layout
+from jprm.methods.data.readers import READERS
 from jprm.methods.label.monte_carlo import prefixes_of
 from jprm.token_tree import token_tree
 from jprm.tokenizer import load_tokenizer

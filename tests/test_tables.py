@@ -13,12 +13,13 @@ from pyarrow import ipc, parquet
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.data import load, reader
-from jprm.data.overlap import problems_in
-from jprm.data.prepare import resolved
-from jprm.data.reader import read_items
-from jprm.data.readers import READERS
+from jprm.data import load
 from jprm.io import jsonl
+from jprm.methods.data import reader
+from jprm.methods.data.overlap import problems_in
+from jprm.methods.data.prepare import resolved
+from jprm.methods.data.reader import read_items
+from jprm.methods.data.readers import READERS
 from jprm.tree import RecordError
 
 CHAIN = {"problem": "p", "steps": ["a", "b\u00e9"], "labels": [1.0, None]}

@@ -11,7 +11,7 @@ from refusing import refused
 from tiny import Letters, chain_ids, filled, packed_trees, path, random_tree, reasoning_trees
 
 from jprm.experiment import TargetConfig
-from jprm.objectives.targets import targets
+from jprm.objectives import targets
 from jprm.pack import pack, token_tree
 from jprm.tree import Node, ReasoningTree
 

@@ -10,8 +10,8 @@ import pytest
 from refusing import refused
 from tiny_run import equal, lines, params, training, untimed
 
-from jprm.train import trackers
-from jprm.train.trackers import TrackedRun, Trackers
+from jprm.train import callbacks
+from jprm.train.callbacks import TrackedRun, Trackers
 
 MINE, BROKEN = "test_trackers:Recorder", "test_trackers:Broken"
 CONFIG = {"experiment": {"name": "n", "optimizer": {"learning_rate": 0.1}}, "versions": {"commit": "abc"}}
@@ -57,7 +57,7 @@ def stopped(tiny_run, tmp_path):
 
 def test_a_continued_run_is_the_trackers_same_run(tiny_run, stopped, opened, one_device, capsys):
     """And a tracker that breaks changes nothing but its own."""
-    (stopped / trackers.IDS).write_text(json.dumps({MINE: "seventh", "other": "kept"}))
+    (stopped / callbacks.IDS).write_text(json.dumps({MINE: "seventh", "other": "kept"}))
     training.train(dataclasses.replace(tiny_run.experiment, trackers=(BROKEN, MINE)), stopped)
     broken, mine = opened
     assert (mine.run.id, mine.run.step, mine.run.name, mine.status) == ("seventh", 3, "tiny", "finished")
@@ -68,7 +68,7 @@ def test_a_continued_run_is_the_trackers_same_run(tiny_run, stopped, opened, one
     ]
     assert (len(broken.logged), broken.status) == (1, None)
     assert capsys.readouterr().out.count("the server is gone; the run goes on without it") == 1
-    assert json.loads((stopped / trackers.IDS).read_text()) == {MINE: "seventh", BROKEN: "new 0", "other": "kept"}
+    assert json.loads((stopped / callbacks.IDS).read_text()) == {MINE: "seventh", BROKEN: "new 0", "other": "kept"}
     assert untimed(lines(stopped)) == untimed(lines(tiny_run.folder))
     assert equal(params(stopped), params(tiny_run.folder))
 
@@ -131,7 +131,7 @@ def test_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     logged_twice("wandb", tmp_path)
-    run = json.loads((tmp_path / trackers.IDS).read_text())["wandb"]
+    run = json.loads((tmp_path / callbacks.IDS).read_text())["wandb"]
     assert {path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*")} == {run}
 
 
@@ -140,7 +140,7 @@ def test_mlflow(tmp_path, monkeypatch):
     monkeypatch.setattr(mlflow, "MlflowClient", lambda make=mlflow.MlflowClient: make(f"sqlite:///{tmp_path}/m.db"))
     logged_twice("mlflow", tmp_path)
     client = mlflow.MlflowClient()
-    run = client.get_run(json.loads((tmp_path / trackers.IDS).read_text())["mlflow"])
+    run = client.get_run(json.loads((tmp_path / callbacks.IDS).read_text())["mlflow"])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "n")
     assert run.data.params["experiment.optimizer.learning_rate"] == "0.1"
     assert run.data.tags["mlflow.source.git.commit"] == "abc"

@@ -25,13 +25,12 @@ from jprm.apps.cli import main
 from jprm.apps.report.runs import compare
 from jprm.checkpoints import store, writing
 from jprm.checkpoints.store import MARK
-from jprm.data.prepare import prepare
 from jprm.experiment import to_json
-from jprm.io import folder_lock
-from jprm.io.folder_lock import BucketLock
-from jprm.io.folders import local_copy
+from jprm.io import folders
+from jprm.io.folders import BucketLock, local_copy
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote
+from jprm.methods.data.prepare import prepare
 from jprm.tokenizer import load_tokenizer
 
 
@@ -109,8 +108,8 @@ def lock(folder, boot="", pid=None):
 
 
 def test_one_run_at_a_time_holds_a_bucket_s_folder(folder, monkeypatch):
-    monkeypatch.setattr(folder_lock, "BEAT", 0.05)
-    monkeypatch.setattr(folder_lock, "MISSED", 1000)  # a busy machine may miss many
+    monkeypatch.setattr(folders, "BEAT", 0.05)
+    monkeypatch.setattr(folders, "MISSED", 1000)  # a busy machine may miss many
     first, other = lock(folder), lock(folder, "elsewhere")
     assert first.attempt()
     with pytest.raises(ValueError, match="training.lock: .*process"):
@@ -120,7 +119,7 @@ def test_one_run_at_a_time_holds_a_bucket_s_folder(folder, monkeypatch):
     assert not objects(folder) and other.attempt()
     other._ended.set()  # its machine dies: no beat any more
     other._beating.join()
-    monkeypatch.setattr(folder_lock, "MISSED", 3)
+    monkeypatch.setattr(folders, "MISSED", 3)
     third, late = lock(folder, "third"), lock(folder, "late")
     while not third.attempt():
         pass

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from jprm.model.heads import HEADS, LEVELS, MEMBERS, find
-from jprm.objectives.steps import log_odds
+from jprm.objectives import log_odds
 
 VALUES = np.concatenate([np.linspace(0.3, 0.7, 401), np.linspace(0.5, 0.9, 400)]).astype(np.float32)
 

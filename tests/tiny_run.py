@@ -18,9 +18,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jprm import loading
 from jprm import train as training
-from jprm.adapters import load as published
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.io.jsonl import write_records
+from jprm.methods.adapters import load as published
 from jprm.model.mesh import MeshConfig, make_mesh
 
 MODEL = dataclasses.replace(TINY, vocab_size=256, attention="reference", remat="nothing")  # the quickest way so small

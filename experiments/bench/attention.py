@@ -31,8 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 import yardsticks
 
-from jprm.data.readers import READERS
 from jprm.layout import native_layout
+from jprm.methods.data.readers import READERS
 from jprm.model.attention import attend, plan
 from jprm.model.attention.cpu_paths import path_pairs
 from jprm.model.config import ModelConfig

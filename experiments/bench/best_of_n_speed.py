@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from jprm.evaluate.best_of_n import best_of_n_report
+from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.tree import ReasoningTree, tree_of
 
 

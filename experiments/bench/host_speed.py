@@ -21,10 +21,10 @@ import numpy as np
 import yardsticks
 from train_speed import experiment
 
-from jprm.data.readers import READERS
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.layout import Layout, native_layout
+from jprm.methods.data.readers import READERS
 from jprm.pack import pack
 from jprm.tokenizer import load_tokenizer
 from jprm.train.batches import TokenTrees, batches_of

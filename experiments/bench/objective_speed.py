@@ -21,9 +21,9 @@ import jax
 import yardsticks
 
 from jprm.checkpoints import base
-from jprm.data.readers import READERS
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.layout import native_layout
+from jprm.methods.data.readers import READERS
 from jprm.model.mesh import put_rows
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows

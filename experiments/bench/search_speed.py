@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import yardsticks
 from score_speed import made_up_prm
 
-from jprm.data.readers import READERS
+from jprm.methods.data.readers import READERS
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem

@@ -31,10 +31,10 @@ import numpy as np
 import yardsticks
 
 from jprm.checkpoints import base
-from jprm.data.readers import READERS
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.io.jsonl import write_records
 from jprm.layout import Layout, native_layout
+from jprm.methods.data.readers import READERS
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import REMAT
 from jprm.tokenizer import load_tokenizer

@@ -31,7 +31,7 @@ import models
 import run as quickstart
 
 from jprm.apps.report.page import report
-from jprm.evaluate.blocks import Table, percent, show
+from jprm.methods.evaluate.blocks import Table, percent, show
 from jprm.methods.label.files import label_outcomes
 from jprm.methods.policy.protocol import Sample
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "quickstart"))
 import task  # pyright: ignore[reportMissingImports]  (it is of the quickstart)
 
-from jprm.data.overlap import normalise
-from jprm.data.readers import READERS
 from jprm.io.jsonl import write_records
+from jprm.methods.data.overlap import normalise
+from jprm.methods.data.readers import READERS
 from jprm.tree import ReasoningTree, read_records, record_of, tree_of
 
 POLICIES = ("chatgpt", "llama7b", "llama13b")

@@ -16,10 +16,10 @@ import numpy as np
 from data import merged
 from scipy.special import stdtrit
 
-from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
-from jprm.evaluate.calibration import ece
-from jprm.evaluate.steps import steps_report
-from jprm.evaluate.votes import vote_accuracy
+from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.methods.evaluate.calibration import ece
+from jprm.methods.evaluate.steps import steps_report
+from jprm.methods.evaluate.votes import vote_accuracy
 from jprm.score.calibration_map import apply, fit
 from jprm.score.scale import Scale
 from jprm.statistics import Draws, auroc, draws, interval, jsonable, weighted_mean

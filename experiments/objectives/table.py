@@ -21,7 +21,7 @@ import measure
 import recipes
 from data import POLICIES
 
-from jprm.evaluate.blocks import Table, percent, show
+from jprm.methods.evaluate.blocks import Table, percent, show
 
 COLUMNS = {
     "step_auroc": "step AUROC", "chain_auroc": "chain AUROC", "within_auroc": "in problem", "best_of_n": "best of n",

@@ -28,9 +28,9 @@ from jprm.apps.annotate.export import export
 from jprm.apps.annotate.quality import figures, show, tasks_of
 from jprm.apps.annotate.select import select_file
 from jprm.apps.web import Listen
-from jprm.data.prepare import prepare
 from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records
+from jprm.methods.data.prepare import prepare
 from jprm.score.files import score_file
 from jprm.statistics import auroc
 from jprm.train import train

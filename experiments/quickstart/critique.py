@@ -32,10 +32,10 @@ import models
 import task
 
 import jprm
-from jprm.evaluate.blocks import Table, interval, show
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.layout import Layout
+from jprm.methods.evaluate.blocks import Table, interval, show
 from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
 from jprm.methods.label.config import CritiqueConfig

@@ -27,10 +27,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import critique
 
 import jprm
-from jprm.evaluate.best_of_n import pools_of
-from jprm.evaluate.blocks import Table, percent, show
 from jprm.io.outputs import write_json
 from jprm.layout import Layout
+from jprm.methods.evaluate.best_of_n import pools_of
+from jprm.methods.evaluate.blocks import Table, percent, show
 from jprm.methods.judge.judge import Judge
 from jprm.methods.studies.equal_cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
 from jprm.score.scorer import PRM

@@ -21,11 +21,11 @@ from rich.progress import track
 
 import jprm
 from jprm.apps.report.page import report
-from jprm.evaluate.best_of_n import chosen_curves, pools_of
-from jprm.evaluate.blocks import Table, interval, percent
-from jprm.evaluate.blocks import show as show_tables
-from jprm.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.io.jsonl import write_records
+from jprm.methods.evaluate.best_of_n import chosen_curves, pools_of
+from jprm.methods.evaluate.blocks import Table, interval, percent
+from jprm.methods.evaluate.blocks import show as show_tables
+from jprm.methods.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN

@@ -27,8 +27,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import task
 
 from jprm.apps.report.page import report
-from jprm.evaluate.blocks import Table, interval, percent, show
 from jprm.experiment import OptimizerConfig
+from jprm.methods.evaluate.blocks import Table, interval, percent, show
 from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.loop import train

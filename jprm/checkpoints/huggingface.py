@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from jprm.checkpoints import decoder
-from jprm.checkpoints.safetensors import AGAIN, Tensors, read_json
+from jprm.checkpoints.safetensors import AGAIN, Tensors, check_sums, read_json
 from jprm.model.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jprm.model.parameters import Dtype
 
@@ -134,6 +134,8 @@ def load_decoder(
     `file` is the folder's tensors where they are open already, or changed by a LoRA. Every name and shape is checked
     before the first tensor is read.
     """
+    if file is None:
+        check_sums(folder)
     decoder.check(folder, model_config(folder, layers=config.layers), config)
     layers = model_config(folder).layers
     file = Tensors(folder) if file is None else file

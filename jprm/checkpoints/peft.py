@@ -20,7 +20,7 @@ from jprm.checkpoints import huggingface
 from jprm.checkpoints.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.checkpoints.kinds import PEFT as CONFIG
 from jprm.checkpoints.kinds import kind_of
-from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.io.folders import local_copy
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
@@ -66,6 +66,7 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = 
 
     Layers that `config` leaves out are left out. Every name and shape is checked before the first tensor is read.
     """
+    check_sums(folder)
     file = Merged(folder)
     return huggingface.load_decoder(file.path, config, dtype, file, new=new)
 

@@ -6,7 +6,6 @@ host memory only while it is in use.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pathlib
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from jprm.io.storage import Place
+from jprm.io.jsonl import without_doubles
+from jprm.io.storage import Place, sha256_of
 
 FILE, INDEX, SUMS = "model.safetensors", "model.safetensors.index.json", "SHA256SUMS"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -139,22 +139,17 @@ def check_sums(folder: str | os.PathLike) -> None:
         file = sums.parent / name.removeprefix("*")
         if file.parent != sums.parent or not file.is_file():
             raise ValueError(f"{sums}: {name or line[:80]!r} is not a file beside it. Fetch or export the model again")
-        if file.name != "README.md" and sha256(file) != wanted:
+        if file.name != "README.md" and sha256_of(file) != wanted:
             raise ValueError(
                 f"{file}: differs from what {SUMS} says. Fetch or export the model again; if you changed the file"
                 f" yourself, remove {SUMS}"
             )
 
 
-def sha256(path: pathlib.Path) -> str:
-    with open(path, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def read_json(path: pathlib.Path | Place) -> dict[str, Any]:
     """Reads a JSON object without repeated keys. Raises ValueError naming the file."""
     try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_once)
+        content = json.loads(path.read_bytes(), object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not JSON ({str(error)[:200]}). {AGAIN}") from error
     if not isinstance(content, dict):
@@ -167,15 +162,7 @@ def _header(file: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     with open(file, "rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         try:
-            header = json.loads(opened.read(size), object_pairs_hook=_once)
+            header = json.loads(opened.read(size), object_pairs_hook=without_doubles)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file}: bad header ({str(error)[:200]}). {AGAIN}") from error
     return {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items() if name != "__metadata__"}
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return content

@@ -84,7 +84,7 @@ def parse(line: bytes, where: str) -> Any:
         raise RecordError(where, "line", "is empty where a record is due: the file was cut off", remedy)
     try:
         value = json.loads(
-            line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once
+            line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=without_doubles
         )
         if b"\\u" in line:  # an escape may stand for half a surrogate pair, which no file can hold
             json.dumps(value, ensure_ascii=False).encode()
@@ -156,7 +156,8 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
     return stop
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object, as `object_pairs_hook`. Raises ValueError where it has a key twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -173,3 +174,67 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{text} is too large for a float")
     return number
+
+
+# ------------------------------------------------------------------------------------------ checks of a record's fields
+#
+# Each returns the value, or raises `RecordError` with the place, the reason and a fix.
+
+
+def type_name(value: Any) -> str:
+    names = {type(None): "null or absent", bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+
+
+def list_of(value: Any, where: str, field: str) -> list:
+    if not isinstance(value, list):
+        raise RecordError(where, field, f"is {type_name(value)}, not a list", "Write a JSON list.")
+    return value
+
+
+def text_of(value: Any, where: str, field: str) -> str:
+    if not isinstance(value, str):
+        raise RecordError(where, field, f"is {type_name(value)}, not text", "Write a JSON string.")
+    if not value or value.isspace():
+        raise RecordError(where, field, "is empty", "Remove it or give it text: nothing can be read from it.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise RecordError(where, field, "holds half a surrogate pair", "Write whole characters.") from None
+    return value
+
+
+def number_of(value: Any, where: str, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RecordError(where, field, f"is {type_name(value)}, not a number", "Write a finite number.")
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        finite = False
+    if not finite:
+        raise RecordError(where, field, "is not a finite number", "Write a finite number, null where there is none.")
+    return value
+
+
+def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
+    if value is None:
+        return None
+    number_of(value, where, field)
+    if semantics == "rating" and value not in (-1, 0, 1):
+        raise RecordError(where, field, f"is {value}, not a rating", "Use -1, 0, 1, or null where there is none.")
+    if semantics in ("correctness", "value") and not 0 <= value <= 1:
+        remedy = "Use [0, 1], null where there is none, or say `semantics`: rating, advantage or implicit."
+        raise RecordError(where, field, f"is {value}, not a {semantics} in [0, 1]", remedy)
+    return value
+
+
+def correct_of(value: Any, where: str, field: str) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise RecordError(where, field, f"is {type_name(value)}, not true or false", "Write true, false or null.")
+    return value
+
+
+def answer_of(value: Any, where: str, field: str) -> str | float | None:
+    if isinstance(value, str) or value is None:
+        return value
+    return number_of(value, where, field)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import pathlib
 import posixpath
@@ -23,8 +24,6 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, cast
-
-from jprm.io.digests import sha256_of
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 """The extras of jprm that bring the packages for addresses of a scheme."""
@@ -563,3 +562,9 @@ def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
         f"{os.fspath(path)}: another run is writing it. Wait for it, or name another file. (Where a host died and its"
         " network file system still holds the file for it, a copy under the same name is free.)"
     )
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """Returns the checksum of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,8 +28,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jprm import registry
 from jprm.answers import extract_answer
+from jprm.options import find_part
 from jprm.worker import Worker, serve
 
 Record = Mapping[str, Any]
@@ -90,7 +90,7 @@ class Environment:
 
 def find(name: str) -> Environment:
     """Returns the environment of a name, `module:NAME` or `FILE.py:NAME`; errors as `registry.find`."""
-    return registry.find(name, {}, "environment", Environment, files=True)
+    return find_part(name, {}, "environment", Environment, files=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from jprm import registry
 from jprm.model import attention, heads
+from jprm.options import find_part
 
 MOST_LAYERS = 10_000
 """So that a damaged count fills no memory; published models have 126 at most."""
@@ -183,7 +183,7 @@ def step_layer(name: str) -> type[nn.Module]:
 
     Raises ValueError where there is no such module.
     """
-    layer = registry.find(name, {}, "model.steps", type)
+    layer = find_part(name, {}, "model.steps", type)
     if not issubclass(layer, nn.Module):
         raise ValueError(f"model.steps={name!r} is {layer.__name__}, not a flax.linen.Module")
     return layer
@@ -191,7 +191,7 @@ def step_layer(name: str) -> type[nn.Module]:
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:
     """Returns the user's own parts of a model, `module:NAME` in its config, by the config's field."""
-    return {name: registry.find(getattr(config, name), {}, f"model.{name}") for name in own_modules(config)}
+    return {name: find_part(getattr(config, name), {}, f"model.{name}") for name in own_modules(config)}
 
 
 def own_modules(config: ModelConfig) -> dict[str, str]:

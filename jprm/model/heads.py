@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jprm import registry
+from jprm.options import find_part
 
 Output = Callable[[Float[Array, "*B C"]], Float[Array, "*B"]]
 """A function of logits that gives one number a step. It must be hashable: programs are compiled for it."""
@@ -271,7 +271,7 @@ def find(name: str) -> Head:
     """
     if match := re.fullmatch(r"channels=([1-9]\d{0,3})", name):
         return Head(tuple(f"channel_{i}" for i in range(int(match[1]))), UNREAD, PROBABILITY)
-    return registry.find(name, HEADS, "head", Head)
+    return find_part(name, HEADS, "head", Head)
 
 
 def of_channels(count: int) -> str:

@@ -23,9 +23,7 @@ from jaxtyping import Array, Bool, Float, Scalar
 
 from jprm.experiment import ObjectiveConfig
 from jprm.model.heads import find
-from jprm.objectives.metrics import Judged
-from jprm.objectives.steps import pair_loss
-from jprm.objectives.targets import targets
+from jprm.objectives import Judged, pair_loss, targets
 from jprm.rows import Rows
 from jprm.score.implicit import BETA, log_probs, on_paths, path_sum
 from jprm.token_tree import REFERENCE

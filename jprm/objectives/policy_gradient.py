@@ -22,7 +22,7 @@ from jprm.model.heads import TOKEN, find, token_log_probability
 from jprm.model.mesh import at_tokens
 from jprm.model.transformer import head_logits
 from jprm.model.vocabulary import gathered_head, in_blocks, slot_states
-from jprm.objectives.metrics import Mean
+from jprm.objectives import Mean
 from jprm.rows import Rows, at_slots
 
 FARTHEST = 20.0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Literal, cast
 
@@ -18,13 +19,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jprm import multihost
-from jprm.io.digests import digest as digest_of
 from jprm.io.jsonl import Rejects, count, dump, read_lines
 from jprm.io.outputs import continued, cut, finish, input_of, stored_request
+from jprm.io.outputs import digest as digest_of
 from jprm.io.progress import Bar
 from jprm.io.storage import Growing, path_of
 from jprm.model.config import own_parts
-from jprm.score.calibration_map import Recalibration, mapped, stored_calibration
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
 from jprm.tokenizer import Tokenizer, saved_bytes
@@ -62,15 +62,20 @@ def score_file(
     total = count(input) if prepared is None else len(prepared)
     if calibrated and not isinstance(prm, PRM):
         raise ValueError(f"{prm.name}: has no stored calibration map")
-    calibration = stored_calibration(cast(PRM, prm)) if calibrated else None
+    mapped, request = None, request_of(prm, input)
+    if calibrated:
+        from jprm.score import calibration_map
+
+        calibration = calibration_map.stored_calibration(cast(PRM, prm))
+        mapped = functools.partial(calibration_map.mapped, calibration)
+        request["calibration"] = calibration.to_json()
     speed = speed or Speed()
-    request = request_of(prm, input, **({"calibration": calibration.to_json()} if calibration else {}))
     with contextlib.ExitStack() as stack:
         own = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))
         rejects = stack.enter_context(Rejects(own / (output.name + ".rejects")))
         lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
         records = iter(lines)
-        there = write_scores(prm, records, output, request, total, calibration, speed)
+        there = write_scores(prm, records, output, request, total, mapped, speed)
         for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
@@ -95,13 +100,14 @@ def write_scores(
     output: str | os.PathLike,
     request: dict[str, Any],
     total: int | None,
-    calibration: Recalibration | None = None,
+    mapped: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     speed: Speed | None = None,
 ) -> int:
     """Writes the scored records to `output`; returns how many an earlier, interrupted call had written.
 
     A call with the same request continues after the last whole chunk, and does nothing where `output` is finished.
-    Every process calls this; each scores its chunks, and process 0 writes. `speed` counts what one process does.
+    Every process calls this; each scores its chunks, and process 0 writes. `mapped` is called with
+    every scored record, before it is written; `speed` counts what one process does.
 
     Raises:
       ValueError: `output` is of another request or being written by another process; nothing is touched.
@@ -127,7 +133,7 @@ def write_scores(
         part = opened[0]
         with Bar(f"scoring {output.name}", total, there) as bar:
             for number, record in enumerate(lines, start=1):
-                record = record if calibration is None else mapped(calibration, record)
+                record = record if mapped is None else mapped(record)
                 part.write(dump(record).encode() + b"\n")
                 if number % CHUNK == 0:
                     part.flush()

@@ -32,7 +32,6 @@ from jprm.model.transformer import step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows, padded_size, padded_sizes
 from jprm.score.aggregate import DEFAULT_RULE
-from jprm.score.implicit import LogProbability, LogRatio
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.token_tree import TokenTree, chain_lengths, geometry
 from jprm.tree import ReasoningTree, as_written, chain_tree, scored, tree_of
@@ -48,6 +47,18 @@ def readout_of_rows(params: dict, config: ModelConfig, rows: Rows, readout: Call
 
 def _logits(logit_BSC: jax.Array) -> dict[str, jax.Array]:
     return {"logits": logit_BSC}
+
+
+class LogScore(Protocol):
+    """Scores that are read from the log-probabilities of tokens (`jprm.score.implicit`), not from a head."""
+
+    @property
+    def params(self) -> Mapping: ...  # of the reference model, where there is one
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def __call__(self, params: dict, config: ModelConfig, rows: Rows, start_BS: Any) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +79,7 @@ class PRM:
     ('rating', 'prod', ('score',))
 
     The score of jprm's own models is the probability that a step is not wrong; the adapter of a published model
-    (`jprm.adapters`) says what its score is.
+    (`jprm.methods.adapters`) says what its score is.
     """
 
     params: dict
@@ -80,7 +91,7 @@ class PRM:
     step: int  # of training
     # step logits (..., C) to named outputs (...); None: as its head says. It is never None after __post_init__.
     readout: Readout = None  # pyright: ignore[reportAssignmentType]
-    ratio: LogRatio | LogProbability | None = None  # of an implicit PRM, in place of `readout`
+    ratio: LogScore | None = None  # of an implicit PRM, in place of `readout`
     context: int | None = None  # tokens of the longest chain that the model takes
     aggregation: str = ""  # the rule that its authors use; "" is that of the semantics
     scale: Scale = PROBABILITY

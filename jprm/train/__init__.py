@@ -41,12 +41,11 @@ from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.devices import OPTIONS
 from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, read, to_json, written
-from jprm.io.digests import digest, sha256_of, text_of
-from jprm.io.folder_lock import folder_lock
+from jprm.io.folders import folder_lock
 from jprm.io.jsonl import parse
-from jprm.io.outputs import atomic_file, atomic_write, differing, write_json
+from jprm.io.outputs import atomic_file, atomic_write, differing, digest, text_of_module, write_json
 from jprm.io.progress import Bar
-from jprm.io.storage import Place, Remote, path_of
+from jprm.io.storage import Place, Remote, path_of, sha256_of
 from jprm.layout import native_layout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig, own_modules, own_parts
@@ -56,8 +55,7 @@ from jprm.model.lora import check as check_adapted
 from jprm.model.lora import init as init_adapters
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import held_decoder, join, split
-from jprm.objectives import COPY, Objective, source
-from jprm.objectives.metrics import Judged, divisor, means, names, summed
+from jprm.objectives import COPY, Judged, Objective, divisor, means, names, source, summed
 from jprm.pack import PackReport
 from jprm.rows import Rows
 from jprm.statistics import auroc, jsonable
@@ -71,10 +69,9 @@ from jprm.train.batches import (
     training_batches,
     unstacked,
 )
-from jprm.train.callbacks import Goodput, Profile, Watchdog, changed_compiler, versions
+from jprm.train.callbacks import Goodput, Profile, Trackers, Watchdog, changed_compiler, versions
 from jprm.train.head_init import fitted_head, labelled_steps
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
-from jprm.train.trackers import Trackers
 
 # ------------------------------------------------------------------------------------------------------------- the step
 
@@ -107,7 +104,7 @@ class Metrics:
     loss: Scalar
     count: Scalar
     tokens: Scalar  # real tokens, padding left out
-    objective: dict[str, Any]  # as in `jprm.objectives.metrics`, summed
+    objective: dict[str, Any]  # as in `jprm.objectives`, summed
     gradient_norm: Scalar
     parameter_norm: Scalar  # of the trained parameters after the update; infinite where a square overflows
     learning_rate: Scalar
@@ -561,7 +558,7 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     parts, data = own_parts(experiment.model), (*experiment.data.train, *experiment.data.valid)
     digests = {name: digest(part) for name, part in parts.items()}
     keep_digests(workdir, digests | {path: data_digest(path) for path in data if path_of(path).exists()})
-    copies = {f"{name}.py": text_of(sys.modules[place]) for name, place in own_modules(experiment.model).items()}
+    copies = {f"{name}.py": text_of_module(sys.modules[place]) for name, place in own_modules(experiment.model).items()}
     for name, text in {RUN: written(experiment, log_ratio), COPY: objective, **copies}.items():
         if text is not None:
             with atomic_file(workdir / name) as file:

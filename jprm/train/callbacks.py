@@ -1,8 +1,9 @@
-"""Beside the steps of a long run: goodput, a watchdog that names a stalled host, a profile, versions of compilers."""
+"""Beside the steps of a long run: goodput, a watchdog that names a stalled host, a profile, versions, trackers."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -15,9 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import jax
 
@@ -25,6 +26,7 @@ import jprm
 from jprm import multihost
 from jprm.io.outputs import atomic_file
 from jprm.io.storage import Place, Remote
+from jprm.options import find_part
 
 HEARTBEATS = "heartbeats"
 
@@ -231,3 +233,96 @@ def changed_compiler(before: Mapping[str, str | None]) -> str | None:
     return (
         f"the compiler has changed since the last checkpoint ({', '.join(changed)}): later steps may round differently"
     )
+
+
+# ------------------------------------------------------------------------------------------------------------- trackers
+#
+# They take a run's metrics beside `metrics.jsonl`. A tracker is a function from a `TrackedRun` to a `Tracker`: one of
+# `TRACKERS`, or the user's own as `module:NAME`.
+
+IDS = "trackers.json"
+"""The file in a run's folder that holds each tracker's id of the run."""
+
+Status = Literal["finished", "stopped", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker learns of a run.
+
+    config: {"experiment": its configuration, "versions": those of the libraries, and jprm's git commit}, of JSON.
+    step: the step from which training continues. A tracker may have seen later steps, which are logged again.
+    id: `Tracker.id` of the same run when it was started first; empty for a new run.
+    """
+
+    folder: Place
+    name: str
+    config: Mapping[str, Any]
+    step: int
+    id: str
+
+
+class Tracker(Protocol):
+    """Takes the metrics of one run. An exception of `log` or `close` ends the tracker, not the run."""
+
+    id: str
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes the numbers of one line of `metrics.jsonl`; a step may have several lines."""
+        ...
+
+    def close(self, status: Status) -> None: ...
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker] | str] = {
+    "tensorboard": "jprm.apps.trackers:TensorBoard",
+    "wandb": "jprm.apps.trackers:WandB",
+    "mlflow": "jprm.apps.trackers:MLflow",
+}
+"""The trackers by name. Each needs the extra of its name."""
+
+
+class Trackers:
+    """The trackers of one run, opened; each continues its own run where `folder` knows of one.
+
+    Raises:
+        ValueError: an unknown tracker, or one whose package is not installed.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Place, name: str, config: Mapping[str, Any], step: int):
+        makers = {key: find_part(key, TRACKERS, "trackers") for key in names}
+        if wrong := [key for key, make in makers.items() if not callable(make)]:
+            raise ValueError(f"trackers={wrong[0]!r} is not a function from a TrackedRun to a Tracker")
+        path = folder / IDS
+        ids = json.loads(path.read_text()) if path.is_file() else {}
+        self._open: dict[str, Tracker] = {}
+        for key, make in makers.items():
+            try:
+                self._open[key] = make(TrackedRun(folder, name, config, step, ids.get(key, "")))
+            except ModuleNotFoundError as error:
+                hint = f"pip install 'jprm[{key}]'" if key in TRACKERS else "install it"
+                raise ValueError(f"trackers={key!r} needs {error.name}, which is not installed: {hint}") from error
+        if new := {key: tracker.id for key, tracker in self._open.items() if tracker.id}:
+            with atomic_file(path) as file:
+                file.write((json.dumps(ids | new, indent=2) + "\n").encode())
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Gives every tracker the numbers of a line of `metrics.jsonl`."""
+        numbers = {
+            name: value for name, value in values.items()
+            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+        }  # fmt: skip
+        for key, tracker in list(self._open.items()):
+            self._guarded(key, lambda tracker=tracker: tracker.log(values["step"], numbers))
+
+    def close(self, status: Status) -> None:
+        for key, tracker in list(self._open.items()):
+            self._guarded(key, lambda tracker=tracker: tracker.close(status))
+
+    def _guarded(self, key: str, call: Callable[[], None]) -> None:
+        """Calls a tracker. Its errors, of any class, must not cost the run: it is left out from then on."""
+        try:
+            call()
+        except Exception as error:
+            self._open.pop(key)
+            print(f"tracker {key}: {type(error).__name__}: {error}; the run goes on without it, in metrics.jsonl")

@@ -23,7 +23,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.mesh import at_tokens, gathered, put_rows
 from jprm.model.transformer import hidden, states_at_steps
-from jprm.objectives.targets import targets
+from jprm.objectives import targets
 from jprm.rows import Rows
 from jprm.statistics import auroc
 

@@ -10,11 +10,11 @@ import pytest
 from scipy.stats import norm
 from simulated import at_least, correlated
 
-from jprm.evaluate.best_of_n import best_of_n
-from jprm.evaluate.calibration import reliability_curve
-from jprm.evaluate.prmbench import CLASSES, prm_scores
-from jprm.evaluate.processbench import average_draws, cross_fit, right_at, weighted_f1
-from jprm.evaluate.votes import vote_accuracy
+from jprm.methods.evaluate.best_of_n import best_of_n
+from jprm.methods.evaluate.calibration import reliability_curve
+from jprm.methods.evaluate.prmbench import CLASSES, prm_scores
+from jprm.methods.evaluate.processbench import average_draws, cross_fit, right_at, weighted_f1
+from jprm.methods.evaluate.votes import vote_accuracy
 from jprm.methods.label.monte_carlo import wilson
 from jprm.statistics import (
     Draws,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from jprm.evaluate.best_of_n import Pools, _keys_and_weights
-from jprm.evaluate.scored import ScoreError
+from jprm.methods.evaluate.best_of_n import Pools, _keys_and_weights
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.studies import diagnostics
 from jprm.methods.studies.diagnostics import edits_report
 from jprm.methods.studies.drift import drift

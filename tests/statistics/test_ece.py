@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from simulated import at_least, correlated
 
-from jprm.evaluate import calibration as cal
+from jprm.methods.evaluate import calibration as cal
 from jprm.statistics import bootstrap, equal_mass_bins
 
 

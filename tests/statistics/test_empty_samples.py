@@ -7,11 +7,11 @@ import pytest
 from refusing import refused
 
 import jprm
-from jprm.data.readers import READERS
-from jprm.evaluate.best_of_n import best_of_n_report, pools_of
-from jprm.evaluate.run import scored_trees, source
-from jprm.evaluate.scored import ScoreError
 from jprm.io.jsonl import write_records
+from jprm.methods.data.readers import READERS
+from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
+from jprm.methods.evaluate.run import scored_trees, source
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.studies.equal_cost import equal_cost_report
 from jprm.score.aggregate import RULES
 from jprm.tree import record_of, tree_of

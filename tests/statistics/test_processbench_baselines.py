@@ -5,8 +5,8 @@ import functools
 import numpy as np
 from scipy.stats import binom
 
-from jprm.evaluate.blocks import percent
-from jprm.evaluate.processbench import processbench_report, verdict
+from jprm.methods.evaluate.blocks import percent
+from jprm.methods.evaluate.processbench import processbench_report, verdict
 from jprm.tree import tree_of
 
 

@@ -8,8 +8,8 @@ import pytest
 from toy_search import Script, Table
 
 from jprm.answers import canonical_answer, equivalent
-from jprm.evaluate.best_of_n import best_of_n_report, pools_of
-from jprm.evaluate.votes import answer_classes
+from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
+from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import answers, choose
 from jprm.methods.search.growing_tree import Problem

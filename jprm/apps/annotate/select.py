@@ -17,9 +17,9 @@ import numpy as np
 
 from jprm.apps.annotate import SelectConfig
 from jprm.apps.annotate.study import chains_in, scores_of, trees_in
-from jprm.data.overlap import normalise, problems_in
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output
+from jprm.methods.data.overlap import normalise, problems_in
 from jprm.score.files import stored_scale
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree, chains_of, record_of

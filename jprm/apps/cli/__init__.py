@@ -118,7 +118,7 @@ def prepare(
             five words on, such as 0.8. Needs the extra `near`.
         set_: Options of the source. The error for a missing one lists all, with their values.
     """
-    from jprm.data.prepare import prepare
+    from jprm.methods.data.prepare import prepare
 
     options = dict(map(assigned, set_))
     if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
@@ -156,7 +156,8 @@ def train(
     from jprm.experiment import load
     from jprm.train import Stopped, train
 
-    multihost.start(distributed)
+    if distributed:
+        multihost.start(distributed)
     try:
         train(load(experiment, set_), workdir)
     except Stopped as stopped:
@@ -211,7 +212,8 @@ def score(
     _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
     if how != UNDIVIDED and distributed:
         raise ValueError("score: --shard and --engine divide over jobs, --distributed over hosts of one job: give one")
-    multihost.start(distributed)
+    if distributed:
+        multihost.start(distributed)
     scorer = Once(lambda: scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention))
 
     def work(part: Part) -> dict[str, Any]:

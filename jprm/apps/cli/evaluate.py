@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from jprm.apps.cli.arguments import Commands, Folder, check_outputs
-from jprm.evaluate.benchmark import Adapter, CommandOptions, File, Files, ModelOptions, Neutral, TooLong
-from jprm.evaluate.benchmarks import BENCHMARKS, find
 from jprm.io.storage import path_of
+from jprm.methods.evaluate.benchmark import Adapter, CommandOptions, File, Files, ModelOptions, Neutral, TooLong
+from jprm.methods.evaluate.benchmarks import BENCHMARKS, find
 
 
 def evaluation() -> Commands:
@@ -55,9 +55,9 @@ def suite(
         suite: What to evaluate on. Its paths are relative to itself.
         out: The folder for results.json and the scores.
     """
-    from jprm.evaluate.blocks import show
-    from jprm.evaluate.suite import read_suite, run_suite, tables
     from jprm.io.outputs import check_output
+    from jprm.methods.evaluate.blocks import show
+    from jprm.methods.evaluate.suite import read_suite, run_suite, tables
 
     wanted = read_suite(suite)
     names = [path_of(folder).resolve().name for folder in model]
@@ -74,9 +74,9 @@ def _command(name: str) -> Callable[[Any], None]:
     """Returns the command of a benchmark, which writes its report as JSON and prints its tables."""
 
     def command(options) -> None:
-        from jprm.evaluate.blocks import show
-        from jprm.evaluate.run import run
         from jprm.io.outputs import write_json
+        from jprm.methods.evaluate.blocks import show
+        from jprm.methods.evaluate.run import run
 
         check_outputs(options)
         benchmark = find(name)

@@ -46,7 +46,8 @@ def rl(
     from jprm.methods.rl.loop import train
     from jprm.train import Stopped
 
-    multihost.start(distributed)
+    if distributed:
+        multihost.start(distributed)
     try:
         result = train(load(experiment, set_, RLExperiment), workdir)
     except Stopped as stopped:

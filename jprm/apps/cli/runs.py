@@ -29,8 +29,8 @@ def runs(
         to: A file for everything that differs and every metric, beyond what the table shows.
     """
     from jprm.apps.report.runs import compare, tables
-    from jprm.evaluate.blocks import show
     from jprm.io.outputs import write_json
+    from jprm.methods.evaluate.blocks import show
 
     comparison = compare(folder)
     if to:
@@ -64,7 +64,7 @@ def table(
         markdown: Print Markdown.
     """
     from jprm.apps.report.table import as_csv, table_of, tables
-    from jprm.evaluate.blocks import as_latex, as_markdown, show
+    from jprm.methods.evaluate.blocks import as_latex, as_markdown, show
 
     if csv + latex + markdown > 1:
         raise ValueError("--csv, --latex and --markdown: give one of them")
@@ -105,7 +105,8 @@ def sweep(
     from jprm.train import Stopped
     from jprm.train import sweep as sweeps
 
-    multihost.start(distributed)
+    if distributed:
+        multihost.start(distributed)
     try:
         folders, diverged = sweeps.sweep(experiment, set_, workdir, lambda line: print(line, file=sys.stderr))
     except Stopped as stopped:

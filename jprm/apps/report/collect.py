@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jprm.evaluate.benchmark import Scores
-from jprm.evaluate.benchmarks import registered
-from jprm.evaluate.blocks import Model, Results
-from jprm.evaluate.run import is_scored
-from jprm.evaluate.scored import scores_of
-from jprm.evaluate.suite import read_results, read_scores
 from jprm.io.storage import path_of
+from jprm.methods.evaluate.benchmark import Scores
+from jprm.methods.evaluate.benchmarks import registered
+from jprm.methods.evaluate.blocks import Model, Results
+from jprm.methods.evaluate.run import is_scored
+from jprm.methods.evaluate.scored import scores_of
+from jprm.methods.evaluate.suite import read_results, read_scores
 from jprm.methods.judge.critiques import KEY
 from jprm.statistics import Draws, difference
 from jprm.tree import ReasoningTree, chains_of

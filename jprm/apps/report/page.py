@@ -26,8 +26,10 @@ from jprm.apps.report.collect import Page, collect
 from jprm.apps.report.rl import First, collect_runs, is_run
 from jprm.apps.report.training import training
 from jprm.apps.web import text_of_file
-from jprm.evaluate.benchmarks import BENCHMARKS, registered
-from jprm.evaluate.blocks import (
+from jprm.io.outputs import atomic_file, check_output
+from jprm.io.storage import Place, path_of
+from jprm.methods.evaluate.benchmarks import BENCHMARKS, registered
+from jprm.methods.evaluate.blocks import (
     Block,
     Figure,
     Model,
@@ -37,9 +39,7 @@ from jprm.evaluate.blocks import (
     interval,
     plain,
 )
-from jprm.evaluate.plots import COLOURS, GRID, INK, NOTE, heat_maps, slug
-from jprm.io.outputs import atomic_file, check_output
-from jprm.io.storage import Place, path_of
+from jprm.methods.evaluate.plots import COLOURS, GRID, INK, NOTE, heat_maps, slug
 
 SORTS = {
     "convincing": "most convincing wrong chains first",

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jprm
 from jprm.apps.report.collect import Page
 from jprm.apps.report.training import training
-from jprm.evaluate.blocks import ABSENT, Block, Figure, Model, Note, Table, interval, percent
-from jprm.evaluate.plots import COLOURS, slug
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_version
 from jprm.io.storage import path_of
+from jprm.methods.evaluate.blocks import ABSENT, Block, Figure, Model, Note, Table, interval, percent
+from jprm.methods.evaluate.plots import COLOURS, slug
 from jprm.methods.rl import RESULT
 
 VERSION = 1

@@ -10,9 +10,9 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from jprm.checkpoints.kinds import RUN
-from jprm.evaluate.blocks import ABSENT, Table
 from jprm.experiment import read, to_json
 from jprm.io.storage import Place, is_remote, path_of
+from jprm.methods.evaluate.blocks import ABSENT, Table
 
 METRICS = "metrics.jsonl"
 PLACES = ("name", "data.train", "data.valid", "base", "tokenizer", "trackers")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jprm.apps.report.runs import METRICS, lines_of
-from jprm.evaluate.blocks import Block, Figure
-from jprm.evaluate.plots import COLOURS
 from jprm.io.storage import path_of
+from jprm.methods.evaluate.blocks import Block, Figure
+from jprm.methods.evaluate.plots import COLOURS
 
 PLOTS = (
     ("loss", "Training loss", ("loss", "valid_loss")),

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from jprm.data.overlap import normalise
-from jprm.evaluate.best_of_n import outcome_of
-from jprm.evaluate.run import source as reader_of
-from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.votes import answer_classes
 from jprm.io.outputs import input_of
 from jprm.io.storage import path_of
+from jprm.methods.data.overlap import normalise
+from jprm.methods.evaluate.best_of_n import outcome_of
+from jprm.methods.evaluate.run import source as reader_of
+from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import (
     Chains,

@@ -24,11 +24,12 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from jprm import registry
 from jprm.answers import canonical_answer
-from jprm.io.digests import digest, sha256_of
+from jprm.io.outputs import digest
+from jprm.io.storage import sha256_of
 from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
 from jprm.methods.verify.arithmetic import check_arithmetic
+from jprm.options import find_part
 from jprm.score.files import identity
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree, chains_of
@@ -292,7 +293,7 @@ def find(name: str) -> Source:
         raise ValueError(
             f"source {name!r} is none of {', '.join(SOURCES)}, prm=DIR, judge=P.json, module:NAME or FILE.py:NAME"
         )
-    found = registry.find(name, SOURCES, "source", Source, files=True)
+    found = find_part(name, SOURCES, "source", Source, files=True)
     if name in SOURCES:
         return found
     request = {**found.request, "code": digest(found.read)}

@@ -19,16 +19,14 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import expit
 
-from jprm import registry
-from jprm.fields import list_of, number_of
-from jprm.io.digests import sha256_of
-from jprm.io.jsonl import parse
+from jprm.io.jsonl import list_of, number_of, parse
 from jprm.io.outputs import atomic_write, differing
-from jprm.io.storage import path_of
+from jprm.io.storage import path_of, sha256_of
 from jprm.loading import VERIFIER
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import Ranker
 from jprm.methods.evidence.sources import Source, answers_of
+from jprm.options import ForeignCode, check_foreign
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
 from jprm.tree import ReasoningTree, RecordError, chain_tree, chains_of, scored, tree_of
@@ -255,11 +253,11 @@ def _source(entry: Any, folder: Any, where: str, i: int) -> Source:
     if colon and file.endswith(".py"):
         inside = os.path.realpath(file).startswith(os.path.realpath(os.fspath(folder)) + os.sep)
         if inside or not os.path.isabs(file):
-            raise registry.ForeignCode(f"{where}: {field}: {name}: code that comes with a verifier is never run")
+            raise ForeignCode(f"{where}: {field}: {name}: code that comes with a verifier is never run")
         if not os.path.isfile(file) or sha256_of(file) != request.get("sha256"):
             raise ValueError(f"{where}: {field}: {file} is absent or has changed. Fit the verifier again")
     elif colon and "=" not in name:
-        registry.check_foreign(name, folder, "source")
+        check_foreign(name, folder, "source")
     source = evidence.find(name)
     if source.version != entry.get("version") or list(source.numbers) != entry.get("numbers"):
         raise ValueError(

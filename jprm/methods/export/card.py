@@ -6,10 +6,10 @@ import json
 import pathlib
 from typing import Any
 
-from jprm.evaluate.benchmarks import BENCHMARKS
-from jprm.evaluate.blocks import figures_in
 from jprm.experiment import Experiment
 from jprm.io.storage import Place, path_of
+from jprm.methods.evaluate.benchmarks import BENCHMARKS
+from jprm.methods.evaluate.blocks import figures_in
 from jprm.score.scorer import PRM
 from jprm.tokenizer import JsonTokenizer
 
@@ -17,7 +17,7 @@ CALIBRATION = "calibration.json"
 
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the record of jprm's own layout and head, from which `jprm.adapters` reads the exported folder."""
+    """Returns the record of jprm's own layout and head, which the exported folder is read by."""
     return {
         "name": experiment.name,
         "problem": ["{bos}{problem}", "\n"],

@@ -26,11 +26,11 @@ import numpy as np
 from jprm.checkpoints import huggingface, kinds, peft, store, writing
 from jprm.checkpoints.kinds import PUBLISHED
 from jprm.checkpoints.peft import PREFIX
-from jprm.checkpoints.safetensors import FILE, SUMS, check_sums, sha256
+from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
 from jprm.checkpoints.writing import Tensor
 from jprm.experiment import Experiment, read, to_json
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import Place, path_of, sha256_of
 from jprm.loading import load
 from jprm.methods.export import FileDtype, Format, card
 from jprm.model.heads import HEADS, TOKEN, find
@@ -132,7 +132,7 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
         for file in list(partial.iterdir()):  # what a killed export left
             if file.suffix == ".partial":
                 file.unlink()
-        lines = [f"{sha256(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
+        lines = [f"{sha256_of(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
         (partial / SUMS).write_text("".join(lines))
     return out
 

@@ -16,10 +16,8 @@ import jax
 from jprm import loading
 from jprm.checkpoints import base
 from jprm.devices import enable_compile_cache
-from jprm.fields import tests_of
-from jprm.io.digests import digest
 from jprm.io.jsonl import count, dump, parse, read_lines, write_records
-from jprm.io.outputs import check_input, check_output, continued, cut, finish, input_of
+from jprm.io.outputs import check_input, check_output, continued, cut, digest, finish, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
 from jprm.layout import native_layout
@@ -31,7 +29,7 @@ from jprm.methods.label.monte_carlo import Rollouts, label_trees
 from jprm.methods.label.omega import label_problems
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import KeptPolicy
-from jprm.methods.verify import verifiers
+from jprm.methods.verify import tests_of, verifiers
 from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labelled
 from jprm.model import Dtype
 from jprm.model.heads import of_channels

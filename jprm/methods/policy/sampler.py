@@ -25,7 +25,7 @@ from jprm.chat_template import prompt_of
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import read
-from jprm.io.digests import digest as digest_of
+from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
 from jprm.layout import native_layout, prompt_layout
 from jprm.methods.policy import decoding

@@ -20,8 +20,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from jprm import registry
 from jprm.methods.rl.trajectory import Trajectory
+from jprm.options import find_part
 from jprm.score.scale import WEIGHTS, Scale, check_scale
 
 EQUAL = 1e-6
@@ -262,8 +262,8 @@ CREDITS: dict[str, Credit] = {
 
 
 def find(name: str) -> Credit:
-    """Returns the credit of a name in `CREDITS`, `module:NAME` or `FILE.py:NAME`; errors as `registry.find`."""
-    return registry.find(name, CREDITS, "credit.name", Credit, files=True)
+    """Returns the credit of a name in `CREDITS`, `module:NAME` or `FILE.py:NAME`; errors as `find_part`."""
+    return find_part(name, CREDITS, "credit.name", Credit, files=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,12 +25,11 @@ from scipy.special import stdtr
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
-from jprm.evaluate.blocks import decided, percent, points
 from jprm.experiment import from_json, to_json
-from jprm.io.digests import digest
 from jprm.io.jsonl import parse
-from jprm.io.outputs import write_json
+from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place, path_of
+from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.policy.engine import Probes, RemoteSampler
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig

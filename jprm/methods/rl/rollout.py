@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jprm import multihost
-from jprm.evaluate.best_of_n import shown_n
 from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
 from jprm.layout import Layout
+from jprm.methods.evaluate.best_of_n import shown_n
 from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment

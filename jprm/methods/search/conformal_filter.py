@@ -2,7 +2,7 @@
 
 The threshold comes from results on other problems with known answers. It is the lowest at which, with the requested
 confidence over such calibration sets, at most the requested fraction of accepted answers is incorrect
-(`jprm.evaluate.conformal.accept_threshold`). The bound holds for problems like those, searched the same way.
+(`jprm.methods.evaluate.conformal.accept_threshold`). The bound holds for problems like those, searched the same way.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from jprm.evaluate.conformal import Threshold, accept_threshold
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output
 from jprm.io.storage import path_of
+from jprm.methods.evaluate.conformal import Threshold, accept_threshold
 from jprm.tree import read_records
 
 Path = str | os.PathLike

@@ -19,12 +19,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import equivalent, extract_answer
-from jprm.evaluate.votes import answer_classes
-from jprm.io.digests import digest
 from jprm.io.jsonl import Rejects, count, dump, parse, read_lines, reject_with
-from jprm.io.outputs import atomic_file, check_own, check_unchanged, continued, input_of
+from jprm.io.outputs import atomic_file, check_own, check_unchanged, continued, digest, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
+from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.judge.critiques import KEY, Judged, report
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import KeptPolicy
@@ -199,7 +198,7 @@ class Result:
 def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | None]) -> Result:
     """Returns the result among the finished draws within the budget; `answer_of` maps last nodes to answers.
 
-    Votes count equivalent answers as one, as evaluations do (`jprm.evaluate.votes.answer_classes`).
+    Votes count equivalent answers as one, as evaluations do (`jprm.methods.evaluate.votes.answer_classes`).
     """
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jprm import registry
 from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.options import find_part
 from jprm.score.scale import PROBABILITY, Scale
 
 if TYPE_CHECKING:
@@ -202,4 +202,4 @@ CHOICES: tuple[str, ...] = get_args(Choice)
 
 def find(name: str) -> Any:
     """Returns the config class of a method, given by its name, as `module:NAME` or as `FILE.py:NAME`."""
-    return registry.find(name, METHODS, "method", type, files=True)
+    return find_part(name, METHODS, "method", type, files=True)

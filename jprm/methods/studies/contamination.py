@@ -6,16 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jprm.data.overlap import problems_in
-from jprm.evaluate.benchmark import Benchmark, Report
-from jprm.evaluate.blocks import Table
+from jprm.methods.data.overlap import problems_in
+from jprm.methods.evaluate.benchmark import Benchmark, Report
+from jprm.methods.evaluate.blocks import Table
 
 
 def contamination(data: Sequence[str | os.PathLike], benchmarks: Sequence[str | os.PathLike]) -> dict[str, Any]:
     """Returns, for each benchmark, its number of problems `n`, how many the data share, and the texts of up to 20.
 
-    Only problems that are equal by `jprm.data.overlap.normalise` are found: no paraphrase, nor the same numbers in
-    another story.
+    Only problems that are equal by `overlap.normalise` are found: no paraphrase, nor the same numbers in another story.
     """
     trained = {normal: os.fspath(path) for path in data for normal in problems_in(path)}
     report: dict[str, Any] = {"data": [os.fspath(path) for path in data], "benchmarks": {}}

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer
-from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
-from jprm.evaluate.blocks import Block, Model, Note, Table, interval, percent, words
-from jprm.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer
+from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.methods.evaluate.blocks import Block, Model, Note, Table, interval, percent, words
+from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.aggregate import RULES
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import auroc, bootstrap, jsonable, weighted_mean
@@ -406,8 +406,8 @@ SCORERS = ("mean", "last", "mean log")
 
 
 def run(options: Any) -> Report:
-    from jprm.evaluate.run import by_name, scored_trees, scorer, source
     from jprm.loading import load
+    from jprm.methods.evaluate.run import by_name, scored_trees, scorer, source
 
     if not (options.chains or options.pools):
         raise ValueError("diagnostics need files of --chains or --pools")

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression
 
-from jprm.evaluate.benchmark import Benchmark, Report
-from jprm.evaluate.calibration import BINS, PROBLEMS_PER_BIN
-from jprm.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.benchmark import Benchmark, Report
+from jprm.methods.evaluate.calibration import BINS, PROBLEMS_PER_BIN
+from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.statistics import Interval, auroc, bootstrap, equal_mass_bins, jsonable
 from jprm.tree import ReasoningTree, chains_of
 

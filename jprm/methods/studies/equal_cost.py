@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jprm.evaluate.benchmark import Benchmark, Report
-from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of, shown_n
-from jprm.evaluate.blocks import Table, interval, last, left_out_words, percent
-from jprm.evaluate.votes import vote_accuracy
+from jprm.methods.evaluate.benchmark import Benchmark, Report
+from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of, shown_n
+from jprm.methods.evaluate.blocks import Table, interval, last, left_out_words, percent
+from jprm.methods.evaluate.votes import vote_accuracy
 from jprm.score.scorer import PRM
 from jprm.statistics import bootstrap, jsonable, mean_differences, weighted_mean
 from jprm.token_tree import TokenTree, geometry, token_tree
@@ -209,9 +209,9 @@ def _drawn_steps(tree: ReasoningTree, n: int, rng: np.random.Generator) -> list[
 
 
 def run(options: Any) -> Report:
-    from jprm.evaluate.run import scored_trees, source
     from jprm.io.storage import path_of
     from jprm.loading import load
+    from jprm.methods.evaluate.run import scored_trees, source
 
     loaded = {path_of(prm.name).name: prm for prm in map(load, options.model)}
     if len(loaded) < len(options.model):

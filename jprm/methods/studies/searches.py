@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jprm.evaluate.benchmark import Benchmark, Report
-from jprm.evaluate.best_of_n import Pools, chosen_curves, pools_of
-from jprm.evaluate.blocks import Table, interval
-from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.votes import vote_accuracy
+from jprm.methods.evaluate.benchmark import Benchmark, Report
+from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.methods.evaluate.blocks import Table, interval
+from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evaluate.votes import vote_accuracy
 from jprm.score.scale import PROBABILITY, RULES, Scale
 from jprm.statistics import bootstrap, mean_differences, weighted_mean
 from jprm.tree import ReasoningTree, chains_of
@@ -116,7 +116,7 @@ def _found(tree: ReasoningTree, where: str) -> Mapping[str, Any]:
 
 
 def run(options: Any) -> Report:
-    from jprm.evaluate.run import by_name
+    from jprm.methods.evaluate.run import by_name
     from jprm.score.files import stored_scale
     from jprm.tree import read_trees
 

@@ -36,8 +36,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jprm.fields import tests_of
-from jprm.methods.verify import Verdict
+from jprm.methods.verify import Verdict, tests_of
 from jprm.methods.verify.sandbox import Limits, python, rules, run_command, run_servers
 from jprm.tree import ReasoningTree
 

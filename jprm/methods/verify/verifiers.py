@@ -14,14 +14,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jprm import registry
 from jprm.answers import equivalent, extract_answer
-from jprm.fields import tests_of
 from jprm.methods.policy.protocol import Prefix, Sample
-from jprm.methods.verify import Verdict, coq, sandbox
+from jprm.methods.verify import Verdict, coq, sandbox, tests_of
 from jprm.methods.verify.arithmetic import check_arithmetic
 from jprm.methods.verify.programs import LIMITS, Program, check_python, program_of, run_programs
 from jprm.methods.verify.sandbox import Limits
+from jprm.options import find_part
 from jprm.tree import NONE, ReasoningTree, RecordError, with_labels, without_chain
 
 Record = Mapping[str, Any]
@@ -141,16 +140,16 @@ WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 
 
 def find(name: str) -> Verifier:
-    """Returns the verifier of a name; errors as `registry.find`."""
-    verifier = registry.find(name, VERIFIERS, "verifier", files=True)
+    """Returns the verifier of a name; errors as `find_part`."""
+    verifier = find_part(name, VERIFIERS, "verifier", files=True)
     if isinstance(verifier, Verifier):
         return verifier
-    return of_function(registry.find(name, {}, "verifier", Callable, files=True))
+    return of_function(find_part(name, {}, "verifier", Callable, files=True))
 
 
 def find_working(name: str) -> Working:
-    """Returns the check of the working of a name; errors as `registry.find`."""
-    return registry.find(name, WORKING, "working", Callable, files=True)
+    """Returns the check of the working of a name; errors as `find_part`."""
+    return find_part(name, WORKING, "working", Callable, files=True)
 
 
 def record_of_problem(tree: ReasoningTree) -> dict[str, Any]:

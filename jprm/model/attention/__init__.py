@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jprm import registry
 from jprm.model.mesh import parts
+from jprm.options import find_part
 
 ATTENTION = {
     "reference": "jprm.model.attention.blocked:REFERENCE",
@@ -74,7 +74,7 @@ class Implementation:
 
 def find(name: str) -> Implementation:
     """Returns the implementation of the name. Raises ValueError where there is none."""
-    return registry.find(name, ATTENTION, "attention", Implementation)
+    return find_part(name, ATTENTION, "attention", Implementation)
 
 
 def check(name: str, config: ModelConfig, backend: str | None = None, context: int = 1) -> Implementation:

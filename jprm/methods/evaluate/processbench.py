@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm import statistics
-from jprm.evaluate.benchmark import Benchmark, Report, Request, scale_of
-from jprm.evaluate.blocks import (
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
+from jprm.methods.evaluate.blocks import (
     Block,
     Cell,
     Model,
@@ -32,7 +32,7 @@ from jprm.evaluate.blocks import (
     points,
     words,
 )
-from jprm.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.statistics import Draws, difference, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 

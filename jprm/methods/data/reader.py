@@ -3,7 +3,7 @@
 A file is JSON Lines, a JSON list, Parquet or Arrow, as its first bytes show.
 
 A new source is one small file: a frozen dataclass of options, a pure generator function `parse(item, where, options)`,
-and a `Reader` that joins them, listed in `jprm.data.readers`.
+and a `Reader` that joins them, listed in `jprm.methods.data.readers`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""jprm's own records (`jsonl`), pools among them (`pools`), TRL's stepwise records (`trl`), free text (`text`), and
-records of any other names (`columns`)."""
+"""The readers by the name of their source, and those of jprm's own records (`jsonl`), pools among them (`pools`), TRL's
+stepwise records (`trl`), free text (`text`), and records of any other names (`columns`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from jprm.data.reader import NoOptions, Reader, Record, take
 from jprm.io.jsonl import shortened
+from jprm.methods.data import solutions, step_labels
+from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.options import find_part
 from jprm.tree import RecordError, record_of, tree_of
 
 
@@ -49,7 +51,7 @@ class ColumnOptions:
     semantics: Literal["correctness", "rating", "value", "advantage", "implicit"] = "correctness"
 
 
-def parse(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+def parse_record(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields the record, a stepwise one as a chain."""
     yield record_of(tree_of(item, where))
 
@@ -67,14 +69,14 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
 def parse_stepwise(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields {"prompt", "completions", "labels"} as a chain, true as 1 and false as 0."""
     take(item, "completions", list, where)
-    yield from parse(item, where, options)
+    yield from parse_record(item, where, options)
 
 
 def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
     """Yields {"problem", "response"}, or {"messages"} of one user and one assistant, as a chain."""
     key = "messages" if isinstance(item, dict) and "messages" in item else "response"
     take(item, key, list if key == "messages" else str, where)
-    yield from parse({**item, "segmentation": options.segmentation}, where, NoOptions())
+    yield from parse_record({**item, "segmentation": options.segmentation}, where, NoOptions())
 
 
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
@@ -91,11 +93,33 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
         chain["semantics"] = options.semantics
     if isinstance(chain["steps"], str):
         chain["response"] = chain.pop("steps")
-    yield from parse(chain, where, NoOptions())
+    yield from parse_record(chain, where, NoOptions())
 
 
 COLUMNS = Reader(parse_columns, ColumnOptions)
-JSONL = Reader(parse)
+JSONL = Reader(parse_record)
 POOLS = Reader(parse_pool, PoolOptions)
 TRL = Reader(parse_stepwise)
 TEXT = Reader(parse_text, TextOptions)
+
+
+READERS: dict[str, Reader] = {
+    "columns": COLUMNS,
+    "gsm8k": solutions.GSM8K,
+    "gsm8k_solutions": solutions.GSM8K_SOLUTIONS,
+    "jsonl": JSONL,
+    "math": solutions.MATH,
+    "math_shepherd": step_labels.MATH_SHEPHERD,
+    "pools": POOLS,
+    "prm800k": step_labels.PRM800K,
+    "prmbench": step_labels.PRMBENCH,
+    "processbench": step_labels.PROCESSBENCH,
+    "programs": solutions.PROGRAMS,
+    "text": TEXT,
+    "trl": TRL,
+}
+
+
+def find(name: str) -> Reader:
+    """Returns the reader of a name, or the user's own as `module:NAME` or `FILE.py:NAME`; errors as `find_part`."""
+    return find_part(name, READERS, "reader", Reader, files=True)

@@ -12,8 +12,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm.adapters.published import OUTER, named, recognise
-from jprm.adapters.record import FILE, Adapter
 from jprm.chat_template import conversation_of
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
@@ -22,6 +20,8 @@ from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
+from jprm.methods.adapters.published import OUTER, named, recognise
+from jprm.methods.adapters.record import FILE, Adapter
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.mesh import MeshConfig, make_mesh, spec

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm import steps
-from jprm.data.reader import Reader, Record, take
-from jprm.fields import tests_of
+from jprm.methods.data.reader import Reader, Record, take
+from jprm.methods.verify import tests_of
 from jprm.tree import RecordError
 
 # ---- GSM8K (Cobbe et al., arXiv 2110.14168): one step per line, and model solutions as pools.

@@ -1,21 +1,20 @@
-"""Prepared folders: records as ArrayRecord, written and read by TFDS without TensorFlow."""
+"""Writes prepared folders: records as ArrayRecord, by TFDS without TensorFlow. `jprm.data` reads them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import io
-import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
 
-from jprm.data.reader import Record
 from jprm.io import jsonl
+from jprm.methods.data.reader import Record
 
 
 class Records(tfds.core.GeneratorBasedBuilder):
@@ -81,17 +80,3 @@ def write(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
         file.rename(folder / file.name)
     shutil.rmtree(work)
     return count
-
-
-class PreparedRecords(Sequence):
-    """The records of a prepared folder, each read when accessed; picklable."""
-
-    def __init__(self, folder: str | os.PathLike):
-        builder = tfds.builder_from_directory(folder)
-        self._source: Any = builder.as_data_source(split="train")  # pyright: ignore[reportCallIssue]  # it is decorated
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Record:
-        return json.loads(self._source[range(len(self))[index]]["record"])

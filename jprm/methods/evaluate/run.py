@@ -12,15 +12,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jprm import registry
-from jprm.data.reader import Reader, read_items
-from jprm.data.readers import READERS
-from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
-from jprm.io.digests import digest
 from jprm.io.jsonl import dump, parse
-from jprm.io.outputs import check_input, stamp_of
+from jprm.io.outputs import check_input, digest, stamp_of
 from jprm.io.storage import path_of
 from jprm.loading import load
+from jprm.methods.data.reader import Reader, read_items
+from jprm.methods.data.readers import READERS
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
+from jprm.options import find_part
 from jprm.score import scorer as scorers
 from jprm.score.files import identity, request_of, write_scores
 from jprm.score.scorer import PRM
@@ -85,14 +84,14 @@ def source_of(benchmark: Benchmark, path: PathLike) -> Source:
 
 
 def source(reader: str) -> Source:
-    """Returns how evaluations read files of a reader in `jprm.data.readers`."""
+    """Returns how evaluations read files of a reader in `jprm.methods.data.readers`."""
     return Source(reader, READERS[reader], OPTIONS.get(reader, {}))
 
 
 def open_scorer(path: PathLike) -> PRM | scorers.Scorer:
     """Returns the model in a folder, or the judge of a JSON file."""
     if os.fspath(path).endswith(".json"):
-        return registry.find("jprm.methods.judge.load:load_judge", {}, "judge")(path)
+        return find_part("jprm.methods.judge.load:load_judge", {}, "judge")(path)
     return load(path)
 
 

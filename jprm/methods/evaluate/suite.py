@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import jprm
-from jprm.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
-from jprm.evaluate.benchmarks import find, registered
-from jprm.evaluate.blocks import Results, Table
-from jprm.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, source_of
-from jprm.evaluate.steps import NEUTRAL
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, named_in, path_of
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
+from jprm.methods.evaluate.benchmarks import find, registered
+from jprm.methods.evaluate.blocks import Results, Table
+from jprm.methods.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, source_of
+from jprm.methods.evaluate.steps import NEUTRAL
 from jprm.score import scorer as scorers
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM

@@ -1,5 +1,8 @@
-"""Sources of step labels, prepared folders of records, and the pipeline that feeds training."""
+"""Records to train on or score: those of a JSON Lines file, or of a folder that `jprm prepare` wrote."""
 
+from __future__ import annotations
+
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +29,20 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
     if not (path / REPORT).is_file():
         what = f"is not a prepared folder: it has no {REPORT}" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path}: {what}. Make one with `jprm prepare NAME --source FILE --out {path}`.")
-    from jprm.data.store import PreparedRecords  # a machine that only scores JSON Lines need not have TFDS
-
     return PreparedRecords(path)
+
+
+class PreparedRecords(Sequence):
+    """The records of a prepared folder, each read when accessed; picklable."""
+
+    def __init__(self, folder: str | os.PathLike):
+        import tensorflow_datasets as tfds  # a machine that only scores JSON Lines need not have it
+
+        builder = tfds.builder_from_directory(folder)
+        self._source: Any = builder.as_data_source(split="train")  # pyright: ignore[reportCallIssue]  # it is decorated
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return json.loads(self._source[range(len(self))[index]]["record"])

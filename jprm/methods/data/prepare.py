@@ -19,14 +19,14 @@ import rich.markup
 import rich.progress
 import rich.table
 
-from jprm.data import REPORT, readers, store
-from jprm.data.overlap import Texts, normalise, problems_in, problems_of
-from jprm.data.reader import Reader, Record, choose
-from jprm.io.digests import code_of, sha256_of
+from jprm.data import REPORT
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.jsonl import Rejects
-from jprm.io.outputs import atomic_file, differing, stamp_of
-from jprm.io.storage import Place, cache_folder, is_remote, only_run, path_of
+from jprm.io.outputs import atomic_file, code_of, differing, stamp_of
+from jprm.io.storage import Place, cache_folder, is_remote, only_run, path_of, sha256_of
+from jprm.methods.data import readers, store
+from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
+from jprm.methods.data.reader import Reader, Record, choose
 from jprm.tree import tree_of
 
 
@@ -84,7 +84,7 @@ def prepare(
     """Reads source files into the folder `out`, which appears once it is whole.
 
     Args:
-      name: a key of `jprm.data.readers.READERS`, or a reader of your own as `module:NAME` or `FILE.py:NAME`.
+      name: a key of `jprm.methods.data.readers.READERS`, or a reader of your own as `module:NAME` or `FILE.py:NAME`.
       source: files (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, `hf://datasets/...` among them,
         which are downloaded beside `out` and must match a SHA-256.
       out: the folder, also in a bucket. One that the same request has made is left as it is; its report is returned.

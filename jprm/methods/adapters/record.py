@@ -155,5 +155,5 @@ def _wrong(a: Adapter) -> str:
 
 
 def to_json(adapter: Adapter) -> dict[str, Any]:
-    """Returns the record as `jprm.adapters.published.read` takes it."""
+    """Returns the record as `jprm.methods.adapters.published.read` takes it."""
     return {name: value for name, value in dataclasses.asdict(adapter).items() if value is not None}

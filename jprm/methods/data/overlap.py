@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jprm.data.reader import read_items
 from jprm.io import jsonl
+from jprm.methods.data.reader import read_items
 from jprm.tree import RecordError
 
 _NOTHING = re.compile(r"\\?\$|\\!|\\(?:left|right)(?![a-z])")
@@ -62,7 +62,7 @@ class Texts:
 
 
 def problems_of(item: Any) -> Iterator[str]:
-    """Yields the problem texts of one item of any source in `jprm.data.readers`."""
+    """Yields the problem texts of one item of any source in `jprm.methods.data.readers`."""
     if not isinstance(item, dict):
         return
     question = item.get("question")

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import canonical_answer
-from jprm.evaluate.benchmark import Benchmark, Report, Request, scale_of
-from jprm.evaluate.blocks import (
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
+from jprm.methods.evaluate.blocks import (
     Block,
     Figure,
     Heading,
@@ -32,9 +32,9 @@ from jprm.evaluate.blocks import (
     points,
     words,
 )
-from jprm.evaluate.plots import Series, curves, slug
-from jprm.evaluate.scored import ScoreError, scores_of
-from jprm.evaluate.votes import answer_classes, is_answer, vote_accuracy
+from jprm.methods.evaluate.plots import Series, curves, slug
+from jprm.methods.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.votes import answer_classes, is_answer, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, bootstrap, jsonable, mean_differences, weighted_mean
@@ -308,9 +308,9 @@ SHOWN_RULES = ("prod", "min", "last", "mean")
 
 
 def run(options: Any) -> Report:
-    from jprm.adapters.published import named
-    from jprm.evaluate.run import scored_files, source
     from jprm.loading import load
+    from jprm.methods.adapters.published import named
+    from jprm.methods.evaluate.run import scored_files, source
     from jprm.score.files import stored_scale
     from jprm.tree import read_trees
 

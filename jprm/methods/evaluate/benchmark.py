@@ -1,6 +1,6 @@
 """`Benchmark`: everything that the library knows of one evaluation.
 
-A benchmark is one file that makes one record, and one line of `jprm.evaluate.benchmarks.BENCHMARKS`. The command line,
+A benchmark is one file that makes one record, and one line of `BENCHMARKS` in `benchmarks.py`. The command line,
 suites, the terminal, the page of `jprm report`, comparisons of models and model cards iterate that registry.
 """
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from jprm.evaluate.blocks import Block, Model, Results, Table, plain
+from jprm.methods.evaluate.blocks import Block, Model, Results, Table, plain
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree
 
@@ -93,8 +93,8 @@ class Benchmark:
         files of its own. The scorer is None where no model is loaded.
       needs: what a suite must give for it: `data`, `calibrate`, `neutral`.
       one_calibration_file: whether `calibrate` is exactly one file.
-      reader: the reader of its files: a name in `jprm.data.readers`, or a `jprm.data.reader.Reader` of its own with the
-        options `reading`. None recognises each file's format.
+      reader: the reader of its files: a name in `jprm.methods.data.readers`, or a `Reader` of its own with the options
+        `reading`. None recognises each file's format.
       reports: the command's reports that an entry in `results.json` holds.
       section: the page's section for one or several models of one suite. By default every figure that has an interval.
       verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.

@@ -17,12 +17,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.evaluate.benchmark import Benchmark, Report, Request
-from jprm.evaluate.blocks import Block, Cell, Figure, Model, Note, Table, interval, left_out_words, percent, words
-from jprm.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
-from jprm.evaluate.plots import reliability, slug
-from jprm.evaluate.scored import ScoreError
-from jprm.evaluate.steps import UNLABELLED, Labelled, labelled
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
+from jprm.methods.evaluate.blocks import (
+    Block,
+    Cell,
+    Figure,
+    Model,
+    Note,
+    Table,
+    interval,
+    left_out_words,
+    percent,
+    words,
+)
+from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
+from jprm.methods.evaluate.plots import reliability, slug
+from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evaluate.steps import UNLABELLED, Labelled, labelled
 from jprm.score.calibration_map import KINDS, Recalibration, apply, fit
 from jprm.statistics import Interval, auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
@@ -363,7 +374,7 @@ def _one_hot(bin_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, "N B"]:
 def run(options: Any) -> Report:
     import os
 
-    from jprm.evaluate.run import load_and_score
+    from jprm.methods.evaluate.run import load_and_score
     from jprm.score.calibration_map import NAME, store_calibration
 
     prm, request = load_and_score(BENCHMARK, options)

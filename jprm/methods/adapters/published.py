@@ -8,13 +8,12 @@ import pathlib
 import re
 from typing import Any, get_type_hints
 
-from jprm import registry
-from jprm.adapters.record import FILE, Adapter
 from jprm.checkpoints import kinds
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.io.storage import named_in, path_of
-from jprm.options import OptionError, values_of
+from jprm.methods.adapters.record import FILE, Adapter
+from jprm.options import OptionError, find_part, values_of
 from jprm.tokenizer import load_tokenizer
 
 QWEN = {"<|im_start|>": 151644, "<|im_end|>": 151645}
@@ -326,7 +325,7 @@ def named(adapter: str) -> Adapter:
     """Returns the record of a JSON file, of a published name, or the user's own (`module:NAME`, `FILE.py:NAME`)."""
     if str(adapter).endswith(".json"):
         return read(adapter)
-    return registry.find(str(adapter), PUBLISHED, "adapter", Adapter, files=True)
+    return find_part(str(adapter), PUBLISHED, "adapter", Adapter, files=True)
 
 
 def recognise(folder: pathlib.Path) -> Adapter:

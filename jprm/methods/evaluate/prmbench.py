@@ -22,9 +22,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jprm.evaluate.benchmark import Benchmark, Report, Request
-from jprm.evaluate.blocks import Block, Cell, Model, Note, Table, against, interval, left_out_words, percent, words
-from jprm.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
+from jprm.methods.evaluate.blocks import (
+    Block,
+    Cell,
+    Model,
+    Note,
+    Table,
+    against,
+    interval,
+    left_out_words,
+    percent,
+    words,
+)
+from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import Interval, bootstrap, jsonable
 from jprm.tree import ReasoningTree

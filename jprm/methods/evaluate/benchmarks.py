@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from jprm import registry
-from jprm.evaluate.benchmark import Benchmark
+from jprm.methods.evaluate.benchmark import Benchmark
+from jprm.options import find_part
 
 BENCHMARKS: dict[str, Benchmark | str] = {
-    "processbench": "jprm.evaluate.processbench:BENCHMARK",
-    "prmbench": "jprm.evaluate.prmbench:BENCHMARK",
-    "steps": "jprm.evaluate.steps:BENCHMARK",
-    "best_of_n": "jprm.evaluate.best_of_n:BENCHMARK",
-    "calibration": "jprm.evaluate.calibration:BENCHMARK",
+    "processbench": "jprm.methods.evaluate.processbench:BENCHMARK",
+    "prmbench": "jprm.methods.evaluate.prmbench:BENCHMARK",
+    "steps": "jprm.methods.evaluate.steps:BENCHMARK",
+    "best_of_n": "jprm.methods.evaluate.best_of_n:BENCHMARK",
+    "calibration": "jprm.methods.evaluate.calibration:BENCHMARK",
     "diagnostics": "jprm.methods.studies.diagnostics:BENCHMARK",
     "equal_cost": "jprm.methods.studies.equal_cost:BENCHMARK",
     "searches": "jprm.methods.studies.searches:BENCHMARK",
@@ -27,4 +27,4 @@ def registered() -> dict[str, Benchmark]:
 
 def find(name: str) -> Benchmark:
     """Returns the benchmark of a name, or the user's own as `module:NAME` or `FILE.py:NAME`."""
-    return registry.find(name, BENCHMARKS, "benchmark", Benchmark, files=True)
+    return find_part(name, BENCHMARKS, "benchmark", Benchmark, files=True)
