@@ -15,7 +15,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.free_text import chain_of
-from jprm.io.jsonl import RecordError, Rejects, parse, read_lines, reject_with
+from jprm.io.jsonl import (
+    RecordError,
+    Rejects,
+    answer_of,
+    correct_of,
+    label_of,
+    list_of,
+    number_of,
+    parse,
+    read_lines,
+    reject_with,
+    text_of,
+    type_name,
+)
 from jprm.trajectory import (
     OWN_KEYS,
     SEMANTICS,
