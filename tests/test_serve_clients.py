@@ -1,6 +1,8 @@
-"""The clients in docs/serving.md, run as they stand there against the server."""
+"""Clients: the one in docs/serving.md as it stands there, and files of examples/trainers, against the server."""
 
+import asyncio
 import re
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -8,7 +10,10 @@ from pathlib import Path
 import pytest
 from test_serve import call, chains, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
 
-PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
+from jprm.methods.rl.credit import min_form
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "serving.md"
 CHAINS = chains(3, seed=2)
 
 
@@ -46,14 +51,35 @@ def client(engine, monkeypatch):  # noqa: F811
     return run
 
 
-def test_the_reward_of_trl_is_the_chains_score(client, prm):  # noqa: F811
-    reward = client("process_reward")["process_reward"]
+def adapter(name, engine, monkeypatch):  # noqa: F811
+    """Returns a file of examples/trainers whose requests go to the application without a socket."""
+    path = ROOT / "examples" / "trainers" / f"{name}_rewards.py"
+    module = runpy.run_path(str(path))
+    for function in [value for value in module.values() if isinstance(value, types.FunctionType)]:
+        monkeypatch.setitem(
+            function.__globals__, "post", lambda body: call(engine, post("/v1/rewards", body))[0].json()
+        )
+    return module
+
+
+def test_the_rewards_of_trl_are_the_chains_scores(engine, prm, monkeypatch):  # noqa: F811
+    module = adapter("trl", engine, monkeypatch)
     problems, texts = [c["problem"] for c in CHAINS], ["\n".join(c["steps"]) for c in CHAINS]
     expected = [float(prm.score(**chain).prod()) for chain in CHAINS]
     assert prm.rule == "prod"
-    assert reward(problems, texts, answer=[1, 2, 3]) == pytest.approx(expected, abs=1e-6)
+    assert module["step_reward"](problems, texts, None, answer=[1, 2, 3]) == pytest.approx(expected, abs=1e-6)
     chats = [[{"role": "user", "content": p}] for p in problems], [[{"role": "assistant", "content": t}] for t in texts]
-    assert reward(*chats) == pytest.approx(expected, abs=1e-6)
+    assert asyncio.run(module["step_reward_async"](*chats, None)) == pytest.approx(expected, abs=1e-6)
+    assert module["step_reward"](["p"], [" "], None) == [None]
+
+
+def test_the_reward_of_openrlhf_is_the_sum_of_its_tokens(engine, prm, monkeypatch):  # noqa: F811
+    module, chain = adapter("openrlhf", engine, monkeypatch), CHAINS[0]
+    given = module["reward_func"]([chain["problem"] + "\n".join(chain["steps"])], [chain["problem"]], ["4"])
+    scores = prm.score(**chain)
+    assert given["rewards"] == pytest.approx(float(min_form(scores, 0.1).sum()), abs=1e-5)
+    assert given["scores"] == pytest.approx(float(scores.prod()), abs=1e-6)
+    assert given["extra_logs"] == {"steps": len(scores), "lowest_step": pytest.approx(float(scores.min()), abs=1e-6)}
 
 
 def test_search_and_learn_gets_every_steps_score(client, prm):  # noqa: F811

@@ -120,17 +120,18 @@ def test_ids_offsets_and_messages_tell_the_same(engine, callers, prm):  # noqa: 
         {"problem": "p", "response": text, "offsets": [list(pair) for pair in encoded.offsets]},
         {"messages": messages, "ids": encoded.ids},
         {"prompt": "<q>p</q>", "ids": encoded.ids},
+        {"prompt": "<q>p</q>", "response": text + "<end>", "offsets": [*map(list, encoded.offsets)]},
         {"problem": "p", "response": text},
     ]
     body = {"samples": samples, "tokenizer": "merged", "credit": "min_form"}
-    (got,) = call(engine, post("/v1/rewards", body), tokenizers=callers, view=View(prompt="<q>{problem}</q>"))
+    (got,) = call(engine, post("/v1/rewards", body), tokenizers=callers, view=View("<q>{problem}</q>", ("<end>",)))
     first, *others, plain = got.json()["samples"]
     assert all(other == first for other in others)
     assert "token_rewards" not in plain and [s["score"] for s in plain["steps"]] == [s["score"] for s in first["steps"]]
     steps = [text[slice(*step["span"])] for step in first["steps"]]
     assert [step["score"] for step in first["steps"]] == pytest.approx(prm.score("p", steps).tolist(), abs=1e-6)
     (alone,) = call(engine, post("/v1/score", {"problem": "p", "response": text}))
-    assert got.json()["usage"] == alone.json()["usage"]  # five equal samples are computed once
+    assert got.json()["usage"] == alone.json()["usage"]  # equal samples are computed once
     assert first["score"] == pytest.approx(alone.json()["chains"][0]["score"], abs=1e-6)
 
 

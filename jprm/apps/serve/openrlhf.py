@@ -46,13 +46,17 @@ class View:
             raise Refusal(400, f"{where}: the prompt is not written as the view's {self.prompt!r}", "prompts")
         return prompt[len(before) : len(prompt) - len(after)]
 
+    def response(self, text: str) -> str:
+        """Returns what was written without the texts that end a response."""
+        for end in self.ends:
+            text = text.rstrip().removesuffix(end)
+        return text
+
     def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
         """Returns the response's chain, None where it is blank. Raises Refusal for texts of another form."""
         if not query.startswith(prompt):
             raise Refusal(400, f"{where}: query does not begin with its prompt", "query")
-        problem, response = self.problem(prompt, where), query[len(prompt) :]
-        for end in self.ends:
-            response = response.rstrip().removesuffix(end)
+        problem, response = self.problem(prompt, where), self.response(query[len(prompt) :])
         if not response.strip():
             return None
         try:

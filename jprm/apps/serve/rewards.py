@@ -180,7 +180,7 @@ def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> S
             raise Refusal(400, f"{where}: ids decode to {decoded[:40]!r}, and the response is {text[:40]!r}", "ids")
         text = decoded
     elif "offsets" in sent:
-        tokens = _offsets(sent["offsets"], len(text or ""), where)
+        tokens = _offsets(sent["offsets"], len(sent.get("response", text) or ""), where)
     if text is None:
         raise Refusal(400, f"{where}: has no response. Send response, ids or messages", "samples")
     if not text.strip():
@@ -217,7 +217,10 @@ def _texts(sent: Mapping[str, Any], view: View, where: str) -> tuple[dict[str, A
             raise Refusal(400, f"{where}.{key} is of type {type(sent[key]).__name__}, not str", key)
     problem = sent["problem"] if "problem" in sent else view.problem(sent["prompt"], where)
     system = {"system": sent["system"]} if "system" in sent else {}
-    return {"problem": problem, **system}, sent.get("response")
+    response = sent.get("response")
+    if response is not None and "prompt" in sent:
+        response = view.response(response)
+    return {"problem": problem, **system}, response
 
 
 def _decoded(ids: Any, tokenizer: Tokenizer | None, where: str) -> tuple[str, list[Span]]:

@@ -1,0 +1,58 @@
+"""SkyRL's generator with the rewards of tokens, in its environment for GSM8K. Prints rewards as JSON."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+import typing
+
+import typing_extensions
+
+if sys.version_info < (3, 12):  # pydantic wants it of SkyRL's classes, which are written for 3.12
+    typing.TypedDict = typing_extensions.TypedDict
+
+from skyrl.train.config import GeneratorConfig, SkyRLGymConfig
+from transformers import AutoTokenizer
+
+
+class Engine:
+    """Stands in for the inference engine: it gives the samples' ids, one after the other."""
+
+    def __init__(self, samples, tokenizer):
+        self.samples, self.tokenizer, self.model_name = iter(samples), tokenizer, "policy"
+
+    async def generate(self, request, **options):
+        some = [next(self.samples)["ids"] for _ in request.get("prompt_token_ids") or request["prompts"]]
+        return {
+            "responses": [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in some],
+            "response_ids": some,
+            "stop_reasons": ["stop"] * len(some),
+            "response_logprobs": None,
+        }
+
+
+def main(adapter, folder):
+    samples = json.load(sys.stdin)
+    spec = importlib.util.spec_from_file_location("adapter", adapter)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    generator = module.StepRewardGenerator(
+        GeneratorConfig(batched=True, max_input_length=512, use_conversation_multi_turn=False),
+        SkyRLGymConfig(), Engine(samples, tokenizer), tokenizer,
+    )  # fmt: skip
+    prompts = [[{"role": "user", "content": sample["problem"]}] for sample in samples]
+    output = asyncio.run(
+        generator.generate(
+            {"prompts": prompts, "env_classes": ["gsm8k"] * len(samples), "sampling_params": None,
+             "env_extras": [{"reward_spec": {"ground_truth": "4"}} for _ in samples], "trajectory_ids": None,
+             "batch_metadata": None}
+        )
+    )  # fmt: skip
+    print(json.dumps({"rewards": output["rewards"], "response_ids": output["response_ids"]}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
