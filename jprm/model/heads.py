@@ -36,7 +36,8 @@ Output = Callable[[Float[Array, "*B C"]], Float[Array, "*B"]]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, init=False)
 class Readout:
-    """Named outputs of a step's logits: `score`, and others that accompany it, such as an uncertainty."""
+    """Named outputs of a step's logits: `score`, and others that accompany it, such as an uncertainty or the
+    probabilities of classes of errors."""
 
     outputs: tuple[tuple[str, Output], ...]
 

@@ -176,6 +176,7 @@ def score(
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
     attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     calibrated: FlagCreatePairsOff[bool] = False,
+    by: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     distributed: Distributed = None,
     how: Divided = UNDIVIDED,
 ) -> None:
@@ -201,15 +202,16 @@ def score(
             for TPUs, `gpu_kernel` for NVIDIA GPUs, `cudnn` for chains in bfloat16 on them, `blocked` for all. Default:
             `gpu_kernel` on a GPU; elsewhere the model's own where it runs here, `blocked` for a published model.
         calibrated: Map scores to probabilities by the map that `jprm eval calibration --store` stored.
+        by: Another of the model's named outputs as the score, such as a classifier's label or `low`.
         distributed: For several processes, as in `jprm train`. Each scores its part on its own devices, which must fit
             the model. The output equals one process's.
     """
     from jprm import multihost
     from jprm.io.outputs import check_input, check_output
     from jprm.score.files import score_file
-    from jprm.score.scorer import CHUNK, Speed
+    from jprm.score.scorer import CHUNK, PRM, Speed
 
-    _check_scorer(model, judge, adapter, dtype, attention, calibrated, distributed)
+    _check_scorer(model, judge, adapter, dtype, attention, calibrated, by, distributed)
     if how != UNDIVIDED and distributed:
         raise ValueError("score: --shard and --engine divide over jobs, --distributed over hosts of one job: give one")
     if distributed:
@@ -226,6 +228,10 @@ def score(
         check_input(source)  # this and the next before the model is loaded
         check_output(part.output, source)
         prm, speed = scorer(), Speed()
+        if by:
+            if not isinstance(prm, PRM):
+                raise ValueError(f"--by {by}: {prm.name} has the output score alone")
+            prm = prm.by(by)
         if model and multihost.is_first():
             print(prm.read_as, file=sys.stderr)
         options = {"on_error": on_error, "calibrated": calibrated, "prepared": prepared, "speed": speed}

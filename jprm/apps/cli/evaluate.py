@@ -257,10 +257,28 @@ class Contamination(CommandOptions):
     """Benchmark files."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classes(ModelOptions):
+    """Steps with labels of classes: every class's AUROC, average precision, F1, calibration and best threshold.
+
+    A record has beside its steps `classes`: for each step the name of a class, a list of names, or null. Names are
+    those of the model's outputs.
+
+    For example:
+      jprm eval classes --model DIR --data types.jsonl --calibrate types_dev.jsonl --json classes.json
+    """
+
+    data: Files
+    """Files of chains with classes."""
+    calibrate: Files = ()
+    """Files from which the thresholds are taken that the figures of F1 use beside 0.5."""
+
+
 OPTIONS: dict[str, type] = {
     "processbench": ProcessBench,
     "prmbench": PRMBench,
     "steps": Steps,
+    "classes": Classes,
     "best_of_n": BestOfN,
     "calibration": Calibration,
     "diagnostics": Diagnostics,

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jprm.apps.serve import ServeConfig, Weights, runs
 from jprm.apps.serve.engine import Closed, Engine
 from jprm.apps.serve.openrlhf import View, get_reward, read_view
-from jprm.apps.serve.pooling import pooling
+from jprm.apps.serve.pooling import classify, pooling
 from jprm.apps.serve.rewards import rewards
 from jprm.apps.serve.runs import Runs
 from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of, shutting_down
@@ -189,6 +189,7 @@ def _routes_of_scores(policy: Policy | None, shown: runs.Runs | None) -> list[Ro
         Route("/v1/continue", alternatives, methods=["POST"]),
         Route("/get_reward", get_reward, methods=["POST"]),
         Route("/pooling", pooling, methods=["POST"]),
+        Route("/classify", classify, methods=["POST"]),
         Route("/v1/models", _models),
         page_route("/", page.replace("{{ runs }}", '<a href="runs">Runs</a>' if shown else ""), "playground.html"),
         *file_routes(PAGE),

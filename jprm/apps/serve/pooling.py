@@ -1,4 +1,4 @@
-"""`POST /pooling`: vLLM's route for token classifiers, with the task `token_classify`.
+"""`POST /pooling`: vLLM's route for token classifiers, with the task `token_classify`; and `POST /classify`.
 
 A chain of token ids gives the head's outputs at every token (vLLM's pooling type ALL), or, where the model's layout
 ends each step with a token of its own, at these tokens (STEP). What vLLM's fields ask for and this server would not do
@@ -23,7 +23,7 @@ from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import admit, answer, check_size, server_of, usage
 from jprm.apps.web.http import Refusal, field, json_of
 from jprm.layout import TemplateLayout
-from jprm.model.heads import Weighted
+from jprm.model.heads import Weighted, find
 from jprm.score.scorer import PRM, SHORTEST
 from jprm.tokenizer import JsonTokenizer
 
@@ -64,6 +64,43 @@ async def pooling(request: Request) -> Response:
     ]  # fmt: skip
     about = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
     return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
+
+
+async def classify(request: Request) -> Response:
+    """`POST /classify`: vLLM's route for sequence classifiers, the outputs at the last token of each text."""
+    body = await json_of(request)
+    engine = server_of(request).engine(body.get("model"))
+    _check({name: value for name, value in body.items() if name != "task"}, engine.prm)
+    admit(request, engine)
+    chains = await asyncio.to_thread(_chains, engine, body)
+    counts = [max(len(ids), SHORTEST) for ids in chains]
+    check_size(request, engine, sum(counts))
+    futures = [
+        engine.run(lambda ids=ids: engine.prm.token_logits(ids, [len(ids) - 1]), count)
+        for ids, count in zip(chains, counts, strict=True)
+    ]
+    try:
+        outputs = [await answer(request, future) for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+    raw, labels = body.get("use_activation") is False, labels_of(engine.prm)
+    rows = [(logit_1C if raw else activated(logit_1C))[0] for logit_1C in outputs]
+    data = [
+        {"index": i, "label": labels[int(np.argmax(x_C))], "probs": x_C.tolist(), "num_classes": len(x_C)}
+        for i, x_C in enumerate(rows)
+    ]
+    about = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
+    return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
+
+
+def labels_of(prm: PRM) -> list[str]:
+    """Returns the names of the head's channels: those of a published classifier's labels, else the head's own."""
+    names = list(find(prm.config.head).channels)
+    for name, output in prm.readout.outputs:
+        if name != "score" and isinstance(output, Weighted) and sorted(output.factors)[-2:] in ([0.0, 1.0], [1.0]):
+            names[output.factors.index(1.0)] = name
+    return names
 
 
 def activated(logit_PC: Float[np.ndarray, "P C"]) -> Float[np.ndarray, "P C"]:

@@ -20,7 +20,7 @@ from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
-from jprm.methods.adapters.published import OUTER, named, recognise
+from jprm.methods.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.adapters.record import FILE, Adapter
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
@@ -49,6 +49,7 @@ def load(
     place, folder = path_of(folder).resolve(), local_copy(folder)
     check_sums(folder)
     a = named(adapter) if adapter else recognise(folder)
+    a = labelled(a, folder) if a.labels else a
     model = _Model(folder, a, dtype or "float32", attention or suited("blocked"))
     tokenizer = _tokenizer(folder, model)
     a = in_chat(a, folder, tokenizer) if a.chat else a
@@ -58,7 +59,7 @@ def load(
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
     given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation, scale=a.score_scale)
     if other is None:
-        factors = {"score": a.score} | ({"redundancy": a.redundancy} if a.redundancy else {})
+        factors = {"score": a.score, **a.outputs} | ({"redundancy": a.redundancy} if a.redundancy else {})
         given["readout"] = Readout(
             **{
                 output: Weighted(cast(Any, a.activation), tuple(float(of.get(name, 0.0)) for name in a.channels))

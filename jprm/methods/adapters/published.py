@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 from jprm.checkpoints import kinds
@@ -242,6 +243,13 @@ PUBLISHED["qwen-rm"] = dataclasses.replace(
     system=_QWEN_OTHER_SYSTEM + "assistant\n", closing="{step}<|im_end|>\n",
     tokens=QWEN, vocabulary=QWEN_SIZES, strip=False, context=4096,
 )  # fmt: skip
+PUBLISHED["token-classes"] = dataclasses.replace(
+    PUBLISHED["trl"], name="token-classes", labels=True, channels=(), score={}
+)
+PUBLISHED["sequence-classes"] = dataclasses.replace(
+    PUBLISHED["reward"], name="sequence-classes", labels=True, channels=(), score={}, activation="softmax",
+    threshold=None, weight=None, semantics="correctness",
+)  # fmt: skip
 PUBLISHED["axolotl"] = dataclasses.replace(PUBLISHED["trl"], name="axolotl")
 PUBLISHED["reasoneval-redundancy"] = dataclasses.replace(
     PUBLISHED["reasoneval"],
@@ -301,7 +309,7 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("math-psa", Signs(lora=True, named=r"psa|openr")),
     ("jprm", Signs(_TOKENS, tensor="score.weight", labels=("wrong", "right"))),
     ("jprm-ternary", Signs(_TOKENS, tensor="score.weight", labels=("negative", "neutral", "positive"))),
-    ("trl", Signs(_TOKENS, tensor="score.weight")),
+    ("trl", Signs(_TOKENS, tensor="score.weight")),  # token-classes where the labels are more
     ("math-shepherd", Signs("MistralForCausalLM", named=r"math.?shepherd")),
     ("llemma", Signs("LlamaForCausalLM", named=r"llemma.*(prm|orm)|llemma.reward")),
     ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
@@ -319,6 +327,40 @@ def _of_steps(labels: tuple[str, ...]) -> bool:
     """Returns whether the labels of a token classifier are those of incorrect and correct steps, or say nothing."""
     words = [label.lower().removeprefix("step_").removeprefix("label_") for label in labels]
     return len(words) == 2 and words[0] in _INCORRECT and words[1] in _CORRECT
+
+
+def correct_of(labels: Sequence[str]) -> list[str]:
+    """Returns the labels that say of a step that it is correct."""
+    return [label for label in labels if label.lower().removeprefix("step_").replace(" ", "_") in _GOOD]
+
+
+_GOOD = _CORRECT - {"1", "+", "yes"} | {"correct_step", "no_error", "none", "no_mistake", "success"}
+"""Labels of a correct step among several, where a number says nothing."""
+
+
+def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
+    """Returns the adapter with the channels that the folder's config.json names, and the score among them.
+
+    Raises ValueError where config.json names none, or no label or several say correct and the adapter has no score.
+    """
+    fields = read_json(folder / kinds.PUBLISHED)
+    table = fields.get("id2label")
+    table = table if isinstance(table, dict) else {}
+    labels = tuple(str(table.get(str(i), "")) for i in range(len(table)))
+    if not labels or "" in labels or len(set(labels)) < len(labels) or "score" in labels:
+        raise ValueError(f"{folder / kinds.PUBLISHED}: id2label is {table!r}: it must name every class, each otherwise")
+    good = correct_of(labels)
+    if not adapter.score and len(good) != 1:
+        raise ValueError(
+            f"{folder}: its labels are {', '.join(labels)}, of which {len(good) or 'none'} say that a step is correct."
+            f' Name the score in a file {FILE}: {{"like": "{adapter.name}", "score": {{"LABEL": 1}}}}'
+        )
+    sigmoid = fields.get("problem_type") == "multi_label_classification"
+    return dataclasses.replace(
+        adapter, labels=False, channels=labels, score=adapter.score or {good[0]: 1.0},
+        activation="sigmoid" if sigmoid else adapter.activation,
+        outputs={label: {label: 1.0} for label in labels} | dict(adapter.outputs),
+    )  # fmt: skip
 
 
 def named(adapter: str) -> Adapter:
@@ -346,12 +388,15 @@ def recognise(folder: pathlib.Path) -> Adapter:
         marked = not signs.token or (tokenizer is not None and tokenizer.token_id(signs.token) is not None)
         if marked and signs.match(architecture, tensors, place, labels, lora):
             if name == "trl" and labels and not _of_steps(labels):
+                if len(labels) > 2 and len(correct_of(labels)) == 1:
+                    return PUBLISHED["token-classes"]
                 raise ValueError(
                     f"{folder}: its labels are {', '.join(labels[:6])}{', ...' * (len(labels) > 6)}: not an incorrect"
                     " step, then a correct one. If it is a PRM, say how it is read: --adapter trl where the second"
-                    f" label is that of correct steps, or a file {FILE} in the folder"
+                    f" label is that of correct steps, or a file {FILE} in the folder, such as"
+                    f' {{"like": "token-classes", "score": {{"LABEL": 1}}}} with the label of correct steps'
                 )
-            return PUBLISHED[name]
+            return PUBLISHED["sequence-classes" if name == "reward" and len(labels) > 1 else name]
     raise ValueError(
         f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is read:"
         f" --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {FILE} in the folder"

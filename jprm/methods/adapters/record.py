@@ -41,10 +41,13 @@ class Adapter:
     name: str
     problem: Template  # () where `chat` is true
     step: Template
-    channels: Template
+    channels: Template = ()
     """The head's outputs, in order. Of a language head: the tokens whose logits are taken."""
-    score: Mapping[str, float]
+    score: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Channel to factor: the score is the sum of factor x activation over these channels."""
+    labels: bool = False
+    """Whether config.json's `id2label` names the channels, each of which is an output of its own beside the score, and
+    its `problem_type` says whether they are sigmoids. Where `score` is empty, it is the one label that says correct."""
     head: str = "score"
     """The module of the checkpoint that holds the head; its layers may be numbered, as in a torch Sequential."""
     mean: bool = False  # whether the one channel is the mean of a language head's logits
@@ -74,6 +77,8 @@ class Adapter:
     base: str = ""  # of a LoRA: the folder of the model that it changes, where adapter_config.json's is not it
     reference: str = ""  # of log_ratio: the folder of the other model
     scale: float = 1.0  # of log_ratio: beta
+    outputs: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    """Further named outputs, such as types of errors: name to (channel to factor)."""
     redundancy: Mapping[str, float] | None = None
     """Channel to factor, as `score`: a second output, by which PRMBench judges steps without need."""
     redundancy_threshold: float | None = None  # above it a step is redundant
@@ -135,6 +140,8 @@ def _wrong(a: Adapter) -> str:
             return f"benchmarks: {reader}: {reason}"
     if a.weight not in (None, *WEIGHTS):
         return f"weight {a.weight!r} is not one of {', '.join(WEIGHTS)}"
+    if a.labels:
+        return "channels are config.json's where labels is true" if a.channels else ""
     if a.activation == "log_ratio":
         return "log_ratio takes no channels and no score" if a.channels or a.score else ""
     if a.context is not None and a.context < 1:
@@ -145,6 +152,11 @@ def _wrong(a: Adapter) -> str:
         return f"score names {unknown[0]!r}, which is no channel" if a.score else "score is empty"
     if unknown := sorted(set(a.redundancy or ()) - set(a.channels)):
         return f"redundancy names {unknown[0]!r}, which is no channel"
+    for name, of in a.outputs.items():
+        if name in ("score", "redundancy") or not isinstance(of, Mapping) or not of:
+            return f"outputs: {name!r} must be another name than score, with factors of channels"
+        if unknown := sorted(set(of) - set(a.channels)):
+            return f"outputs: {name!r} names {unknown[0]!r}, which is no channel"
     if (a.redundancy is None) != (a.redundancy_threshold is None):
         return "redundancy and redundancy_threshold are given together"
     if a.mean and (a.head != "lm_head" or len(a.channels) != 1):
@@ -156,4 +168,6 @@ def _wrong(a: Adapter) -> str:
 
 def to_json(adapter: Adapter) -> dict[str, Any]:
     """Returns the record as `jprm.methods.adapters.published.read` takes it."""
-    return {name: value for name, value in dataclasses.asdict(adapter).items() if value is not None}
+    fields = dataclasses.asdict(adapter)
+    absent = {name for name in ("labels", "outputs") if not fields[name]}  # so that older records keep their digests
+    return {name: value for name, value in fields.items() if value is not None and name not in absent}

@@ -9,6 +9,7 @@ BENCHMARKS: dict[str, Benchmark | str] = {
     "processbench": "jprm.methods.evaluate.processbench:BENCHMARK",
     "prmbench": "jprm.methods.evaluate.prmbench:BENCHMARK",
     "steps": "jprm.methods.evaluate.steps:BENCHMARK",
+    "classes": "jprm.methods.evaluate.classes:BENCHMARK",
     "best_of_n": "jprm.methods.evaluate.best_of_n:BENCHMARK",
     "calibration": "jprm.methods.evaluate.calibration:BENCHMARK",
     "diagnostics": "jprm.methods.studies.diagnostics:BENCHMARK",

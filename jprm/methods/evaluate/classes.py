@@ -1,0 +1,149 @@
+"""Named outputs against labels of classes, such as types of errors: each class is a yes or no of its own.
+
+A step's labels are a name, a list of names, or None where it was not labelled: `classes` in a chain, one entry a step.
+A class of the model that no label names has no positives, and its AUROC and average precision are null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
+from jprm.methods.evaluate.blocks import Block, Cell, Model, Table, left_out_words
+from jprm.methods.evaluate.calibration import ece, ece_if_calibrated
+from jprm.methods.evaluate.scored import ScoreError
+from jprm.statistics import auroc, average_precision, bootstrap, jsonable
+from jprm.tree import ReasoningTree
+
+
+class Classes(NamedTuple):
+    """Labelled steps of several files."""
+
+    problem_N: list[str]
+    value: dict[str, Float[np.ndarray, " N"]]  # of every named output
+    positive: dict[str, Bool[np.ndarray, " N"]]  # whether the step has this class
+
+
+def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
+    """Returns the labelled steps. Raises ScoreError for records without `classes`, or with one that no output has."""
+    nodes, labels, problems = [], [], []
+    for i, tree in enumerate(trees):
+        given = tree.extra.get("classes")
+        if not isinstance(given, list) or len(given) != len(tree.nodes):
+            raise ScoreError(f"record {i}: classes must be a list with one entry a step: a name, a list of names, null")
+        for j, (node, label) in enumerate(zip(tree.nodes, given, strict=True)):
+            if label is None:
+                continue
+            names = {label} if isinstance(label, str) else set(label) if isinstance(label, list) else {None}
+            if unknown := names - node.outputs.keys():
+                there = ", ".join(node.outputs) or "none"
+                raise ScoreError(f"record {i}, step {j}: class {unknown.pop()!r} is no output; the outputs are {there}")
+            nodes.append(node)
+            labels.append(names)
+            problems.append(tree.problem)
+    if not nodes:
+        raise ScoreError("the records hold no step with a class")
+    outputs = list(nodes[0].outputs)
+    return Classes(
+        problems,
+        {name: np.array([node.outputs[name] for node in nodes]) for name in outputs},
+        {name: np.array([name in names for names in labels]) for name in outputs},
+    )
+
+
+def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
+    """Returns the value from which on a step has the class, by the largest F1; the highest of equals, None without."""
+    if not positive_N.any():
+        return None
+    order_N = np.argsort(-value_N, kind="stable")
+    value_N, hits_N = value_N[order_N], np.cumsum(positive_N[order_N])
+    f1_N = 2 * hits_N / (np.arange(1, len(hits_N) + 1) + positive_N.sum())
+    last_N = np.append(value_N[1:] != value_N[:-1], True)  # a threshold takes all steps of equal value
+    return float(value_N[np.flatnonzero(last_N)[np.argmax(f1_N[last_N])]])
+
+
+def f1(
+    value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"], threshold: float, weight_RN: np.ndarray
+) -> Float[np.ndarray, "*R"]:
+    """Returns 2 TP / (2 TP + FP + FN), NaN where there are neither positives nor alarms."""
+    alarm_N = value_N >= threshold
+    with np.errstate(invalid="ignore"):
+        return 2 * (weight_RN @ (alarm_N & positive_N)) / (weight_RN @ (alarm_N * 1.0 + positive_N))
+
+
+def figures(request: Request) -> Report:
+    """Returns the figures of every class with 95 % intervals over problems, and their means over classes with labels.
+
+    `f1_tuned` is at the threshold that `calibrate` gives. `ece` is the class's calibration error as a probability, and
+    `ece_if_calibrated` what noise alone would show in 95 % of samples.
+    """
+    found = classes_of([tree for trees in request.data.values() for tree in trees])
+    tuning = [tree for trees in request.calibrate.values() for tree in trees]
+    tuned = classes_of(tuning) if tuning else None
+    rows = {}
+    for name, value_N in found.value.items():
+        positive_N, problem_N = found.positive[name], found.problem_N
+        threshold = best_threshold(tuned.value[name], tuned.positive[name]) if tuned else None
+
+        def interval(statistic, groups=problem_N):
+            return bootstrap(statistic, groups, seed=request.seed).json()
+
+        rows[name] = {
+            "n": int(positive_N.sum()),
+            "auroc": interval(lambda w, v=value_N, p=positive_N: auroc(v, p, w)),
+            "average_precision": interval(lambda w, v=value_N, p=positive_N: average_precision(v, p, w)),
+            "f1": interval(lambda w, v=value_N, p=positive_N: f1(v, p, 0.5, w)),
+            "f1_tuned": None
+            if threshold is None
+            else interval(lambda w, v=value_N, p=positive_N, t=threshold: f1(v, p, t, w)),
+            "threshold": threshold,
+            "ece": jsonable(ece(value_N, positive_N)),
+            "ece_if_calibrated": jsonable(
+                np.quantile(ece_if_calibrated(value_N, positive_N, problem_N, seed=request.seed), 0.95)
+            ),
+        }
+    top_N = np.array(list(found.value))[np.argmax(np.stack(list(found.value.values())), axis=0)]
+    right_N = np.array([bool(found.positive[name][i]) for i, name in enumerate(top_N)])
+    common = max(float(positive_N.mean()) for positive_N in found.positive.values())
+    return {
+        "n_steps": len(found.problem_N),
+        "n_problems": len(set(found.problem_N)),
+        "classes": rows,
+        "accuracy": bootstrap(lambda w: (w @ right_N) / w.sum(-1), found.problem_N, seed=request.seed).json(),
+        "most_frequent_class": common,
+        "too_long": request.left_out,
+    }
+
+
+KEYS = ("auroc", "average_precision", "f1", "f1_tuned")
+
+
+def tables(report: Report) -> Iterator[Table]:
+    yield _table("", report)
+
+
+def section(models: Sequence[Model]) -> Iterator[Block]:
+    for model in models:
+        yield _table(f"{model.name}: ", model.results["classes"])
+
+
+def _table(name: str, report: Mapping[str, Any]) -> Table:
+    def row(title: str, of: Mapping[str, Any]) -> list[Cell]:
+        threshold = "" if of["threshold"] is None else f"{of['threshold']:.3g}"
+        return [title, of["n"], *(of[key] for key in KEYS), threshold, of["ece"], of["ece_if_calibrated"]]
+
+    rows = [row(title, of) for title, of in report["classes"].items()]
+    title = f"{name}Classes: {report['n_steps']} steps, {report['n_problems']} problems{left_out_words(report)}"
+    columns = ("class", "n", "AUROC", "average precision", "F1 at 0.5", "F1 tuned", "threshold", "ECE", "by noise")
+    top = [["highest class is right", report["n_steps"], report["accuracy"]], ["baseline: most frequent class", "",
+           report["most_frequent_class"]]]  # fmt: skip
+    return Table(title, columns, [*rows, None, *([*line, *[""] * (len(columns) - 3)] for line in top)])
+
+
+BENCHMARK = Benchmark(
+    name="classes", title="Classes of steps", tables=tables, figures=figures, needs=("data",), section=section
+)
