@@ -94,7 +94,7 @@ def made_up(seed, count=60):
     trees = []
     for i in range(count):
         p, q = rng.uniform(size=4).tolist(), rng.uniform(size=4).tolist()
-        classes = [["a"] * bool(rng.uniform() < x) + ["b"] * bool(rng.uniform() < 0.3) for x in p]
+        classes: list = [["a"] * bool(rng.uniform() < x) + ["b"] * bool(rng.uniform() < 0.3) for x in p]
         classes[3] = None
         record = {"problem": f"p{i}", "steps": list("wxyz"), "scores": p, "outputs": {"a": p, "b": q}}
         trees.append(tree_of(record | {"classes": classes}))

@@ -32,7 +32,7 @@ class Base:
 
     def __init__(self, search_config, **options):
         self.search_config = search_config
-        self.model, self.tokenizer = self.load_model_and_tokenizer(**options)
+        self.model, self.tokenizer = self.load_model_and_tokenizer(**options)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture

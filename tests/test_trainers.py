@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import threading
 import time
+from typing import Any
 
 import pytest
 import uvicorn
@@ -44,7 +45,8 @@ def samples():
 @pytest.fixture
 def address(engine, monkeypatch):  # noqa: F811
     view = View(prompt="<q>{problem}</q>", ends=("<|im_end|>",))
-    app = make_app([engine], ServeConfig(longest=256), view=view, tokenizers={"policy": byte_level(120)})
+    tokenizers: dict[str, Any] = {"policy": byte_level(120)}
+    app = make_app([engine], ServeConfig(longest=256), view=view, tokenizers=tokenizers)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

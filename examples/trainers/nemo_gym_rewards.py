@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in the trainer's environment
 """Process rewards for NeMo Gym, from `jprm serve`: a resources server with /verify and /step.
 
     entrypoint: nemo_gym_rewards.py

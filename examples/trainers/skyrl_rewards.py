@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in the trainer's environment
 """Process rewards for SkyRL, from `jprm serve`: a generator whose rewards are of tokens.
 
     class Experiment(BasePPOExp):  # skyrl.train.entrypoints.main_base

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in the trainer's environment
 """Process rewards for verifiers, from `jprm serve`: a mixin for tasks.
 
     class Sums(StepRewards, vf.Task[...]):

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in the trainer's environment
 """Process rewards for verl, from `jprm serve`: a custom reward function, or a reward manager with rewards of tokens.
 
     reward.custom_reward_function.path=.../verl_rewards.py            one number a response: the chain's score

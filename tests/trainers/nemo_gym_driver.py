@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in another environment
 """The resources server in NeMo Gym's own application: prints what /verify and /step answer as JSON."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in another environment
 """OpenRLHF's own loading of a reward function, and its route of a reward into an experience. Prints JSON."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in another environment
 """SkyRL's generator with the rewards of tokens, in its environment for GSM8K. Prints rewards as JSON."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in another environment
 """slime's own call of a custom reward, single and batched. Prints rewards as JSON. `folder/..` is unused."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in another environment
 """Two reward functions in TRL's GRPOTrainer: a step of training on a tiny model. Prints the logged rewards as JSON."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in another environment
 """A task with the mixin, scored by verifiers on a trace with token ids and on one without. Prints JSON."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# type: ignore  # its imports are in another environment
 """verl's own loading of a reward function, and its reward loop with a reward manager. Prints rewards as JSON."""
 
 import asyncio
