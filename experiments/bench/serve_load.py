@@ -43,8 +43,8 @@ def main(data: pathlib.Path = yardsticks.REPOSITORY.parent / "shared" / "data", 
     prm.warm_up(LONGEST)
     compiled = readout_of_rows._cache_size()
     pools = [tree_of(record) for record in itertools.islice(read_records(data / "pools/gsm8k_chatgpt_n19.jsonl"), 256)]
-    one = [chain for tree in pools for chain in _chains(tree, prm)[:1]]
-    eight = [chain for tree in pools for chain in _chains(tree, prm)[:8]]
+    one = [chain for tree in pools for chain in chains_of_pool(tree, prm)[:1]]
+    eight = [chain for tree in pools for chain in chains_of_pool(tree, prm)[:8]]
     result = {"alone": one_at_a_time(prm, one, seconds), "offline": offline(prm, one[:64])}
     result["alone_samples"] = one_at_a_time(prm, eight, seconds)
     for name, chains, clients in (("1", one, 1), ("8", one, 8), ("64", one, 64), ("64_samples", eight, 64)):
@@ -93,7 +93,7 @@ def closed_loop(engine: Engine, chains: list[ReasoningTree], clients: int, secon
     return {"chains_per_second": rate, "p50": p50, "p99": p99}
 
 
-def _chains(pool: ReasoningTree, prm: PRM) -> list[ReasoningTree]:
+def chains_of_pool(pool: ReasoningTree, prm: PRM) -> list[ReasoningTree]:
     """Returns every sample of a pool as a chain. One of 4,017 tokens, longer than the server takes, is left out."""
     starts = [i for i, node in enumerate(pool.nodes) if node.parent == -1]
     ends = [*starts[1:], len(pool.nodes)]
