@@ -12,7 +12,7 @@ from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
-from jprm.methods.rl import loop, trajectory
+from jprm.methods.rl import loop, rollout, trajectory
 from jprm.methods.rl.config import GuardConfig, RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import pass_at
@@ -221,6 +221,25 @@ def test_a_folder_belongs_to_one_experiment(data, whole, tmp_path):
     (tmp_path / "held.jsonl").write_text((data / "problems.jsonl").read_text())
     with one_device(), pytest.raises(ValueError, match="24 problems"):
         loop.train(experiment(data, held_out=(str(tmp_path / "held.jsonl"),)), tmp_path / "run")
+
+
+def test_a_step_is_scored_after_the_steps_before_it_in_its_own_sample():
+    class Paths:
+        """Scores a step by a number of its path from the problem."""
+
+        def score_trees(self, trees):
+            return [np.array([self._of(tree, i) for i in range(len(tree.nodes))], np.float32) for tree in trees]
+
+        def _of(self, tree, i):
+            return 0.0 if i < 0 else 10 * self._of(tree, tree.nodes[i].parent) + int(tree.nodes[i].text)
+
+    drawn = [
+        trajectory.Trajectory(tuple(range(len(texts))), np.zeros(len(texts), np.float32),
+                              tuple(range(1, len(texts) + 1)), tuple(texts), True)
+        for texts in (["1", "2", "3"], ["4"], [], ["5", "6"])
+    ]  # fmt: skip
+    (scores,) = rollout.scored(Paths(), [{"problem": "p"}], [drawn])
+    assert [score_P.tolist() for score_P in scores] == [[1, 12, 123], [4], [], [5, 56]]
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample():

@@ -20,6 +20,7 @@ from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
 from jprm.layout import Layout
 from jprm.methods.evaluate.best_of_n import shown_n
+from jprm.methods.evidence.verifier import Verifier as Fused
 from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
@@ -50,6 +51,12 @@ class Group:
     trajectories: list[Trajectory]
     reward_G: Float[np.ndarray, " G"]  # of the verifier, in [0, 1]; of blank chains and those cut off, the floor
     scores: list[Float[np.ndarray, " P"]] | None
+    fused: bool = False  # the scores are of a fused verifier: a chain's is its last step's, not its lowest
+
+    @property
+    def chain_scores(self) -> Float[np.ndarray, " G"]:
+        """Every chain's lowest step score, or a fused verifier's last one; 0 for a chain without steps."""
+        return last(self.scores or ()) if self.fused else lowest(self.scores or ())
 
     @property
     def correct_G(self) -> Float[np.ndarray, " G"]:
@@ -109,7 +116,10 @@ def judged(
     scores = scored(prm, records, drawn) if prm else [None] * len(records)
     reward_PG = multihost.spread(rewards, list(zip(records, drawn, strict=True)))
     of_group = zip(records, drawn, reward_PG, scores, strict=True)
-    return [Group(record, list(some), np.array(reward_G), scores_G) for record, some, reward_G, scores_G in of_group]
+    fused = isinstance(prm, Fused)
+    return [
+        Group(record, list(some), np.array(reward_G), scores_G, fused) for record, some, reward_G, scores_G in of_group
+    ]
 
 
 def scored(
@@ -126,7 +136,7 @@ def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> li
         nodes: list[Node] = []
         for one in samples:
             first = len(nodes)
-            nodes += [Node(len(nodes) - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
+            nodes += [Node(i - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
         trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
     scores = []
     for (_, samples), score_N in zip(some, _scores(prm, trees), strict=True):
@@ -245,7 +255,8 @@ def evaluation(groups: Sequence[Group], working: Working, others: Scores | None,
 
     gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
-    proxy: mean over chains of the PRM's lowest step score, and `proxy_wrong` over incorrect chains alone.
+    proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
+        incorrect chains alone.
     working: proportion of chains whose working is right; `right_with_wrong_working`, of correct chains.
     disagreement: mean distance of the two PRMs' scores of a step; `second`: the second one's `proxy`.
     tokens, steps: of a chain. blank, truncated: proportions of chains.
@@ -300,12 +311,18 @@ def lowest(scores: Sequence[Float[np.ndarray, " P"]]) -> Float[np.ndarray, " G"]
     return np.array([score_P.min() if len(score_P) else 0.0 for score_P in scores])
 
 
+def last(scores: Sequence[Float[np.ndarray, " P"]]) -> Float[np.ndarray, " G"]:
+    """Returns every chain's last step score, 0 for a chain without steps."""
+    return np.array([score_P[-1] if len(score_P) else 0.0 for score_P in scores])
+
+
 def _proxies(groups: Sequence[Group], others: Scores | None) -> dict[str, Any]:
     if not groups or groups[0].scores is None:
         return {}
     first = [scores for group in groups for scores in group.scores or []]
     wrong_N = np.concatenate([group.correct_G < 1 for group in groups])
-    figures = {"proxy": lowest(first).mean(), "proxy_wrong": _mean(lowest(first)[wrong_N])}
+    score_N = np.concatenate([group.chain_scores for group in groups])
+    figures = {"proxy": score_N.mean(), "proxy_wrong": _mean(score_N[wrong_N])}
     if others is not None:
         other = [scores for of_group in others for scores in of_group]
         apart = np.abs(np.concatenate(first) - np.concatenate(other))
@@ -320,7 +337,7 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
         for i, one in enumerate(group.trajectories):
             if group.correct_G[i] < 1:
                 scores = group.scores[i] if group.scores else None
-                top = float(lowest([scores])[0]) if scores is not None else 0.0
+                top = float(group.chain_scores[i]) if scores is not None else 0.0
                 rows.append((-top, len(rows), {
                     "problem": group.record["problem"], "answer": group.record["answer"], "steps": list(one.steps),
                     "scores": None if scores is None else [round(float(x), 4) for x in scores],
@@ -341,7 +358,7 @@ def train_figures(groups: Sequence[Group]) -> dict[str, float]:
         "truncated": np.mean([not one.ended for one in chains]),
     }
     if groups and groups[0].scores is not None:
-        figures["proxy"] = np.mean([lowest(group.scores).mean() for group in groups if group.scores is not None])
+        figures["proxy"] = np.mean([group.chain_scores.mean() for group in groups])
     return {name: float(value) for name, value in figures.items()}
 
 
