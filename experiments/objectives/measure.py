@@ -16,7 +16,8 @@ import numpy as np
 from data import merged
 from scipy.special import stdtrit
 
-from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.methods.evaluate import baselines
+from jprm.methods.evaluate.best_of_n import Pools, best_of_n, pools_of
 from jprm.methods.evaluate.calibration import ece
 from jprm.methods.evaluate.steps import steps_report
 from jprm.methods.evaluate.votes import vote_accuracy
@@ -48,26 +49,44 @@ def numbers(
 def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[str, Any]:
     """Returns a test's numbers, as JSON: of every problem, and of every chain that has steps."""
     pools = pools_of(trees, scale)
-    n = int(pools.size_P.min())
-    some_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
-    one_PN = np.ones(pools.correct_PN.shape)
-    right_PN = np.clip(pools.weight[rule], 1e-6, 1 - 1e-6)
+    return _of_pools(pools, pools.key[rule], pools.weight[rule]) | _steps(trees)
+
+
+def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:
+    """Returns the same numbers of the trivial baselines (`jprm.methods.evaluate.baselines`) by name; trees need no scores."""
+    pools = pools_of([with_scores(tree, [0.5] * len(tree.nodes)) for tree in trees])
+    some_PN, found = _with_steps(pools), {}
+    for name, chosen in baselines.of_pools(trees).items():
+        key_PN, weight_PN = np.full(some_PN.shape, -np.inf), np.zeros(some_PN.shape)
+        key_PN[some_PN] = np.concatenate([each.key_K for each in chosen])
+        weight_PN[some_PN] = np.concatenate([each.weight_K for each in chosen])
+        found[name] = _of_pools(pools, key_PN, weight_PN)
+    return found
+
+
+def _with_steps(pools: Pools) -> np.ndarray:
+    return np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
+
+
+def _of_pools(pools: Pools, key_PN: np.ndarray, weight_PN: np.ndarray) -> dict[str, Any]:
+    n, some_PN, one_PN = int(pools.size_P.min()), _with_steps(pools), np.ones(pools.correct_PN.shape)
+    right_PN = np.clip(weight_PN, 1e-6, 1 - 1e-6)
     odds = [(right_PN / (1 - right_PN)) ** power for power in POWERS]
-    votes = _votes(pools, np.stack([one_PN, pools.weight[rule], *odds], -1), n)
+    votes = _votes(pools, np.stack([one_PN, weight_PN, *odds], -1), n)
+    best = best_of_n(key_PN, pools.correct_PN, pools.answered_PN, pools.size_P, n)
     chance = [float(row[:size].mean()) for row, size in zip(pools.correct_PN, pools.size_P, strict=True)]
     return {
         "n": n,
         "problems": pools.problem,
-        "best_of_n": chosen_curves(pools)[rule][:, -1].tolist(),
+        "best_of_n": best[:, -1].tolist(),
         "one_sample": chance,
         "majority": votes[:, 0].tolist(),
         "weighted_vote": votes[:, 1].tolist(),
         "votes_by_odds": votes[:, 2:].tolist(),  # a column for each of POWERS
         "chain_problem": np.nonzero(some_PN)[0].tolist(),
-        "chain_key": _finite(pools.key[rule][some_PN]),
-        "chain_score": np.clip(pools.weight[rule][some_PN], 0, 1).tolist(),
+        "chain_key": _finite(key_PN[some_PN]),
+        "chain_score": np.clip(weight_PN[some_PN], 0, 1).tolist(),
         "chain_correct": pools.correct_PN[some_PN].tolist(),
-        **_steps(trees),
     }
 
 

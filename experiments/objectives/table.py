@@ -7,6 +7,7 @@ Cells that are not finished are left out; `seeds` says how many there are. Each 
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import sys
@@ -21,7 +22,8 @@ import measure
 import recipes
 from data import POLICIES
 
-from jprm.methods.evaluate.blocks import Table, percent, show
+from jprm.methods.evaluate.blocks import Table, percent, show, words
+from jprm.tree import read_trees
 
 COLUMNS = {
     "step_auroc": "step AUROC", "chain_auroc": "chain AUROC", "within_auroc": "in problem", "best_of_n": "best of n",
@@ -62,7 +64,7 @@ def tables(out: pathlib.Path) -> Iterator[Table]:
         }
         title = f"trained on {source}, tested on {test}"
         if "chain_key" in kinds:
-            yield _of_pools(title, some, test)
+            yield _of_pools(title, some, test, out / source / f"data/{test}.jsonl")
         elif "covered" in kinds:
             yield _of_bounds(title, some, test)
         else:
@@ -113,7 +115,8 @@ def over_policies(out: pathlib.Path) -> Table | None:
     return Table("on all policies' chains, the mean of a problem over them", columns, rows) if rows else None
 
 
-def _of_pools(title: str, some: dict[str, list[dict]], test: str) -> Table:
+def _of_pools(title: str, some: dict[str, list[dict]], test: str, data: pathlib.Path) -> Table:
+    """Returns a row for every objective, and for every trivial baseline on the same problems."""
     rows, first = [], None
     for name, of in some.items():
         for label, key in ((name, None), (f"{name}, by low", "by_low")):
@@ -127,6 +130,12 @@ def _of_pools(title: str, some: dict[str, list[dict]], test: str) -> Table:
             drifts = ", ".join(dict.fromkeys(cell["tests"][test].get("drift", "-") for cell in of))
             rows.append([label, str(len(of)), *(_worded(figures.get(column)) for column in COLUMNS), drifts])
     assert first is not None  # a title has cells
+    if data.is_file():
+        count = len(next(iter(some.values()))[0]["tests"][test]["problems"])
+        for name, numbers in measure.trivial(list(itertools.islice(read_trees(data), count))).items():
+            figures = measure.figures([numbers], None)
+            shown = [None if column.startswith("ece") else figures.get(column) for column in COLUMNS]
+            rows.append([f"baseline: {words(name)}", "", *map(_worded, shown), "-"])
     n = next(iter(some.values()))[0]["tests"][test]["n"]
     about = f"{title}, n = {n}: one sample {_worded(first['one_sample'])}, majority {_worded(first['majority'])}"
     return Table(about, ("%", "seeds", *COLUMNS.values(), "drift"), rows)

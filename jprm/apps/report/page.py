@@ -38,6 +38,7 @@ from jprm.methods.evaluate.blocks import (
     decided,
     interval,
     plain,
+    points,
 )
 from jprm.methods.evaluate.plots import COLOURS, GRID, INK, NOTE, heat_maps, slug
 
@@ -79,7 +80,12 @@ def report(
         page = collect(folders)
         sections = list(sections_of(page, more or {}))
         verdicts = [(model.name, list(verdict(model))) for model in page.models]
-        first = First([(name, lead(sentences)) for name, sentences in verdicts if sentences], tiles(page.models))
+        leads = [
+            (name, " ".join([*against_trivial(model), lead(sentences)]))
+            for model, (name, sentences) in zip(page.models, verdicts, strict=True)
+            if sentences
+        ]
+        first = First(leads, tiles(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     with atomic_file(out) as file:
         file.write(html(page, sections, drawn, verdicts, first).encode())
@@ -143,6 +149,20 @@ def verdict(model: Model) -> Iterator[tuple[str, str]]:
     for name, benchmark in registered().items():
         if name in model.results:
             yield from benchmark.verdict(model.results)
+
+
+def against_trivial(model: Model) -> Iterator[str]:
+    """Yields sentences on where a model is better, worse and not told apart from the best trivial baselines."""
+    found = [
+        (decided(less), f"{what}: {points(less)} ({base})")
+        for name, benchmark in registered().items()
+        if name in model.results
+        for what, base, less in benchmark.against_trivial(model.results)
+        if less["low"] is not None
+    ]
+    for kind, said in (("better", "Better than"), ("worse", "Worse than"), ("undecided", "Not told apart from")):
+        if some := [text for of_kind, text in found if of_kind == kind]:
+            yield f"{said} the best trivial baseline in {'; '.join(some)}."
 
 
 def lead(sentences: Sequence[tuple[str, str]]) -> str:

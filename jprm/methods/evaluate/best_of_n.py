@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.answers import canonical_answer
+from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.methods.evaluate.blocks import (
     Block,
@@ -184,16 +185,20 @@ def best_of_n_report(
 
     A curve is `{"value", "low", "high"}`, lists over `n` with 95 % intervals over problems. `rules` has by rule
     `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n less majority vote on the same problems, at the largest
-    n). Beside it are `majority`, `pass_at_n` (the oracle), and in `baselines` `random` (all scores equal),
-    `fewest_steps` and `shortest` (in characters). Votes are sampled over `trials` orders, by default as many as
-    `DRAWN_SAMPLES` allows, and carry `standard_error`, 0 where exact; they are None if the file has no answers.
-    `paired` compares all rules with each other and with majority vote (`compare_curves`).
+    n). Beside it are `majority`, `pass_at_n` (the oracle), and in `baselines` `random` (all scores equal) and those of
+    `jprm.methods.evaluate.baselines`, whose votes are in `baseline_votes`. The one that is correct most often at the largest n,
+    the majority vote among them, is `best_baseline`; rules have their paired differences from it. Votes are sampled
+    over `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and carry `standard_error`, 0 where exact; they
+    are None if the file has no answers. `paired` compares all rules with each other and with majority vote
+    (`compare_curves`).
     `none_right` and `all_right` count problems that no chooser can change.
     """
+    trees = list(trees)
     pools = pools_of(trees, scale)
     n_max = int(pools.size_P.min())
     trials = trials or int(np.clip(DRAWN_SAMPLES // pools.size_P.sum(), 8, 128))
-    curves, errors = _curves(pools, n_max, trials, seed)
+    trivial = baselines.of_pools(trees)
+    curves, errors = _curves(pools, trivial, n_max, trials, seed)
     rivals, pairs = {rule: curves[f"{rule}.best_of_n"] for rule in RULES}, list(itertools.combinations(RULES, 2))
     if "majority" in curves:
         rivals["majority"] = curves["majority"]
@@ -205,6 +210,12 @@ def best_of_n_report(
     }
     paired = compare_curves(rivals, rivals, pairs, pools.problem, seed)
     at_most = {row["a"]: {key: row[key][-1:] for key in Difference._fields} for row in paired if row["b"] == "majority"}
+    choices = [name for name in ("majority", "random", *trivial, *map("{}.vote".format, trivial)) if name in curves]
+    best = max(choices, key=lambda name: curves[name][:, -1].mean())
+    uses = [name for name in curves if name.endswith((".best_of_n", ".weighted_vote"))]
+    ahead_PC = np.stack([curves[name][:, -1] - curves[best][:, -1] for name in uses], axis=1)
+    ahead = mean_differences(ahead_PC, pools.problem, seed).json()
+    minus_best = {name: {key: value[i] for key, value in ahead.items()} for i, name in enumerate(uses)}
     in_pool_PN = np.arange(pools.correct_PN.shape[1]) < pools.size_P[:, None]
     right_P = np.where(in_pool_PN, pools.correct_PN, 0.0).sum(1)
     return {
@@ -227,9 +238,15 @@ def best_of_n_report(
         "rules": {
             rule: {kind: intervals.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote")}
             | {"minus_majority": at_most.get(rule)}
+            | {
+                f"{kind}_minus_best_baseline": minus_best.get(f"{rule}.{kind}")
+                for kind in ("best_of_n", "weighted_vote")
+            }
             for rule in RULES
         },
-        "baselines": {name: intervals[name] for name in ("random", "fewest_steps", "shortest")},
+        "baselines": {name: intervals[name] for name in ("random", *trivial)},
+        "baseline_votes": {name: intervals.get(f"{name}.vote") for name in trivial},
+        "best_baseline": {"name": best, "value": float(curves[best][:, -1].mean())},
         "paired": paired,
     }
 
@@ -262,21 +279,32 @@ def compare_curves(
     ]
 
 
-def _curves(pools: Pools, n_max: int, trials: int, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _curves(
+    pools: Pools, trivial: Mapping[str, Sequence[baselines.Chosen]], n_max: int, trials: int, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The problems' expected accuracies (P, n) by the name of their chooser, and the standard errors of votes."""
+    with_steps_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
+
+    def pooled(parts: Sequence[np.ndarray], fill: float) -> np.ndarray:
+        x_PN = np.full(with_steps_PN.shape, fill)
+        x_PN[with_steps_PN] = np.concatenate(parts)
+        return x_PN
+
     curves = {
         "pass_at_n": _chosen_by(pools, pools.correct_PN),
         "random": _chosen_by(pools, np.zeros(pools.correct_PN.shape)),
-        "fewest_steps": _chosen_by(pools, -pools.steps_PN),
-        "shortest": _chosen_by(pools, -pools.length_PN),
+        **{name: _chosen_by(pools, pooled([each.key_K for each in of], -np.inf)) for name, of in trivial.items()},
         **{f"{rule}.best_of_n": curve_Pn for rule, curve_Pn in chosen_curves(pools).items()},
     }
     errors: dict[str, np.ndarray] = {}
     if pools.class_PN is None:
         return curves, errors
-    weight_PNK = np.stack([np.ones(pools.correct_PN.shape), *(pools.weight[rule] for rule in RULES)], -1)
+    weights = {"majority": np.ones(pools.correct_PN.shape)}
+    weights |= {f"{rule}.weighted_vote": pools.weight[rule] for rule in RULES}
+    weights |= {f"{name}.vote": pooled([each.weight_K for each in of], 0.0) for name, of in trivial.items()}
+    weight_PNK = np.stack(list(weights.values()), -1)
     votes = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed)
-    for k, name in enumerate(["majority", *(f"{rule}.weighted_vote" for rule in RULES)]):
+    for k, name in enumerate(weights):
         curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
     return curves, errors
 
@@ -339,7 +367,7 @@ def tables(report: Report) -> Iterator[Table]:
         "majority vote": report["majority"],
         **{f"best by {words(rule)}": curves["best_of_n"] for rule, curves in report["rules"].items()},
         **{f"vote by {words(rule)}": curves["weighted_vote"] for rule, curves in report["rules"].items()},
-        **{words(name): curve for name, curve in report["baselines"].items()},
+        **{said: curve for said, curve in _trivial(report).items()},
     }
     rows = [
         [label, *(curve["value"][n - 1] for n in shown[:-1]), last(curve)]
@@ -349,6 +377,14 @@ def tables(report: Report) -> Iterator[Table]:
     title = f"Best of n: {report['n_problems']} problems, mean accuracy {percent(report['mean_accuracy'])} %"
     title += left_out_words(report)
     yield Table(title, ("", *(f"n = {n}" for n in shown[:-1]), f"n = {n_max} [95 %]"), rows)
+    if (base := report.get("best_baseline")) is None:  # a report of 0.1
+        return
+    rows = [
+        [words(rule), *(curves[f"{kind}_minus_best_baseline"] for kind in ("best_of_n", "weighted_vote"))]
+        for rule, curves in report["rules"].items()
+    ]
+    title = f"Less the best trivial baseline, {_named(base['name'])}, which is right in {percent(base['value'])} %"
+    yield Table(title, ("", "best of n", "weighted vote"), rows)
 
 
 def section(models: Sequence[Model]) -> Iterator[Block]:
@@ -369,7 +405,13 @@ def _table(model: str, report: Report) -> Table:
         against = [last(row), row["better"][-1]] if row else ["", ""]
         vote = curves_of_rule["weighted_vote"]
         rows.append([words(rule), last(curves_of_rule["best_of_n"]), *against, vote and last(vote)])
-    rows += [[label, last(curve), "", "", ""] for label, curve in _rivals(report).items()]
+    rivals = {"oracle": report["pass_at_n"], "majority": report["majority"]}
+    rows += [[label, last(curve), "", "", ""] for label, curve in rivals.items() if curve is not None]
+    votes = report.get("baseline_votes", {})  # results of 0.1 have none
+    rows += [
+        [f"baseline: {words(name)}", last(curve), "", "", (vote := votes.get(name)) and last(vote)]
+        for name, curve in report["baselines"].items()
+    ]
     columns = (f"{model}, n = {report['n_max']}", "best of n, %", "less majority vote", "ahead in % of draws",
                "weighted vote, %")  # fmt: skip
     return Table("How often the chosen chain is right", columns, rows)
@@ -422,6 +464,30 @@ def _rivals(report: Report) -> dict[str, Mapping[str, Any]]:
     return {label: curve for label, curve in rivals.items() if curve is not None}
 
 
+def _trivial(report: Report) -> dict[str, Mapping[str, Any]]:
+    """Returns the curves of the trivial baselines, and of their votes, by what they are called."""
+    votes = {f"{name}.vote": curve for name, curve in report.get("baseline_votes", {}).items() if curve is not None}
+    return {_named(name): curve for name, curve in {**report["baselines"], **votes}.items()}
+
+
+def _named(baseline: str) -> str:
+    name, vote, _ = baseline.partition(".vote")
+    plain = {"majority": "majority vote", "random": "a blind choice"}.get(name, words(name))
+    return f"vote by {plain}" if vote else plain
+
+
+def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yields what the model does by its own rule, the best trivial baseline, and the paired difference from it."""
+    rule = results["model"]["rule"]
+    for name, report in results["best_of_n"].items():
+        if "best_baseline" not in report:  # results of 0.1
+            continue
+        base = _named(report["best_baseline"]["name"])
+        for kind, said in (("best_of_n", f"best of {report['n_max']}"), ("weighted_vote", "the weighted vote")):
+            if (less := report["rules"][rule][f"{kind}_minus_best_baseline"]) is not None:
+                yield f"{name}, {said}", base, less
+
+
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rule = results["model"]["rule"]
     for name, report in results["best_of_n"].items():
@@ -429,23 +495,34 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         sentence = (
             f"{name}: choosing among {report['n_max']} by {words(rule)} is right in {interval(best)} % of problems"
         )
-        row = next((row for row in report["paired"] if (row["a"], row["b"]) == (rule, "majority")), None)
-        if row is None:
-            base = report["baselines"]["random"]["value"][-1]
-            clear = best["low"] is not None and best["low"] > base
-            yield "good" if clear else "open", f"{sentence}; choosing blindly in {percent(base)} %."
+        base, less = report.get("best_baseline"), report["rules"][rule].get("best_of_n_minus_best_baseline")
+        if base is None or less is None or less["low"] is None:
+            yield "open", f"{sentence}; choosing blindly in {percent(report['baselines']['random']['value'][-1])} %."
             continue
-        kind, said = {
-            "better": ("good", "better than"),
-            "worse": ("bad", "worse than"),
-            "undecided": ("open", "not told apart from"),
-        }[decided(last(row))]
+        vote = report["rules"][rule]["weighted_vote_minus_best_baseline"]
+        kind, said = _SAID[decided(less)]
         yield (
             kind,
-            f"{sentence}. That is {said} majority vote ({percent(report['majority']['value'][-1])} %):"
-            f" {points(last(row))}, ahead in {percent(row['better'][-1])} % of draws. The oracle has"
+            f"{sentence}. That is {said} the best trivial baseline, {_named(base['name'])}"
+            f" ({percent(base['value'])} %): {points(less)}. The oracle has"
             f" {percent(report['pass_at_n']['value'][-1])} %.",
         )
+        if vote is not None and vote["low"] is not None:
+            kind, said = _SAID[decided(vote)]
+            figure = interval(last(report["rules"][rule]["weighted_vote"]))
+            yield (
+                kind,
+                f"{name}: the vote of {report['n_max']} weighted by {words(rule)} is right in {figure} %. That is"
+                f" {said} the best trivial baseline: {points(vote)}. Majority vote has"
+                f" {percent(report['majority']['value'][-1])} %.",
+            )
+
+
+_SAID = {
+    "better": ("good", "better than"),
+    "worse": ("bad", "worse than"),
+    "undecided": ("open", "not told apart from"),
+}
 
 
 def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -487,6 +564,7 @@ BENCHMARK = Benchmark(
     section=section,
     verdict=verdict,
     headline=headline,
+    against_trivial=against_trivial,
     problem_draws=problem_draws,
     left_out=left_out,
 )

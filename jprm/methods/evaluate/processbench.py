@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm import statistics
+from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.methods.evaluate.blocks import (
     Block,
@@ -165,8 +166,12 @@ def processbench_report(
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
+    trivial = {name: baselines.of_steps(trees) for name, trees in scored.items()}
+    shared = set.intersection(*map(set, trivial.values()))  # a file may be too small for one
+    names = [name for name in baselines.STEPS if name in shared]
+    chains = {name: file | {key: trivial[name][key] for key in names} for name, file in chains.items()}
     tuned = {}
-    for scorer in ("scores", *_BASELINES):
+    for scorer in ("scores", *names):
         try:
             tuned[scorer] = best_threshold(chains[calibration]["first_error"], chains[calibration][scorer])
         except ScoreError as error:
@@ -256,19 +261,21 @@ def _file_report(
     def at_tuned(scorer):
         return {**at(scorer, tuned[scorer]), "calibrated_on": calibration, "in_sample": in_sample}
 
-    fitted = {scorer: _cross_fitted(file, scorer, seed) for scorer in ("scores", *_BASELINES)}
+    trivial = [name for name in tuned if name != "scores"]
+    fitted = {scorer: _cross_fitted(file, scorer, seed) for scorer in tuned}
 
     def at_cross_fit(scorer):
         folds = fitted[scorer]
         return None if folds is None else figures(folds[0]) | {"thresholds": jsonable(np.array(folds[1]))}
 
     def less(right_N, cross_fitted):
-        others = [right_at(first_error_N, file["position"], end) for end in (-np.inf, np.inf)]
-        for scorer in _BASELINES:
+        ends = {"always_correct": -np.inf, "always_first_step": np.inf}
+        others = {name: drawn(right_at(first_error_N, file["position"], end)) for name, end in ends.items()}
+        for scorer in trivial:
             folds = fitted[scorer] if cross_fitted else None
-            others.append(folds[0] if folds else right_at(first_error_N, file[scorer], tuned[scorer]))
-        best = max(map(drawn, others), key=lambda one: np.nan_to_num(one.value))
-        return {"less": difference(drawn(right_N), best).json()}
+            others[scorer] = drawn(folds[0] if folds else right_at(first_error_N, file[scorer], tuned[scorer]))
+        best = max(others, key=lambda name: np.nan_to_num(others[name].value))
+        return {"less": difference(drawn(right_N), others[best]).json() | {"baseline": best}}
 
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
     return {
@@ -282,12 +289,9 @@ def _file_report(
         "baselines": {
             "always_correct": at("position", -np.inf),
             "always_first_step": at("position", np.inf),
-            **{scorer: at_tuned(scorer) | {"cross_fit": at_cross_fit(scorer)} for scorer in _BASELINES},
+            **{scorer: at_tuned(scorer) | {"cross_fit": at_cross_fit(scorer)} for scorer in trivial},
         },
     }
-
-
-_BASELINES = ("position", "step_length")  # the later, or longer in characters, the likelier wrong
 
 
 def _chains(name: str, trees: Sequence[ReasoningTree]) -> dict[str, Any]:
@@ -299,8 +303,6 @@ def _chains(name: str, trees: Sequence[ReasoningTree]) -> dict[str, Any]:
         "problem": [tree.problem for tree in trees],
         "first_error": np.array([tree.extra["first_error"] for tree in trees], int),
         "scores": scores_of(trees, [f"{name}: record {i}" for i in range(len(trees))]),
-        "position": [-np.arange(len(tree.nodes), dtype=float) for tree in trees],
-        "step_length": [-np.array([len(node.text) for node in tree.nodes], float) for tree in trees],
     }
 
 
@@ -426,6 +428,14 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
+def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yields each file's F1, tuned off the chains it judges, against the best trivial baseline, tuned alike."""
+    for name, file in results["processbench"]["files"].items():
+        use = file["cross_fit"] if file["tuned"]["in_sample"] else file["tuned"]
+        if use is not None and "baseline" in use.get("less", {}):  # results of 0.1 have none
+            yield f"ProcessBench {name}, F1", words(use["less"]["baseline"]), use["less"]
+
+
 def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "ProcessBench, F1 without tuning, %", results["processbench"]["average"]["half"]
 
@@ -460,5 +470,6 @@ BENCHMARK = Benchmark(
     section=section,
     verdict=verdict,
     headline=headline,
+    against_trivial=against_trivial,
     problem_draws=problem_draws,
 )

@@ -33,6 +33,7 @@ from jprm.methods.evidence.ranker import (
     calibrated,
     fit_ranker,
     joined,
+    mixed_problems,
     pairs_of,
     vote_correct,
 )
@@ -58,12 +59,14 @@ class Policy:
       problems: the text of each pool's problem.
       chains: of all pools.
       seconds: by source, what reading the evidence took.
+      tokens: by source, what its model computed or its judge generated.
     """
 
     name: str
     problems: list[str]
     chains: Chains
     seconds: dict[str, float]
+    tokens: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def of(self, keep: Callable[[str], bool]) -> Chains:
         """Returns the chains of the problems that `keep` chooses."""
@@ -92,11 +95,11 @@ def read_policy(
 
 def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> Policy:
     """Returns the evidence and outcomes of pools."""
-    seconds, columns = {}, []
+    seconds, tokens, columns = {}, {}, []
     for source in sources:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), source.tokens()
         columns.append(list(_in_chunks(source, trees)))
-        seconds[source.name] = time.perf_counter() - start
+        seconds[source.name], tokens[source.name] = time.perf_counter() - start, source.tokens() - before
     x, correct, problem, classes = [], [], [], []
     for i, (tree, *parts) in enumerate(zip(trees, *columns, strict=True)):
         leaves = [chain[-1] for chain in chains_of(tree)]
@@ -106,7 +109,7 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
         classes.append(answer_classes(answers_of(tree)))
     x_MF = np.concatenate(x)
     chains = Chains(x_MF, np.array(correct), np.concatenate(problem), np.zeros(len(x_MF), int), np.concatenate(classes))
-    return Policy(name, [tree.problem for tree in trees], chains, seconds)
+    return Policy(name, [tree.problem for tree in trees], chains, seconds, tokens)
 
 
 def _in_chunks(source: Source, trees: Sequence[ReasoningTree]) -> Iterable[Float[np.ndarray, "N F"]]:
@@ -124,7 +127,7 @@ def fit_calibrated(policies: Sequence[Policy], keep: Callable[[str], bool] = lam
         chosen = [policy.of(lambda problem: keep(problem) and bucket(problem, 10) in tenths) for policy in policies]
         chosen = [chains for chains in chosen if len(chains.problem_M)]
         chains = joined(chosen) if chosen else None
-        if chains is None or not _ranks(chains):
+        if chains is None or not mixed_problems(chains):
             raise ValueError(
                 f"too few problems: none of those that {what} has both a correct and an incorrect chain. Give more"
                 " pools, fifty problems at the least"
@@ -133,12 +136,6 @@ def fit_calibrated(policies: Sequence[Policy], keep: Callable[[str], bool] = lam
 
     ranker = fit_ranker(part(range(7), "train the ranker"), part([7], "choose its regularisation"))
     return calibrated(ranker, part([8, 9], "calibrate it"))
-
-
-def _ranks(chains: Chains) -> bool:
-    size_P = np.bincount(chains.problem_M)
-    right_P = np.bincount(chains.problem_M, chains.correct_M)
-    return bool(((right_P > 0) & (right_P < size_P)).any())
 
 
 def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
@@ -246,11 +243,18 @@ def fit(
     tell("fitting")
     ranker = fit_calibrated(policies)
     vote, left_out = choose_vote(policies, seed)
-    seconds = {name: sum(policy.seconds[name] for policy in policies) for name in policies[0].seconds}
+    cost = {
+        source.name: {
+            "needs": source.needs,
+            "seconds": round(sum(policy.seconds[source.name] for policy in policies), 2),
+            "tokens": sum(policy.tokens[source.name] for policy in policies),
+        }
+        for source in witnesses
+    }
     measured = {
         "trained_on": [input_of(path) for path in paths],
         "chains": int(sum(len(policy.chains.problem_M) for policy in policies)),
-        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "cost": cost,
         "auroc_in_problems": {policy.name: _auroc(ranker, policy) for policy in policies},
         "policies_left_out": left_out,
     }
@@ -263,7 +267,7 @@ def fit(
 def _auroc(ranker: Ranker, policy: Policy) -> float | None:
     """Returns the in-problem AUROC on the problems that calibrated the ranker."""
     chains = policy.of(lambda problem: bucket(problem, 10) in (8, 9))
-    return auroc_in_problems(ranker.score(chains.x_MF), pairs_of(chains)) if _ranks(chains) else None
+    return auroc_in_problems(ranker.score(chains.x_MF), pairs_of(chains)) if mixed_problems(chains) else None
 
 
 def problem_ids(problems: Sequence[str]) -> Int[np.ndarray, " P"]:

@@ -78,6 +78,13 @@ def pairs_of(chains: Chains) -> Pairs:
     return Pairs(np.concatenate(right), np.concatenate(wrong), weight_K)
 
 
+def mixed_problems(chains: Chains) -> int:
+    """Returns how many pools have both a correct and an incorrect chain: those that teach a ranker."""
+    size_P = np.bincount(chains.problem_M)
+    right_P = np.bincount(chains.problem_M, chains.correct_M)
+    return int(((right_P > 0) & (right_P < size_P)).sum())
+
+
 def pair_loss(
     w_F: Float[np.ndarray, " F"], x_MF: Float[np.ndarray, "M F"], pairs: Pairs, strength: float = 0.0
 ) -> tuple[float, Float[np.ndarray, " F"]]:
@@ -105,6 +112,16 @@ class Ranker:
     intercept: float = 0.0
     strength: float = 0.0
 
+    @classmethod
+    def standardising(cls, x_MF: Float[np.ndarray, "M F"]) -> Ranker:
+        """Returns the ranker that standardises by these chains and scores all alike."""
+        with np.errstate(all="ignore"):
+            present_MF = ~np.isnan(x_MF)
+            count_F = np.maximum(present_MF.sum(0), 1)
+            mean_F = np.where(present_MF, x_MF, 0).sum(0) / count_F
+            scale_F = np.sqrt(np.where(present_MF, (x_MF - mean_F) ** 2, 0).sum(0) / count_F)
+        return cls(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(x_MF.shape[1]))
+
     def standard(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, "M F"]:
         """Returns the evidence in standard deviations of the training chains, 0 where there is none."""
         return np.nan_to_num(np.clip((x_MF - self.mean_F) / self.scale_F, -CLIP, CLIP))
@@ -120,12 +137,7 @@ class Ranker:
 
 def fit_ranker(train: Chains, valid: Chains) -> Ranker:
     """Returns the ranker with the least loss on training problems; validation problems choose the regularisation."""
-    with np.errstate(all="ignore"):
-        present_MF = ~np.isnan(train.x_MF)
-        count_F = np.maximum(present_MF.sum(0), 1)
-        mean_F = np.where(present_MF, train.x_MF, 0).sum(0) / count_F
-        scale_F = np.sqrt(np.where(present_MF, (train.x_MF - mean_F) ** 2, 0).sum(0) / count_F)
-    blank = Ranker(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(train.x_MF.shape[1]))
+    blank = Ranker.standardising(train.x_MF)
     x_MF, pairs = blank.standard(train.x_MF), pairs_of(train)
     valid_x_MF, valid_pairs = blank.standard(valid.x_MF), pairs_of(valid)
     best, least, weight_F = blank, np.inf, blank.weight_F

@@ -1,0 +1,94 @@
+"""Trivial baselines: what a model has to beat. They read text and the other samples alone, and load no model.
+
+Best of n and ProcessBench show them beside every model, and lead with the difference from the best one. Those that
+check arithmetic or weigh evidence are of `jprm.methods.evidence.baselines`, which is imported when they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jprm import registry
+from jprm.tree import ReasoningTree, chains_of
+
+MOST_POOLS = 5_000
+"""Best of n reads the text of no more pools for baselines; larger files have those alone that need no text."""
+
+DOUBTED = 0.1
+"""The weight in a vote of a chain that a baseline doubts; others weigh 1."""
+
+
+class Chosen(NamedTuple):
+    """What a baseline says of a pool's K chains.
+
+    Attributes:
+      key_K: what orders them; higher is better.
+      weight_K: what each weighs in a vote, in [0, 1].
+    """
+
+    key_K: Float[np.ndarray, " K"]
+    weight_K: Float[np.ndarray, " K"]
+
+
+OfPools = Callable[[Sequence[ReasoningTree]], Sequence[Chosen] | None]
+"""Pools to what a baseline says of each one's chains; None where the pools are too few for it."""
+
+OfSteps = Callable[[Sequence[ReasoningTree]], Sequence[Float[np.ndarray, " N"]] | None]
+"""Chains to a score of every step, lower where an error is likelier; None where the chains are too few."""
+
+
+def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
+    """Returns the baseline of one number of a chain. Chains below their pool's mean are doubted."""
+
+    def of_pools(trees: Sequence[ReasoningTree]) -> list[Chosen]:
+        return [doubted(np.array([key(tree, chain) for chain in chains_of(tree)], float)) for tree in trees]
+
+    return of_pools
+
+
+def doubted(key_K: Float[np.ndarray, " K"]) -> Chosen:
+    """Returns chains by a number of each; those below the mean are doubted."""
+    mean = key_K.mean() if len(key_K) else 0.0
+    return Chosen(key_K, np.where(key_K < mean - 1e-9, DOUBTED, 1.0))
+
+
+def _characters(tree: ReasoningTree, chain: list[int]) -> float:
+    return float(sum(len(tree.nodes[i].text) for i in chain))
+
+
+POOLS: dict[str, OfPools | str] = {
+    "fewest_steps": doubting(lambda tree, chain: -float(len(chain))),
+    "shortest": doubting(lambda tree, chain: -_characters(tree, chain)),
+    "no_false_equation": "jprm.methods.evidence.baselines:no_false_equation",
+    "most_numbers_used": "jprm.methods.evidence.baselines:most_numbers_used",
+    "text_features": "jprm.methods.evidence.baselines:ranked_by_text",
+}
+"""Of best of n, beside a blind choice and the majority vote."""
+
+STEPS: dict[str, OfSteps | str] = {
+    "position": lambda trees: [-np.arange(len(tree.nodes), dtype=float) for tree in trees],
+    "step_length": lambda trees: [-np.array([len(node.text) for node in tree.nodes], float) for tree in trees],
+    "no_false_equation": "jprm.methods.evidence.baselines:steps_without_false_equation",
+    "text_features": "jprm.methods.evidence.baselines:steps_by_text",
+}
+"""Of first errors. The first two: the later, or longer in characters, the likelier wrong."""
+
+
+def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
+    """Returns what each baseline says of pools; without those for which they are too few, or too many."""
+    return _computed(POOLS, trees, len(trees) <= MOST_POOLS)
+
+
+def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
+    """Returns every baseline's scores of steps; without those for which the chains are too few."""
+    return _computed(STEPS, trees, True)
+
+
+def _computed(baselines: dict[str, Any], trees: Sequence[ReasoningTree], text: bool) -> dict[str, Any]:
+    names = [name for name, baseline in baselines.items() if text or not isinstance(baseline, str)]
+    found = {name: registry.find(name, baselines, "baseline")(trees) for name in names}
+    return {name: each for name, each in found.items() if each is not None}

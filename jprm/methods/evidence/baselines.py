@@ -1,0 +1,154 @@
+"""The trivial baselines that read a chain's text (`jprm.methods.evaluate.baselines`): the checker of equations, and rankers.
+
+The rankers are fitted in the evaluation, to the outcomes of the very file that is evaluated, and each problem is ranked
+by a ranker of the other folds' problems. They have seen the policy, which a model need not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from jprm.data.overlap import normalise
+from jprm.methods.evaluate.baselines import Chosen, doubted
+from jprm.methods.evidence import sources as evidence
+from jprm.methods.evidence.fit import policy_of, pool_signals
+from jprm.methods.evidence.ranker import STRENGTHS, Ranker, calibrated, fit_ranker, mixed_problems
+from jprm.methods.evidence.verifier import Vote, vote_weights
+from jprm.tree import ReasoningTree, chains_of
+
+FOLDS = 5
+FEWEST = 50
+"""Problems with a correct and an incorrect chain, or chains with and without an error, that rankers need."""
+MOST = 400
+"""Problems that train a ranker of 20 numbers: more change little and cost time."""
+
+
+def _leaves(name: str, number: str, sign: float, trees: Sequence[ReasoningTree]) -> list[Chosen]:
+    """Returns chains by one number of one source."""
+    source = evidence.find(name)
+    column, found = source.numbers.index(number), []
+    for tree in trees:
+        (x_NF,) = evidence.read([source], [tree])
+        leaves = [chain[-1] for chain in chains_of(tree)]
+        found.append(doubted(sign * x_NF[leaves, column] if leaves else np.zeros(0)))
+    return found
+
+
+def no_false_equation(trees: Sequence[ReasoningTree]) -> list[Chosen]:
+    """Doubts chains with an equation that is false; `jprm.methods.verify.arithmetic` decides."""
+    return _leaves("arithmetic", "any_false", -1.0, trees)
+
+
+def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
+    """Doubts chains that use fewer of the problem's numbers than its others do."""
+    return _leaves("numbers", "used", 1.0, trees)
+
+
+def fold_of(problem: str) -> int:
+    """Returns the fold of a problem, by a digest of its normalised text."""
+    return int(hashlib.sha256(normalise(problem).encode()).hexdigest(), 16) % FOLDS
+
+
+def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
+    """Ranks chains by the sources of `jprm fuse fit` that need no model, fitted to the other folds' outcomes.
+
+    Of the other folds, one chooses the regularisation and calibrates. A vote weighs a chain as `Vote()` says.
+    """
+    some = [tree for tree in trees if tree.nodes]
+    if len(some) < FEWEST:
+        return None
+    chains = policy_of("pools", some, [evidence.find(name) for name in evidence.DEFAULT]).chains
+    fold_M = np.array([fold_of(tree.problem) for tree in some])[chains.problem_M]
+    key_M, weight_M = np.zeros((2, len(fold_M)))
+    for fold in range(FOLDS):
+        held_M, valid_M = fold_M == fold, fold_M == (fold + 1) % FOLDS
+        train_M = ~held_M & ~valid_M
+        train_M &= chains.problem_M <= np.unique(chains.problem_M[train_M])[:MOST].max(initial=0)
+        train, valid, held = (chains.where(some_M) for some_M in (train_M, valid_M, held_M))
+        if mixed_problems(train) < FEWEST / 2 or not mixed_problems(valid):
+            return None
+        ranker = calibrated(fit_ranker(train, valid), valid)
+        if len(held.problem_M):
+            key_M[held_M] = ranker.log_odds(held.x_MF)
+            power_P = Vote().powers(*pool_signals(ranker, held))
+            weight_M[held_M] = vote_weights(key_M[held_M], power_P[held.problem_M])
+    found, start = [], 0
+    for tree in trees:
+        end = start + len(chains_of(tree))
+        found.append(Chosen(key_M[start:end], weight_M[start:end]))
+        start = end
+    return found
+
+
+def steps_without_false_equation(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
+    """Scores a step 0 from the first false equation of its chain on, and 1 before."""
+    source = evidence.find("arithmetic")
+    column = source.numbers.index("any_false")
+    return [1 - x_NF[:, column] if len(x_NF) else np.zeros(0) for x_NF in evidence.read([source], trees)]
+
+
+STEP_SOURCES = ("arithmetic", "numbers", "form")
+
+
+def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
+    """Returns what text says of each step: the sources' numbers, their change by the step, and its length."""
+    found = []
+    for tree, x_NF in zip(trees, evidence.read([evidence.find(name) for name in STEP_SOURCES], trees), strict=True):
+        length_N1 = np.log1p([[len(node.text)] for node in tree.nodes])
+        parent_N = np.array([node.parent for node in tree.nodes], int)
+        before_NF = np.where(parent_N[:, None] >= 0, x_NF[parent_N], 0.0)
+        found.append(np.concatenate([x_NF, x_NF - before_NF, length_N1], axis=1))
+    return found
+
+
+def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]] | None:
+    """Scores steps of chains with a known first error (`first_error`) by a logistic regression on the other folds.
+
+    Steps before the first error are correct, the first error is not, and later steps are left out.
+    """
+    error_K = np.array([tree.extra["first_error"] for tree in trees])
+    if min((error_K >= 0).sum(), (error_K < 0).sum()) < FEWEST:
+        return None
+    rows, fold_K = rows_of_steps(trees), np.array([fold_of(tree.problem) for tree in trees])
+    of_K = np.repeat(np.arange(len(trees)), [len(row) for row in rows])
+    place_M = np.concatenate([np.arange(len(row)) for row in rows])
+    x_MF, score_M = np.concatenate(rows), np.zeros(len(of_K))
+    labelled_M = (error_K[of_K] < 0) | (place_M <= error_K[of_K])
+    right_M = (place_M != error_K[of_K]).astype(float)
+    for fold in range(FOLDS):
+        valid_M = labelled_M & (fold_K[of_K] == (fold + 1) % FOLDS)
+        train_M = labelled_M & ~valid_M & (fold_K[of_K] != fold)
+        if min(len(np.unique(right_M[some_M])) for some_M in (train_M, valid_M)) < 2:
+            return None
+        score = logistic(x_MF[train_M], right_M[train_M], x_MF[valid_M], right_M[valid_M])
+        held_M = fold_K[of_K] == fold
+        score_M[held_M] = score(x_MF[held_M])
+    return np.split(score_M, np.cumsum([len(row) for row in rows])[:-1])
+
+
+def logistic(
+    x_MF: Float[np.ndarray, "M F"], right_M: Float[np.ndarray, " M"],
+    valid_x_KF: Float[np.ndarray, "K F"], valid_right_K: Float[np.ndarray, " K"],
+) -> Callable[[Float[np.ndarray, "N F"]], Float[np.ndarray, " N"]]:  # fmt: skip
+    """Returns a logistic regression, from rows to probabilities; validation rows choose its regularisation."""
+    standard = Ranker.standardising(x_MF).standard
+    x_MF, valid_x_KF = (np.column_stack([standard(x), np.ones(len(x))]) for x in (x_MF, valid_x_KF))
+
+    def loss(w_F: np.ndarray, x_MF: np.ndarray, right_M: np.ndarray, strength: float) -> tuple[float, np.ndarray]:
+        z_M = x_MF @ w_F
+        free_F = np.append(w_F[:-1], 0.0)  # the intercept is not shrunk
+        value = np.mean(np.logaddexp(0, z_M) - right_M * z_M) + strength / 2 * float(free_F @ free_F)
+        return float(value), x_MF.T @ (expit(z_M) - right_M) / len(z_M) + strength * free_F
+
+    best_F, least, w_F = None, np.inf, np.zeros(x_MF.shape[1])
+    for strength in sorted(STRENGTHS, reverse=True):
+        w_F = minimize(loss, w_F, (x_MF, right_M, strength), method="L-BFGS-B", jac=True).x
+        if (now := loss(w_F, valid_x_KF, valid_right_K, 0.0)[0]) < least:
+            best_F, least = w_F, now
+    return lambda x_NF: expit(np.column_stack([standard(x_NF), np.ones(len(x_NF))]) @ best_F)
