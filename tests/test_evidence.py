@@ -1,7 +1,9 @@
 """Evidence: what sources say, the loss of the ranker, votes, and the verifier that a folder holds."""
 
+import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -11,8 +13,12 @@ from refusing import refused
 
 import jprm
 from jprm.io.jsonl import RecordError
+from jprm.methods.evaluate import baselines
+from jprm.methods.evaluate.best_of_n import against_trivial, best_of_n_report
+from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence import sources as evidence
+from jprm.methods.evidence.baselines import ranked_by_text
 from jprm.methods.evidence.fit import (
     choose_vote,
     fit,
@@ -24,9 +30,17 @@ from jprm.methods.evidence.fit import (
 from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
 from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_loss, pairs_of, vote_correct
 from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
+from jprm.methods.label.files import teacher_labels
+from jprm.methods.rl import rollout
+from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.search.lockstep import live_scorer
+from jprm.methods.verify import Verdict, verifiers
+from jprm.methods.verify.arithmetic import check_arithmetic
+from jprm.methods.verify.verifiers import Outcome
 from jprm.options import ForeignCode
 from jprm.score.files import score_file
-from jprm.tree import tree_of
+from jprm.score.scale import PROBABILITY
+from jprm.tree import chains_of, tree_of, with_scores
 
 
 def pool(problem, *samples, answer=None):
@@ -317,3 +331,138 @@ def test_what_cannot_be_fitted_is_refused(fused, tmp_path):
 
 def test_a_verifier_takes_no_options_of_models(fused):
     refused(ValueError, "fused verifier", jprm.load, fused[1], dtype="bfloat16")
+
+
+def test_a_search_scores_prefixes_by_the_sources_that_can(fused):
+    verifier, _, _ = fused
+    record = made_pools(6, n=1)[0]
+    (first, second), (other, _) = (sample["steps"] for sample in record["samples"][:2])
+    live = live_scorer(verifier)
+    (root,) = live.open([record["problem"]])
+    handles, score_P = live.extend([root, root], [first, other])
+    _, last_P = live.extend([handles[0]], [second])
+    alone = verifier.of_prefixes()
+    expected = alone.score(record["problem"], [first, second])
+    assert score_P[0] == expected[0]
+    assert last_P[0] == expected[1]  # whatever else is searched at once
+    assert verifier.score(record["problem"], [first, second])[1] == expected[1]  # a chain alone has no pool
+    refused(ValueError, "vote", verifier.by, "vote")
+
+
+def test_a_verifier_is_a_teacher(fused):
+    verifier, _, _ = fused
+    tree = tree_of(made_pools(6, n=1)[0])
+    (labelled,) = teacher_labels(verifier, [tree])
+    assert labelled.semantics == "value"
+    np.testing.assert_allclose([node.label for node in labelled.nodes], verifier.score_trees([tree])[0], rtol=1e-6)
+
+
+def test_a_verifier_rewards_groups_by_their_last_step(fused):
+    verifier, _, _ = fused
+    record = made_pools(6, n=1, samples=3)[0]
+    texts = [tuple(sample["steps"]) for sample in record["samples"]]
+    drawn = [Trajectory((0, 1), np.zeros(2, np.float32), (1, 2), steps, True) for steps in texts]
+    (group,) = rollout.judged([record], [drawn], verifiers.of_function(lambda record, steps: 0.0), 0.0, verifier)
+    expected = verifier.score_trees([tree_of(record)])[0]
+    np.testing.assert_allclose(np.concatenate(group.scores), expected, rtol=1e-6)
+    np.testing.assert_allclose(group.chain_scores, expected[1::2], rtol=1e-6)
+
+
+def test_verdicts_are_evidence(monkeypatch):
+    monkeypatch.setattr(evidence.verifiers.sandbox, "require", lambda: None)
+    verdicts = iter([[1, None, 0], [1, 1, 1]])
+    monkeypatch.setattr(
+        evidence.verifiers, "checker", lambda kind: lambda tree: [Verdict(label) for label in next(verdicts)]
+    )
+    trees = [tree_of({"problem": "p", "steps": ["a", "b", "c"]})] * 2
+    first, second = evidence.find("verdicts=python").read(trees)
+    np.testing.assert_allclose(first, [[0, 0, 1, 0], [0, 0, 1 / 2, 1 / 2], [1, 1 / 3, 1 / 3, 1 / 3]])
+    assert second[-1].tolist() == [0, 0, 1, 0]
+    monkeypatch.setattr(
+        evidence.verifiers, "judge_programs", lambda chains: [Outcome(float("good" in "".join(s))) for _, s in chains]
+    )
+    record = {"problem": "p", "tests": ["assert f(1) == 1"], "samples": [{"steps": ["x", "good"]}, {"steps": ["bad"]}]}
+    np.testing.assert_array_equal(evidence.find("verdicts=tests").read([tree_of(record)])[0][:, 0], [np.nan, 1, 0])
+    refused(ValueError, "verdicts=", evidence.find, "verdicts=answer")
+
+
+def test_what_a_model_costs_is_kept(fused, tmp_path, monkeypatch):
+    class Model:
+        scale, layout = PROBABILITY, None
+        identity = {"model": "m"}
+
+        def score_trees(self, trees):
+            return [np.full(len(tree.nodes), 0.5) for tree in trees]
+
+    monkeypatch.setattr("jprm.loading.load", lambda path: Model())
+    cost = fit(fused[2], ["form", "prm=m"], out=tmp_path / "with_model").measured["cost"]
+    assert {name: each["needs"] for name, each in cost.items()} == {
+        "form": "nothing",
+        f"prm={os.path.abspath('m')}": "model",
+    }
+    assert all(each["seconds"] >= 0 and each["tokens"] == 0 for each in cost.values())
+
+
+# ---- Trivial baselines.
+
+
+def test_baselines_of_pools(fused):
+    trees = [tree_of(record) for record in made_pools(11, n=80, accuracy=0.4)]
+    found = baselines.of_pools(trees)
+    assert list(found) == list(baselines.POOLS)
+    for tree, says in zip(trees, found["no_false_equation"], strict=True):
+        false = np.array([check_arithmetic(tree.nodes[c[0]].text).label == 0 for c in chains_of(tree)])
+        np.testing.assert_array_equal(says.key_K, -false.astype(float))
+        if false.any() and not false.all():
+            np.testing.assert_array_equal(says.weight_K, np.where(false, baselines.DOUBTED, 1.0))
+    right = [[node.correct for node in tree.nodes if node.correct is not None] for tree in trees]
+    top = [bool(r[int(np.argmax(says.key_K))]) for r, says in zip(right, found["text_features"], strict=True)]
+    assert np.mean(top) > np.mean(np.concatenate(right)) + 0.2  # 0.4, and a chain that uses all and adds well is right
+    few = baselines.of_pools(trees[:20])
+    assert "text_features" not in few
+    assert "no_false_equation" in few
+
+
+def test_a_problem_is_ranked_by_rankers_of_other_problems(fused):
+    trees = [tree_of(record) for record in made_pools(11, n=80)]
+    flipped = list(trees)
+    nodes = [dataclasses.replace(n, correct=None if n.correct is None else not n.correct) for n in trees[5].nodes]
+    flipped[5] = dataclasses.replace(trees[5], nodes=tuple(nodes))
+    before, after = (ranked_by_text(each)[5].key_K for each in (trees, flipped))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_baselines_of_steps():
+    rng, trees = np.random.default_rng(0), []
+    for i in range(200):
+        a, b = (int(x) for x in rng.integers(3, 40, 2))
+        wrong = i % 2
+        steps = [f"{a}+{b}={a + b}.", f"So {a + b}+1={a + b + 1 + wrong}.", "That is all."]
+        record = {"problem": f"{i}: {a} and {b}?", "steps": steps, "first_error": 1 if wrong else -1}
+        trees.append(tree_of(record))
+    scores = baselines.of_steps(trees)
+    assert list(scores) == list(baselines.STEPS)
+    assert [s.tolist() for s in scores["no_false_equation"][:2]] == [[1, 1, 1], [1, 0, 0]]
+    report = processbench_report({"made": [with_scores(t, [0.5] * 3) for t in trees]}, "made", 0)["made"]
+    assert report["baselines"]["no_false_equation"]["f1"] == 1
+    assert report["baselines"]["text_features"]["cross_fit"]["f1"] > 0.9
+    assert report["tuned"]["less"]["value"] < 0
+    assert report["tuned"]["less"]["baseline"] in ("no_false_equation", "text_features")
+    assert "text_features" not in baselines.of_steps(trees[:60])
+
+
+def test_best_of_n_is_compared_with_the_best_baseline(fused):
+    verifier, _, _ = fused
+    records = made_pools(12, n=60, accuracy=0.4)
+    trees = [with_scores(t, s) for t in map(tree_of, records) for s in verifier.score_trees([t])]
+    report = best_of_n_report(trees, 0)
+    rivals = {"majority": report["majority"], **report["baselines"]}
+    rivals |= {f"{name}.vote": curve for name, curve in report["baseline_votes"].items()}
+    assert report["best_baseline"]["value"] == pytest.approx(max(curve["value"][-1] for curve in rivals.values()))
+    for kind in ("best_of_n", "weighted_vote"):
+        less = report["rules"]["last"][f"{kind}_minus_best_baseline"]
+        value = report["rules"]["last"][kind]["value"][-1] - report["best_baseline"]["value"]
+        assert less["value"] == pytest.approx(value)
+        assert less["low"] <= value <= less["high"]
+    results = {"model": {"rule": "last"}, "best_of_n": {"pools": report}}
+    assert len(list(against_trivial(results))) == 2

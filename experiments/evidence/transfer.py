@@ -1,12 +1,15 @@
 """Does evidence help on policies that it was not fitted to? Leave-one-policy-out over the three pools of GSM8K.
 
-    python experiments/evidence/transfer.py --pools ../shared/data/pools --out transfer.json
+    python experiments/evidence/transfer.py --pools ../shared/data/pools --solutions \
+        ../shared/data/gsm8k/example_model_solutions.jsonl --out transfer.json
 
 Hardware: two CPU cores, about 4 minutes. Results: docs/evidence.md.
 
 Problems are those of GSM8K test: this is a study of transfer between policies. Rankers are fitted on problems whose
 normalised text has int(sha256(text), 16) % 1319 < 1000, votes are tested on the others, and of each policy only the
-two others' chains are seen. Intervals draw problems with all their policies.
+two others' chains are seen. Intervals draw problems with all their policies. `--solutions` are GSM8K's published
+solutions of four fine-tuned models of 2021 (Cobbe et al.), a pool of four a problem: another origin, another way of
+writing, and with most incorrect ones removed a far stronger policy.
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ from jprm.methods.evidence.fit import (
     choose_vote,
     fit_calibrated,
     gains,
+    policy_of,
     problem_ids,
     read_policy,
     stronger,
 )
 from jprm.methods.evidence.ranker import (
+    Chains,
     Ranker,
     auroc_in_problems,
     calibrated,
@@ -41,7 +46,9 @@ from jprm.methods.evidence.ranker import (
 )
 from jprm.methods.evidence.verifier import Vote
 from jprm.statistics import mean_differences
+from jprm.tree import ReasoningTree, tree_of
 
+MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 LABELS = (10, 30, 100)
 PRIOR = 100
 """Problems of the new policy that weigh as much as the ranker of the other policies."""
@@ -128,6 +135,49 @@ def trivial(policies: Sequence[Policy], names: Sequence[str]) -> dict:
     return rows
 
 
+def another_origin(policies: Sequence[Policy], path: pathlib.Path, sources: Sequence) -> dict:
+    """Returns the gains, by a verifier of all three policies, on the published solutions of four other models."""
+    trees = [tree for line in path.read_text().splitlines() if testing((tree := solutions(json.loads(line))).problem)]
+    test = policy_of("solutions", trees, sources)
+    ranker, (vote, _) = fit_calibrated(policies, training), choose_vote(policies, 0, training)
+    row: dict = {
+        "auroc_in_problems": round(auroc_in_problems(ranker.score(test.chains.x_MF), pairs_of(test.chains)), 3)
+    }
+    for kept in (1.0, 0.4, 0.15):
+        chains = stronger(test.chains, kept, 1)
+        row[f"incorrect kept {kept:g}"] = {
+            "one sample": round(100 * float(np.mean(_means(chains))), 1),
+            "majority": round(100 * float(vote_correct(chains, np.ones(len(chains.class_M))).mean()), 1),
+            "gain": summary(gains(ranker, vote, chains), test.problems),
+            "best of n less one sample": summary(_chosen(ranker, chains) - _means(chains), test.problems),
+        }
+    return row
+
+
+def solutions(item: dict) -> ReasoningTree:
+    """Returns a problem's four solutions as a pool."""
+    samples = []
+    for model in MODELS:
+        *steps, answer = item[model]["solution"].strip().split("\n")
+        final = answer.removeprefix("A: ") if answer.startswith("A: ") else None
+        steps += [] if final is not None else [answer]
+        samples.append({"steps": steps or [answer], "answer": final, "correct": item[model]["is_correct"]})
+    return tree_of({"problem": item["question"], "samples": samples})
+
+
+def _means(chains: Chains) -> np.ndarray:
+    return np.bincount(chains.problem_M, chains.correct_M) / np.bincount(chains.problem_M)
+
+
+def _chosen(ranker: Ranker, chains: Chains) -> np.ndarray:
+    """Returns how correct the chain with the highest score of each pool is; ties count as their mean."""
+    score_M = ranker.score(chains.x_MF)
+    top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
+    np.maximum.at(top_P, chains.problem_M, score_M)
+    leads_M = score_M >= top_P[chains.problem_M] - 1e-12
+    return np.bincount(chains.problem_M, leads_M * chains.correct_M) / np.bincount(chains.problem_M, leads_M)
+
+
 def with_labels(policies: Sequence[Policy], fitted: dict[str, tuple[Ranker, Vote]], seeds: int = 5) -> dict:
     """Returns what the outcomes of k problems of the new policy add, mean over draws of the k problems.
 
@@ -178,7 +228,7 @@ def adapted(ranker: Ranker, vote: Vote, old, new, k: int) -> tuple[Ranker, Vote]
     return mixed, best
 
 
-def main(pools: pathlib.Path, out: pathlib.Path) -> None:
+def main(pools: pathlib.Path, out: pathlib.Path, other: pathlib.Path | None = None) -> None:
     sources = [evidence.find(name) for name in evidence.DEFAULT]
     names = evidence.names(sources)
     policies = [read_policy(path, sources) for path in sorted(pools.glob("*.jsonl"))]
@@ -191,6 +241,8 @@ def main(pools: pathlib.Path, out: pathlib.Path) -> None:
         "labels": with_labels(policies, fitted),
         "seconds": {policy.name: {name: round(s, 1) for name, s in policy.seconds.items()} for policy in policies},
     }
+    if other is not None:
+        report["another origin"] = another_origin(policies, other, sources)
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
@@ -199,5 +251,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--pools", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--solutions", type=pathlib.Path)
     options = parser.parse_args()
-    main(options.pools, options.out)
+    main(options.pools, options.out, options.solutions)

@@ -22,10 +22,13 @@ from rich.progress import track
 import jprm
 from jprm.apps.report.page import report
 from jprm.io.jsonl import write_records
-from jprm.methods.evaluate.best_of_n import chosen_curves, pools_of
-from jprm.methods.evaluate.blocks import Table, interval, percent
+from jprm.loading import VERIFIER
+from jprm.methods.evaluate.best_of_n import best_of_n_report, chosen_curves, pools_of
+from jprm.methods.evaluate.blocks import Table, interval, last, percent, words
 from jprm.methods.evaluate.blocks import show as show_tables
 from jprm.methods.evaluate.suite import read_scores, read_suite, run_suite
+from jprm.methods.evidence.fit import fit
+from jprm.methods.evidence.sources import DEFAULT
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
@@ -85,6 +88,7 @@ def evaluated(
         "wrong_working": {models[name]: _wrong_working(out, name, suites[name], seed, world) for name in models},
         "first_error": {models[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in models},
         "label_agreement": label_agreement(out),
+        "evidence": evidence(out, next(iter(models)), seed),
     }
     return suites, found
 
@@ -172,6 +176,31 @@ def _with_wrong_working(tree: ReasoningTree, world: ModuleType) -> ReasoningTree
 
 def _is_wrong_working(record: dict, sample: dict, world: ModuleType = task) -> bool:
     return bool(sample["correct"]) and not all(world.check(world.parse(record["problem"]), sample["steps"]))
+
+
+def evidence(out: pathlib.Path, prm: str, seed: int) -> dict[str, Any]:
+    """Fits verifiers to the outcomes of the labelled samples (`jprm fuse fit`): of the sources that need no model, and
+    of these with the PRM in the folder `prm`. Returns their figures on the test pools, each beside the difference from
+    the best trivial baseline there."""
+    found: dict[str, Any] = {}
+    for name, more in {"evidence": [], "evidence_and_prm": [f"prm={out / prm}"]}.items():
+        folder = out / name
+        if not (folder / VERIFIER).is_file():
+            fit([out / "pools.jsonl"], [*DEFAULT, *more], out=folder, seed=seed)
+        scored = list(map(tree_of, jprm.load(folder).score_many(read_records(out / "test_pools.jsonl"))))
+        report_ = best_of_n_report(scored, seed)
+        found["best_baseline"] = report_["best_baseline"]
+        curves = report_["rules"]["last"]
+        found[name] = {
+            "best_of_n": last(curves["best_of_n"]), "vote": last(curves["weighted_vote"]),
+            "best_of_n_less_baseline": curves["best_of_n_minus_best_baseline"],
+            "vote_less_baseline": curves["weighted_vote_minus_best_baseline"],
+        }  # fmt: skip
+    for use, curves in (("best_of_n", report_["baselines"]), ("vote", report_["baseline_votes"])):
+        for name, curve in curves.items():
+            if curve is not None:
+                found.setdefault("baselines", {}).setdefault(name, {})[use] = last(curve)
+    return found
 
 
 def label_agreement(out: pathlib.Path) -> dict[str, Any]:
@@ -267,8 +296,8 @@ def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
         ("one sample", interval(found["pass_1"]), percent(working["orm"]["one_sample"])),
         ("majority vote", interval(found[f"majority_{n}"]), ""),
         *(
-            (words, interval(found[f"{name}_best_of_{n}"]), interval(working[name]["chosen"]))
-            for name, words in (
+            (said, interval(found[f"{name}_best_of_{n}"]), interval(working[name]["chosen"]))
+            for name, said in (
                 ("orm", "outcome reward model"),
                 ("prm_monte_carlo", "PRM, labels by rollouts"),
                 ("prm", "PRM, formal labels"),
@@ -276,12 +305,26 @@ def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
             if name in working
         ),
         *(
-            (f"vote weighted by the {words}", interval(found[f"{name}_vote_{n}"]), "")
-            for name, words in (("orm", "outcome reward model"), ("prm_monte_carlo", "PRM by rollouts"), ("prm", "PRM"))
+            (f"vote weighted by the {said}", interval(found[f"{name}_vote_{n}"]), "")
+            for name, said in (("orm", "outcome reward model"), ("prm_monte_carlo", "PRM by rollouts"), ("prm", "PRM"))
             if name in working
         ),
+        *evidence_rows(found["evidence"]),
         ("any of them is right (oracle)", interval(found[f"pass_{n}"]), ""),
     ]
+
+
+def evidence_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Returns rows of the trivial baselines and of the verifiers that weigh evidence, each chosen by and in a vote."""
+    rows = [
+        (f"{'vote by ' * (use == 'vote')}{words(name)} (baseline)", interval(curve), "")
+        for use in ("best_of_n", "vote")
+        for name, uses in found["baselines"].items()
+        if name != "random" and (curve := uses.get(use))
+    ]
+    named = {"evidence": "evidence without a model", "evidence_and_prm": "evidence and the PRM"}
+    rows += [(said, interval(found[name]["best_of_n"]), "") for name, said in named.items()]
+    return rows + [(f"vote weighted by {said}", interval(found[name]["vote"]), "") for name, said in named.items()]
 
 
 def searched_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:

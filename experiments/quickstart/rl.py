@@ -5,6 +5,8 @@
     make quickstart-rl                                                       # six of the arms, three seeds
     jprm rl experiments/quickstart/rl.py --workdir runs/rl --set seed=1      # one arm: min-form + verifier
 
+    python experiments/quickstart/rl.py --small --arms verifier min_form evidence evidence_and_prm  # label-free rewards
+
 Every arm starts from the same policy, and samples the same number of chains of the same problems.
 
 Three seeds, 20 updates, correct answers on 200 held-out problems in %: start 33 to 40; verifier 84 to 90; min-form +
@@ -18,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import sys
+from typing import Any
 
 import jax
 import tyro
@@ -28,14 +31,20 @@ import task
 
 from jprm.apps.report.page import report
 from jprm.experiment import OptimizerConfig
+from jprm.io.jsonl import write_records
+from jprm.loading import VERIFIER
 from jprm.methods.evaluate.blocks import Table, interval, percent, show
+from jprm.methods.evidence.fit import fit
+from jprm.methods.evidence.sources import DEFAULT
 from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.loop import train
 from jprm.train import Stopped
+from jprm.tree import read_records
 
 QUICKSTART = pathlib.Path("runs/quickstart")
 GUARDED = CreditConfig("min_form", "rloo", "constant", length=48, offset=-1.0, weight=0.5)
+LAST = CreditConfig("last_prm_alone", "rloo", "constant", length=48, weight=0.5)
 ARMS = {
     "verifier": {"credit": dataclasses.replace(GUARDED, name="verifier")},
     "sum": {"credit": dataclasses.replace(GUARDED, name="sum_prm_alone", offset=0.0)},
@@ -45,9 +54,37 @@ ARMS = {
     "dpo": {"method": "dpo"},
     "step_dpo": {"method": "step_dpo"},
     "demonstrations": {"method": "demonstrations", "problems": ("solutions.jsonl",)},
+    "evidence": {"credit": LAST, "prm": "fused"},
+    "evidence_and_prm": {"credit": LAST, "prm": "fused_and_prm"},
 }
 """What each arm changes. `sum` and `min_form` have the PRM alone, without guards for the reward: they are there to be
-gamed."""
+gamed. `evidence` and `evidence_and_prm` have a fused verifier alone: no gold answer of the problems that they are
+trained on."""
+
+SMALL: dict[str, Any] = dict(
+    problems=("other_problems.jsonl",), updates=16, problems_an_update=16, samples=8, evaluate_every=4,
+    evaluate_samples=4, guards=GuardConfig(gaming=False), checkpoint_every=16,
+)  # fmt: skip
+"""The comparison of rewards without gold answers, for a busy machine: half of the labelled problems, whose outcomes no
+verifier was fitted to, and no guard that ends a run, to see when gaming begins."""
+
+
+def fit_verifiers(quickstart: pathlib.Path) -> None:
+    """Fits the verifiers of the label-free arms to the samples of the first half of the labelled problems.
+
+    They are `fused`, of the sources without a model, and `fused_and_prm`, with the PRM of formal labels. The second
+    half is `other_problems.jsonl`.
+    """
+    pools = list(read_records(quickstart / "pools.jsonl"))
+    half = len(pools) // 2
+    first, second = {record["problem"] for record in pools[:half]}, quickstart / "other_problems.jsonl"
+    if not second.is_file():
+        problems = read_records(quickstart / "problems.jsonl")
+        write_records(second, (record for record in problems if record["problem"] not in first))
+        write_records(quickstart / "fitted_pools.jsonl", pools[:half])
+    for name, more in (("fused", []), ("fused_and_prm", [f"prm={quickstart / 'formal'}"])):
+        if not (quickstart / name / VERIFIER).is_file():
+            fit([quickstart / "fitted_pools.jsonl"], [*DEFAULT, *more], out=quickstart / name)
 
 
 def working(record, steps):
@@ -55,13 +92,15 @@ def working(record, steps):
     return task.check(task.parse(record["problem"]), steps)
 
 
-def experiment(arm: str = "min_form_verifier", quickstart: pathlib.Path = QUICKSTART, seed: int = 0) -> RLExperiment:
-    changes = dict(ARMS[arm])
+def experiment(
+    arm: str = "min_form_verifier", quickstart: pathlib.Path = QUICKSTART, seed: int = 0, small: bool = False
+) -> RLExperiment:
+    changes = ARMS[arm] | (SMALL if small else {})
     files = changes.pop("problems", ("problems.jsonl",))
-    return RLExperiment(
+    whole = RLExperiment(
         name=f"quickstart_rl_{arm}",
         policy=str(quickstart / "policy"),
-        prm=str(quickstart / "formal"),
+        prm=str(quickstart / changes.pop("prm", "formal")),
         problems=tuple(str(quickstart / file) for file in files),
         held_out=(str(quickstart / "test_problems.jsonl"),),
         working=f"{__file__}:working",
@@ -78,13 +117,14 @@ def experiment(arm: str = "min_form_verifier", quickstart: pathlib.Path = QUICKS
         evaluate_samples=8,
         checkpoint_every=4,
         seed=seed,
-        **{"credit": GUARDED, **changes},
+        credit=GUARDED,
     )
+    return dataclasses.replace(whole, **changes)
 
 
 def main(
     quickstart: pathlib.Path = QUICKSTART, out: pathlib.Path = pathlib.Path("runs/quickstart_rl"), seed: int = 0,
-    arms: tuple[str, ...] = ("min_form", "min_form_verifier"),
+    arms: tuple[str, ...] = ("min_form", "min_form_verifier"), small: bool = False,
 ) -> None:  # fmt: skip
     """Run arms of the quickstart's reinforcement learning.
 
@@ -92,12 +132,16 @@ def main(
         quickstart: The folder of a finished quickstart.
         out: Where to write a run for each arm, and the page. What is there is continued.
         seed: Of problems and samples.
-        arms: Which: verifier, sum, min_form, min_form_verifier, rejection, dpo, step_dpo, demonstrations.
+        arms: Which: verifier, sum, min_form, min_form_verifier, rejection, dpo, step_dpo, demonstrations, evidence,
+            evidence_and_prm.
+        small: Fewer and smaller updates, and no guard that ends a run: the comparison of rewards without gold answers.
     """
     console, rows = Console(), []
+    if any(arm.startswith("evidence") for arm in arms) or small:
+        fit_verifiers(quickstart)
     for arm in arms:
         console.rule(arm)
-        result = train(experiment(arm, quickstart, seed), out / f"{arm}_{seed}")
+        result = train(experiment(arm, quickstart, seed, small), out / f"{arm}_{seed}")
         shown = result["evaluations"][result["best"] if result["ended"] else -1]
         last = result["evaluations"][-1]
         gold = {"value": shown["gold"], "low": shown["gold_low"], "high": shown["gold_high"]}

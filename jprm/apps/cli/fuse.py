@@ -24,8 +24,7 @@ def fit(
 
     The verifier is a linear ranker over the sources' numbers, calibrated to the probability that a chain is correct.
     Give two policies or more: how far votes trust the evidence is chosen on policies that were left out. DIR then
-    takes a model's place: `jprm score --model DIR`, `jprm eval best-of-n --model DIR`, `jprm search best-of-n --prm
-    DIR`.
+    takes a model's place in `jprm score`, `eval`, `search`, `label teacher`, `serve` and `rl`.
 
     For example:
       jprm fuse fit small.jsonl large.jsonl --out runs/fused
@@ -35,8 +34,8 @@ def fit(
         pools: Pools of samples with `correct`, or with the problem's and the samples' `answer`.
         out: The folder to write verifier.json into.
         sources: arithmetic, numbers, form and pool read text alone; stored and logprob what the records hold (scores of
-            steps, log-probabilities); prm=DIR and judge=P.json score with a model; module:NAME or FILE.py:NAME is a
-            source of your own.
+            steps, log-probabilities); prm=DIR and judge=P.json score with a model; verdicts=python, coq and tests run
+            what a chain is; module:NAME or FILE.py:NAME is a source of your own.
         seed: Of the draws that make left-out policies stronger.
     """
     from jprm.io.outputs import check_input
@@ -57,6 +56,10 @@ def fit(
         kept = "" if row["incorrect_kept"] == 1 else f", {row['incorrect_kept']:.0%} of its incorrect chains kept"
         gain, error = 100 * row["gain"], 196 * row["standard_error"]
         print(f"left out {row['left_out']}{kept}: weighted vote less majority {gain:+.1f} ± {error:.1f} points")
+    chains = verifier.measured["chains"]
+    for name, cost in verifier.measured["cost"].items():
+        spent = f", {cost['tokens'] / chains:.0f} tokens" if cost["tokens"] else ""
+        print(f"cost of {name}: {1e3 * cost['seconds'] / chains:.2f} ms a chain{spent}")
     vote = verifier.vote
     print(f"vote: power {vote.power:g}, agreement {vote.agreement:g}, distance {vote.distance:g}")
     print(f"{out}: written")

@@ -7,6 +7,7 @@ says that the source has nothing to say. Sources are named as in `jprm fuse fit 
     arithmetic numbers form pool          of the text alone
     stored logprob                        what records hold: scores of steps, the policy's log-probability
     prm=DIR judge=P.json                  a model's scores of steps by several rules
+    verdicts=python|coq|tests             a checker's verdicts of steps, or whether the record's `tests` pass
     module:NAME FILE.py:NAME              a `Source` of your own
 """
 
@@ -28,8 +29,10 @@ from jprm.answers import canonical_answer
 from jprm.io.outputs import digest
 from jprm.io.storage import sha256_of
 from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
+from jprm.methods.verify import verifiers
 from jprm.methods.verify.arithmetic import check_arithmetic
 from jprm.options import find_part
+from jprm.pack import token_tree
 from jprm.score.files import identity
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree, chains_of
@@ -47,8 +50,10 @@ class Source:
       numbers: the names of its F numbers.
       read: trees to one array (N, F) for each, N its nodes.
       needs: what it reads beside a chain's text: nothing, the other chains of its pool, keys of the record, a model.
+        What a search scores while it grows has no pool and no record.
       version: raised when a number changes its meaning; fitted verifiers of another version are refused.
       request: what its numbers depend on beside the text: the identity of a model.
+      tokens: how many tokens a model has computed, or a judge generated, for it so far. `fit` measures the seconds.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Source:
     needs: Literal["nothing", "pool", "record", "model"] = "nothing"
     version: int = 1
     request: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tokens: Callable[[], int] = lambda: 0
 
 
 def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
@@ -258,14 +264,54 @@ def _logprob(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
     return out_NF
 
 
+def _verdicts(kind: Any) -> Read:
+    """Returns the `read` of a checker of steps: as `arithmetic`, of its verdicts."""
+    check = verifiers.checker(kind)
+
+    def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
+        found = []
+        for tree in trees:
+            labels = [verdict.label for verdict in check(tree)]
+            found.append(by_node(tree, [_counts([labels[i] for i in chain]) for chain in chains_of(tree)]))
+        return found
+
+    return read
+
+
+def _counts(labels: Sequence[float | None]) -> Rows:
+    rows, false, true = [], 0, 0
+    for k, label in enumerate(labels, start=1):
+        false, true = false + (label == 0), true + (label == 1)
+        rows.append((float(false > 0), false / k, true / k, (k - false - true) / k))
+    return rows
+
+
+def _tests(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
+    """Returns 1 for chains that are programs which pass their record's tests, else 0; NaN for what does not end one.
+
+    Raises RecordError for a record without tests.
+    """
+    found = [np.full((len(tree.nodes), 1), np.nan) for tree in trees]
+    places, programs = [], []
+    for tree, x_N1 in zip(trees, found, strict=True):
+        record = verifiers.record_of_problem(tree)
+        verifiers.needs_tests(record, tree.problem[:60])
+        for chain in chains_of(tree):
+            places.append((x_N1, chain[-1]))
+            programs.append((record, [tree.nodes[i].text for i in chain]))
+    for (x_N1, leaf), outcome in zip(places, verifiers.judge_programs(programs), strict=True):
+        x_N1[leaf] = outcome.reward
+    return found
+
+
 def _each(read: Callable[[ReasoningTree], Float[np.ndarray, "N F"]]) -> Read:
     return lambda trees: [read(tree) for tree in trees]
 
 
+VERDICT_NUMBERS = ("any_false", "false_steps", "true_steps", "undecided_steps")
+
 SOURCES: dict[str, Source] = {
-    "arithmetic": Source(
-        "arithmetic", ("any_false", "false_steps", "true_steps", "undecided_steps"), of_chains(_arithmetic)
-    ),
+    "arithmetic": Source("arithmetic", VERDICT_NUMBERS, of_chains(_arithmetic)),
     "numbers": Source("numbers", ("used", "nowhere", "copied", "asked", "linked"), of_chains(_numbers)),
     "form": Source(
         "form", ("log_steps", "log_step_length", "repeated", "whole", "no_value", "magnitude"), of_chains(_form)
@@ -275,6 +321,13 @@ SOURCES: dict[str, Source] = {
     "logprob": Source("logprob", ("by_step", "by_character"), _each(_logprob), needs="record"),
 }
 """The sources that need no model. `stored` takes scores that are probabilities."""
+
+VERDICTS: dict[str, Callable[[], Source]] = {
+    "python": lambda: Source("verdicts=python", VERDICT_NUMBERS, _verdicts("python"), needs="record"),
+    "coq": lambda: Source("verdicts=coq", VERDICT_NUMBERS, _verdicts("coq")),
+    "tests": lambda: Source("verdicts=tests", ("passes",), _tests, needs="record"),
+}
+"""Sources that run what a chain is. `tests` needs tests that are not those which decide the outcome."""
 
 DEFAULT = ("arithmetic", "numbers", "form", "pool")
 
@@ -287,11 +340,17 @@ def find(name: str) -> Source:
     kind, equals, path = name.partition("=")
     if equals and kind in ("prm", "judge") and path:
         return _model(kind, path)
+    if kind == "verdicts" and path in VERDICTS:
+        verifiers.sandbox.require()
+        return VERDICTS[path]()
     if equals:
-        raise ValueError(f"source {name!r}: sources of a model are prm=DIR and judge=P.json")
+        raise ValueError(
+            f"source {name!r}: those with = are prm=DIR, judge=P.json and verdicts=KIND of {', '.join(VERDICTS)}"
+        )
     if name not in SOURCES and ":" not in name:
         raise ValueError(
-            f"source {name!r} is none of {', '.join(SOURCES)}, prm=DIR, judge=P.json, module:NAME or FILE.py:NAME"
+            f"source {name!r} is none of {', '.join(SOURCES)}, prm=DIR, judge=P.json, verdicts=KIND,"
+            " module:NAME or FILE.py:NAME"
         )
     found = find_part(name, SOURCES, "source", Source, files=True)
     if name in SOURCES:
@@ -305,17 +364,32 @@ def find(name: str) -> Source:
 
 def _model(kind: str, path: str) -> Source:
     path = os.path.abspath(path) if "://" not in path else path
+    spent = [0]
     if kind == "judge":
         from jprm.methods.judge.load import load_judge
 
-        scorer: Any = load_judge(path)
+        judge = load_judge(path)
+        scorer: Any = judge
+
+        def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
+            found = judge.judgements(trees)
+            spent[0] += sum(judgement.report["tokens"] for judgement in found)
+            return [judgement.score_N for judgement in found]
     else:
         from jprm.loading import load
 
         scorer = load(path)
+        layout = getattr(scorer, "layout", None)  # a fused verifier has none
+
+        def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
+            if layout is not None:
+                spent[0] += sum(len(token_tree(tree, layout).tokens_N) for tree in trees)
+            return scorer.score_trees(trees)
+
     return Source(
-        f"{kind}={path}", SCORES, _of_scores(scorer.score_trees, scorer.scale), needs="model", request=identity(scorer)
-    )
+        f"{kind}={path}", SCORES, _of_scores(scores, scorer.scale), needs="model", request=identity(scorer),
+        tokens=lambda: spent[0],
+    )  # fmt: skip
 
 
 def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:

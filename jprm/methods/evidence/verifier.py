@@ -25,7 +25,7 @@ from jprm.io.storage import path_of, sha256_of
 from jprm.loading import VERIFIER
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import Ranker
-from jprm.methods.evidence.sources import Source, answers_of
+from jprm.methods.evidence.sources import Read, Source, answers_of
 from jprm.options import ForeignCode, check_foreign
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
@@ -88,6 +88,7 @@ class Verifier:
 
     semantics = "value"
     rule = "last"
+    step = 0  # of training: it has none
     scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
     output_names = ("score", "vote")
 
@@ -109,6 +110,25 @@ class Verifier:
         for _ in records:
             pass
         return {"name": path_of(self.name).name, "folder": self.name, "step": 0}
+
+    def by(self, output: str) -> Verifier:
+        """Returns the verifier itself for `score`. Raises ValueError for another output."""
+        if output != "score":
+            raise ValueError(f"{self.name}: a fused verifier orders chains by its score alone, not by {output!r}")
+        return self
+
+    def of_prefixes(self) -> Verifier:
+        """Returns the verifier that scores chains while they grow, for a search.
+
+        A prefix has no pool and no record, so sources that need them count as absent: their numbers add nothing.
+        """
+        blank = [
+            dataclasses.replace(source, read=_absent(len(source.numbers)))
+            if source.needs in ("pool", "record")
+            else source
+            for source in self.sources
+        ]
+        return dataclasses.replace(self, sources=tuple(blank))
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
         """Returns one score a step, (P,) float32. Raises TypeError or ValueError as `jprm.score.scorer.PRM.score`."""
@@ -176,6 +196,10 @@ class Verifier:
             "measured": dict(self.measured),
         }
         atomic_write(place / FILE, json.dumps(text, indent=2) + "\n")
+
+
+def _absent(count: int) -> Read:
+    return lambda trees: [np.full((len(tree.nodes), count), np.nan) for tree in trees]
 
 
 def _recorded(source: Source) -> dict[str, Any]:

@@ -88,6 +88,13 @@ def sum_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
     return np.append(np.asarray(score_P, np.float64), 0.0)
 
 
+def last_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
+    """The last step is rewarded with its score: that of the whole chain by an outcome model or a fused verifier."""
+    reward_P1 = np.zeros(len(score_P) + 1)
+    reward_P1[-2:-1] = score_P[-1:]
+    return reward_P1
+
+
 def min_form(score_P: Float[Array, " P"], temperature: float) -> Float[Array, " P1"]:
     """c_j = softmax_j(-r / T) r_j (Cheng et al. 2025, PURE, equation 6): the worst step decides.
 
@@ -246,6 +253,7 @@ _POTENTIAL = Credit("Ng et al. 1999", lambda r, config, start: shaping(r, config
 _WITH_VERIFIER = {
     "sum": Credit("step rewards of PPO: Wang et al. 2024, Math-Shepherd", lambda r, config, start: sum_form(r)),
     "min_form": Credit("Cheng et al. 2025, PURE", lambda r, config, start: min_form(r, config.temperature)),
+    "last": Credit("outcome models: Cobbe et al. 2021", lambda r, config, start: last_form(r)),
     "implicit": Credit("Cui et al. 2025, PRIME", lambda r, config, start: implicit(r), scales=("sigmoid",)),
     "progress": Credit(
         "Setlur et al. 2024, PAV", lambda r, config, start: progress(r, start), follows=False, scales=("score",)

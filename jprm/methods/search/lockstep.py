@@ -240,11 +240,15 @@ class LiveScorer(Protocol):
 
 
 def live_scorer(prm: Any) -> LiveScorer:
-    """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses."""
+    """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses and
+    for fused verifiers, of which the sources score that can."""
+    from jprm.methods.evidence.verifier import Verifier
     from jprm.score.cache import LiveTrees
 
     if isinstance(prm, Judge):
         return LiveJudge(prm)
+    if isinstance(prm, Verifier):
+        return Rescorer(prm.of_prefixes())
     try:
         return LiveTrees(prm)
     except NotImplementedError:
