@@ -1,5 +1,6 @@
 """Evidence: what sources say, the loss of the ranker, votes, and the verifier that a folder holds."""
 
+import asyncio
 import dataclasses
 import json
 import math
@@ -7,11 +8,20 @@ import os
 import subprocess
 import sys
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 from refusing import refused
 
 import jprm
+from jprm import registry
+from jprm.apps.serve import ServeConfig
+from jprm.apps.serve.app import make_app
+from jprm.apps.serve.engine import TextEngine
+from jprm.methods.evaluate import baselines
+from jprm.methods.evaluate.best_of_n import against_trivial, best_of_n_report
+from jprm.methods.evaluate.processbench import processbench_report
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.io.jsonl import RecordError
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.best_of_n import against_trivial, best_of_n_report
@@ -366,6 +376,26 @@ def test_a_verifier_rewards_groups_by_their_last_step(fused):
     expected = verifier.score_trees([tree_of(record)])[0]
     np.testing.assert_allclose(np.concatenate(group.scores), expected, rtol=1e-6)
     np.testing.assert_allclose(group.chain_scores, expected[1::2], rtol=1e-6)
+
+
+def test_a_verifier_is_served(fused):
+    verifier, _, _ = fused
+    record = made_pools(6, n=1)[0]
+    engine = TextEngine(verifier, 256, "fused")
+
+    async def send():
+        transport = httpx.ASGITransport(make_app([engine], ServeConfig(longest=256)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            bodies = {"/v1/score": record, "/pooling": {"input": [1, 2]}}
+            return [await client.post(path, json=body) for path, body in bodies.items()]
+
+    scored, pooled = asyncio.run(send())
+    engine.close()
+    assert scored.json()["record"] == json.loads(json.dumps(next(verifier.score_many([record]))))
+    assert [chain["score"] for chain in scored.json()["chains"]] == pytest.approx(
+        [sample["scores"][-1] for sample in scored.json()["record"]["samples"]]
+    )  # as written, a score has the shortest decimals of its float32
+    assert pooled.status_code == 400
 
 
 def test_verdicts_are_evidence(monkeypatch):

@@ -121,7 +121,8 @@ def write_data(shared: pathlib.Path, folder: pathlib.Path) -> None:
     }
     for name, records in others.items():
         if not (path := folder / f"{name}.jsonl").is_file():
-            write_records(path, itertools.islice((record for _, record in records), 400 if name == "gsm8k" else 256))
+            mixed = sorted((record for _, record in records), key=lambda record: number_of(record["problem"]))
+            write_records(path, itertools.islice(mixed, 256))  # ProcessBench has its chains with errors first
 
 
 def work() -> Iterator[tuple[str, int]]:
@@ -249,7 +250,7 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
             train_, valid, calibrate = (joined([drawn(other, some) for other in others]) for some in split)
             for arm, column_F in arms.items():
                 only = [part._replace(x_MF=part.x_MF[:, column_F]) for part in (once(train_), once(valid), calibrate)]
-                ranker = fitted(*only, state_F[column_F])
+                ranker = fitted(only[0], only[1], only[2], state_F[column_F])
                 held = tests[policy]._replace(x_MF=tests[policy].x_MF[:, column_F])
                 log_odds_M, one_M = ranker.log_odds(held.x_MF), np.ones(len(held.x_MF))
                 for power in POWERS:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.apps.serve import ServeConfig, Weights, runs
-from jprm.apps.serve.engine import Closed, Engine
+from jprm.apps.serve.engine import Closed, Engine, TextEngine
 from jprm.apps.serve.openrlhf import View, get_reward, read_view
 from jprm.apps.serve.pooling import classify, pooling
 from jprm.apps.serve.rewards import rewards
@@ -27,7 +27,7 @@ from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, s
 from jprm.apps.web import text_of_file
 from jprm.apps.web.http import HANDLERS, MATH, file_routes, guards, key_of, page_route, timed
 from jprm.io.storage import path_of
-from jprm.loading import load
+from jprm.loading import VERIFIER, load
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
 from jprm.model import Dtype
@@ -69,6 +69,10 @@ def serve(
     mesh = MeshConfig(data=-1, fsdp=1) if weights == "copied" else MeshConfig()
     engines = []
     for name, folder in zip(names, models, strict=True):
+        if (path_of(folder) / VERIFIER).is_file():
+            engines.append(TextEngine(load(folder, None, dtype, adapter, attention), config.longest, name))
+            say(engines[-1].prm.read_as)
+            continue
         prm = load(folder, mesh, dtype=dtype, adapter=adapter, attention=attention)
         say(f"{prm!r}: compiling")
         lengths = prm.warm_up(config.longest)

@@ -292,6 +292,25 @@ class Engine:
             at += len(job.trees)
 
 
+class TextEngine(Engine):
+    """Scores trees by what reads text, such as a fused verifier: a caller's by themselves, since the other samples of a
+    pool are evidence. There are no tokens: four characters count as one."""
+
+    def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
+        texts = [text for tree in trees for text in (tree.problem, *(node.text for node in tree.nodes))]
+        return sum(len(text) // 4 + 1 for text in texts)
+
+    def score(
+        self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
+    ) -> concurrent.futures.Future[list[Outputs]]:
+        return self.run(lambda: self.prm.outputs_of(trees), tokens)
+
+    def score_cached(
+        self, tree: ReasoningTree, tokens: int, caller: str
+    ) -> concurrent.futures.Future[tuple[Outputs, int]]:
+        return self.run(lambda: (self.prm.outputs_of([tree])[0], 0), tokens)
+
+
 def problem_of(tree: ReasoningTree) -> Problem:
     return tree.problem, tree.system
 

@@ -126,6 +126,8 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
     }.items():
         if (value := body.get(name)) is not None and value not in values:
             raise Refusal(400, f"{name} {value!r}: use {' or '.join(map(str, values))}", name)
+    if not isinstance(prm, PRM):
+        raise Refusal(400, f"{prm.name} reads text and has no logits: use /v1/score", "model")
     if prm.ratio is not None:
         raise Refusal(400, f"{prm.name} is an implicit PRM, which has no logits: use /v1/score", "model")
     if prm.config.steps:

@@ -165,11 +165,12 @@ def processbench_report(
     """
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
-    chains = {name: _chains(name, trees) for name, trees in scored.items()}
+    chains: dict[str, dict[str, Any]] = {name: _chains(name, trees) for name, trees in scored.items()}
     trivial = {name: baselines.of_steps(trees) for name, trees in scored.items()}
     shared = set.intersection(*map(set, trivial.values()))  # a file may be too small for one
     names = [name for name in baselines.STEPS if name in shared]
-    chains = {name: file | {key: trivial[name][key] for key in names} for name, file in chains.items()}
+    for name, file in chains.items():
+        file |= {key: trivial[name][key] for key in names}
     tuned = {}
     for scorer in ("scores", *names):
         try:

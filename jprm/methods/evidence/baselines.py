@@ -146,7 +146,8 @@ def logistic(
         value = np.mean(np.logaddexp(0, z_M) - right_M * z_M) + strength / 2 * float(free_F @ free_F)
         return float(value), x_MF.T @ (expit(z_M) - right_M) / len(z_M) + strength * free_F
 
-    best_F, least, w_F = None, np.inf, np.zeros(x_MF.shape[1])
+    least, w_F = np.inf, np.zeros(x_MF.shape[1])
+    best_F = w_F
     for strength in sorted(STRENGTHS, reverse=True):
         w_F = minimize(loss, w_F, (x_MF, right_M, strength), method="L-BFGS-B", jac=True).x
         if (now := loss(w_F, valid_x_KF, valid_right_K, 0.0)[0]) < least:

@@ -172,10 +172,11 @@ def answers_of(tree: ReasoningTree) -> list[Any]:
 
 
 def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
-    """Returns what the other chains of a tree say of each step: NaN for a chain that is alone."""
+    """Returns what the other samples of a pool say of each step: NaN for a chain that is alone, and for trees, whose
+    branches are no independent samples."""
     chains, steps, answers = chains_of(tree), texts(tree), answers_of(tree)
     others = len(chains) - 1
-    if others < 1:
+    if others < 1 or tree.kind != "pool":
         return np.full((len(tree.nodes), len(POOL)), np.nan)
     stated = of_problem(tree.problem)
     values = [[_intermediate(step, stated) for step in chain] for chain in steps]
@@ -316,7 +317,7 @@ SOURCES: dict[str, Source] = {
     "form": Source(
         "form", ("log_steps", "log_step_length", "repeated", "whole", "no_value", "magnitude"), of_chains(_form)
     ),
-    "pool": Source("pool", POOL, _each(_pool), needs="pool"),
+    "pool": Source("pool", POOL, _each(_pool), needs="pool", version=2),
     "stored": Source("stored", SCORES, _of_scores(_recorded, PROBABILITY), needs="record"),
     "logprob": Source("logprob", ("by_step", "by_character"), _each(_logprob), needs="record"),
 }
