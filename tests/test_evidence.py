@@ -14,14 +14,9 @@ import pytest
 from refusing import refused
 
 import jprm
-from jprm import registry
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
 from jprm.apps.serve.engine import TextEngine
-from jprm.methods.evaluate import baselines
-from jprm.methods.evaluate.best_of_n import against_trivial, best_of_n_report
-from jprm.methods.evaluate.processbench import processbench_report
-from jprm.methods.evaluate.scored import ScoreError
 from jprm.io.jsonl import RecordError
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.best_of_n import against_trivial, best_of_n_report

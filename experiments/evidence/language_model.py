@@ -58,11 +58,11 @@ from scipy.optimize import minimize
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "objectives"))
 import data  # pyright: ignore[reportMissingImports]
 import heads  # pyright: ignore[reportMissingImports]
-from jprm.data.overlap import normalise
-from jprm.data.readers import READERS
 
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
+from jprm.methods.data.overlap import normalise
+from jprm.methods.data.readers import READERS
 from jprm.methods.evaluate.processbench import f1_draws, processbench_report
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import logistic, rows_of_steps

@@ -53,7 +53,7 @@ def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[st
 
 
 def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:
-    """Returns the same numbers of the trivial baselines (`jprm.methods.evaluate.baselines`) by name; trees need no scores."""
+    """Returns the same numbers of the trivial baselines by name, of trees without scores."""
     pools = pools_of([with_scores(tree, [0.5] * len(tree.nodes)) for tree in trees])
     some_PN, found = _with_steps(pools), {}
     for name, chosen in baselines.of_pools(trees).items():

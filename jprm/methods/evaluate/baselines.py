@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jprm import registry
+from jprm.options import find_part
 from jprm.tree import ReasoningTree, chains_of
 
 MOST_POOLS = 5_000
@@ -90,5 +90,5 @@ def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndar
 
 def _computed(baselines: dict[str, Any], trees: Sequence[ReasoningTree], text: bool) -> dict[str, Any]:
     names = [name for name, baseline in baselines.items() if text or not isinstance(baseline, str)]
-    found = {name: registry.find(name, baselines, "baseline")(trees) for name in names}
+    found = {name: find_part(name, baselines, "baseline")(trees) for name in names}
     return {name: each for name, each in found.items() if each is not None}

@@ -185,11 +185,11 @@ def best_of_n_report(
 
     A curve is `{"value", "low", "high"}`, lists over `n` with 95 % intervals over problems. `rules` has by rule
     `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n less majority vote on the same problems, at the largest
-    n). Beside it are `majority`, `pass_at_n` (the oracle), and in `baselines` `random` (all scores equal) and those of
-    `jprm.methods.evaluate.baselines`, whose votes are in `baseline_votes`. The one that is correct most often at the largest n,
-    the majority vote among them, is `best_baseline`; rules have their paired differences from it. Votes are sampled
-    over `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and carry `standard_error`, 0 where exact; they
-    are None if the file has no answers. `paired` compares all rules with each other and with majority vote
+    n). Beside it are `majority`, `pass_at_n` (the oracle), and in `baselines` `random` (all scores equal) and those
+    of `baselines.py`, whose votes are in `baseline_votes`. The one that is correct most often at the largest n, the
+    majority vote among them, is `best_baseline`; rules have their paired differences from it. Votes are sampled over
+    `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and carry `standard_error`, 0 where exact; they are
+    None if the file has no answers. `paired` compares all rules with each other and with majority vote
     (`compare_curves`).
     `none_right` and `all_right` count problems that no chooser can change.
     """

@@ -1,4 +1,4 @@
-"""The trivial baselines that read a chain's text (`jprm.methods.evaluate.baselines`): the checker of equations, and rankers.
+"""Trivial baselines of text (`jprm.methods.evaluate.baselines`): the checker of equations, and rankers.
 
 The rankers are fitted in the evaluation, to the outcomes of the very file that is evaluated, and each problem is ranked
 by a ranker of the other folds' problems. They have seen the policy, which a model need not have.
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from jprm.data.overlap import normalise
+from jprm.methods.data.overlap import normalise
 from jprm.methods.evaluate.baselines import Chosen, doubted
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.fit import policy_of, pool_signals
