@@ -37,6 +37,7 @@ from jprm.apps.cli.arguments import (
 )
 from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
+from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge, tabulate
 from jprm.apps.cli.fuse import fuse
 from jprm.apps.cli.label import label
 from jprm.apps.cli.missing import extra_hint
@@ -47,7 +48,6 @@ from jprm.apps.cli.runs import runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import search
 from jprm.apps.cli.serve import serve
-from jprm.apps.cli.shards import UNDIVIDED, Divided, Once, Part, divided, merge
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
@@ -292,6 +292,7 @@ app.command(
     help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.",
 )
 app.command(merge)
+app.command(tabulate)
 app.command(report)
 app.command(runs)
 app.command(table)

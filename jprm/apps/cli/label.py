@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, arg
 
 from jprm.apps.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, one_of, print_counts
-from jprm.apps.cli.shards import UNDIVIDED, Divided, Once, Part, divided
+from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.methods.verify.verifiers import Kind
 from jprm.model import Dtype

@@ -25,7 +25,7 @@ from jprm.apps.cli.arguments import (
     print_counts,
     scorer_of,
 )
-from jprm.apps.cli.shards import UNDIVIDED, Divided, Once, Part, divided
+from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided
 from jprm.methods.search.growing_tree import METHODS, Choice, find
 from jprm.score.scale import Rule
 

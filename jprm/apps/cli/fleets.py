@@ -1,4 +1,4 @@
-"""One command as many jobs: `--shard I/N` and `--engine ray` of commands on files of records, and `jprm merge`."""
+"""Large files: `--shard I/N` and `--engine ray` of commands on records, `jprm merge`, and `jprm tabulate`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from tyro.conf import Positional, arg
 
 import jprm
-from jprm.apps.cli.arguments import print_counts
+from jprm.apps.cli.arguments import Folder, print_counts
 from jprm.io import shards
 from jprm.io.jsonl import dump
 from jprm.io.outputs import check_output, input_of
@@ -194,3 +194,34 @@ def merge(
     print(
         f"seconds: {merged.seconds:,.1f} in all, {merged.longest_seconds:,.1f} of the longest shard; shards: {devices}"
     )
+
+
+def tabulate(
+    input: Annotated[Positional[Path], arg(metavar="F.jsonl|DIR")],
+    out: Folder,
+    rows: int = 200_000,
+) -> None:
+    """Write records as a folder of Parquet tables, which DuckDB, pandas and `datasets` read without parsing JSON.
+
+    A row is a chain, a sample or a leaf of a tree: problem, steps, scores, labels, answer, whether it is correct.
+    `jprm eval best-of-n --input DIR` reads pools from them with bounded memory.
+
+    For example:
+      jprm tabulate scored.jsonl --out scored_tables
+      duckdb -c "select avg(correct::int) from 'scored_tables/*.parquet'"
+
+    Args:
+        input: Chains, pools or trees, one per line, or a folder that `jprm prepare` wrote.
+        out: The folder to write, also in a bucket.
+        rows: Rows of a file.
+    """
+    from jprm.data import load
+    from jprm.methods.data import tables
+    from jprm.tree import read_records
+
+    if rows < 1:
+        raise ValueError(f"--rows is {rows}: a file has at least one")
+    records = load(input) if path_of(input).is_dir() else read_records(input)
+    with Bar(f"tables of {path_of(input).name}", None) as bar:
+        written = tables.write(bar.follow(records), out, rows)
+    print(f"{out}: {written} rows")
