@@ -15,6 +15,7 @@ import json
 import pathlib
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tyro
@@ -78,7 +79,7 @@ def main(run: pathlib.Path = pathlib.Path("runs/quickstart"), problems: int = 80
             problem_N.append(i)
     adaptive = {mean: Adaptive(THRESHOLD, MOST, mean) for mean in (4, 6, 8, 12)}
     tokens = np.mean([sample.tokens for samples in drawn.values() for sample in samples])
-    settings = {f"{k} each": {"k": k} for k in (4, 6, 8, 12, 16, 24, 32)}
+    settings: dict[str, dict[str, Any]] = {f"{k} each": {"k": k} for k in (4, 6, 8, 12, 16, 24, 32)}
     settings |= {f"adaptive, mean {m}": {"k": FIRST, "adaptive": a} for m, a in adaptive.items()}
     settings |= {
         f"adaptive, {m} x tokens": {"k": FIRST, "adaptive": a, "tokens": m * float(tokens)} for m, a in adaptive.items()
