@@ -171,15 +171,6 @@ def test_a_reader_that_leaves_is_no_error():
     assert (found.returncode, found.stderr) == (141, "")
 
 
-def test_another_broken_pipe_is_an_error(library, capsys):
-    def broken(*args, **kwargs):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    library("jprm.loading", load=broken)
-    assert cli.main("score --model m --input setup.py --output b".split()) == 2
-    assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
-
-
 def test_ctrl_c_says_that_the_same_command_continues(library, capsys):
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt

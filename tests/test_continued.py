@@ -11,7 +11,7 @@ from refusing import refused
 
 from jprm.io.jsonl import Rejects, read_lines, write_records
 from jprm.io.outputs import atomic_file, continued, cut
-from jprm.io.storage import only_run, partial_of, path_of
+from jprm.io.storage import only_run, path_of
 from jprm.methods.data.prepare import prepare
 
 REQUEST = {"model": "m"}
@@ -89,14 +89,6 @@ def test_a_writer_that_is_killed_blocks_nobody(tmp_path, writer):
     other.wait()
     with continued(tmp_path / "out.jsonl", REQUEST) as file:
         assert cut(file, 1) == 1
-
-
-def test_rejects_of_two_runs_do_not_meet(tmp_path):
-    with Rejects(tmp_path / "r"):
-        with pytest.raises(ValueError, match="writing"), Rejects(tmp_path / "r"):
-            pass
-        assert os.path.exists(partial_of(tmp_path / "r"))
-    assert names(tmp_path) == []
 
 
 def test_folders_are_made(tmp_path):

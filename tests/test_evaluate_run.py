@@ -167,18 +167,6 @@ def test_steps(tiny_run, tmp_path, counted):
     assert again["n_wrong"] == report["n_wrong"] + 4 + labels.count(0)
 
 
-def test_calibration(tiny_run, tmp_path, counted):
-    easy, hard = processbench_file(tmp_path / "easy.json", 12, 1), processbench_file(tmp_path / "hard.json", 9, 2)
-    out = tmp_path / "calibration.json"
-    args = ["--model", tiny_run.folder, "--data", hard, "--calibrate", easy, "--neutral", "drop", "--json", out]
-    assert call("calibration", *args) == 0
-    report = json.loads(out.read_text())
-    assert report["n_problems"] + report["left_out"] > 0 and [row["group"] for row in report["by"]["subset"]] == [
-        "hard"
-    ]
-    assert len(counted) == 21 and set(report["recalibrated"]) == {"temperature", "platt", "isotonic", "quantile"}
-
-
 def test_chains_beyond_the_context_are_refused_or_counted(tiny_run, tmp_path, capsys, monkeypatch):
     """With `skip` the figures are those of the file without them, and table and report count them."""
     whole, short, out = (tmp_path / name for name in ("pools.jsonl", "short.jsonl", "out.json"))

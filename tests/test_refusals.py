@@ -10,14 +10,12 @@ import tempfile
 import pytest
 from conftest import REPOSITORY
 from refusing import refused
-from rich.progress import TextColumn
 from test_export import untrained
 
 from jprm import experiment
 from jprm.apps import cli
 from jprm.checkpoints.safetensors import check_sums
-from jprm.io.jsonl import parse, read_lines
-from jprm.io.progress import Bar
+from jprm.io.jsonl import parse
 from jprm.methods.data import store
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.suite import read_results
@@ -29,14 +27,6 @@ from jprm.methods.verify import Verdict
 from jprm.tree import RecordError
 
 CHAIN = json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n"
-
-
-@pytest.mark.parametrize("name", ["a{0}.jsonl", "b[/red].jsonl", "c{}.jsonl"])
-def test_a_name_with_brackets_and_braces_is_shown(name):
-    with Bar(f"scoring {name}", 3) as bar:
-        bar.add()
-        assert isinstance(column := bar.columns[0], TextColumn)
-        assert column.render(bar.tasks[0]).plain == f"scoring {name}"
 
 
 @pytest.mark.parametrize("read", [lambda folder: read_results(folder), lambda f: experiment.read(f / "results.json")])
@@ -110,16 +100,6 @@ def test_a_full_disk_ends_convert_in_one_line_and_convert_continues(tmp_path, mo
     assert not list((tmp_path / "out.partial").rglob("*.partial"))
     check_sums(export(prm, out))
     assert not (tmp_path / "out.partial").exists()
-
-
-def test_a_file_that_grows_while_it_is_read_is_noticed(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text(CHAIN * 3)
-    found = read_lines(path)
-    next(found)
-    with path.open("a") as file:
-        file.write(CHAIN)
-    refused(ValueError, "in.jsonl", list, found)
 
 
 def test_a_source_replaced_while_it_is_prepared_is_noticed(tmp_path, monkeypatch):

@@ -60,14 +60,6 @@ def test_a_prepared_folder_is_scored_as_its_records(prm, input_file, tmp_path, m
     assert "prepared" in capsys.readouterr().err
 
 
-def test_a_file_scored_in_another_type_is_another_request(prm, score, input_file, tmp_path):
-    blocked = dataclasses.replace(prm, config=dataclasses.replace(prm.config, attention="blocked"))
-    score_file(blocked, input_file, tmp_path / "out.jsonl")
-    info = json.loads((tmp_path / "out.jsonl.info.json").read_text())
-    assert (info["dtype"], info["attention"], info["version"]) == ("float32", "blocked", 2)
-    refused(ValueError, "digests.config, attention", score, input_file, tmp_path / "out.jsonl")
-
-
 def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, score, input_file, tmp_path):
     """Of scores, of a teacher's labels and of the edits that an evaluation scores beside."""
     chains = [record for record in read_records(input_file) if "steps" in record][:1]

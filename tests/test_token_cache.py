@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
-from refusing import refused
 
 from jprm.experiment import DataConfig
 from jprm.io import folders
@@ -144,11 +143,6 @@ def test_trees_that_another_run_wrote_meanwhile_are_taken(layout, tmp_path):
 
     assert len(cached_trees(tmp_path / "cache", trees(), 1, {})) == 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_an_empty_source_is_refused_as_without(layout, tmp_path):
-    (tmp_path / "a.jsonl").write_text("")
-    refused(ValueError, "source", batches, [str(tmp_path / "a.jsonl")], layout, tmp_path / "cache")
 
 
 def test_grain_reads_it_as_a_source(layout, tmp_path):

@@ -1,7 +1,6 @@
 """`jprm label verify` and `jprm label teacher`, from file to file."""
 
 import dataclasses
-import json
 import os
 
 import numpy as np
@@ -78,16 +77,6 @@ def test_a_killed_run_continues_where_it_was(folder, monkeypatch):
     assert [record["problem"] for record in read_records(folder / "out.jsonl")] == ["p", "q", "r"]
     assert files.label_verify("arithmetic", folder / "in.jsonl", folder / "out.jsonl") == counts
     assert len(seen) == 5  # a finished file is left alone
-
-
-def test_another_request_touches_nothing(folder, capsys):
-    run(folder, "verify", "--kind", "arithmetic")
-    before = (folder / "out.jsonl").read_bytes()
-    with (folder / "in.jsonl").open("a") as file:
-        file.write(json.dumps({"problem": "p", "steps": ["1 + 1 = 2"]}) + "\n")
-    run(folder, "verify", "--kind", "arithmetic", status=2)
-    assert "request" in capsys.readouterr().err
-    assert (folder / "out.jsonl").read_bytes() == before
 
 
 def test_code_is_refused_without_a_sandbox_unless_told(folder, capsys, monkeypatch):
