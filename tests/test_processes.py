@@ -14,6 +14,7 @@ import jprm
 from jprm import multihost
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import MeshConfig
+from jprm.score import scorer
 from jprm.score.files import score_file
 
 CHILD = """
@@ -24,6 +25,7 @@ multihost.start(where)
 import jax
 import tiny_run as tiny
 import jprm
+from jprm.score import scorer
 from jprm.score.files import score_file
 from jprm.score.scorer import PRM
 from jprm.train import Stopped
@@ -65,14 +67,16 @@ except Stopped as stopped:
     print("stopped:", stopped)
 multihost.first(lambda: str(shutil.copytree(folder / "many", folder / "stopped")))
 print("result:", tiny.training.train(tiny.of_two_processes(folder), folder / "many")["step"])
+scorer.SHORTEST = scorer.FILLED = scorer.LONGEST = 512
+prm = jprm.load(folder / "model")
 for name in ("scored", "continued"):
-    print(score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / f"{name}.jsonl"))
+    print(score_file(prm, folder / "chains.jsonl", folder / f"{name}.jsonl"))
 def broken(*_):
     raise ValueError("broken here")
 if own == 1:
     PRM.outputs_of = broken
 try:
-    score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / "never.jsonl")
+    score_file(prm, folder / "chains.jsonl", folder / "never.jsonl")
 except ValueError as error:
     print("refused:", error)
 """
@@ -84,7 +88,10 @@ def both(tiny_run, tmp_path_factory):
     folder = make_data(tmp_path_factory.mktemp("both"))
     (folder / "model").symlink_to(tiny_run.folder)
     write_records(folder / "chains.jsonl", chains(150))
-    score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / "continued.jsonl")
+    with pytest.MonkeyPatch.context() as patch:  # rows of one length: one program
+        for name in ("SHORTEST", "FILLED", "LONGEST"):
+            patch.setattr(scorer, name, 512)
+        score_file(jprm.load(folder / "model"), folder / "chains.jsonl", folder / "continued.jsonl")
     whole = (folder / "continued.jsonl").read_bytes()
     (folder / "continued.jsonl").unlink()  # as after a kill: one chunk and a half of 64 records
     (folder / "continued.jsonl.part").write_bytes(b"".join(whole.splitlines(keepends=True)[:100]))
