@@ -47,7 +47,7 @@ from jprm.trajectory import (
 
 __all__ = [
     "SEMANTICS", "Node", "ReasoningTree", "RecordError", "chains_of", "in_order_of", "messages_of", "record_of",
-    "trajectories_of", "tree_of", "tree_of_trajectories", "with_labels", "with_scores", "without_chain",
+    "steps_only", "trajectories_of", "tree_of", "tree_of_trajectories", "with_labels", "with_scores", "without_chain",
 ]  # fmt: skip
 
 
@@ -233,6 +233,19 @@ def chains_of(tree: ReasoningTree) -> list[list[int]]:
             index = above[index]
         chains.append(path[::-1])
     return chains
+
+
+def steps_only(tree: ReasoningTree) -> ReasoningTree:
+    """Returns a tree of messages without its context, each step after the last before it, for figures of steps.
+
+    It is a pool, of which each last step is a sample's, or a chain. Other trees are returned as they are.
+    """
+    if not tree.of_messages:
+        return tree
+    above, steps = above_of(tree), tree.steps
+    place_of = {node: place for place, node in enumerate(steps)} | {-1: -1}
+    nodes = [dataclasses.replace(tree.nodes[i], parent=place_of[above[i]], role=None, continues=False) for i in steps]
+    return dataclasses.replace(tree, nodes=tuple(nodes), kind="pool" if tree.kind == "tree" else "chain")
 
 
 def above_of(tree: ReasoningTree) -> list[int]:

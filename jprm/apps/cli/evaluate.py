@@ -132,6 +132,20 @@ class Steps(ModelOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Agents(ModelOptions):
+    """Agents' turns: step accuracy and F1 by class, first bad turn, outcome and calibration by turn, beside baselines.
+
+    For example:
+      jprm eval agents --model DIR --data hotpotqa.jsonl --calibrate bfcl.jsonl --json agents.json
+    """
+
+    data: Files
+    """Trajectories with labels: AgentProcessBench's files, or jprm's own."""
+    calibrate: Files = ()
+    """Trajectories on which the two thresholds are fitted; without them both are the model's own threshold."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BestOfN(CommandOptions):
     """Best of n: the exact expected accuracy for every n and every aggregation rule, beside majority vote and pass@n.
 
@@ -279,6 +293,7 @@ OPTIONS: dict[str, type] = {
     "prmbench": PRMBench,
     "steps": Steps,
     "classes": Classes,
+    "agents": Agents,
     "best_of_n": BestOfN,
     "calibration": Calibration,
     "diagnostics": Diagnostics,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm.io.jsonl import shortened
-from jprm.methods.data import solutions, step_labels
+from jprm.methods.data import agents, solutions, step_labels
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 from jprm.options import find_part
 from jprm.tree import RecordError, record_of, tree_of
@@ -57,7 +57,13 @@ def parse_record(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
 
 def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
-    """Yields a pool, with or without samples that have no steps."""
+    """Yields a pool, with or without samples that have no steps, or a tree of messages, whose leaves are samples."""
+    if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
+        yield item
+        return
+    if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
+        yield item  # a tree of messages, whose leaves are samples
+        return
     samples = take(item, "samples", list, where)
     if options.empty_samples == "drop":
         kept = [sample for sample in samples if not (isinstance(sample, dict) and sample.get("steps") == [])]
@@ -104,12 +110,16 @@ TEXT = Reader(parse_text, TextOptions)
 
 
 READERS: dict[str, Reader] = {
+    "agent_process_bench": agents.AGENT_PROCESS_BENCH,
+    "anthropic": agents.ANTHROPIC,
     "columns": COLUMNS,
     "gsm8k": solutions.GSM8K,
     "gsm8k_solutions": solutions.GSM8K_SOLUTIONS,
     "jsonl": JSONL,
     "math": solutions.MATH,
     "math_shepherd": step_labels.MATH_SHEPHERD,
+    "openai": agents.OPENAI,
+    "otel": agents.OTEL,
     "pools": POOLS,
     "prm800k": step_labels.PRM800K,
     "prmbench": step_labels.PRMBENCH,
@@ -117,6 +127,7 @@ READERS: dict[str, Reader] = {
     "programs": solutions.PROGRAMS,
     "text": TEXT,
     "trl": TRL,
+    "verifiers": agents.VERIFIERS,
 }
 
 

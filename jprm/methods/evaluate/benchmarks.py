@@ -10,6 +10,7 @@ BENCHMARKS: dict[str, Benchmark | str] = {
     "prmbench": "jprm.methods.evaluate.prmbench:BENCHMARK",
     "steps": "jprm.methods.evaluate.steps:BENCHMARK",
     "classes": "jprm.methods.evaluate.classes:BENCHMARK",
+    "agents": "jprm.methods.evaluate.agents:BENCHMARK",
     "best_of_n": "jprm.methods.evaluate.best_of_n:BENCHMARK",
     "calibration": "jprm.methods.evaluate.calibration:BENCHMARK",
     "diagnostics": "jprm.methods.studies.diagnostics:BENCHMARK",

@@ -39,7 +39,7 @@ from jprm.methods.evaluate.votes import answer_classes, is_answer, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, bootstrap, jsonable, mean_differences, weighted_mean
-from jprm.tree import Node, ReasoningTree, chains_of
+from jprm.tree import Node, ReasoningTree, chains_of, steps_only
 
 DRAWN_SAMPLES = 2**23
 """Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
@@ -107,7 +107,7 @@ class Pools(NamedTuple):
 def pools_of(trees: Iterable[ReasoningTree], scale: Scale = PROBABILITY) -> Pools:
     """Scored pools as arrays. min, mean, last and max take scores on any scale, and other rules and votes their weights
     (`Scale.weights`). Raises ScoreError where a score or the outcome of a sample is missing."""
-    trees = list(trees)
+    trees = list(map(steps_only, trees))
     if not trees:
         raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
     for i, tree in enumerate(trees):

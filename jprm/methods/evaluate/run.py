@@ -23,13 +23,14 @@ from jprm.options import find_part
 from jprm.score import scorer as scorers
 from jprm.score.files import identity, request_of, write_scores
 from jprm.score.scorer import PRM
-from jprm.tree import ReasoningTree, read_trees
+from jprm.tree import ReasoningTree, read_trees, steps_only
 
 PathLike = str | os.PathLike
 
 OPTIONS: dict[str, dict[str, str]] = {
     "prm800k": {"human_written": "unlabelled", "control_questions": "drop"},
     "pools": {"empty_samples": "drop"},
+    "agent_process_bench": {"missing": "unlabelled"},
     "prmbench": {"outside": "ignore", "empty": "drop", "prefix": "strip"},
 }
 """How evaluations read files. PRM800K: only ratings that humans gave to a model's steps are judged. PRMBench: as in its
@@ -71,9 +72,15 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
     prm = load(options.model, adapter=options.adapter)
     scores, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
+    scores = seen_by(benchmark, scores)
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))
     neutral = getattr(options, "neutral", "drop")
     return prm, Request(data, fitted, neutral, scale=prm.scale, too_long=too_long)
+
+
+def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]]) -> dict[str, Sequence[ReasoningTree]]:
+    """Returns the scored trees as a benchmark's figures take them: of steps alone where it reads no context."""
+    return {name: trees if benchmark.context else list(map(steps_only, trees)) for name, trees in scores.items()}
 
 
 def source_of(benchmark: Benchmark, path: PathLike) -> Source:
@@ -143,7 +150,7 @@ def scored_trees(
 
 def is_scored(tree: ReasoningTree) -> bool:
     """Returns whether every step has a score."""
-    return all(node.score is not None for node in tree.nodes)
+    return all(node.score is not None for node in tree.nodes if node.is_step)
 
 
 def as_in(reader: str, prm: PRM) -> PRM:
@@ -184,6 +191,8 @@ def format_of(path: PathLike) -> str:
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")
         keys = item.keys() if isinstance(item, dict) else ()
+        if {"step_labels", "final_label"} <= set(keys):
+            return "agent_process_bench"
         if "modified_process" in keys:
             return "prmbench"
         if {"label", "final_answer_correct"} <= set(keys):

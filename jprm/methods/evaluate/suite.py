@@ -32,7 +32,7 @@ from jprm.io.storage import Place, named_in, path_of
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
-from jprm.methods.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, source_of
+from jprm.methods.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, seen_by, source_of
 from jprm.methods.evaluate.steps import NEUTRAL
 from jprm.score import scorer as scorers
 from jprm.score.scale import PROBABILITY, Scale
@@ -194,6 +194,7 @@ def results_of(
             data, calibrate = (
                 {file: scores[file] for file in _names(files.get(name, ()))} for files in (suite.data, suite.calibrate)
             )
+            data, calibrate = seen_by(benchmark, data), seen_by(benchmark, calibrate)
             requests[name] = Request(data, calibrate, suite.neutral, suite.seed, scale, too_long or {})
             results[name] = benchmark.figures(requests[name])
     for name, benchmark in suite.benchmarks.items():

@@ -1,0 +1,305 @@
+"""Turns of agents: scores against ternary labels, first bad turns and outcomes, beside trivial baselines.
+
+A label is -1 (a bad turn), 0 (neutral) or 1 (good); of a correctness or a value, below 0.5 is bad and all else good. A
+score becomes a class by two thresholds: bad below the lower one, good from the upper one on, neutral in between. They
+are fitted on the files of `calibrate`; without such files both are the model's own threshold, and no turn is neutral.
+
+`step_accuracy` and `first_bad_turn` are the two figures of AgentProcessBench (Fan et al. 2026, arXiv 2603.14465, and
+its `eval/compare.py`): the fraction of all labelled turns whose class is right, and the fraction of trajectories whose
+first turn of class -1 is the labelled one, or that have none in both.
+
+Baselines are scores too. Their thresholds have the highest step accuracy on the very data they are judged on, which
+favours them:
+
+    all good         every turn is good
+    last             the last turn of a trajectory is bad
+    length           long turns are bad
+    repeats          a turn is bad that calls a tool as an earlier turn of its trajectory did
+    errors           turns are bad by the fraction of tools' answers before them that say "error"
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
+from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.scored import ScoreError
+from jprm.statistics import auroc, bootstrap, draws, interval, jsonable, weighted_mean
+from jprm.tree import ReasoningTree, chains_of
+
+CLASSES = (-1, 0, 1)
+CANDIDATES = 32
+"""Thresholds that are tried: quantiles of the scores."""
+
+
+class Turns(NamedTuple):
+    """The M labelled turns of K trajectories. A turn that trajectories of one tree share is there for each."""
+
+    problem_M: Sequence[str]
+    path_M: Int[np.ndarray, " M"]  # its trajectory
+    place_M: Int[np.ndarray, " M"]  # from 0 on its trajectory
+    class_M: Int[np.ndarray, " M"]
+    score_M: Float[np.ndarray, " M"]
+    baseline: dict[str, Float[np.ndarray, " M"]]
+    problem_K: Sequence[str]
+    outcome_K: Float[np.ndarray, " K"]  # NaN where unknown
+    reward_K: Float[np.ndarray, " K"]  # the lowest score of the trajectory
+    last_K: Float[np.ndarray, " K"]  # the score of its last turn
+
+
+def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
+    """Returns labelled turns as arrays. Raises ScoreError for a turn without a score, and where no turn has a label."""
+    columns: dict[str, list] = {key: [] for key in ("problem", "path", "place", "class", "score")}
+    baseline: dict[str, list] = {key: [] for key in ("all good", "last", "length", "repeats", "errors")}
+    problem_K, outcome_K, reward_K, last_K = [], [], [], []
+    for i, tree in enumerate(trees):
+        for chain in chains_of(tree):
+            scores = [tree.nodes[node].score for node in chain]
+            if None in scores:
+                raise ScoreError(f"record {i}: turn {scores.index(None)} has no score. Score the file again")
+            texts, errors = _features(tree, chain)
+            for place, node in enumerate(chain):
+                if (label := tree.nodes[node].label) is None:
+                    continue
+                columns["problem"].append(tree.problem)
+                columns["path"].append(len(problem_K))
+                columns["place"].append(place)
+                columns["class"].append(_class(label, tree.semantics, f"record {i}, turn {place}"))
+                columns["score"].append(scores[place])
+                baseline["all good"].append(1.0)
+                baseline["last"].append(float(place < len(chain) - 1))
+                baseline["length"].append(-float(len(texts[place])))
+                calls = tree.nodes[node].extra.get("tool_calls")
+                baseline["repeats"].append(float(not (calls and texts[place] in texts[:place])))
+                baseline["errors"].append(-errors[place])
+            correct = tree.nodes[chain[-1]].correct
+            problem_K.append(tree.problem)
+            outcome_K.append(np.nan if correct is None else float(correct))
+            reward_K.append(min(scores))
+            last_K.append(scores[-1])
+    if not columns["class"]:
+        raise ScoreError("no turn has a label. Give turns `label`, and the record its `semantics`")
+    arrays = {key: np.array(values) for key, values in columns.items()}
+    return Turns(
+        columns["problem"], arrays["path"], arrays["place"], arrays["class"], arrays["score"].astype(float),
+        {key: np.array(values, float) for key, values in baseline.items()},
+        problem_K, np.array(outcome_K), np.array(reward_K, float), np.array(last_K, float),
+    )  # fmt: skip
+
+
+def _class(label: float, semantics: str, where: str) -> int:
+    if semantics == "rating":
+        return int(label)
+    if semantics in ("correctness", "value"):
+        return 1 if label >= 0.5 else -1
+    raise ScoreError(f"{where}: a label of semantics {semantics!r} says neither good nor bad")
+
+
+def _features(tree: ReasoningTree, chain: Sequence[int]) -> tuple[list[str], list[float]]:
+    """Returns each turn's text with its calls, and the fraction of tools' answers before it that say "error"."""
+    texts, fractions, answers, wrong, at = [], [], 0, 0, -1
+    for node in chain:
+        between, above = [], tree.nodes[node].parent
+        while above != at and above >= 0:
+            between.append(above)
+            above = tree.nodes[above].parent
+        for i in between:
+            answers += tree.nodes[i].role == "tool"
+            wrong += tree.nodes[i].role == "tool" and "error" in tree.nodes[i].text[:200].lower()
+        fractions.append(wrong / max(answers, 1))
+        calls = [call.get("function", call) for call in tree.nodes[node].extra.get("tool_calls") or ()]
+        said = json.dumps([[call.get("name"), call.get("arguments")] for call in calls], sort_keys=True)
+        texts.append(said if calls else tree.nodes[node].text)
+        at = node
+    return texts, fractions
+
+
+def classes_at(score_M: Float[np.ndarray, " M"], low: float, high: float) -> Int[np.ndarray, " M"]:
+    """Returns -1 below `low`, 1 from `high` on, 0 in between."""
+    return np.where(score_M < low, -1, np.where(score_M >= high, 1, 0))
+
+
+def best_thresholds(score_M: Float[np.ndarray, " M"], class_M: Int[np.ndarray, " M"]) -> tuple[float, float]:
+    """Returns the thresholds, of quantiles of the scores, with the highest accuracy; the lowest of equals."""
+    cuts = np.unique(np.quantile(score_M, np.linspace(0, 1, CANDIDATES)))
+    cuts = np.append(cuts, np.nextafter(cuts[-1], np.inf))
+    pairs = [(low, high) for i, low in enumerate(cuts) for high in cuts[i:]]
+    right = [np.mean(classes_at(score_M, low, high) == class_M) for low, high in pairs]
+    low, high = pairs[int(np.argmax(right))]
+    return float(low), float(high)
+
+
+def first_bad(turns: Turns, class_M: Int[np.ndarray, " M"]) -> Int[np.ndarray, " K"]:
+    """Returns the place of each trajectory's first turn of class -1; -1 where none is."""
+    none = np.iinfo(int).max
+    first_K = np.full(len(turns.problem_K), none)
+    np.minimum.at(first_K, turns.path_M[class_M == -1], turns.place_M[class_M == -1])
+    return np.where(first_K == none, -1, first_K)
+
+
+def f1(found_M: Bool[np.ndarray, " M"], wanted_M: Bool[np.ndarray, " M"], weight_RM: np.ndarray) -> np.ndarray:
+    """Returns the F1 of each row of weights: 2 TP / (2 TP + FP + FN); NaN where a class is neither found nor there."""
+    hits_R = weight_RM @ (found_M & wanted_M)
+    sizes_R = weight_RM @ found_M.astype(float) + weight_RM @ wanted_M.astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(sizes_R > 0, 2 * hits_R / sizes_R, np.nan)
+
+
+def agents_report(
+    trees: Sequence[ReasoningTree], thresholds: tuple[float, float], seed: int, fitted: bool = False
+) -> dict[str, Any]:
+    """Returns the figures of scored trajectories, each with a 95 % interval over problems.
+
+    `baselines` has the same figures of trivial scores, and `ahead` the model's less the best baseline's of each figure,
+    paired on the same resamples.
+    """
+    turns = turns_of(trees)
+    labelled_K = np.isin(np.arange(len(turns.problem_K)), turns.path_M)
+    rows = {"scores": _figures(turns, turns.score_M, thresholds, labelled_K)}
+    for name, score_M in turns.baseline.items():
+        rows[name] = _figures(turns, score_M, best_thresholds(score_M, turns.class_M), labelled_K)
+    report: dict[str, Any] = {
+        "n_turns": len(turns.class_M), "n_trajectories": int(labelled_K.sum()),
+        "n_problems": len(set(turns.problem_M)),
+        "n_by_class": {str(c): int((turns.class_M == c).sum()) for c in CLASSES},
+        "thresholds": list(thresholds), "fitted": fitted,
+    }  # fmt: skip
+    drawn = {
+        row: {key: draws(figure, groups, seed=seed) for key, (figure, groups) in figures.items()}
+        for row, figures in rows.items()
+    }
+    report |= {key: interval(one).json() for key, one in drawn["scores"].items()}
+    report["baselines"] = {
+        row: {key: interval(one).json() for key, one in figures.items()}
+        for row, figures in drawn.items() if row != "scores"
+    }  # fmt: skip
+    report["ahead"] = {}
+    for key, own in drawn["scores"].items():
+        best = max(
+            (row for row in drawn if row != "scores"), key=lambda row: np.nan_to_num(drawn[row][key].value, nan=-1)
+        )
+        other = drawn[best][key]
+        less = own._replace(value=own.value - other.value, drawn_R=own.drawn_R - other.drawn_R)
+        report["ahead"][key] = interval(less, fraction=False).json() | {"baseline": best}
+    report["outcome"] = _outcomes(turns, seed)
+    report["calibration"] = _calibration(turns, seed)
+    return report
+
+
+def _figures(turns: Turns, score_M: np.ndarray, thresholds: tuple[float, float], labelled_K: np.ndarray) -> dict:
+    """Returns (statistic of weights, groups) of each figure of a score."""
+    class_M, wanted_M = classes_at(score_M, *thresholds), turns.class_M
+    hit_K = (first_bad(turns, class_M) == first_bad(turns, wanted_M))[labelled_K]
+    problem_K = [problem for problem, there in zip(turns.problem_K, labelled_K, strict=True) if there]
+    names = {-1: "bad", 0: "neutral", 1: "good"}
+    figures: dict[str, Any] = {
+        "step_accuracy": (lambda w: weighted_mean(class_M == wanted_M, w), turns.problem_M),
+        "first_bad_turn": (lambda w: weighted_mean(hit_K, w), problem_K),
+        "auroc": (lambda w: auroc(score_M, wanted_M != -1, w), turns.problem_M),
+    }
+    for c, name in names.items():
+        figures[f"f1_{name}"] = (lambda w, c=c: f1(class_M == c, wanted_M == c, w), turns.problem_M)
+    return figures
+
+
+def _outcomes(turns: Turns, seed: int) -> dict[str, Any]:
+    """Returns how often a solved trajectory scores above one that is not, by the lowest and by the last score."""
+    known_K = np.isfinite(turns.outcome_K)
+    problems = [problem for problem, known in zip(turns.problem_K, known_K, strict=True) if known]
+    right_K = turns.outcome_K[known_K] == 1
+    if right_K.all() or not right_K.any():
+        return {"n": int(known_K.sum())}
+    scores = {"lowest": turns.reward_K[known_K], "last": turns.last_K[known_K]}
+    return {"n": int(known_K.sum()), "solved": jsonable(np.mean(right_K))} | {
+        f"auroc_{name}": bootstrap(lambda w, s=s: auroc(s, right_K, w), problems, seed=seed).json()
+        for name, s in scores.items()
+    }
+
+
+def _calibration(turns: Turns, seed: int) -> list[dict[str, Any]]:
+    """Returns the mean score and the fraction of turns that are not bad, by place: turns 1, 2, 3 to 4, 5 to 8, ..."""
+    rows, begin = [], 0
+    while begin <= turns.place_M.max():
+        end = 2 * begin if begin > 1 else begin + 1
+        some_M = (turns.place_M >= begin) & (turns.place_M < end)
+        if some_M.any():
+            problems = [problem for problem, there in zip(turns.problem_M, some_M, strict=True) if there]
+            score, fine = turns.score_M[some_M], turns.class_M[some_M] != -1
+            rows.append({
+                "turns": f"{begin + 1} to {end}" if end > begin + 1 else f"{begin + 1}", "n": int(some_M.sum()),
+                "score": jsonable(score.mean()),
+                "not_bad": bootstrap(lambda w, fine=fine: weighted_mean(fine, w), problems, seed=seed).json(),
+            })  # fmt: skip
+        begin = end
+    return rows
+
+
+def figures(request: Request) -> Report:
+    fitting = [tree for trees in request.calibrate.values() for tree in trees]
+    threshold = request.scale.threshold
+    thresholds = (threshold, threshold)
+    if fitting:
+        known = turns_of(fitting)
+        thresholds = best_thresholds(known.score_M, known.class_M)
+    records = [tree for trees in request.data.values() for tree in trees]
+    return agents_report(records, thresholds, request.seed, bool(fitting)) | {"too_long": request.left_out}
+
+
+KEYS = ("step_accuracy", "first_bad_turn", "auroc", "f1_bad", "f1_neutral", "f1_good")
+
+
+def tables(report: Report) -> Iterator[Table]:
+    yield from _tables({"scores": report}, report)
+
+
+def section(models: Sequence[Model]) -> Iterator[Block]:
+    reports = {model.name: model.results["agents"] for model in models}
+    yield from _tables(reports, next(iter(reports.values())))
+    yield Note(
+        "Step accuracy: turns whose class (bad, neutral, good) is right. First bad turn: trajectories whose first bad"
+        " turn, or that there is none, is right. AUROC: how often a turn that is not bad scores above a bad one."
+        " Baselines have the thresholds that are best on these very turns. Ahead: less the best baseline of the row."
+    )
+
+
+def _tables(reports: dict[str, Report], first: Report) -> Iterator[Table]:
+    columns = {**reports, **{f"baseline: {name}": row for name, row in first["baselines"].items()}}
+    counts = ", ".join(f"{n} of class {c}" for c, n in first["n_by_class"].items())
+    title = f"Turns: {first['n_turns']} ({counts}) of {first['n_trajectories']} trajectories, {first['n_problems']}"
+    low, high = first["thresholds"]
+    title += f" problems; bad below {low:.3g}, good from {high:.3g}{left_out_words(first)}"
+    rows = [[words(key), *(column.get(key) for column in columns.values())] for key in KEYS]
+    yield Table(title, ("", *columns), rows)
+    ahead = [
+        [words(key), *(r["ahead"][key] for r in reports.values()), first["ahead"][key]["baseline"]] for key in KEYS
+    ]
+    yield Table("Less the best baseline", ("", *reports, "best baseline"), ahead)
+    outcome = [
+        [words(key), *(r["outcome"].get(key) for r in reports.values())] for key in ("auroc_lowest", "auroc_last")
+    ]
+    if any(cell for row in outcome for cell in row[1:]):
+        yield Table(f"Solved above unsolved trajectories, {first['outcome']['n']}", ("score", *reports), outcome)
+    for name, report in reports.items():
+        rows = [[row["turns"], row["n"], row["score"], row["not_bad"]] for row in report["calibration"]]
+        yield Table(f"Calibration by turn: {name}", ("turns", "number", "mean score", "not bad"), rows)
+
+
+def headline(results: Any) -> Iterator[tuple[str, Any]]:
+    yield "turns that are not bad above bad ones (AUROC), %", results["agents"]["auroc"]
+
+
+BENCHMARK = Benchmark(
+    name="agents",
+    title="Agents' turns",
+    tables=tables,
+    figures=figures,
+    context=True,
+    section=section,
+    headline=headline,
+)

@@ -1,0 +1,207 @@
+"""Readers of agents' logs, and the figures of turns."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jprm.io.jsonl import RecordError
+from jprm.methods.data.readers import find
+from jprm.methods.evaluate.agents import agents_report, best_thresholds, classes_at, f1, tables, turns_of
+from jprm.tree import record_of, tree_of, with_scores
+
+SCHEMA = {"name": "search", "description": "Finds.", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": SCHEMA}
+WANTED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Where?"},
+    {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "search", "arguments": {"q": "where"}}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "Here."},
+    {"role": "assistant", "content": "Here."},
+]  # fmt: skip
+
+
+def read(name, item, **options):
+    reader = find(name)
+    return list(reader.parse(item, "f:1", reader.options(**options)))
+
+
+def plain(messages):
+    return [{k: v for k, v in m.items() if v not in (None, "") or k == "content"} for m in messages]
+
+
+OPENAI = {
+    "messages": [
+        {"role": "developer", "content": "Be brief."},
+        WANTED[1],
+        {**WANTED[2], "refusal": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"q": "where"}'}}]},
+        WANTED[3],
+        WANTED[4],
+    ],
+    "tools": [TOOL],
+}  # fmt: skip
+ANTHROPIC = {
+    "system": [{"type": "text", "text": "Be brief."}],
+    "messages": [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "x"}, {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "c1", "name": "search", "input": {"q": "where"}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "Here."}]}]},
+    ],
+    "tools": [{"name": "search", "description": "Finds.", "input_schema": SCHEMA["parameters"]}],
+    "response": {"content": [{"type": "text", "text": "Here."}], "stop_reason": "end_turn"},
+}  # fmt: skip
+RESPONSES = {
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Where?"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "search", "arguments": '{"q": "where"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "Here."},
+    ],
+    "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Here."}]}],
+    "tools": [{"type": "function", **SCHEMA}],
+}
+VERIFIERS = {
+    "example_id": 3, "prompt": WANTED[:2], "completion": OPENAI["messages"][2:], "reward": 0.5, "answer": "Here.",
+    "info": {"oai_tools": [TOOL]}, "metrics": {"a": 1},
+}  # fmt: skip
+PARTS = {
+    "gen_ai.system_instructions": [{"type": "text", "content": "Be brief."}],
+    "gen_ai.input.messages": [
+        {"role": "user", "parts": [{"type": "text", "content": "Where?"}]},
+        {"role": "assistant", "parts": [
+            {"type": "reasoning", "content": "Hm."}, {"type": "text", "content": "I look."},
+            {"type": "tool_call", "id": "c1", "name": "search", "arguments": {"q": "where"}}]},
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "Here."}]},
+    ],
+    "gen_ai.output.messages": [
+        {"role": "assistant", "parts": [{"type": "text", "content": "Here."}], "finish_reason": "stop"}],
+    "gen_ai.tool.definitions": [{"type": "function", **SCHEMA}],
+}  # fmt: skip
+OTEL = {"traceId": "t", "attributes": PARTS}
+OTLP = {
+    "traceId": "t",
+    "attributes": [{"key": k, "value": {"stringValue": json.dumps(v)}} for k, v in PARTS.items()],
+}
+BENCH = {
+    "question": "Where?", "messages": OPENAI["messages"], "tools": [TOOL], "step_labels": {"2": 0, "4": -1},
+    "final_label": -1, "total_index": 7, "query_index": 1, "ground_truth": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [("openai", OPENAI), ("openai", RESPONSES), ("anthropic", ANTHROPIC), ("verifiers", VERIFIERS), ("otel", OTEL),
+     ("otel", OTLP), ("agent_process_bench", BENCH)],
+)  # fmt: skip
+def test_a_log_is_the_trajectory_that_it_tells(name, item):
+    (record,) = read(name, json.loads(json.dumps(item)))
+    messages = [{k: v for k, v in message.items() if k != "label"} for message in record["messages"]]
+    assert plain(messages) == WANTED
+    assert [tool.get("function", tool)["name"] for tool in record["tools"]] == ["search"]
+    assert record_of(tree_of(record)) | {"segment": "turn"} == record
+    if name == "agent_process_bench":
+        assert [m.get("label") for m in record["messages"]] == [None, None, 0, None, -1]
+        assert record["outcome"] == 0 and record["problem"] == "Where?" and record["semantics"] == "rating"
+    if name == "verifiers":
+        assert record["outcome"] == 0.5 and record["example_id"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "field"),
+    [
+        ("openai", {"messages": 3}, "messages"),
+        ("openai", {"request": {"messages": WANTED[:2]}, "response": {"choices": []}}, "response.choices"),
+        ("openai", {"input": [{"type": "computer_call"}], "output": []}, "items[0]"),
+        ("anthropic", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
+        ("anthropic", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("verifiers", {"prompt": [], "completion": []}, "reward"),
+        ("otel", {"attributes": {"gen_ai.request.model": "m"}}, "attributes"),
+        ("agent_process_bench", BENCH | {"step_labels": {"3": 1}}, "step_labels['3']"),
+        ("agent_process_bench", BENCH | {"step_labels": {"2": 1}}, "step_labels"),
+        ("agent_process_bench", BENCH | {"step_labels": {"2": 2, "4": 1}}, "messages[2].label"),
+        ("agent_process_bench", BENCH | {"final_label": 3}, "final_label"),
+    ],
+)
+def test_a_log_of_another_form_names_its_field(name, item, field):
+    with pytest.raises(RecordError) as caught:
+        read(name, json.loads(json.dumps(item)))
+    assert caught.value.field == field
+
+
+def agent(seed, labels, scores, outcome=1):
+    """Returns a trajectory with a label and a score for each turn, which searches and at last answers."""
+    messages = [{"role": "user", "content": f"task {seed}"}]
+    for i, (label, score) in enumerate(zip(labels, scores, strict=True)):
+        call = {"function": {"name": "search", "arguments": {"q": "again" if i % 2 else f"{i}"}}}
+        last = i == len(labels) - 1
+        messages.append({"role": "assistant", "content": "done" if last else "", "label": label, "score": score})
+        if not last:
+            messages[-1]["tool_calls"] = [call]
+            messages.append({"role": "tool", "content": "error: none" if label == -1 else "a row"})
+    return tree_of({"messages": messages, "semantics": "rating", "outcome": outcome})
+
+
+def brute_force(trees, low, high):
+    """Returns step accuracy, the fraction of right first bad turns, and F1 of bad turns, turn by turn."""
+    right = total = firsts = hits = found = wanted = 0
+    for tree in trees:
+        labels = [tree.nodes[i].label for i in tree.steps]
+        classes = [-1 if tree.nodes[i].score < low else 1 if tree.nodes[i].score >= high else 0 for i in tree.steps]
+        right += sum(a == b for a, b in zip(labels, classes, strict=True))
+        total += len(labels)
+        first = [some.index(-1) if -1 in some else -1 for some in (labels, classes)]
+        firsts += first[0] == first[1]
+        hits += sum(a == b == -1 for a, b in zip(labels, classes, strict=True))
+        found, wanted = found + classes.count(-1), wanted + labels.count(-1)
+    return right / total, firsts / len(trees), 2 * hits / (found + wanted)
+
+
+def test_figures_equal_a_count_turn_by_turn():
+    rng = np.random.default_rng(0)
+    trees = []
+    for seed in range(40):
+        labels = rng.choice([-1, 0, 1], rng.integers(1, 6)).tolist()
+        scores = (1 / (1 + np.exp(-np.array(labels) - rng.normal(size=len(labels))))).tolist()
+        trees.append(agent(seed, labels, scores, int(rng.integers(2))))
+    report = agents_report(trees, (0.4, 0.6), seed=0)
+    names = ("step_accuracy", "first_bad_turn", "f1_bad")
+    np.testing.assert_allclose([report[name]["value"] for name in names], brute_force(trees, 0.4, 0.6))
+    turns = turns_of(trees)
+    for name, score_M in turns.baseline.items():
+        low, high = best_thresholds(score_M, turns.class_M)
+        row = report["baselines"][name]
+        assert row["step_accuracy"]["value"] == np.mean(classes_at(score_M, low, high) == turns.class_M)
+    best = max(row["auroc"]["value"] for row in report["baselines"].values())
+    assert report["ahead"]["auroc"]["value"] == pytest.approx(report["auroc"]["value"] - best)
+    assert sum(row["n"] for row in report["calibration"]) == report["n_turns"]
+    assert all(table.rows for table in tables(report | {"too_long": 0}))
+
+
+def test_baselines_say_what_they_are_named_for():
+    turns = turns_of([agent(0, [1, 1, -1, -1, 1], [0.5] * 5)])
+    assert turns.baseline["last"].tolist() == [1, 1, 1, 1, 0]
+    assert turns.baseline["repeats"].tolist() == [1, 1, 1, 0, 1]  # the fourth search is the second one again
+    assert turns.baseline["errors"].tolist() == [0, 0, 0, -1 / 3, -2 / 4]
+
+
+def test_thresholds_are_the_best_of_all_pairs():
+    rng = np.random.default_rng(1)
+    score_M, class_M = rng.random(20), rng.choice([-1, 0, 1], 20)
+    low, high = best_thresholds(score_M, class_M)
+    cuts = np.unique(np.quantile(score_M, np.linspace(0, 1, 32)))
+    best = max(np.mean(classes_at(score_M, a, b) == class_M) for a in cuts for b in cuts if a <= b)
+    assert np.mean(classes_at(score_M, low, high) == class_M) >= best
+    assert f1(np.array([True, False]), np.array([True, True]), np.ones((1, 2)))[0] == pytest.approx(2 / 3)
+
+
+def test_scores_of_turns_are_needed():
+    tree = agent(0, [1, -1], [0.5, 0.5])
+    with pytest.raises(ValueError, match="has no score"):
+        agents_report([with_scores(tree, [None] * len(tree.nodes))], (0.5, 0.5), 0)

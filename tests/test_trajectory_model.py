@@ -1,0 +1,161 @@
+"""A model on trees of messages: scores, gradients and packing, each beside the trajectories alone."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from test_turn_ids import read_by_jprm
+from tiny import TINY, chain_rows, logits, params
+from trajectories import branched, labelled, trajectory
+
+from jprm import objectives
+from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.layout import native_layout
+from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.pack import PackReport, pack, token_tree
+from jprm.score import scorer
+from jprm.score.scorer import PRM
+from jprm.tree import chains_of, record_of, steps_only, trajectories_of, tree_of
+from jprm.turns import turns_of
+
+TOKENIZER = read_by_jprm("qwen3")
+LAYOUT = native_layout(TOKENIZER)
+MODEL = dataclasses.replace(TINY, vocab_size=512, rope_theta=10000.0)
+TARGET = TargetConfig(labels="rating", neutral="drop", after_error="keep")
+CLOSE = 3e-6
+"""Rows of other lengths add in another order: some units in the last place of a float32 near one."""
+
+
+def short(seed, **options):
+    return tree_of(branched(seed, turns=3, users=False, **options))
+
+
+@pytest.fixture(scope="module")
+def prm():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scorer, "SHORTEST", 512)
+        patch.setattr(scorer, "FILLED", 2048)
+        mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
+        placed = jax.device_put(params(MODEL), NamedSharding(mesh, PartitionSpec()))
+        yield PRM(placed, MODEL, LAYOUT, mesh, "rating", "tiny", 0)
+
+
+def test_a_tree_scores_its_turns_as_each_trajectory_alone_does(prm):
+    trees = [short(seed) for seed in range(4)]
+    for tree, score_N in zip(trees, prm.score_trees(trees), strict=True):
+        assert np.isfinite(score_N[tree.steps]).all()
+        assert np.isnan(np.delete(score_N, tree.steps)).all()  # context has no score
+        alone = prm.score_trees([tree_of(one.record()) for one in trajectories_of(tree)])
+        paths = [chain for chain in chains_of(tree)]
+        for chain in paths:
+            found = [s[np.isfinite(s)] for s in alone if np.isfinite(s).sum() >= len(chain)]
+            gaps = [np.abs(s[: len(chain)] - score_N[chain]).max() for s in found]
+            assert min(gaps) < CLOSE
+
+
+def test_a_score_depends_on_nothing_after_its_turn(prm):
+    record = trajectory(12, turns=3, users=False)
+    (whole,) = prm.score_trees([tree_of(record)])
+    for end in [i for i, m in enumerate(record["messages"]) if m["role"] == "assistant"]:
+        (part,) = prm.score_trees([tree_of({**record, "messages": record["messages"][: end + 1]})])
+        np.testing.assert_allclose(part[end], whole[end], atol=CLOSE, rtol=0)
+
+
+def test_records_come_back_with_scores_at_turns(prm):
+    records = [trajectory(3, turns=3, users=False), branched(4, turns=3, users=False)]
+    for record, scored in zip(records, prm.score_many(records), strict=True):
+        nodes = scored.get("messages") or scored["nodes"]
+        assert [("score" in node) for node in nodes] == [node["role"] == "assistant" for node in nodes]
+        given = record.get("messages") or record["nodes"]
+        plain = [{k: v for k, v in node.items() if k != "score"} for node in nodes]
+        assert plain == [{k: v for k, v in node.items() if k != "score"} for node in given]
+
+
+def loss_of(rows, supervise="step"):
+    objective = objectives.find("cross_entropy")
+    target = TARGET if supervise == "step" else dataclasses.replace(TARGET, labels="value", neutral="none")
+    config = ObjectiveConfig(MODEL, target, supervise=supervise)
+    return jax.jit(lambda p: objective({"model": p}, rows, config)[0])
+
+
+def gradients(rows):
+    return jax.value_and_grad(loss_of(rows))(params(MODEL))
+
+
+def test_gradients_of_some_turns_are_those_of_each_alone():
+    """The loss of a packed tree is the sum over its labelled turns, each with all before it in a row of its own."""
+    tree = short(7)
+    packed = pack([token_tree(tree, LAYOUT)], 1024, 32, too_long="error")
+    loss, gradient = gradients(packed.rows)
+    turns, ids, label = turns_of(tree, TOKENIZER), [], []
+    for place, node in enumerate(tree.steps):
+        if tree.nodes[node].label in (-1, 1):
+            ids.append(turns.ids[place])
+            label.append(float(tree.nodes[node].label))
+    rows = chain_rows(ids, 1024)
+    alone_loss, alone = gradients(dataclasses.replace(rows, label=np.array(label, np.float32)[:, None]))
+    np.testing.assert_allclose(loss, alone_loss, rtol=1e-5)  # sums of other orders
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=0)
+
+
+def test_outcomes_at_tokens_are_of_what_the_agent_wrote():
+    """The loss is the sum over the tokens of the turns, each at the end of a row of its own, with the outcome."""
+    tokenizer = read_by_jprm("qwen2.5")
+    tree = tree_of({**trajectory(5, turns=2, calls=False, thoughts=False), "outcome": 1})
+    packed = pack([token_tree(tree, native_layout(tokenizer), "outcome_tokens")], 512, 256, too_long="error")
+    loss = loss_of(packed.rows, "outcome_tokens")(params(MODEL))
+    turns = turns_of(tree, tokenizer)
+    whole, spans = turns.ids[-1], turns.written
+    rows = chain_rows([whole[: i + 1] for begin, end in spans for i in range(begin, end)], 512)
+    alone = loss_of(rows, "outcome_tokens")(params(MODEL))
+    np.testing.assert_allclose(loss, alone, rtol=1e-5)  # sums of other orders
+
+
+def test_a_cut_keeps_whole_turns_and_is_counted():
+    """A turn is kept with all before it, or dropped with the answers that only it had read."""
+    report, dropped = PackReport(), 0
+    for seed in range(12):
+        tree = tree_of(labelled(trajectory(seed, turns=6), seed))
+        tokens, turns = token_tree(tree, LAYOUT), turns_of(tree, TOKENIZER)
+        limit = int(np.median([len(ids) for ids in turns.ids])) + 1
+        packed = pack([tokens], limit, 64, too_long="truncate")
+        report += packed.report
+        kept = [ids for ids in turns.ids if len(ids) <= limit]
+        dropped += len(turns.ids) - len(kept)
+        assert sorted(packed.node_BS[packed.node_BS >= 0]) == [
+            node for node, ids in zip(tree.steps, turns.ids, strict=True) if len(ids) <= limit
+        ]
+        assert packed.report.tokens - packed.report.repeated == len(
+            set().union(*({tuple(ids[: i + 1]) for i in range(len(ids))} for ids in kept))
+        )
+        if len(kept) < len(turns.ids):
+            with pytest.raises(ValueError, match="its longest chain takes"):
+                pack([tokens], limit, 64, too_long="error")
+    assert report.truncated == dropped > 0
+
+
+def test_trees_save_tokens_over_rows_of_one_trajectory():
+    trees = [tree_of(branched(seed, alternatives=6, turns=5, users=False)) for seed in range(10)]
+    report = pack([token_tree(tree, LAYOUT) for tree in trees], 4096, 512, too_long="error").report
+    assert report.tokens < report.leaf_tokens
+
+
+def test_figures_see_steps_alone():
+    tree = short(5)
+    plain = steps_only(tree)
+    assert [node.text for node in plain.nodes] == [tree.nodes[i].text for i in tree.steps]
+    assert [len(chain) for chain in chains_of(plain)] == [len(chain) for chain in chains_of(tree)]
+    assert plain.kind == "pool" and steps_only(plain) is plain
+    assert steps_only(tree_of(trajectory(1))).kind == "chain"
+    assert record_of(tree) == record_of(tree_of(record_of(tree)))
+
+
+def test_logits_of_padding_do_not_matter(prm):
+    tree = token_tree(short(2), LAYOUT)
+    small, large = (pack([tree], tokens, 64, too_long="error") for tokens in (1024, 2048))
+    a, b = (np.asarray(logits(params(MODEL), MODEL, packed.rows)) for packed in (small, large))
+    used = small.node_BS[0] >= 0
+    np.testing.assert_allclose(a[0][used], b[0, : len(used)][used], atol=1e-5)
