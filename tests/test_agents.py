@@ -141,9 +141,9 @@ def agent(seed, labels, scores, outcome=1):
     for i, (label, score) in enumerate(zip(labels, scores, strict=True)):
         call = {"function": {"name": "search", "arguments": {"q": "again" if i % 2 else f"{i}"}}}
         last = i == len(labels) - 1
-        messages.append({"role": "assistant", "content": "done" if last else "", "label": label, "score": score})
+        turn: dict = {"role": "assistant", "content": "done" if last else "", "label": label, "score": score}
+        messages.append(turn if last else turn | {"tool_calls": [call]})
         if not last:
-            messages[-1]["tool_calls"] = [call]
             messages.append({"role": "tool", "content": "error: none" if label == -1 else "a row"})
     return tree_of({"messages": messages, "semantics": "rating", "outcome": outcome})
 

@@ -1,6 +1,7 @@
 """A model on trees of messages: scores, gradients and packing, each beside the trajectories alone."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,7 +74,7 @@ def test_records_come_back_with_scores_at_turns(prm):
         assert plain == [{k: v for k, v in node.items() if k != "score"} for node in given]
 
 
-def loss_of(rows, supervise="step"):
+def loss_of(rows, supervise: Any = "step"):
     objective = objectives.find("cross_entropy")
     target = TARGET if supervise == "step" else dataclasses.replace(TARGET, labels="value", neutral="none")
     config = ObjectiveConfig(MODEL, target, supervise=supervise)
@@ -91,9 +92,9 @@ def test_gradients_of_some_turns_are_those_of_each_alone():
     loss, gradient = gradients(packed.rows)
     turns, ids, label = turns_of(tree, TOKENIZER), [], []
     for place, node in enumerate(tree.steps):
-        if tree.nodes[node].label in (-1, 1):
+        if (own := tree.nodes[node].label) is not None and own:
             ids.append(turns.ids[place])
-            label.append(float(tree.nodes[node].label))
+            label.append(own)
     rows = chain_rows(ids, 1024)
     alone_loss, alone = gradients(dataclasses.replace(rows, label=np.array(label, np.float32)[:, None]))
     np.testing.assert_allclose(loss, alone_loss, rtol=1e-5)  # sums of other orders

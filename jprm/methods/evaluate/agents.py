@@ -60,9 +60,10 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
     problem_K, outcome_K, reward_K, last_K = [], [], [], []
     for i, tree in enumerate(trees):
         for chain in chains_of(tree):
-            scores = [tree.nodes[node].score for node in chain]
-            if None in scores:
-                raise ScoreError(f"record {i}: turn {scores.index(None)} has no score. Score the file again")
+            scores = [score for node in chain if (score := tree.nodes[node].score) is not None]
+            if len(scores) < len(chain):
+                place = next(k for k, node in enumerate(chain) if tree.nodes[node].score is None)
+                raise ScoreError(f"record {i}: turn {place} has no score. Score the file again")
             texts, errors = _features(tree, chain)
             for place, node in enumerate(chain):
                 if (label := tree.nodes[node].label) is None:
