@@ -137,7 +137,7 @@ def test_a_log_of_another_form_names_its_field(name, item, field):
 
 def agent(seed, labels, scores, outcome=1):
     """Returns a trajectory with a label and a score for each turn, which searches and at last answers."""
-    messages = [{"role": "user", "content": f"task {seed}"}]
+    messages: list[dict] = [{"role": "user", "content": f"task {seed}"}]
     for i, (label, score) in enumerate(zip(labels, scores, strict=True)):
         call = {"function": {"name": "search", "arguments": {"q": "again" if i % 2 else f"{i}"}}}
         last = i == len(labels) - 1
