@@ -61,9 +61,6 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
     if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
         yield item
         return
-    if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
-        yield item  # a tree of messages, whose leaves are samples
-        return
     samples = take(item, "samples", list, where)
     if options.empty_samples == "drop":
         kept = [sample for sample in samples if not (isinstance(sample, dict) and sample.get("steps") == [])]
