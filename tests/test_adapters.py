@@ -34,12 +34,12 @@ from jprm.methods.adapters import published as publications
 from jprm.methods.adapters import record
 from jprm.methods.adapters.load import layout_of, token_ids
 from jprm.methods.adapters.published import PUBLISHED, SIGNS
+from jprm.methods.cache import LiveTrees
 from jprm.methods.evaluate.run import as_in
 from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
-from jprm.score.cache import LiveTrees
 from jprm.tokenizer import JsonTokenizer
 
 CLOSE = 1e-4

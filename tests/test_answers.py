@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jprm.answers import canonical_answer, equivalent, extract_answer
+from jprm.methods.answers import canonical_answer, equivalent, extract_answer
 
 
 @pytest.mark.parametrize(

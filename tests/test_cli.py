@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from jprm.apps import cli
-from jprm.apps.cli import missing
 from jprm.apps.cli.arguments import Commands
 from jprm.apps.cli.evaluate import OPTIONS
 from jprm.methods.evaluate.benchmarks import find
@@ -144,7 +143,7 @@ def test_a_bug_keeps_its_traceback(library):
 
 def test_a_missing_extra_is_named(library, capsys, monkeypatch):
     requires = ["numpy>=2", 'tensorflow-datasets>=4.9; extra == "train"', 'jprm[train]; extra == "test"']
-    monkeypatch.setattr(missing.metadata, "requires", lambda name: requires)
+    monkeypatch.setattr(cli.metadata, "requires", lambda name: requires)
     args = "score --model m --input setup.py --output b.jsonl".split()
 
     def load(*args, **kwargs):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jprm.methods.label.first_errors import consensus, first_error, implied
+from jprm.methods.label.files import consensus, first_error, implied
 from jprm.tree import tree_of
 
 

@@ -7,12 +7,12 @@ import pytest
 from hostile import tactics
 from refusing import refused
 
-from jprm.methods.verify import coq, sandbox
-from jprm.methods.verify.coq import check_coq, check_tactics
+from jprm.methods.verify import sandbox, verifiers
 from jprm.methods.verify.sandbox import Limits
+from jprm.methods.verify.verifiers import check_coq, check_tactics
 from jprm.tree import tree_of
 
-missing = coq.refusal() or sandbox.refusal()
+missing = verifiers.coq_refusal() or sandbox.refusal()
 pytestmark = pytest.mark.skipif(missing is not None, reason=f"needs Coq in a sandbox: {missing}")
 
 ADD = "Theorem t : forall n : nat, n + 0 = n."
@@ -59,7 +59,9 @@ def test_ten_short_proofs():
 )
 def test_what_is_no_tactic_is_open(step, monkeypatch):
     ran = []
-    monkeypatch.setattr(coq, "run_command", lambda command, text, *_, **__: ran.append(text) or sandbox.Outcome(0, ""))
+    monkeypatch.setattr(
+        verifiers, "run_command", lambda command, text, *_, **__: ran.append(text) or sandbox.Outcome(0, "")
+    )
     assert labels(ADD, [step, "reflexivity."]) == [None, None]
     assert step not in ran[0] and "reflexivity" not in ran[0]
 
@@ -84,7 +86,7 @@ def test_a_tree_of_tactics():
 
 
 def test_without_coq_it_is_refused(monkeypatch):
-    monkeypatch.setattr(coq, "refusal", lambda: "coqtop is not installed (Debian's package coq)")
+    monkeypatch.setattr(verifiers, "coq_refusal", lambda: "coqtop is not installed (Debian's package coq)")
     refused(OSError, "installed", check_coq, tree_of({"problem": ADD, "steps": ["intros n."]}))
 
 
@@ -112,7 +114,7 @@ def test_a_limit_of_the_sandbox_is_no_label(message, monkeypatch):
             0, f"1 goal\n{locate}\n1 goal\n{locate}\n{locate}\n{message}\n{locate}\n{locate}\n{locate}\n"
         )
 
-    monkeypatch.setattr(coq, "run_command", run)
+    monkeypatch.setattr(verifiers, "run_command", run)
     assert labels(ADD, ["intros n.", "reflexivity."]) == [1, None]
 
 
@@ -123,5 +125,5 @@ def test_an_unknown_compiler_is_no_label():
 @pytest.mark.parametrize("step", tactics.SLOW.values(), ids=tactics.SLOW)
 def test_a_long_step_is_read_in_linear_time(step):
     start = time.monotonic()
-    coq._tactics(step)
+    verifiers._tactics(step)
     assert time.monotonic() - start < 2  # 0.1

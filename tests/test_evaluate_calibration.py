@@ -10,10 +10,9 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from jprm.methods.evaluate import calibration as cal
-from jprm.methods.evaluate import conformal
+from jprm.methods.evaluate import calibration_map, conformal
 from jprm.methods.evaluate.calibration import verdict
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.score import calibration_map
 from jprm.statistics import equal_mass_bins
 from jprm.tree import tree_of
 

@@ -10,11 +10,12 @@ import pytest
 from refusing import refused
 from tiny import TINY, Letters, params
 
+from jprm.methods import cache
+from jprm.methods.cache import LiveTrees
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.rows import padded_size
-from jprm.score import cache, scorer
-from jprm.score.cache import LiveTrees
+from jprm.score import scorer
 from jprm.score.scorer import PRM
 
 # Two layers of float32 sums in another order, each off by a few 6e-8, on logits of size 1.

@@ -14,8 +14,8 @@ from tiny_run import MODEL, experiment, make_data, one_device, training
 
 import jprm
 from jprm.checkpoints import base
-from jprm.checkpoints.writing import decoder_tensors
 from jprm.experiment import override
+from jprm.methods.export.writing import decoder_tensors
 from jprm.model import transformer
 from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh

@@ -26,10 +26,10 @@ from jprm.chat_template import render
 from jprm.layout import TemplateLayout
 from jprm.methods.adapters import load as loading
 from jprm.methods.adapters.published import PUBLISHED
+from jprm.methods.cache import LiveTrees
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
 from jprm.score import scorer
-from jprm.score.cache import LiveTrees
 from jprm.tokenizer import JsonTokenizer
 from jprm.tree import tree_of
 

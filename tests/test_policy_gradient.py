@@ -18,11 +18,11 @@ from tiny import TINY, chain_rows, filled, optimised, params
 from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.trajectory import Trajectory, group_tree
 from jprm.model import transformer, vocabulary
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.objectives import Mean, means
-from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.pack import pack
 
 SMALL = dataclasses.replace(TINY, head="language", vocab_size=4, layers=1, layer_groups=(1,))

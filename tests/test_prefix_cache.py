@@ -8,10 +8,10 @@ import pytest
 from refusing import refused
 from test_live import CLOSE, LAYOUT, make, word
 
+from jprm.methods import cache as caches
+from jprm.methods.cache import PrefixCache
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score import cache as caches
 from jprm.score import scorer
-from jprm.score.cache import PrefixCache
 from jprm.token_tree import token_tree
 from jprm.tree import tree_of
 

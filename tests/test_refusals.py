@@ -16,7 +16,7 @@ from jprm import experiment
 from jprm.apps import cli
 from jprm.checkpoints.safetensors import check_sums
 from jprm.io.jsonl import parse
-from jprm.methods.data import store
+from jprm.methods.data import prepare as preparing
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.suite import read_results
 from jprm.methods.export import export as exporting
@@ -106,8 +106,8 @@ def test_a_source_replaced_while_it_is_prepared_is_noticed(tmp_path, monkeypatch
     path, other = tmp_path / "in.jsonl", tmp_path / "other"
     path.write_text(CHAIN)
     other.write_text(CHAIN * 2)
-    write = store.write
-    monkeypatch.setattr(store, "write", lambda *args: (write(*args), os.replace(other, path))[0])
+    write = preparing.write_folder
+    monkeypatch.setattr(preparing, "write_folder", lambda *args: (write(*args), os.replace(other, path))[0])
     refused(ValueError, "in.jsonl", prepare, "jsonl", [path], tmp_path / "out")
     assert os.listdir(tmp_path) == ["in.jsonl"]
 

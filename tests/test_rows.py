@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tiny import Letters, filled, path, random_tree, reasoning_trees
 
 from jprm.experiment import TargetConfig
+from jprm.methods.rl.policy_gradient import path_sum
 from jprm.model.mesh import make_mesh, put_rows
 from jprm.objectives import returns, targets
-from jprm.objectives.policy_gradient import path_sum
 from jprm.pack import pack, token_tree
 from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
 from jprm.train.batches import PipelineConfig, packed_batches

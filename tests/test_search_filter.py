@@ -9,7 +9,7 @@ from refusing import refused
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.conformal import accept_threshold
-from jprm.methods.search.conformal_filter import accept, calibrate, filter_file
+from jprm.methods.search.files import accept, calibrate, filter_file
 from jprm.tree import read_records
 
 WAY = {"method": "BestOfN", "n": 8, "rule": "prod", "choose": "best", "policy": "p", "seed": 0}

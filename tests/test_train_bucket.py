@@ -23,7 +23,7 @@ from tiny import params
 
 from jprm.apps.cli import main
 from jprm.apps.report.runs import compare
-from jprm.checkpoints import store, writing
+from jprm.checkpoints import store
 from jprm.checkpoints.store import MARK
 from jprm.experiment import to_json
 from jprm.io import folders
@@ -31,6 +31,7 @@ from jprm.io.folders import BucketLock, local_copy
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote
 from jprm.methods.data.prepare import prepare
+from jprm.methods.export import writing
 from jprm.tokenizer import load_tokenizer
 
 

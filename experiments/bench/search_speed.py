@@ -26,13 +26,13 @@ from collections.abc import Sequence
 import yardsticks
 from score_speed import made_up_prm
 
+from jprm.methods.cache import SHORTEST_STEP, LiveTrees
 from jprm.methods.data.readers import READERS
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.rows import padded_size
-from jprm.score.cache import SHORTEST_STEP, LiveTrees
 
 WIDTH = 4  # of the beams that go on from one prefix; search-and-learn's default
 

@@ -23,6 +23,7 @@ import jprm
 from jprm.apps.report.page import report
 from jprm.io.jsonl import write_records
 from jprm.loading import VERIFIER
+from jprm.methods.cache import LiveTrees
 from jprm.methods.evaluate.best_of_n import best_of_n_report, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Table, interval, last, percent, words
 from jprm.methods.evaluate.blocks import show as show_tables
@@ -37,7 +38,6 @@ from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
 from jprm.methods.studies.searches import at_own_tokens, mean_tokens
-from jprm.score.cache import LiveTrees
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of
 

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jprm.answers import extract_answer
+from jprm.methods.answers import extract_answer
 from jprm.options import find_part
 from jprm.worker import Worker, serve
 

@@ -504,7 +504,7 @@ OBJECTIVES: dict[str, Objective | str] = {
     "squared_error": squared_error,
     "next_token": next_token,
     "likelihood": Pointwise(likelihood),  # of any head that has one
-    "policy_gradient": "jprm.objectives.policy_gradient:policy_gradient",  # on groups that `jprm.methods.rl` samples
+    "policy_gradient": "jprm.methods.rl.policy_gradient:policy_gradient",  # on groups that `jprm.methods.rl` samples
     "bradley_terry": bradley_terry,
     "pqm": pqm,
     "td_lambda": td_lambda,

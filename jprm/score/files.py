@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jprm.io.outputs import digest as digest_of
 from jprm.io.progress import Bar
 from jprm.io.storage import Growing, path_of
 from jprm.model.config import own_parts
+from jprm.options import find_part
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
 from jprm.tokenizer import Tokenizer, saved_bytes
@@ -48,8 +49,8 @@ def score_file(
     report of the prepared folder that holds them.
 
     With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
-    through the map that is stored with the model (`jprm.score.calibration_map`). `speed` is given this process's tokens
-    and times.
+    through the map that is stored with the model (`jprm.methods.evaluate.calibration_map`). `speed` is given this
+    process's tokens and times.
 
     Raises:
       RecordError: a bad line, for on_error='stop'.
@@ -64,11 +65,10 @@ def score_file(
         raise ValueError(f"{prm.name}: has no stored calibration map")
     mapped, request = None, request_of(prm, input)
     if calibrated:
-        from jprm.score import calibration_map
-
-        calibration = calibration_map.stored_calibration(cast(PRM, prm))
-        mapped = functools.partial(calibration_map.mapped, calibration)
-        request["calibration"] = calibration.to_json()
+        maps = "jprm.methods.evaluate.calibration_map"
+        stored = find_part(f"{maps}:stored_calibration", {}, "calibrated")(prm)
+        mapped = functools.partial(find_part(f"{maps}:mapped", {}, "calibrated"), stored)
+        request["calibration"] = stored.to_json()
     speed = speed or Speed()
     with contextlib.ExitStack() as stack:
         own = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))

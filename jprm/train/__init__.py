@@ -58,7 +58,6 @@ from jprm.model.parameters import held_decoder, join, split
 from jprm.objectives import COPY, Judged, Objective, divisor, means, names, source, summed
 from jprm.pack import PackReport
 from jprm.rows import Rows
-from jprm.statistics import auroc, jsonable
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train.batches import (
     Streams,
@@ -70,7 +69,6 @@ from jprm.train.batches import (
     unstacked,
 )
 from jprm.train.callbacks import Goodput, Profile, Trackers, Watchdog, changed_compiler, versions
-from jprm.train.head_init import fitted_head, labelled_steps
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
 
 # ------------------------------------------------------------------------------------------------------------- the step
@@ -433,6 +431,8 @@ def measured(
 
 
 def _judgement(judged: Judged) -> dict[str, float | None]:
+    from jprm.statistics import auroc, jsonable  # of validation alone
+
     score_N, positive_N = np.asarray(judged.score_BS), np.asarray(judged.positive_BS)
     weight_N = np.asarray(judged.weight_BS, np.float64)
     right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
@@ -517,6 +517,8 @@ def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
 
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
     """Returns the state with its head fitted on the first rows of training."""
+    from jprm.train.head_init import fitted_head, labelled_steps
+
     batches = training_batches(experiment, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)
     micro_batches = itertools.chain.from_iterable(map(unstacked, batches))

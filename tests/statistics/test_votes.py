@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy_search import Script, Table
 
-from jprm.answers import canonical_answer, equivalent
+from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.search.best_of_n import BestOfN

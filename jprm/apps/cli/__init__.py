@@ -13,10 +13,11 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 import jprm
 from jprm.apps.cli.annotate import annotate
@@ -40,14 +41,11 @@ from jprm.apps.cli.evaluate import evaluation
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge, tabulate
 from jprm.apps.cli.fuse import fuse
 from jprm.apps.cli.label import label
-from jprm.apps.cli.missing import extra_hint
 from jprm.apps.cli.plan import plan
-from jprm.apps.cli.report import report
-from jprm.apps.cli.rl import rl
-from jprm.apps.cli.runs import runs, sweep, table
+from jprm.apps.cli.runs import report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import search
-from jprm.apps.cli.serve import serve
+from jprm.apps.serve import ServeConfig, Weights
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
@@ -286,6 +284,107 @@ def convert(
     print(f"{export(source, target, dtype=dtype, format=format)}: whole, as its SHA256SUMS says")
 
 
+def rl(
+    experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
+    workdir: Folder,
+    set_: Settings = (),
+    distributed: Distributed = None,
+) -> None:
+    """Let a policy learn from its own samples, by a verifier and a PRM; the same command continues a stopped run.
+
+    An update samples chains of some problems, has the verifier and the PRM judge them, gives every token its credit,
+    and steps. Evaluations on held-out problems show correct answers beside the PRM's score. Where the score rises while
+    correct answers fall, the policy games the PRM: the run ends, with the best parameters restored.
+
+    DIR is then a policy, which `jprm search --policy DIR` takes. DIR/best is the policy of the best evaluation,
+    DIR/rl.json the verdict and every figure, and `jprm report DIR --out PAGE.html` their page.
+
+    For example:
+      jprm rl experiments/quickstart/rl.py --workdir runs/rl
+      jprm rl experiments/quickstart/rl.py --workdir runs/sum --set credit.name=sum_prm_alone credit.offset=0
+      jprm rl experiments/quickstart/rl.py --workdir runs/rft --set method=rejection
+      jprm rl experiments/pod.py --workdir gs://BUCKET/runs/rl --distributed auto
+
+    Args:
+        experiment: A file whose function experiment() returns a jprm.methods.rl.config.RLExperiment.
+        workdir: The folder for checkpoints, metrics and the configuration, also in a bucket. A run in it is continued.
+        set_: Values that replace the experiment's, by their path in its configuration.
+        distributed: For several processes, as in `jprm train`. Each samples and judges a part of the problems on its
+            own devices, whose memory must hold the policy and the PRMs beside its part of the learner.
+    """
+    from jprm import multihost
+    from jprm.experiment import load
+    from jprm.methods.rl.config import RLExperiment
+    from jprm.methods.rl.loop import train
+    from jprm.train import Stopped
+
+    if distributed:
+        multihost.start(distributed)
+    try:
+        result = train(load(experiment, set_, RLExperiment), workdir)
+    except Stopped as stopped:
+        print(f"stopped: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
+    if multihost.is_first():
+        print("\n".join(result["verdict"]))
+
+
+SERVING = ServeConfig()
+
+
+def serve(
+    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = (),
+    config: OmitArgPrefixes[ServeConfig] = SERVING,
+    policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None,
+    view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None,
+    tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
+    adapter: Adapter = None,
+    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
+    attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+    weights: Annotated[Weights, one_of(Weights)] = "copied",
+    run: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
+) -> None:
+    """Score over HTTP: /v1/score, /v1/rewards, /v1/rerank, /v1/continue, vLLM's /pooling, OpenRLHF's /get_reward.
+
+    With the environment variable JPRM_API_KEY, clients send the key as `Authorization: Bearer KEY`. SIGTERM ends the
+    server after it has answered what it admitted.
+
+    For example:
+      jprm serve runs/prm800k_smollm2
+      jprm serve --run runs/prm800k_smollm2
+      curl localhost:8000/v1/score -d '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
+
+    Args:
+        model: Folders of trained or published models, also in a bucket. A request names a folder, or takes the first.
+        policy: What writes next steps for /v1/continue: a model's folder, a GGUF file, or a policy's JSON file.
+        view: How prompts of /get_reward and /v1/rewards are written: {"prompt": "...{problem}...", "ends": [...],
+            "segmentation": "auto"}.
+        tokenizer: Tokenizers of callers that send token ids to /v1/rewards: folders, or files tokenizer.json, .model or
+            .gguf. A request names a folder or file, or takes the first.
+        adapter: How to read a published model whose files do not show it: a name, or a JSON file.
+        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
+        attention: The attention implementation, as in `jprm score`.
+        weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the
+            parameters, for a model that is too large for one device.
+        run: Runs of `jprm train` or `jprm rl`, or folders of runs, also in a bucket, whose curves the page /runs shows
+            while they train. No model is needed for it.
+    """
+    from jprm.apps.serve.app import serve
+
+    serve(
+        model,
+        config,
+        view=view,
+        policy=policy,
+        tokenizers=tokenizer,
+        adapter=adapter,
+        dtype=dtype,
+        attention=attention,
+        weights=weights,
+        runs=run,
+    )
+
+
 app.command(
     evaluations := evaluation(),
     name="eval",
@@ -411,3 +510,20 @@ def _line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return shortened(f"{error.filename}: {error.strerror}", 2000)
     return shortened(" ".join(str(error).split()), 2000) or type(error).__name__
+
+
+def extra_hint(error: ModuleNotFoundError) -> str | None:
+    """Names the extra of jprm that installs the missing package; None if no extra does."""
+    package = _canonical((error.name or "").split(".")[0])
+    for requirement in metadata.requires("jprm") or ():
+        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
+        if found and _canonical(found[1]) == package:
+            return (
+                f"this command needs {error.name}, which is not installed: pip install 'jprm[{found[2]}]'"
+                f" (in a clone: pip install -e '.[{found[2]}]')"
+            )
+    return None
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

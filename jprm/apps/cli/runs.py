@@ -1,4 +1,4 @@
-"""`jprm runs`, `jprm table` and `jprm sweep`: several runs of one experiment, and how they compare."""
+"""`jprm runs`, `jprm table`, `jprm sweep` and `jprm report`: several runs, and what they show."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def sweep(
         distributed: For several processes, as in `jprm train`.
     """
     from jprm import multihost
+    from jprm.apps.cli import sweep as sweeps
     from jprm.train import Stopped
-    from jprm.train import sweep as sweeps
 
     if distributed:
         multihost.start(distributed)
@@ -116,3 +116,28 @@ def sweep(
         runs(tuple(cast(list[Path], folders)), to)
     if diverged:
         raise FloatingPointError(f"{len(diverged)} of {len(folders)} runs diverged: {'; '.join(diverged)}")
+
+
+def report(
+    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    out: Annotated[Path, arg(metavar="PAGE.html")],
+    figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+) -> None:
+    """One page with verdict, figures and every chain with its scores: a single file that works without a network.
+
+    Several folders of one suite are compared on one page.
+
+    For example:
+      jprm report results/mine --out report.html
+      jprm report results/prm results/orm --out report.html --figures figures
+      jprm report runs/rl --out rl.html
+
+    Args:
+        folder: What `jprm eval suite` wrote, or runs of `jprm rl`.
+        out: The page to write.
+        figures: A folder to write every figure into, as SVG.
+    """
+    from jprm.apps.report.page import report
+
+    report(folder, out, figures)
+    print(f"{out}: written")

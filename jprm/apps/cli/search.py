@@ -131,6 +131,6 @@ def conformal_filter(
         error_rate: Fraction of accepted answers that may be incorrect.
         confidence: Fraction of calibration sets for which that holds.
     """
-    from jprm.methods.search.conformal_filter import filter_file
+    from jprm.methods.search.files import filter_file
 
     print_counts(filter_file(input, calibration, output, error_rate, confidence), output)

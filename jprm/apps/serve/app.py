@@ -28,11 +28,11 @@ from jprm.apps.web import text_of_file
 from jprm.apps.web.http import HANDLERS, MATH, file_routes, guards, key_of, page_route, timed
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
+from jprm.methods.cache import PrefixCache
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
 from jprm.model import Dtype
 from jprm.model.mesh import MeshConfig
-from jprm.score.cache import PrefixCache
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
 

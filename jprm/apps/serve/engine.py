@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jprm.score.cache import PrefixCache
+from jprm.methods.cache import PrefixCache
 from jprm.score.scorer import PRM, SHORTEST
 from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
 from jprm.tree import Node, ReasoningTree

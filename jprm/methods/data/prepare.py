@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import errno
 import hashlib
+import io
 import json
 import os
 import pathlib
 import re
+import shutil
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import rich.console
 import rich.markup
 import rich.progress
 import rich.table
+import tensorflow_datasets as tfds
 
 from jprm.data import REPORT
+from jprm.io import jsonl
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.jsonl import Rejects
 from jprm.io.outputs import atomic_file, code_of, differing, stamp_of
 from jprm.io.storage import Place, cache_folder, is_remote, only_run, path_of, sha256_of
-from jprm.methods.data import readers, store
+from jprm.methods.data import readers
 from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
 from jprm.methods.data.reader import Reader, Record, choose
 from jprm.tree import tree_of
@@ -236,7 +242,7 @@ def _write(
         Rejects(work / "rejects.jsonl") as rejects,
         rich.progress.Progress(*_columns(), console=console, transient=True) as progress,
     ):
-        kept = store.write(work, records(rejects, progress))
+        kept = write_folder(work, records(rejects, progress))
     return PrepareReport(
         **vars(request),
         read=tally.read,
@@ -337,3 +343,71 @@ def fetch(
             reason = f"its SHA-256 is {digest.hexdigest()}, not {' or '.join(sorted(allowed))}"
             raise ValueError(f"{url}: {reason}. Check it; if you trust it, pass its checksum with --sha256")
     return path
+
+
+# ----------------------------------------------------------------------------------------------------------- the folder
+
+
+class Records(tfds.core.GeneratorBasedBuilder):
+    """The TFDS builder of jprm: a reader's records, in order, as the split `train`.
+
+    A record is one JSON line in a `Text` feature, so that it comes back exactly, with unknown keys. Trees differ in
+    keys and depth, which a fixed feature spec could only hold by padding and renaming.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def __init__(self, records: Iterable[tuple[str, Record]], **kwargs: Any):
+        self._records = records
+        super().__init__(file_format="array_record", **kwargs)  # the default, TFRECORD, needs TensorFlow
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = tfds.features.FeaturesDict({"record": tfds.features.Text()})
+        info = tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+        info.initialize_from_bucket = lambda: None  # it would ask a server, and leaves a folder in /tmp
+        return info
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator[tuple[str, dict[str, str]]]:
+        for key, record in self._records:
+            yield key, {"record": jsonl.dump(record)}
+
+
+def write_folder(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
+    """Writes (unique key, record) pairs into a new folder, in order; returns how many.
+
+    Raises:
+      Exception: an error of the iterable, unchanged.
+      OSError: a full disk, or another error of writing.
+    """
+    count, failure = 0, None
+
+    def watched() -> Iterator[tuple[str, Record]]:  # TFDS rewrites the messages of errors that pass through it
+        nonlocal count, failure
+        try:
+            for pair in records:
+                count += 1
+                yield pair
+        except Exception as error:  # of a reader, of any class: raised again below as it was
+            failure = error
+            raise
+
+    tfds.disable_progress_bar()
+    work = folder / "tfds"
+    builder = Records(watched(), data_dir=work)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it announces a download
+            builder.download_and_prepare()
+    except Exception as error:  # TFDS has no class for "no records", nor for an error of the iterable
+        if failure is None and count > 0:
+            raise OSError(errno.EIO, f"could not be written: {error}", os.fspath(folder)) from error
+    if failure is not None:
+        raise failure
+    if count == 0:
+        return 0
+    for file in pathlib.Path(builder.data_dir).iterdir():
+        file.rename(folder / file.name)
+    shutil.rmtree(work)
+    return count

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.answers import canonical_answer
+from jprm.methods.answers import canonical_answer
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.methods.evaluate.blocks import (

@@ -30,11 +30,11 @@ from jprm.methods.evaluate.blocks import (
     percent,
     words,
 )
+from jprm.methods.evaluate.calibration_map import KINDS, Recalibration, apply, fit
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.methods.evaluate.plots import reliability, slug
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, Labelled, labelled
-from jprm.score.calibration_map import KINDS, Recalibration, apply, fit
 from jprm.statistics import Interval, auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
@@ -374,8 +374,8 @@ def _one_hot(bin_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, "N B"]:
 def run(options: Any) -> Report:
     import os
 
+    from jprm.methods.evaluate.calibration_map import NAME, store_calibration
     from jprm.methods.evaluate.run import load_and_score
-    from jprm.score.calibration_map import NAME, store_calibration
 
     prm, request = load_and_score(BENCHMARK, options)
     report = figures(request)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Complex, Float, Int, Key
 
-from jprm.answers import canonical_answer, equivalent, values
+from jprm.methods.answers import canonical_answer, equivalent, values
 
 ENUMERATE = 10
 """Pools of up to this many samples are enumerated: 2^10 subsets a problem."""
@@ -27,8 +27,8 @@ BATCH_BYTES = 32 * 2**20
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
     """Returns the id of each answer's equivalence class, in order of appearance; -1 where there is no answer.
 
-    Equivalence (`jprm.answers.equivalent`, in either order) is not transitive: 18% is 0.18, and 18. So the answers are
-    taken by size, then those that are no number, then percentages, and each joins the first class whose first answer is
+    Equivalence (`equivalent`, in either order) is not transitive: 18% is 0.18, and 18. So the answers are taken by
+    size, then those that are no number, then percentages, and each joins the first class whose first answer is
     equivalent to it. The classes do not depend on the order of the samples.
     """
     canonical = [canonical_answer(answer) for answer in answers]

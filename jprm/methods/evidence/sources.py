@@ -25,9 +25,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from jprm.answers import canonical_answer
 from jprm.io.outputs import digest
 from jprm.io.storage import sha256_of
+from jprm.methods.answers import canonical_answer
 from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
 from jprm.methods.verify import verifiers
 from jprm.methods.verify.arithmetic import check_arithmetic

@@ -24,9 +24,9 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from jprm import multihost
-from jprm.checkpoints import writing
 from jprm.checkpoints.kinds import FileDtype
 from jprm.io.storage import Place, is_remote
+from jprm.methods.export import writing
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, text_hash
 from jprm.model import vocabulary

@@ -30,11 +30,11 @@ from jaxtyping import Bool, Float32
 
 from jprm.chat_template import render
 from jprm.layout import control_tokens
+from jprm.methods.cache import Slots
 from jprm.methods.environment import Episode, Message, World
 from jprm.methods.policy import decoding
 from jprm.methods.policy.sampler import SHORTEST_PROMPT, Drawn, Sampler
 from jprm.rows import padded_size
-from jprm.score.cache import Slots
 from jprm.tokenizer import Tokenizer
 
 SLOTS = 4096

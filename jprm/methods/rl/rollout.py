@@ -25,12 +25,12 @@ from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
 from jprm.methods.rl.credit import token_advantages, token_weights
+from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.trajectory import EXTRAS, Trajectory, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
 from jprm.methods.verify.verifiers import Verifier, Working, right_working
 from jprm.model.mesh import gathered, put_rows
 from jprm.model.vocabulary import log_probabilities
-from jprm.objectives.policy_gradient import PolicyGradient
 from jprm.pack import PackReport, pack
 from jprm.rows import Rows, empty_rows, padded_size
 from jprm.score.scorer import PRM

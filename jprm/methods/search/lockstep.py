@@ -242,8 +242,8 @@ class LiveScorer(Protocol):
 def live_scorer(prm: Any) -> LiveScorer:
     """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses and
     for fused verifiers, of which the sources score that can."""
+    from jprm.methods.cache import LiveTrees
     from jprm.methods.evidence.verifier import Verifier
-    from jprm.score.cache import LiveTrees
 
     if isinstance(prm, Judge):
         return LiveJudge(prm)
@@ -258,7 +258,7 @@ def live_scorer(prm: Any) -> LiveScorer:
 class Rescorer:
     """A `LiveScorer` over anything with `score_trees`, as `jprm.PRM`: computes the path to every new step again.
 
-    `tokens` stays 0 if `prm` has no `layout`. `jprm.score.cache` computes every token once.
+    `tokens` stays 0 if `prm` has no `layout`. `jprm.methods.cache` computes every token once.
     """
 
     def __init__(self, prm: Any):

@@ -187,7 +187,7 @@ def _braced(text: str, start: int) -> str | None:
     return None
 
 
-_worker = Worker("jprm.answers")
+_worker = Worker("jprm.methods.answers")
 
 
 def _prepare() -> Callable[[Any], Any]:
