@@ -340,8 +340,6 @@ def _about(draw: Draw) -> dict[str, Any]:
 # such calibration sets, at most the requested fraction of accepted answers is incorrect (`accept_threshold`). The bound
 # holds for problems like those, searched the same way.
 
-Path = str | os.PathLike
-
 _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "over_budget_tokens", "reason", "failed",
           "error", "unscored_steps", "empty", "accepted", "threshold", "confidence", "error_rate", "seed"}  # fmt: skip
 """Keys of `search` that are results, or may differ. The others describe how the problems were searched."""
@@ -406,10 +404,10 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
     accepted = [accept(record, threshold) for record in records]
     path_of(output).parent.mkdir(parents=True, exist_ok=True)
     write_records(output, accepted)
-    return _counts(accepted) | {"threshold": threshold.to_json()["threshold"]}
+    return _accepted_counts(accepted) | {"threshold": threshold.to_json()["threshold"]}
 
 
-def _counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _accepted_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     found = [record["search"] for record in records]
     taken = [x for x in found if x["accepted"]]
     counts = {"accepted": len(taken), "abstained": len(found) - len(taken)}

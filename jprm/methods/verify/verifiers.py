@@ -214,7 +214,7 @@ def _arithmetic(step: str) -> int | None:
 # after the last, and what it finds makes that step incorrect. A limit of the sandbox, such as "Stack overflow", leaves
 # steps unlabelled.
 
-LIMITS = Limits(seconds=30.0, memory=4 << 30)
+COQ_LIMITS = Limits(seconds=30.0, memory=4 << 30)
 """Limits of one chain: all its tactics, and the start of Coq."""
 
 _END = re.compile(r"\.(?=\s|\Z)")
@@ -234,7 +234,7 @@ def coq_refusal() -> str | None:
     return None if shutil.which("coqtop") else "coqtop is not installed (Debian's package coq)"
 
 
-def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
+def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = COQ_LIMITS) -> list[Verdict]:
     """Returns a verdict per node. Every path of the tree is one run of Coq.
 
     Raises:
@@ -253,7 +253,7 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIM
 
 
 def check_tactics(
-    theorem: str, steps: Sequence[str], *, sandbox: bool = True, limits: Limits = LIMITS
+    theorem: str, steps: Sequence[str], *, sandbox: bool = True, limits: Limits = COQ_LIMITS
 ) -> list[Verdict]:
     """Returns a verdict per step of one proof."""
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
