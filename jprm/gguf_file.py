@@ -105,12 +105,12 @@ class _Cursor:
             raise ValueError("its first bytes are not GGUF and a version, 2 or 3")
         del version
         tensors, fields = self.number("Q"), self.number("Q")
-        found: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         for _ in range(fields):
             name = self.text()
-            if name in found:
+            if name in metadata:
                 raise ValueError(f"metadata {name} is there twice")
-            found[name] = self.value(self.number("I"))
+            metadata[name] = self.value(self.number("I"))
         places: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(tensors):
             name = self.text()
@@ -118,15 +118,15 @@ class _Cursor:
                 raise ValueError(f"tensor {name} is there twice")
             shape = tuple(self.number("Q") for _ in range(self.number("I")))[::-1]
             places[name] = shape, self.number("I"), self.number("Q")
-        step = found.get("general.alignment", 32)
+        step = metadata.get("general.alignment", 32)
         if type(step) is not int or step < 1:
             raise ValueError(f"general.alignment is {step!r}")
         self.at += -self.at % step
         self.buffer, self.data = self.buffer[self.at :], self.data[self.at :]
-        return GGUF(found, self.tensors(places, step))
+        return GGUF(metadata, self.tensors(places, step))
 
     def tensors(self, places: dict[str, tuple[tuple[int, ...], int, int]], step: int) -> dict[str, Tensor]:
-        end, found = 0, {}
+        end, tensors = 0, {}
         for name, (shape, kind, start) in sorted(places.items(), key=lambda place: place[1][2]):
             if start < end or start % step:
                 raise ValueError(f"tensor {name} is at {start:,}, inside another or not at a multiple of {step}")
@@ -138,5 +138,5 @@ class _Cursor:
             row = shape[-1] // block * size
             self.at, end = start, start + math.prod(shape[:-1]) * row
             self.take(end - start)
-            found[name] = Tensor(shape, GGMLQuantizationType(kind), self.data[start:end].reshape(*shape[:-1], row))
-        return found
+            tensors[name] = Tensor(shape, GGMLQuantizationType(kind), self.data[start:end].reshape(*shape[:-1], row))
+        return tensors

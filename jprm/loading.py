@@ -87,10 +87,10 @@ def load(
     computed = model.dtype if dtype in (None, "int8") else dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
-    given = {} if beta is None else _log_ratio(folder, experiment, beta, model, grid, dtype)
-    given["context"] = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
+    fields = {} if beta is None else _log_ratio(folder, experiment, beta, model, grid, dtype)
+    fields["context"] = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
     meaning = semantics(experiment, beta)
-    return PRM(params, model, layout, grid, meaning, str(folder.resolve()), step, **given)
+    return PRM(params, model, layout, grid, meaning, str(folder.resolve()), step, **fields)
 
 
 def _log_ratio(

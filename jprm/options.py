@@ -172,16 +172,16 @@ def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = obj
         forms = "module:NAME or FILE.py:NAME" if files else "module:NAME"
         raise ValueError(f"{what}={name!r} is not one of {', '.join(registry)}, nor of the form {forms}")
     if files and place.endswith(".py"):
-        found = _of_file(pathlib.Path(place), attribute, f"{what}={name!r}")
+        part = _of_file(pathlib.Path(place), attribute, f"{what}={name!r}")
     else:
         try:
-            found = getattr(importlib.import_module(place), attribute)
+            part = getattr(importlib.import_module(place), attribute)
         except (ImportError, AttributeError) as error:
             remedy = "Put the module on PYTHONPATH and name an object in it"
             raise MissingPart(f"{what}={name!r}: {error}. {remedy}") from error
-    if not isinstance(found, kind):
-        raise ValueError(f"{what}={name!r} is a {type(found).__name__}, not a {kind.__module__}.{kind.__name__}")
-    return found
+    if not isinstance(part, kind):
+        raise ValueError(f"{what}={name!r} is a {type(part).__name__}, not a {kind.__module__}.{kind.__name__}")
+    return part
 
 
 def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:

@@ -57,20 +57,20 @@ def load(
     head = model.head(a, ids)
     other = _reference(folder, a, model) if a.activation == "log_ratio" else None
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
-    given: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation, scale=a.score_scale)
+    fields: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation, scale=a.score_scale)
     if other is None:
         factors = {"score": a.score, **a.outputs} | ({"redundancy": a.redundancy} if a.redundancy else {})
-        given["readout"] = Readout(
+        fields["readout"] = Readout(
             **{
                 output: Weighted(cast(Any, a.activation), tuple(float(of.get(name, 0.0)) for name in a.channels))
                 for output, of in factors.items()
             }
         )
     else:
-        given["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
+        fields["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)
     name = f"{place} ({a.name} {a.digest})"
-    return PRM(model.params(head, grid), config, layout_of(a, tokenizer, ids), grid, a.semantics, name, 0, **given)
+    return PRM(model.params(head, grid), config, layout_of(a, tokenizer, ids), grid, a.semantics, name, 0, **fields)
 
 
 class _Model:
@@ -130,8 +130,8 @@ class _Model:
 
         def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
             if self.file.shape(name) != shape:
-                found = self.file.shape(name)
-                raise ValueError(f"{self.place}: tensor {name} is of shape {found}, the adapter's head is {shape}")
+                actual = self.file.shape(name)
+                raise ValueError(f"{self.place}: tensor {name} is of shape {actual}, the adapter's head is {shape}")
             return self.file.tensor(name)[rows].astype(np.float32)
 
         kernel = np.ascontiguousarray(tensor(f"{module}.weight", (count, self.config.width)).T)
@@ -191,7 +191,7 @@ def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: st
         one although `vocab_size` is the published vocabulary's.
     """
     probe = layout_of(dataclasses.replace(adapter, joined=True), tokenizer, {})
-    found = {}
+    id_of = {}
     for name, published in adapter.tokens.items():
         text = probe.encode(name, joined=True)
         whole = len(text) == 1 and tokenizer.decode(text).strip() == name.strip()  # one unknown is one token too
@@ -209,5 +209,5 @@ def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: st
                 f"{where}: token {name!r} has id {token}, and {published} in the published vocabulary of adapter"
                 f" {adapter.name!r}: the tokenizer is not the one that the model was trained with"
             )
-        found[name] = token
-    return found
+        id_of[name] = token
+    return id_of
