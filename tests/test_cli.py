@@ -69,7 +69,6 @@ def test_help_needs_no_array_library():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["trian"], "trian"),
         (["score", "--modle", "x"], "--modle"),
         (["score", "--model", "x"], "--input"),
         (["eval", "steps", "--model", "x", "--data", "y", "--json", "z"], "--neutral"),
@@ -82,6 +81,15 @@ def test_a_wrong_command_line_is_named(args, said, capsys):
         cli.main(args)
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "meant"),
+    [(["trian"], "train"), (["eval", "best_of"], "best-of-n"), (["label", "verfy", "--kind", "coq"], "verify")],
+)
+def test_a_mistyped_command_names_the_one_that_was_meant(args, meant, capsys):
+    assert cli.main(args) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
 # A report of best-of-n over one problem with two samples, with nothing but what its table shows.

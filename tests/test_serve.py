@@ -212,8 +212,12 @@ def test_keys_hosts_and_origins(engine):
     assert [a.status_code for a in call(engine, *requests, key="secret")] == [401, 200, 200, 401]
     (got,) = call(engine, requests[0], key="secret", headers={"authorization": "Bearer secret"})
     assert got.json()["data"][0]["id"] == "tiny"
-    (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": "evil.example"}}))
-    assert got.status_code == 400
+    (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": "evil.example:8000"}}))
+    assert got.status_code == 400 and "--hosts evil.example" in got.json()["error"]["message"]
+    for names, host in ((("gpu.example",), "gpu.example"), (("*.example",), "a.example:80"), ((), "[::1]:8000")):
+        config = ServeConfig(longest=256, hosts=names)
+        (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": host}}), config=config)
+        assert got.status_code == 200
     (got,) = call(engine, ("GET", "/v1/models", {"headers": {"origin": "https://evil.example"}}))
     assert "access-control-allow-origin" not in got.headers
     refused(ValueError, "sites", ServeConfig, origins=("*",))

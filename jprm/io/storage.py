@@ -66,8 +66,14 @@ class Local(pathlib.PosixPath):
         return [self] if self.is_file() else sorted(file for file in self.rglob("*") if file.is_file())
 
     def folders_with(self, name: str) -> list[Local]:
-        """Returns the folders directly in this one that hold a file of the name, in order."""
-        return [file.parent for file in sorted(self.glob(f"*/{name}"))]
+        """Returns the folders below this one that hold a file of the name, in order; none within another of them."""
+        found = []
+        for folder, within, files in os.walk(self):
+            within.sort()
+            if name in files and folder != os.fspath(self):
+                found.append(Local(folder))
+                within.clear()
+        return sorted(found)
 
     def stamp(self) -> dict[str, Any]:
         """Returns what changes with the file's content, without reading it; a copy has another stamp."""
@@ -244,8 +250,12 @@ class Remote(os.PathLike):
         return []
 
     def folders_with(self, name: str) -> list[Remote]:
-        """Returns the folders directly in this one that hold an object of the name, in order."""
-        return [file.parent for file in self.files() if file.name == name and file.parent.parent == self]
+        """Returns the folders below this one that hold an object of the name, in order; none within another of them."""
+        found: list[Remote] = []
+        for folder in sorted({file.parent.url for file in self.files() if file.name == name and file.parent != self}):
+            if not any(folder.startswith(f"{outer.url}/") for outer in found):
+                found.append(Remote(folder))
+        return found
 
     def stamp(self) -> dict[str, Any]:
         """Returns the object's size and what changes with its content. Raises FileNotFoundError."""

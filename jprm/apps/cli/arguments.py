@@ -1,9 +1,12 @@
 """Types of arguments that several commands take, and configs as groups of options."""
 
 import dataclasses
+import difflib
 import inspect
 import os
 import re
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -70,17 +73,42 @@ class Commands(SubcommandApp):
         return func
 
     def cli(self, *, args: Sequence[str], **options: Any) -> Any:
+        self._check(args)
         self._describe(args)
         return super().cli(args=args, registry=ADDRESSES, **options)
+
+    def _check(self, args: Sequence[str], group: str = "jprm") -> None:
+        """Raises ValueError for a word that is no command of the group, with those that are spelt like it."""
+        if not args or args[0].startswith("-"):
+            return
+        word, known = args[0].replace("_", "-"), {name.replace("_", "-"): name for name in self.registered}
+        if word not in known:
+            near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+            meant = f"; did you mean {' or '.join(near)}?" if near else "."
+            raise ValueError(f"{group} has no command {args[0]!r}{meant} It has {', '.join(known)}")
+        func = self.registered[known[word]][0]
+        if isinstance(func, Commands):
+            func._check(args[1:], f"{group} {word}")
 
     def _describe(self, args: Sequence[str]) -> None:
         """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
         for name, (func, sentence) in self.registered.items():
             chosen = [word.replace("_", "-") for word in args[:1]] == [name.replace("_", "-")]
             whole = chosen and not isinstance(func, Commands)
+            if whole:
+                func.__doc__ = _wrapped(func.__doc__ or "")
             super().command(func, name=name, help=None if whole else sentence)
             if isinstance(func, Commands):
                 func._describe(args[1:] if chosen else [])
+
+
+def _wrapped(doc: str) -> str:
+    """Returns a docstring whose paragraphs before its arguments are no wider than the terminal. Examples stay."""
+    width = max(40, shutil.get_terminal_size().columns)
+    about, arguments, rest = doc.partition("\n\nArgs:")
+    paragraphs = about.split("\n\n")
+    wrapped = [text if "\n " in text or text.startswith(" ") else textwrap.fill(text, width) for text in paragraphs]
+    return "\n\n".join(wrapped) + arguments + rest
 
 
 def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:

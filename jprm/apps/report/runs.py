@@ -23,7 +23,7 @@ SHOWN = ("loss", "auroc", "tokens_per_second", "goodput")
 
 
 def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
-    """Returns the runs: each folder that is one, and those directly in any other, in the order of their names.
+    """Returns the runs: each folder that is one, and those below any other, in the order of their names.
 
     Raises FileNotFoundError for a folder that is no run and has none.
     """
@@ -31,7 +31,7 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
     for folder in map(path_of, folders):
         inside = [folder] if (folder / RUN).is_file() else folder.folders_with(RUN)
         if not inside:
-            raise FileNotFoundError(f"{folder}: is no run and holds none: no {RUN} in it or in a folder of it")
+            raise FileNotFoundError(f"{folder}: is no run and holds none: no {RUN} in it or below it")
         runs += inside
     return list(dict.fromkeys(runs))
 

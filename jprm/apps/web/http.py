@@ -10,12 +10,12 @@ import asyncio
 import hmac
 import mimetypes
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -67,11 +67,28 @@ def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middle
     """Returns the middleware that checks host, origin and key. `expected` returns the key of a path, None for none."""
     names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
     return [
-        Middleware(TrustedHostMiddleware, allowed_hosts=names if config.loopback or config.hosts else ["*"]),
+        Middleware(_Host, names=names if config.loopback or config.hosts else None),
         Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
                    allow_headers=["Authorization", "Content-Type"]),
         Middleware(_Key, expected=expected),
     ]  # fmt: skip
+
+
+class _Host:
+    """Refuses requests that address the server by a name that is not its own: a page of another site may send them."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str] | None):
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.names is not None:
+            sent = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            name = re.sub(r":\d*$", "", sent)
+            if not any(name == known or known[:1] == "*" and name.endswith(known[1:]) for known in self.names):
+                refusal = Refusal(400, f"this server is not called {name!r}: start it with --hosts {name}")
+                await refusal.response()(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 class _Key:
