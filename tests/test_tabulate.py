@@ -1,7 +1,10 @@
 """Tables: every chain is a row, and other programs read what the records hold."""
 
 import json
+import random
 
+import jax
+import numpy as np
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
@@ -10,6 +13,7 @@ from tiny_run import chains, pool_of, trees
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.data import tables
+from jprm.methods.evaluate.best_of_n import chains_of_tables, chains_of_trees, pooled
 from jprm.tree import chains_of, tree_of
 
 POOL = {
@@ -74,3 +78,61 @@ def test_half_a_folder_is_not_read(tmp_path, harm):
     (tmp_path / "out" / tables.MARK).unlink()
     with pytest.raises(ValueError, match="tabulate"):
         list(tables.read(tmp_path / ("out" if harm == "no mark" else "other"), ["problem"]))
+
+
+def scored_pools(count, seed=0):
+    """Returns scored pools of unequal sizes, some without an outcome, an answer or steps."""
+    draw = random.Random(seed)
+    pools = []
+    for i in range(count):
+        samples = []
+        for _ in range(draw.randint(2, 5)):
+            steps = [draw.choice(["a", "bé", "ccc"]) for _ in range(draw.randint(1, 4))]
+            answer = draw.choice(["1", "1.0", "2", "50%", "0.5", None])
+            sample = {"steps": steps, "scores": [round(draw.random(), 7) for _ in steps], "answer": answer}
+            samples.append(sample | ({"correct": draw.random() < 0.5} if draw.random() < 0.5 else {}))
+        pools.append({"problem": f"p{i % 17}", "answer": draw.choice([1, "2", 0.5]), "samples": samples})
+        if draw.random() < 0.3:
+            pools[-1]["empty_samples"] = draw.randint(1, 2)
+    return pools
+
+
+def test_best_of_n_of_tables_is_that_of_the_records(tmp_path):
+    records = scored_pools(40)
+    tables.write(records, tmp_path / "tables", rows=7)
+    of_trees = chains_of_trees(map(tree_of, records), probability=True)
+    of_tables = chains_of_tables(tmp_path / "tables", probability=True)
+    for name, one, other in zip(of_trees._fields, of_trees, of_tables, strict=True):
+        if name == "score_M":
+            np.testing.assert_array_equal(one, np.asarray(other, np.float32), name)
+        elif name != "answers":
+            np.testing.assert_array_equal(one, other, name)
+    assert [x and str(x) for x in of_trees.answers] == of_tables.answers
+    for one, other in zip(pooled(of_trees), pooled(of_tables), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    write_records(tmp_path / "in.jsonl", records)
+    reports = []
+    for input in ("in.jsonl", "tables"):
+        out = tmp_path / f"{input}.report.json"
+        assert cli.main(["eval", "best-of-n", "--input", str(tmp_path / input), "--json", str(out)]) == 0
+        reports.append(json.loads(out.read_text()))
+    assert reports[0]["rules"].keys() == reports[1]["rules"].keys()
+    for key in ("majority", "pass_at_n", "mean_accuracy", "n_samples", "without_answer", "without_steps", "paired"):
+        assert reports[0][key] == reports[1][key], key
+    for name in ("fewest_steps", "shortest", "random"):
+        assert reports[0]["baselines"][name] == reports[1]["baselines"][name]
+
+
+@pytest.mark.parametrize("harm", ["no score", "no pool", "no probability"])
+def test_tables_without_what_best_of_n_needs_are_refused(tmp_path, harm, capsys):
+    records = scored_pools(3)
+    if harm == "no score":
+        del records[1]["samples"][0]["scores"]
+    elif harm == "no probability":
+        records[1]["samples"][0]["scores"][0] = 1.5
+    else:
+        records[1] = chains(1)[0]
+    tables.write(records, tmp_path / "tables")
+    command = ["eval", "best-of-n", "--input", str(tmp_path / "tables"), "--json", str(tmp_path / "out.json")]
+    assert cli.main(command) == 2 and "record" in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()

@@ -217,11 +217,12 @@ def tabulate(
     """
     from jprm.data import load
     from jprm.methods.data import tables
+    from jprm.score.files import stored_scale
     from jprm.tree import read_records
 
     if rows < 1:
         raise ValueError(f"--rows is {rows}: a file has at least one")
     records = load(input) if path_of(input).is_dir() else read_records(input)
     with Bar(f"tables of {path_of(input).name}", None) as bar:
-        written = tables.write(bar.follow(records), out, rows)
+        written = tables.write(bar.follow(records), out, rows, stored_scale(input))
     print(f"{out}: {written} rows")

@@ -6,18 +6,24 @@ tree. Its files hold the rows of whole records, in the records' order.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from jaxtyping import Float, Int
 
 from jprm.io.folders import whole_folder
 from jprm.io.jsonl import dump
+from jprm.io.outputs import check_version
 from jprm.io.storage import Place, path_of
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import Node, chains_of, tree_of
 
 SCHEMA = pa.schema(
@@ -36,12 +42,18 @@ SCHEMA = pa.schema(
     ]
 )
 
+VERSION = 1
+
 MARK = "tables.json"
 """Names the format. It is written last."""
 
 
-def write(records: Iterable[Mapping[str, Any]], out: str | os.PathLike, rows: int = 200_000) -> int:
+def write(
+    records: Iterable[Mapping[str, Any]], out: str | os.PathLike, rows: int = 200_000, scale: Scale = PROBABILITY
+) -> int:
     """Writes records as a folder of Parquet files of about `rows` rows each; returns how many rows.
+
+    `scale` is what the scores mean, which evaluations of the folder take.
 
     Raises FileExistsError for a folder that is there, and RecordError for what is no record.
     """
@@ -60,7 +72,8 @@ def write(records: Iterable[Mapping[str, Any]], out: str | os.PathLike, rows: in
                 break
             pq.write_table(pa.Table.from_pylist(group, SCHEMA), folder / f"part-{part:05d}.parquet", compression="zstd")
             written += len(group)
-        (folder / MARK).write_text(json.dumps({"format": "jprm tables", "version": 1, "rows": written}) + "\n")
+        about = {"format": "jprm tables", "version": VERSION, "rows": written, "scale": dataclasses.asdict(scale)}
+        (folder / MARK).write_text(json.dumps(about) + "\n")
     return written
 
 
@@ -89,21 +102,62 @@ def rows_of(record: Mapping[str, Any], number: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def is_tables(path: str | os.PathLike) -> bool:
-    """Returns whether a folder was written by `write`, and whole."""
-    return (path_of(path) / MARK).is_file()
-
-
 def read(path: str | os.PathLike, columns: list[str], rows: int = 65_536) -> Iterator[pa.Table]:
     """Yields some columns of a folder of tables, some rows at a time. Whole records stay in one file, not in one table.
 
     Raises ValueError for a folder that is none.
     """
-    if not is_tables(path):
-        raise ValueError(f"{os.fspath(path)}: is no folder of `jprm tabulate`, or one that is not whole")
+    scale_of(path)  # a whole folder
     for file in _parts(path_of(path)):
         for batch in pq.ParquetFile(str(file)).iter_batches(rows, columns=columns):
             yield pa.Table.from_batches([batch])
+
+
+def scale_of(path: str | os.PathLike) -> Scale:
+    """Returns what the scores of a folder of tables mean. Raises ValueError for another folder, or a newer version."""
+    try:
+        about = json.loads((path_of(path) / MARK).read_bytes())
+        version, scale = about["version"], Scale(**about["scale"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise ValueError(f"{os.fspath(path)}: is no folder of `jprm tabulate`, or one that is not whole") from None
+    check_version(version, VERSION, path_of(path) / MARK)
+    return scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """B rows as arrays. Scores are flat in `score_M`, chain after chain, NaN where one is absent."""
+
+    record_B: Int[np.ndarray, " B"]
+    kind_B: np.ndarray
+    problem: list[str]
+    gold: list[str | None]
+    answer: list[str | None]
+    correct: list[bool | None]
+    rest: list[str | None]
+    steps_B: Int[np.ndarray, " B"]
+    length_B: Int[np.ndarray, " B"]  # characters
+    scored_B: Int[np.ndarray, " B"]  # how many scores a chain has
+    score_M: Float[np.ndarray, " M"]
+
+
+def arrays(table: pa.Table) -> Columns:
+    """Returns the columns that evaluations of pools need."""
+    steps, scores = (cast(pa.ListArray, table[name].combine_chunks()) for name in ("steps", "scores"))
+    steps_B = steps.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    characters_M = pc.call_function("utf8_length", [steps.flatten()]).to_numpy(zero_copy_only=False)
+    total_M = np.concatenate([[0], np.cumsum(characters_M)])
+    end_B = np.cumsum(steps_B)
+    lists = ("problem", "gold", "answer", "correct", "rest")
+    return Columns(
+        record_B=table["record"].to_numpy(),
+        kind_B=np.array(table["kind"].to_pylist()),
+        steps_B=steps_B,
+        length_B=total_M[end_B] - total_M[end_B - steps_B],
+        scored_B=scores.value_lengths().fill_null(0).to_numpy(zero_copy_only=False),
+        score_M=scores.flatten().to_numpy(zero_copy_only=False).astype(float),
+        **{name: table[name].to_pylist() for name in lists},
+    )
 
 
 def _parts(folder: Place) -> list[Place]:

@@ -8,14 +8,18 @@ takes one of the n places and cannot be chosen. Nor can a sample without steps: 
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
+import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm.io.storage import path_of
 from jprm.methods.answers import canonical_answer
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
@@ -36,10 +40,10 @@ from jprm.methods.evaluate.blocks import (
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, is_answer, vote_accuracy
-from jprm.score.aggregate import RULES, aggregate, padded, rank_keys
+from jprm.score.aggregate import RULES, aggregate, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, bootstrap, jsonable, mean_differences, weighted_mean
-from jprm.tree import Node, ReasoningTree, chains_of, steps_only
+from jprm.tree import ReasoningTree, chains_of, steps_only
 
 DRAWN_SAMPLES = 2**23
 """Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
@@ -104,53 +108,143 @@ class Pools(NamedTuple):
     length_PN: Int[np.ndarray, "P N"]  # characters
 
 
+class PoolSamples(NamedTuple):
+    """The B samples with steps of P pools, in order: what is left of a file that is too large to hold in memory."""
+
+    problem: list[str]
+    empty_P: Int[np.ndarray, " P"]  # samples without steps
+    pool_B: Int[np.ndarray, " B"]
+    steps_B: Int[np.ndarray, " B"]
+    length_B: Int[np.ndarray, " B"]  # characters
+    score_M: Float[np.ndarray, " M"]  # of all steps, chain after chain
+    answers: list[Any] | None  # None if the file has none
+    correct_B: Float[np.ndarray, " B"]
+    vote_B: Float[np.ndarray, " B"] | None  # a fused verifier says what a chain's vote weighs
+
+
 def pools_of(trees: Iterable[ReasoningTree], scale: Scale = PROBABILITY) -> Pools:
     """Scored pools as arrays. min, mean, last and max take scores on any scale, and other rules and votes their weights
     (`Scale.weights`). Raises ScoreError where a score or the outcome of a sample is missing."""
-    trees = list(map(steps_only, trees))
-    if not trees:
-        raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
-    for i, tree in enumerate(trees):
+    return pooled(chains_of_trees(trees, probability=scale.weight == "score"), scale)
+
+
+def chains_of_trees(
+    trees: Iterable[ReasoningTree], *, probability: bool, first: list[ReasoningTree] | None = None
+) -> PoolSamples:
+    """Reads pools one after another. `first` is given the trees, as long as they are few enough for text baselines."""
+    problem, empty, pool, steps, length, scores, answers, correct, vote = ([] for _ in range(9))
+    with_answers = False
+    for i, tree in enumerate(map(steps_only, trees)):
         if tree.kind != "pool":
             raise ScoreError(f"record {i}: no samples: best-of-n needs pool records")
-    samples = [(i, chain) for i, tree in enumerate(trees) for chain in chains_of(tree)]
-    leaves = [trees[i].nodes[chain[-1]] for i, chain in samples]
-    scores = scores_of(trees, probability=scale.weight == "score")
-    score_BP, mask_BP = padded([scores[i][chain] for i, chain in samples])
-    with_steps_P = np.bincount([i for i, _ in samples], minlength=len(trees))
-    empty_P = np.array([_empty_samples(tree, f"record {i}") for i, tree in enumerate(trees)], int)
-    size_P = with_steps_P + empty_P
+        if first is not None and i <= baselines.MOST_POOLS:
+            first.append(tree)
+        (score_N,) = scores_of([tree], [f"record {i}"], probability=probability)
+        problem.append(tree.problem)
+        empty.append(_empty_samples(tree, f"record {i}"))
+        for chain in chains_of(tree):
+            leaf = tree.nodes[chain[-1]]
+            pool.append(i)
+            steps.append(len(chain))
+            length.append(sum(len(tree.nodes[node].text) for node in chain))
+            scores.append(score_N[chain].astype(np.float32))
+            with_answers |= "answer" in leaf.extra
+            answers.append(leaf.extra.get("answer"))
+            correct.append(outcome_of(tree.answer, leaf.correct, leaf.extra.get("answer"), f"record {i}"))
+            vote.append(leaf.outputs.get("vote", np.nan))
+    if not problem:
+        raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
+    vote_B = np.array(vote, float)
+    return PoolSamples(
+        problem, np.array(empty, int), np.array(pool, int), np.array(steps, int), np.array(length, int),
+        np.concatenate([*scores, np.zeros(0, np.float32)]), answers if with_answers else None, np.array(correct, float),
+        None if np.isnan(vote_B).any() else vote_B,
+    )  # fmt: skip
+
+
+def chains_of_tables(path: str | os.PathLike, *, probability: bool) -> PoolSamples:
+    """Reads the pools of a folder of `jprm tabulate`, a column at a time, without a tree."""
+    from jprm.methods.data import tables as tables_of_chains  # the extra `parquet`
+
+    columns = ["record", "kind", "problem", "gold", "steps", "scores", "answer", "correct", "rest"]
+    problem: list[str] = []
+    answers: list[Any] = []
+    parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    seen = -1
+    for table in tables_of_chains.read(path, columns):
+        rows = tables_of_chains.arrays(table)
+        if (odd_B := rows.kind_B != "pool").any():
+            raise ScoreError(f"record {rows.record_B[odd_B][0]}: no samples: best-of-n needs pool records")
+        new_B = np.diff(rows.record_B, prepend=seen) > 0
+        seen = int(rows.record_B[-1])
+        problem += [text for text, new in zip(rows.problem, new_B, strict=True) if new]
+        some_B = rows.steps_B > 0
+        low, high = (0.0, 1.0) if probability else (-np.finfo(float).max, np.finfo(float).max)
+        if (rows.scored_B != rows.steps_B).any() or not ((rows.score_M >= low) & (rows.score_M <= high)).all():
+            wanted = "a probability in [0, 1]" if probability else "a finite score"
+            where = f"{os.fspath(path)}, records {rows.record_B[0]} to {rows.record_B[-1]}"
+            raise ScoreError(f"{where}: a step lacks {wanted}. Score the file with `jprm score` before `jprm tabulate`")
+        parts["pool"].append(rows.record_B[some_B])
+        parts["empty"].append(rows.record_B[~some_B])
+        parts["steps"].append(rows.steps_B[some_B])
+        parts["length"].append(rows.length_B[some_B])
+        parts["score"].append(rows.score_M)
+        kept = [i for i in np.flatnonzero(some_B)]
+        answers += [rows.answer[i] for i in kept]
+        outcomes = [
+            outcome_of(rows.gold[i], rows.correct[i], rows.answer[i], f"record {rows.record_B[i]}") for i in kept
+        ]
+        parts["correct"].append(np.array(outcomes, float))
+        parts["vote"].append(np.array([_vote(rows.rest[i]) for i in kept], float))
+    if not problem:
+        raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
+    whole = {name: np.concatenate(each) for name, each in parts.items()}
+    empty_P = np.bincount(whole["empty"].astype(int), minlength=len(problem))
+    with_answers = any(answer is not None for answer in answers)
+    return PoolSamples(
+        problem, empty_P, whole["pool"].astype(int), whole["steps"], whole["length"], whole["score"],
+        answers if with_answers else None, whole["correct"], None if np.isnan(whole["vote"]).any() else whole["vote"],
+    )  # fmt: skip
+
+
+def _vote(rest: str | None) -> float:
+    return float(json.loads(rest).get("vote", np.nan)) if rest and '"vote"' in rest else np.nan
+
+
+def pooled(chains: PoolSamples, scale: Scale = PROBABILITY) -> Pools:
+    """Returns the samples of pools as rows of arrays."""
+    with_steps_P = np.bincount(chains.pool_B, minlength=len(chains.problem))
+    size_P = with_steps_P + chains.empty_P
     with_steps_PN = np.arange(size_P.max()) < with_steps_P[:, None]
 
-    def pooled(flat, fill):
+    def placed(flat_B: Any, fill: float) -> np.ndarray:
         x_PN = np.full(with_steps_PN.shape, fill)
-        x_PN[with_steps_PN] = np.asarray(flat)
+        x_PN[with_steps_PN] = np.asarray(flat_B)
         return x_PN
 
-    if any("answer" in leaf.extra for leaf in leaves):
-        answers = np.split(
-            np.array([leaf.extra.get("answer") for leaf in leaves], object), np.cumsum(with_steps_P)[:-1]
-        )
-        class_PN = pooled(np.concatenate([answer_classes(of_pool.tolist()) for of_pool in answers]), -1)
+    class_PN, answered_PN = None, with_steps_PN
+    if chains.answers is not None:
+        ends = np.cumsum(with_steps_P)
+        of_pools = (chains.answers[end - count : end] for end, count in zip(ends, with_steps_P, strict=True))
+        class_PN = placed(np.concatenate([answer_classes(each) for each in of_pools]), -1)
         answered_PN = class_PN >= 0
-    else:
-        class_PN, answered_PN = None, with_steps_PN
+    mask_BP = np.arange(max(1, chains.steps_B.max(initial=0))) < chains.steps_B[:, None]
+    score_BP = np.zeros(mask_BP.shape, np.float32)
+    score_BP[mask_BP] = chains.score_M
     key, weight = _keys_and_weights(score_BP, mask_BP, scale)
-    if leaves and all("vote" in leaf.outputs for leaf in leaves):  # a fused verifier says what a chain's vote weighs
-        weight["last"] = np.array([leaf.outputs["vote"] for leaf in leaves])
-    lengths = [sum(len(trees[i].nodes[node].text) for node in chain) for i, chain in samples]
-    outcomes = [outcome_of(trees[i], leaf, f"record {i}") for (i, _), leaf in zip(samples, leaves, strict=True)]
+    if chains.vote_B is not None:
+        weight["last"] = chains.vote_B
     return Pools(
-        problem=[tree.problem for tree in trees],
+        problem=chains.problem,
         size_P=size_P,
-        empty_P=empty_P,
-        correct_PN=pooled(outcomes, 0.0),
+        empty_P=chains.empty_P,
+        correct_PN=placed(chains.correct_B, 0.0),
         answered_PN=answered_PN,
         class_PN=class_PN,
-        key={rule: pooled(np.asarray(key_B, float), -np.inf) for rule, key_B in key.items()},
-        weight={rule: pooled(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
-        steps_PN=pooled([len(chain) for _, chain in samples], 0),
-        length_PN=pooled(lengths, 0),
+        key={rule: placed(np.asarray(key_B, float), -np.inf) for rule, key_B in key.items()},
+        weight={rule: placed(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
+        steps_PN=placed(chains.steps_B, 0),
+        length_PN=placed(chains.length_B, 0),
     )
 
 
@@ -193,11 +287,30 @@ def best_of_n_report(
     (`compare_curves`).
     `none_right` and `all_right` count problems that no chooser can change.
     """
-    trees = list(trees)
-    pools = pools_of(trees, scale)
+    first: list[ReasoningTree] = []
+    chains = chains_of_trees(trees, probability=scale.weight == "score", first=first)
+    few = len(chains.problem) <= baselines.MOST_POOLS
+    return report_of(chains, scale, seed, trials, baselines.of_pools(first) if few else by_length(chains))
+
+
+def by_length(chains: PoolSamples) -> dict[str, list[baselines.Chosen]]:
+    """Returns the baselines that need no text."""
+    ends = np.cumsum(np.bincount(chains.pool_B, minlength=len(chains.problem)))[:-1]
+    numbers = {"fewest_steps": -chains.steps_B.astype(float), "shortest": -chains.length_B.astype(float)}
+    return {name: [baselines.doubted(key_K) for key_K in np.split(key_B, ends)] for name, key_B in numbers.items()}
+
+
+def report_of(
+    chains: PoolSamples,
+    scale: Scale,
+    seed: int,
+    trials: int | None = None,
+    trivial: Mapping[str, Sequence[baselines.Chosen]] | None = None,
+) -> dict[str, Any]:
+    """Returns the report of `best_of_n_report`, with the baselines `trivial` in place of those of text."""
+    pools, trivial = pooled(chains, scale), by_length(chains) if trivial is None else trivial
     n_max = int(pools.size_P.min())
     trials = trials or int(np.clip(DRAWN_SAMPLES // pools.size_P.sum(), 8, 128))
-    trivial = baselines.of_pools(trees)
     curves, errors = _curves(pools, trivial, n_max, trials, seed)
     rivals, pairs = {rule: curves[f"{rule}.best_of_n"] for rule in RULES}, list(itertools.combinations(RULES, 2))
     if "majority" in curves:
@@ -317,18 +430,18 @@ def _empty_samples(tree: ReasoningTree, where: str) -> int:
     return count
 
 
-def outcome_of(tree: ReasoningTree, leaf: Node, where: str) -> float:
-    """Returns whether the sample that ends at `leaf` is correct, as recorded or by its answer.
+def outcome_of(truth: Any, correct: bool | None, answer: Any, where: str) -> float:
+    """Returns whether a sample is correct, as recorded or by its answer, where the problem's is `truth`.
 
     Raises ScoreError where neither is known.
     """
-    if leaf.correct is not None:
-        return float(leaf.correct)
-    truth = canonical_answer(tree.answer)
+    if correct is not None:
+        return float(correct)
+    truth = canonical_answer(truth)
     if truth is None:
         remedy = "Give each sample `correct` (`jprm label outcomes`), or the record its `answer`"
         raise ScoreError(f"{where}: outcome unknown. {remedy}.")
-    answer = canonical_answer(leaf.extra.get("answer"))
+    answer = canonical_answer(answer)
     return float(answer is not None and is_answer(truth, answer))
 
 
@@ -343,8 +456,15 @@ def run(options: Any) -> Report:
     from jprm.tree import read_trees
 
     if options.model is None:
-        scale = named(options.adapter).score_scale if options.adapter else stored_scale(options.input)
-        return figures(Request({"pools": list(read_trees(options.input))}, scale=scale))["pools"]
+        scale = named(options.adapter).score_scale if options.adapter else None
+        if path_of(options.input).is_dir():
+            from jprm.methods.data.tables import scale_of
+
+            scale = scale or scale_of(options.input)
+            chains = chains_of_tables(options.input, probability=scale.weight == "score")
+            return report_of(chains, scale, seed=0) | {"too_long": 0}
+        scale = scale or stored_scale(options.input)
+        return best_of_n_report(read_trees(options.input), seed=0, scale=scale) | {"too_long": 0}
     prm = load(options.model, adapter=options.adapter)
     files = {"pools": (options.input, source("pools"))}
     scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)

@@ -104,7 +104,8 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
     for i, (tree, *parts) in enumerate(zip(trees, *columns, strict=True)):
         leaves = [chain[-1] for chain in chains_of(tree)]
         x.append(np.concatenate(parts, axis=1)[leaves])
-        correct += [outcome_of(tree, tree.nodes[leaf], f"{name}, record {i}") for leaf in leaves]
+        ends = [tree.nodes[leaf] for leaf in leaves]
+        correct += [outcome_of(tree.answer, n.correct, n.extra.get("answer"), f"{name}, record {i}") for n in ends]
         problem.append(np.full(len(leaves), i))
         classes.append(answer_classes(answers_of(tree)))
     x_MF = np.concatenate(x)
