@@ -18,6 +18,7 @@
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
 #                                      (STORM=--edits: config, code or data change after a kill; nothing stale is left)
+#   make storm-fleet EXTRAS=test,ray   scores and labels on a Ray cluster whose nodes and servers are killed
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, and its evaluation
 #   make clean                         removes .venv, caches and prepared data; keeps runs/
@@ -44,7 +45,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked quickstart code-world quickstart-rl pod-rehearsal storm storm-commands bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -81,6 +82,9 @@ storm: install
 
 storm-commands: install
 	$(BIN)/python tests/command_storm.py runs/storm_commands_$$(date +%Y%m%d_%H%M%S) $(STORM)
+
+storm-fleet: install
+	PYTHONPATH=tests $(BIN)/python tests/fleet_storm.py runs/storm_fleet_$$(date +%Y%m%d_%H%M%S) $(STORM)
 
 install: $(INSTALLED) $(SMOLLM2)
 
