@@ -49,7 +49,7 @@ def folder(tmp_path):
 
 
 def run(folder, policy=None, method=None, scorer=None, input="problems.jsonl", on_error="stop", **options):
-    config = SearchConfig(method or Beam(2, 3), "prod", **({"budget": 400, "at_once": 2} | options))
+    config = SearchConfig(method or Beam(2, 3), "prod", **({"budget": 400, "at_once": 2} | options))  # pyright: ignore[reportArgumentType]
     files = folder / input, folder / "out.jsonl"
     return search_file(policy or Markov(), Rescorer(scorer or Good()), {"model": "good"}, *files, config,
                        on_error=on_error)  # fmt: skip
@@ -205,6 +205,7 @@ def write_policy(monkeypatch, policy):
 METHODS = {
     "best-of-n": ["--n", "6"],
     "beam": ["--width", "2", "--expand", "3"],
+    "particles": ["--particles", "4"],
     "dvts": ["--subtrees", "2", "--expand", "3"],
     "mcts": ["--simulations", "9", "--expand", "3", "--rollouts", "1"],
     "refine": ["--rounds", "4", "--drafts", "2"],

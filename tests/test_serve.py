@@ -47,9 +47,9 @@ def engine(prm):
     made.close()
 
 
-def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, headers=None, tokenizers=None):
+def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, headers=None, **more):
     """Returns the responses of requests (method, path, arguments) that are sent at once."""
-    app = make_app([engine], config, key, view, policy, tokenizers=tokenizers)
+    app = make_app([engine], config, key, view, policy, **more)
 
     async def send():
         async with httpx.AsyncClient(
@@ -57,7 +57,7 @@ def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, hea
             base_url="http://localhost",
             headers=headers,
         ) as client:
-            return await asyncio.gather(*(client.request(m, path, **more) for m, path, more in requests))
+            return await asyncio.gather(*(client.request(m, path, **given) for m, path, given in requests))
 
     return asyncio.run(send())
 

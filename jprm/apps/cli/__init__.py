@@ -338,13 +338,14 @@ def serve(
     policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None,
     view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None,
     tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
+    calibration: Annotated[Path | None, arg(metavar="KNOWN.jsonl", help_behavior_hint="")] = None,
     adapter: Adapter = None,
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
     attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     weights: Annotated[Weights, one_of(Weights)] = "copied",
     run: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
 ) -> None:
-    """Score over HTTP: /v1/score, /v1/rewards, /v1/rerank, /v1/continue, vLLM's /pooling, OpenRLHF's /get_reward.
+    """Score over HTTP: /v1/score, /v1/rewards, /v1/rerank, /v1/continue, /v1/chat/completions by search, and more.
 
     With the environment variable JPRM_API_KEY, clients send the key as `Authorization: Bearer KEY`. SIGTERM ends the
     server after it has answered what it admitted.
@@ -356,11 +357,14 @@ def serve(
 
     Args:
         model: Folders of trained or published models, also in a bucket. A request names a folder, or takes the first.
-        policy: What writes next steps for /v1/continue: a model's folder, a GGUF file, or a policy's JSON file.
+        policy: What writes steps for /v1/continue and /v1/chat/completions: a model's folder, a GGUF file, or a
+            policy's JSON file.
         view: How prompts of /get_reward and /v1/rewards are written: {"prompt": "...{problem}...", "ends": [...],
             "segmentation": "auto"}.
         tokenizer: Tokenizers of callers that send token ids to /v1/rewards: folders, or files tokenizer.json, .model or
             .gguf. A request names a folder or file, or takes the first.
+        calibration: Results of `jprm search` for problems with known answers, by which /v1/chat/completions abstains
+            where a request names an `error_rate`. Its own searches must be the same.
         adapter: How to read a published model whose files do not show it: a name, or a JSON file.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
         attention: The attention implementation, as in `jprm score`.
@@ -377,6 +381,7 @@ def serve(
         view=view,
         policy=policy,
         tokenizers=tokenizer,
+        calibration=calibration,
         adapter=adapter,
         dtype=dtype,
         attention=attention,

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.apps.serve import ServeConfig, Weights, runs
+from jprm.apps.serve.chat import chat
 from jprm.apps.serve.engine import Closed, Engine, TextEngine
 from jprm.apps.serve.openrlhf import View, get_reward, read_view
 from jprm.apps.serve.pooling import classify, pooling
@@ -35,6 +36,7 @@ from jprm.model import Dtype
 from jprm.model.mesh import MeshConfig
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.tree import read_records
 
 DRAIN_SECONDS = 60
 """How long requests may take to be answered after SIGTERM."""
@@ -47,6 +49,7 @@ def serve(
     view: str | os.PathLike | None = None,
     policy: str | os.PathLike | None = None,
     tokenizers: Sequence[str | os.PathLike] = (),
+    calibration: str | os.PathLike | None = None,
     dtype: Dtype | None = None,
     attention: str | None = None,
     adapter: str | None = None,
@@ -80,9 +83,9 @@ def serve(
         kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
         say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens{kept}")
         engines.append(Engine(prm, config.longest, name, cache))
-    uvicorn.run(
-        make_app(engines, config, key, prompts, writer, shown, read_with), **listening(config), log_level="info"
-    )
+    known = list(read_records(calibration)) if calibration else None
+    app = make_app(engines, config, key, prompts, writer, shown, read_with, known)
+    uvicorn.run(app, **listening(config), log_level="info")
 
 
 def _named(paths: Sequence[str | os.PathLike], what: str) -> list[str]:
@@ -135,6 +138,7 @@ def make_app(
     policy: Policy | None = None,
     shown: runs.Runs | None = None,
     tokenizers: Mapping[str, Tokenizer] | None = None,
+    calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> Starlette:
     """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
 
@@ -145,6 +149,7 @@ def make_app(
       policy: what writes the steps of /v1/continue.
       shown: runs whose curves the page /runs shows.
       tokenizers: of the callers of /v1/rewards, by name; the first is the default.
+      calibration: results of a search with known answers, by which /v1/chat/completions abstains.
     """
     registry = prometheus_client.CollectorRegistry()
     routes = [
@@ -172,7 +177,7 @@ def make_app(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.state.listen, app.state.runs = config, shown
     app.state.server, app.state.view, app.state.registry = (
-        Server({engine.name: engine for engine in engines}, config, writer, tokenizers or {}),
+        Server({engine.name: engine for engine in engines}, config, writer, tokenizers or {}, calibration),
         view or View(),
         registry,
     )
@@ -191,6 +196,7 @@ def _routes_of_scores(policy: Policy | None, shown: runs.Runs | None) -> list[Ro
         Route("/v1/rewards", rewards, methods=["POST"]),
         Route("/v1/rerank", rerank, methods=["POST"]),
         Route("/v1/continue", alternatives, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/get_reward", get_reward, methods=["POST"]),
         Route("/pooling", pooling, methods=["POST"]),
         Route("/classify", classify, methods=["POST"]),

@@ -13,7 +13,8 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,7 @@ class Server:
     config: ServeConfig
     writer: Writer | None = None
     tokenizers: Mapping[str, Tokenizer] = dataclasses.field(default_factory=dict)
+    calibration: Sequence[Mapping[str, Any]] | None = None  # results of a search whose answers are known
 
     def engine(self, name: Any) -> Engine:
         """Returns the engine of a model's name, that of the first model for None."""
@@ -363,16 +365,25 @@ class Writer:
     def __init__(self, policy: Policy):
         self.policy, self.waiting = policy, 0
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jprm policy")
+        self._counting = threading.Lock()
 
     async def sample(self, request: Request, prefix: Prefix, n: int, until: Any, seed: int) -> list[Sample]:
         """Returns n samples. Raises Refusal: 503 where enough requests wait, else as `answer`."""
+        sample = functools.partial(self.policy.sample, [prefix], n, until=until, seed=seed)
+        return (await answer(request, self.run(sample)))[0]
+
+    def run(self, function: Callable[[], Any]) -> concurrent.futures.Future:
+        """Returns the future of what a function returns in the policy's thread. Raises Refusal as `sample`."""
         if self.waiting >= WAITING:
             raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
-        self.waiting += 1
-        try:
-            sample = functools.partial(self.policy.sample, [prefix], n, until=until, seed=seed)
-            return (await answer(request, self._thread.submit(sample)))[0]
-        finally:
+        with self._counting:
+            self.waiting += 1
+        future = self._thread.submit(function)
+        future.add_done_callback(lambda future: self._ended())
+        return future
+
+    def _ended(self) -> None:
+        with self._counting:
             self.waiting -= 1
 
     def close(self) -> None:

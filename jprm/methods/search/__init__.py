@@ -1,5 +1,6 @@
 """Search: a policy writes steps, a reward model scores them, a method decides where to continue and what to return.
 
-`methods` lists the methods (`best_of_n`, `beam`, `mcts`, `refine`), each a generator over a `growing_tree`. `lockstep`
-advances many problems at once, `result` picks a chain, and `conformal_filter` accepts it or abstains.
+`methods` lists the methods (`best_of_n`, `beam`, `particles`, `mcts`, `refine`), each a generator over a
+`growing_tree`. `lockstep` advances many problems at once, `result` picks a chain, and `conformal_filter` accepts it or
+abstains.
 """

@@ -416,11 +416,16 @@ def _accepted_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return counts
 
 
+def way_of(record: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """Returns how a record, the i-th, was searched."""
+    return {key: value for key, value in _found(record, i).items() if key not in _COSTS}
+
+
 def _one_way(records: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
     """Returns how the records were searched, which must be the same for all."""
     if not records:
         raise ValueError(f"{os.fspath(path)}: holds no record")
-    ways = [{k: v for k, v in _found(record, i).items() if k not in _COSTS} for i, record in enumerate(records, 1)]
+    ways = [way_of(record, i) for i, record in enumerate(records, 1)]
     for i, way in enumerate(ways, start=1):
         if way != ways[0]:
             raise ValueError(f"{os.fspath(path)}: record {i}: was searched differently from the first")

@@ -189,6 +189,7 @@ METHODS = {
     "best-of-n": "jprm.methods.search.best_of_n:BestOfN",
     "beam": "jprm.methods.search.beam:Beam",
     "dvts": "jprm.methods.search.beam:DVTS",
+    "particles": "jprm.methods.search.particles:Particles",
     "mcts": "jprm.methods.search.mcts:MCTS",
     "refine": "jprm.methods.search.refine:Refine",
 }

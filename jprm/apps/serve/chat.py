@@ -1,0 +1,281 @@
+"""`POST /v1/chat/completions`: answers by a search, for any OpenAI client.
+
+    client.chat.completions.create(model="prm", messages=[...], extra_body={"search": {"method": "beam", "width": 4}})
+
+The policy of `--policy` writes steps, the model scores them, and a method of `jprm search` decides. With `stream` the
+answer begins with chunks of progress, which have an empty delta and a field `search`. With `error_rate` the answer is a
+refusal where the conformal filter does not accept it, by results that `--calibration` names.
+
+The search runs in the policy's thread. Its scores come from the engine, which serves other requests between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, get_type_hints
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from jprm.apps.serve.engine import Engine
+from jprm.apps.serve.score import admit, answer, rule_of, server_of
+from jprm.apps.web.http import Refusal, field, json_of, of_record
+from jprm.free_text import exchange
+from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.search.files import accept, calibrate, record, way_of
+from jprm.methods.search.growing_tree import CHOICES, METHODS, Problem, find
+from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
+from jprm.options import OptionError, values_of
+from jprm.score.files import identity
+from jprm.tree import ReasoningTree, RecordError
+
+BUDGET, MOST = 8192, 65536
+"""Generated tokens of a request that names no budget, and at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What a request asks for."""
+
+    problem: str
+    config: SearchConfig
+    error_rate: float | None
+    confidence: float
+    stream: bool
+    usage: bool  # whether a stream ends with its counts
+
+
+async def chat(request: Request) -> Response:
+    """Answers a problem with the chain that a search chooses."""
+    body = await json_of(request)
+    server = server_of(request)
+    if server.writer is None:
+        raise Refusal(400, "this server has no policy: start it with --policy", "model")
+    engine = server.engine(body.get("model"))
+    asked = _question(body, engine)
+    if asked.error_rate is not None and server.calibration is None:
+        raise Refusal(400, "error_rate needs results with known answers: start the server with --calibration", "search")
+    admit(request, engine)
+    loop, progress, gone = asyncio.get_running_loop(), asyncio.Queue(), []
+    policy = _Watched(server.writer.policy, gone, lambda state: loop.call_soon_threadsafe(progress.put_nowait, state))
+    future = server.writer.run(lambda: _searched(asked, policy, engine, server.calibration))
+
+    async def result() -> dict[str, Any]:
+        try:
+            return await answer(request, future)
+        except BaseException:  # late, or the client has gone: the search ends before its next samples
+            gone.append(True)
+            raise
+
+    if asked.stream:
+        return StreamingResponse(_events(asked, engine, result, progress), media_type="text/event-stream")
+    found = await result()
+    message = {"role": "assistant", "content": found["content"], "refusal": found["refusal"]}
+    choice = {"index": 0, "message": message, "finish_reason": found["finish_reason"], "logprobs": None}
+    about = _about(engine, "chat.completion")
+    return JSONResponse(about | {"choices": [choice], "usage": found["usage"], "search": found["search"]})
+
+
+async def _events(
+    asked: Question, engine: Engine, result: Callable[[], Any], progress: asyncio.Queue
+) -> AsyncIterator[bytes]:
+    """Yields progress while the search runs, then the answer, as server-sent events."""
+    about = _about(engine, "chat.completion.chunk")
+
+    def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+        choices = [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}]
+        return _event(about | {"choices": choices} | more)
+
+    ended = asyncio.ensure_future(result())
+    yield chunk({"role": "assistant", "content": ""})
+    try:
+        while not ended.done():
+            state = asyncio.ensure_future(progress.get())
+            await asyncio.wait({ended, state}, return_when=asyncio.FIRST_COMPLETED)
+            if state.done():
+                yield chunk({}, search=state.result())
+            else:
+                state.cancel()
+        found = ended.result()
+    except Refusal as refusal:
+        yield _event(json.loads(bytes(refusal.response().body)))
+        return
+    finally:
+        ended.cancel()
+    delta = {"refusal": found["refusal"]} if found["refusal"] else {"content": found["content"]}
+    yield chunk(delta)
+    yield chunk({}, found["finish_reason"], search=found["search"])
+    if asked.usage:
+        yield _event(about | {"choices": [], "usage": found["usage"]})
+    yield b"data: [DONE]\n\n"
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(content)}\n\n".encode()
+
+
+def _about(engine: Engine, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": engine.name}
+
+
+# ---- What is asked for.
+
+_REFUSED = ("tools", "functions", "logprobs", "response_format", "audio", "modalities")
+"""Fields of OpenAI's API that a search would not follow. Those of sampling are the policy's own, in its file."""
+
+
+def _question(body: Mapping[str, Any], engine: Engine) -> Question:
+    for name in _REFUSED:
+        if body.get(name):
+            raise Refusal(400, f"{name}: a search answers with text, and does not follow it", name)
+    if body.get("n") not in (None, 1):
+        raise Refusal(400, "n: a search gives one answer; its own n is search.n", "n")
+    messages = field(body, "messages", list)
+    try:  # the checks of an exchange, on an answer that is not there yet
+        texts = exchange({"messages": [*messages, {"role": "assistant", "content": "-"}]}, "body")
+    except RecordError as error:
+        raise of_record(error) from None
+    if "system" in texts:
+        raise Refusal(400, "messages: a system message is set by the policy's own prompt", "messages")
+    options = dict(field(body, "search", dict, default={}))
+    own = {name: options.pop(name, None) for name in ("method", "choose", "rule", "seed", "error_rate", "confidence")}
+    name = own["method"] or "best-of-n"
+    if name not in METHODS:  # a client must not have the server import a file
+        raise Refusal(400, f"search.method is {name!r}: use {', '.join(METHODS)}", "search")
+    if own["choose"] not in (None, *CHOICES):
+        raise Refusal(400, f"search.choose is {own['choose']!r}: use {', '.join(CHOICES)}", "search")
+    budget = options.pop("budget", BUDGET)
+    if type(budget) is not int or not 1 <= budget <= MOST:
+        raise Refusal(400, f"search.budget is {budget!r}: from 1 to {MOST:,} tokens", "search")
+    seed, error_rate, confidence = own["seed"] or 0, own["error_rate"], own["confidence"] or 0.9
+    if type(seed) is not int or seed < 0:
+        raise Refusal(400, f"search.seed is {seed!r}: a whole number from 0", "search")
+    for key, value in {"error_rate": error_rate, "confidence": confidence}.items():
+        if value is not None and not (type(value) in (int, float) and 0 < value < 1):
+            raise Refusal(400, f"search.{key} is {value!r}: between 0 and 1", "search")
+    method = find(name)
+    defaults = {"n": 8} if name == "best-of-n" else {}
+    try:
+        values_of(get_type_hints(method), options)
+        config = SearchConfig(
+            method(**(defaults | options)), rule_of(engine.prm, own["rule"]), own["choose"] or "weighted", budget, seed
+        )
+    except (OptionError, TypeError, ValueError) as error:
+        raise Refusal(400, f"search: {error}", "search") from None
+    stream = field(body, "stream_options", dict, default={})
+    counts = bool(stream.get("include_usage"))
+    return Question(texts["user"], config, error_rate, confidence, body.get("stream") is True, counts)
+
+
+# ---- The search.
+
+
+class _Gone(Exception):
+    """The client has gone, or its time is up."""
+
+
+@dataclasses.dataclass
+class _Watched:
+    """A policy that tells of its progress, and ends a search that nobody waits for."""
+
+    policy: Policy
+    gone: list[bool]
+    tell: Callable[[dict[str, int]], Any]
+    samples: int = 0
+    tokens: int = 0
+
+    def __post_init__(self):
+        self.name = self.policy.name
+
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Any, seed: int) -> list[list[Sample]]:
+        if self.gone:
+            raise _Gone
+        drawn = self.policy.sample(prefixes, n, until=until, seed=seed)
+        self.samples += sum(map(len, drawn))
+        self.tokens += sum(sample.tokens for samples in drawn for sample in samples)
+        self.tell({"samples": self.samples, "completion_tokens": self.tokens})
+        return drawn
+
+
+class _Scores:
+    """A model as a search calls it, over the engine: what an earlier round computed is kept by a key of the search."""
+
+    def __init__(self, engine: Engine):
+        self.engine, self.scale, self.semantics = engine, engine.prm.scale, engine.prm.semantics
+        self.key, self.tokens = uuid.uuid4().hex, 0
+
+    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
+        scores = []
+        for tree in trees:
+            tokens = self.engine.tokens_of([tree])
+            outputs, cached = self.engine.score_cached(tree, tokens, self.key).result()
+            self.tokens += tokens - cached
+            scores.append(outputs["score"])
+        return scores
+
+
+def _searched(
+    asked: Question, policy: _Watched, engine: Engine, known: Sequence[Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    """Returns the answer's fields. Raises Refusal where the policy gives nothing."""
+    scores, config = _Scores(engine), asked.config
+    try:
+        ((_, tree),) = search([Problem(asked.problem)], policy, Rescorer(scores), config)
+    except PolicyError as error:
+        raise Refusal(502, f"the policy gave nothing: {error}") from None
+    method = config.method
+    about = {"method": type(method).__name__, **vars(method), "budget": config.budget, "seed": config.seed}
+    about |= {"policy": policy.name, "scorer": dict(identity(engine.prm))}
+    result = record(tree, config.rule, config.choose, method.kind, about)
+    if result is None:
+        raise Refusal(502, f"the policy wrote no step: {tree.error or 'every chain is empty'}")
+    verdict = {}
+    if asked.error_rate is not None:
+        verdict = _accepted(result, known or (), asked)
+    found = result["search"]
+    answered = {key: found[key] for key in ("method", "choose", "rule", "answer", "score", "ended", "policy_tokens")}
+    refusal, content = found.get("reason"), None
+    if found["chosen"] is not None:
+        content = "\n".join(_steps(result))
+        if verdict and not verdict["accepted"]:
+            refusal, content = "the score is below the threshold that the error rate needs: no answer", None
+    tokens = {"prompt_tokens": scores.tokens, "completion_tokens": policy.tokens}
+    return {
+        "content": content, "refusal": refusal, "finish_reason": "stop" if content is not None else "content_filter",
+        "usage": tokens | {"total_tokens": sum(tokens.values())}, "search": answered | verdict,
+    }  # fmt: skip
+
+
+def _steps(result: Mapping[str, Any]) -> list[str]:
+    """Returns the steps of the chosen chain."""
+    chosen = result["search"]["chosen"]
+    if "samples" in result:
+        return result["samples"][chosen]["steps"]
+    steps = []
+    while chosen >= 0:
+        steps.append(result["nodes"][chosen]["text"])
+        chosen = result["nodes"][chosen]["parent"]
+    return steps[::-1]
+
+
+def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: Question) -> dict[str, Any]:
+    """Returns what the conformal filter says. Raises Refusal where the calibration was searched otherwise."""
+    own, other = way_of(result, 1), way_of(known[0], 1)
+    if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+        key = differing[0]
+        reason = f"is {own.get(key)!r}, and {other.get(key)!r} in the calibration"
+        raise Refusal(400, f"search.{key} {reason}: a threshold holds for the same search", "search")
+    if any(record["problem"] == result["problem"] for record in known):
+        raise Refusal(400, "the problem is in the calibration, so that its threshold does not hold", "messages")
+    try:
+        verdict = accept(result, calibrate(known, asked.error_rate or 0.0, asked.confidence))["search"]
+    except ValueError as error:
+        raise Refusal(400, f"the calibration: {error}", "search") from None
+    return {key: verdict[key] for key in ("accepted", "threshold", "error_rate", "confidence")}

@@ -1,0 +1,89 @@
+"""A particle filter over steps (Puri et al. 2025, arXiv 2502.01618).
+
+Every particle takes a step; then all particles are drawn anew from all, in proportion to the odds of their scores. A
+beam keeps the best and may keep the PRM's mistakes; the filter keeps what is likely, and gives each answer as many
+particles as its weight.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import random
+import zlib
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jprm.methods.search.growing_tree import ROOT, Ask, GrowingTree, Steps, at_least_one
+
+
+@dataclasses.dataclass(frozen=True)
+class Particles:
+    """Particle filter: every particle takes a step, and all are drawn anew by the odds of their scores.
+
+    It samples about `particles` times the tokens of one chain. Particles at one prefix share what is computed for it.
+
+    For example:
+      jprm search particles --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+        --particles 8 --output particles.jsonl
+
+    Attributes:
+      particles: Chains that are followed.
+      temperature: Of the odds: large ones draw evenly, small ones keep the best.
+      max_steps: Rounds, at most.
+    """
+
+    kind: ClassVar[str] = "tree"
+    particles: int = 8
+    temperature: float = 1.0
+    max_steps: int = 40
+
+    def __post_init__(self):
+        at_least_one(self, "particles", "max_steps")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}: it must be above 0")
+
+    def steps(self, tree: GrowingTree, rule: str) -> Steps:
+        draw = random.Random(zlib.crc32(tree.problem.text.encode()))  # the same for the same problem
+        particles, seen = [ROOT] * self.particles, set()
+        for _ in range(self.max_steps):
+            held = [node for node in particles if node in tree.finished]
+            going = collections.Counter(node for node in particles if node not in tree.finished)
+            drawn = yield [Ask(node, count, "step") for node, count in going.items()]
+            cut = {d.end for draws in drawn for d in draws if d.sample.finish_reason == "length"} - tree.finished
+            moved = [d.end for draws in drawn for d in draws if d.end != ROOT and d.end not in cut]
+            candidates = held + moved
+            if not candidates:
+                return None
+            weights = odds(tree.scale.weights(tree.chain_scores(candidates, rule)[0]).tolist(), self.temperature)
+            particles = resampled(candidates, weights, self.particles, draw.random())
+            seen |= {d.end for draws in drawn for d in draws if d.end != ROOT}
+            gone = seen - set(particles)
+            tree.release(gone)
+            seen -= gone
+            if all(node in tree.finished for node in particles):
+                return None
+        return "max_steps"
+
+
+def odds(probabilities: Sequence[float], temperature: float) -> list[float]:
+    """Returns (p / (1 - p))^(1 / temperature), scaled so that the largest is 1; 0 for NaN, and evenly if all are."""
+    logits = [
+        -math.inf if p != p else math.log(max(p, 1e-9)) - math.log(max(1 - p, 1e-9)) for p in probabilities
+    ]  # fmt: skip
+    top = max(logits)
+    return [1.0] * len(logits) if top == -math.inf else [math.exp((x - top) / temperature) for x in logits]
+
+
+def resampled(items: Sequence[int], weights: Sequence[float], n: int, start: float) -> list[int]:
+    """Returns n items by systematic resampling: each occurs n w / sum(w) times, rounded down or up.
+
+    `start` in [0, 1) is the only chance in it.
+    """
+    total, passed, drawn = sum(weights), 0.0, []
+    for item, weight in zip(items, weights, strict=True):
+        passed += n * weight / total
+        while len(drawn) < n and len(drawn) + start < passed:
+            drawn.append(item)
+    return drawn + [items[-1]] * (n - len(drawn))  # rounding may leave the last one out
