@@ -335,6 +335,7 @@ SERVING = ServeConfig()
 def serve(
     model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = (),
     config: OmitArgPrefixes[ServeConfig] = SERVING,
+    judge: Annotated[tuple[Path, ...], arg(metavar="P.json ...", help_behavior_hint="")] = (),
     policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None,
     view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None,
     tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
@@ -357,6 +358,7 @@ def serve(
 
     Args:
         model: Folders of trained or published models, also in a bucket. A request names a folder, or takes the first.
+        judge: Judges beside the models or alone, as for `jprm score --judge`; a request names a file without `.json`.
         policy: What writes steps for /v1/continue and /v1/chat/completions: a model's folder, a GGUF file, or a
             policy's JSON file.
         view: How prompts of /get_reward and /v1/rewards are written: {"prompt": "...{problem}...", "ends": [...],
@@ -378,6 +380,7 @@ def serve(
     serve(
         model,
         config,
+        judges=judge,
         view=view,
         policy=policy,
         tokenizers=tokenizer,

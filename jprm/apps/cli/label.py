@@ -87,11 +87,11 @@ class CritiqueOptions:
 
 
 def label_critique(files: Any, own: Any) -> None:
-    from jprm.methods.judge.load import load_judge
+    from jprm.methods.judge.load import load_plain_judge
     from jprm.methods.label.files import label_critique
 
     config = built(CritiqueConfig, own)
-    loaded = Once(lambda: load_judge(files.judge))
+    loaded = Once(lambda: load_plain_judge(files.judge))
 
     def work(part: Part) -> dict:
         judge = loaded()
@@ -252,11 +252,11 @@ def label_by_judge(
         domain: What the problems are about.
         rubric: What a correct step is taken to be. The judge's prompt should say the same.
     """
-    from jprm.methods.judge.load import load_judge
+    from jprm.methods.judge.load import load_plain_judge
     from jprm.methods.label.files import label_judge
     from jprm.score.scorer import CHUNK
 
-    loaded = Once(lambda: load_judge(judge))
+    loaded = Once(lambda: load_plain_judge(judge))
 
     def work(part: Part) -> dict:
         return label_judge(loaded(), part.input, part.output, domain, rubric)

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jprm.apps.serve import ServeConfig, Weights, runs
 from jprm.apps.serve.chat import chat
 from jprm.apps.serve.engine import Closed, Engine, TextEngine
+from jprm.apps.serve.judges import JudgeEngine
 from jprm.apps.serve.openrlhf import View, get_reward, read_view
 from jprm.apps.serve.pooling import classify, pooling
 from jprm.apps.serve.rewards import rewards
@@ -30,6 +31,7 @@ from jprm.apps.web.http import HANDLERS, MATH, file_routes, guards, key_of, page
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
 from jprm.methods.cache import PrefixCache
+from jprm.methods.judge.load import load_judge
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
 from jprm.model import Dtype
@@ -46,6 +48,7 @@ def serve(
     models: Sequence[str | os.PathLike],
     config: ServeConfig,
     *,
+    judges: Sequence[str | os.PathLike] = (),
     view: str | os.PathLike | None = None,
     policy: str | os.PathLike | None = None,
     tokenizers: Sequence[str | os.PathLike] = (),
@@ -61,10 +64,13 @@ def serve(
 
     Raises ValueError for an address that others reach without a key, no model and no run, or two models of one name.
     """
-    if not models and not runs:
+    if not models and not judges and not runs:
         raise ValueError("name the folder of a model to serve, or with --run that of a run to show")
     key = key_of(config)
     names, read_by = _named(models, "models"), _named(tokenizers, "tokenizers")
+    stems = [path_of(path).stem for path in judges]
+    if len({*names, *stems}) < len(names) + len(stems):
+        raise ValueError(f"two models or judges have one name: {', '.join([*names, *stems])}. Rename a judge's file")
     prompts = read_view(view) if view else View()
     read_with = {name: load_tokenizer(path) for name, path in zip(read_by, tokenizers, strict=True)}
     writer = load_policy(policy) if policy else None
@@ -83,6 +89,9 @@ def serve(
         kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
         say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens{kept}")
         engines.append(Engine(prm, config.longest, name, cache))
+    for stem, path in zip(stems, judges, strict=True):
+        engines.append(JudgeEngine(load_judge(path), config.longest, stem))
+        say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
     known = list(read_records(calibration)) if calibration else None
     app = make_app(engines, config, key, prompts, writer, shown, read_with, known)
     uvicorn.run(app, **listening(config), log_level="info")
@@ -222,7 +231,7 @@ async def _models(request: Request) -> Response:
     engines = server_of(request).engines
     data = [
         {"id": name, "object": "model", "owned_by": "jprm", "max_model_len": e.longest, "rule": e.prm.rule,
-         "semantics": e.prm.semantics, "scale": e.prm.scale.weight, "step": e.prm.step}
+         "semantics": e.prm.semantics, "scale": e.prm.scale.weight, "step": getattr(e.prm, "step", 0)}
         for name, e in engines.items()
     ]  # fmt: skip
     return JSONResponse({"object": "list", "data": data})

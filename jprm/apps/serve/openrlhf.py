@@ -97,6 +97,8 @@ async def get_reward(request: Request) -> Response:
         for tree, score_N in zip(trees, scores, strict=True)
         if tree is not None and score_N is not None
     ]
+    if None in known:
+        raise Refusal(502, "no critique of a step could be read", "query")
     left, lowest = iter(known), min([0.0, *known])
     rewards = [lowest if score_N is None else next(left) for score_N in scores]
     logs = {

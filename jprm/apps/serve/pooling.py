@@ -113,6 +113,8 @@ def activated(logit_PC: Float[np.ndarray, "P C"]) -> Float[np.ndarray, "P C"]:
 
 def _check(body: dict[str, Any], prm: PRM) -> None:
     """Raises Refusal for fields that would not be followed exactly, and for models whose outputs are no classes."""
+    if not isinstance(prm, PRM):
+        raise Refusal(400, f"{prm.name}: has no logits, as a judge or a fused verifier; use /v1/score", "model")
     if body.get("task") not in (None, "token_classify"):
         raise Refusal(400, f"task {body['task']!r}: this server has token_classify alone", "task")
     for name, why in _REFUSED.items():

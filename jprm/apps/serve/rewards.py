@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.engine import Outputs, Problem, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
-from jprm.apps.serve.score import admit, answer, rule_of, server_of, tokens_of, usage
+from jprm.apps.serve.score import admit, answer, finite, rule_of, server_of, tokens_of, usage
 from jprm.apps.web.http import Refusal, field, json_of, of_record
 from jprm.free_text import exchange
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
@@ -272,19 +272,23 @@ Place = tuple[int, np.ndarray]
 """The tree of a sample's chain, -1 for a blank one, and the node of each of its P steps, (P,)."""
 
 
-def _paid(samples: Sequence[Sample], scores: Sequence[np.ndarray], config: CreditConfig) -> list[np.ndarray]:
-    """Returns the rewards of each sample's P + 1 segments. The samples of a problem are a group."""
+def _paid(samples: Sequence[Sample], scores: Sequence[np.ndarray], config: CreditConfig) -> list[np.ndarray | None]:
+    """Returns the rewards of each sample's P + 1 segments, None where a score is missing. The samples of a problem are
+    a group."""
     groups: dict[Any, list[int]] = {}
     for i, sample in enumerate(samples):
         tree = sample.tree
+        if not np.isfinite(scores[i]).all():  # a judge left a step without a score: nothing is known of its credit
+            continue
         groups.setdefault(i if tree is None else problem_of(tree), []).append(i)
-    paid: list[np.ndarray] = [np.zeros(1)] * len(samples)
+    paid: list[np.ndarray | None] = [None] * len(samples)
     for some in groups.values():
         outcome_G = np.array([samples[i].outcome or 0.0 for i in some])
         for i, reward_P1 in zip(some, segment_rewards(outcome_G, [scores[i] for i in some], config), strict=True):
-            paid[i] = config.weight * reward_P1
+            reward_P1 = config.weight * reward_P1
             if find(config.name).verifier:
-                paid[i][-1] += samples[i].outcome or 0.0
+                reward_P1[-1] += samples[i].outcome or 0.0
+            paid[i] = reward_P1
     return paid
 
 
@@ -294,15 +298,15 @@ def _written(
 ) -> dict[str, Any]:  # fmt: skip
     score_P, steps = outputs_P["score"], []
     for j, span in enumerate(sample.steps):
-        step: dict[str, Any] = {"span": list(span), "turn": 0, "score": as_written(score_P[j])}
+        step: dict[str, Any] = {"span": list(span), "turn": 0, "score": _known(score_P[j])}
         if places is not None:
             step["token"] = places[j]
-        if named := {name: as_written(value_P[j]) for name, value_P in outputs_P.items() if name != "score"}:
+        if named := {name: _known(value_P[j]) for name, value_P in outputs_P.items() if name != "score"}:
             step["outputs"] = named
         if reward_P1 is not None:
             step["reward"] = float(reward_P1[j])
         steps.append(step)
-    value = float(chain_scores([score_P.tolist()], rule, prm.scale)[0][0]) if len(score_P) else None
+    value = finite(chain_scores([score_P.tolist()], rule, prm.scale)[0][0]) if len(score_P) else None
     written: dict[str, Any] = {"text": sample.text, "steps": steps, "score": value}
     if reward_P1 is not None:
         written["tail_reward"] = float(reward_P1[-1])
@@ -313,3 +317,7 @@ def _written(
                 reward_T[-1] += reward_P1[-1]
             written["token_rewards"] = reward_T.tolist()
     return written
+
+
+def _known(score: float) -> float | None:
+    return as_written(score) if np.isfinite(score) else None

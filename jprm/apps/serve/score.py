@@ -23,14 +23,27 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Closed, Engine, Outputs
+from jprm.apps.serve.judges import Judged, stream
 from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record
 from jprm.io.jsonl import dump
+from jprm.methods.judge.critiques import KEY
+from jprm.methods.judge.rubric import with_outputs
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.score.aggregate import chain_scores
 from jprm.score.scale import RULES
 from jprm.score.scorer import CHUNK, PRM
 from jprm.tokenizer import Tokenizer
-from jprm.tree import Node, ReasoningTree, RecordError, chains_of, scored, tree_of
+from jprm.tree import (
+    Node,
+    ReasoningTree,
+    RecordError,
+    chains_of,
+    in_order_of,
+    record_of,
+    scored,
+    tree_of,
+)
 
 LINES = "application/x-ndjson"
 
@@ -50,21 +63,25 @@ async def score(request: Request) -> Response:
     for name in ("model", "rule", CALLER):
         body.pop(name, None)
     admit(request, engine)
+    streams = field(body, "stream", bool, default=False)
+    body.pop("stream", None)
     tree, tokens = await asyncio.to_thread(_read, request, engine, body)
-    outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
 
-    def response() -> Response:
-        content = {
+    def content(outputs: Outputs, cached: int | None = None) -> dict[str, Any]:
+        return {
             "object": "score",
             "model": engine.name,
             "rule": rule,
-            "record": scored(body, tree, outputs),
+            "record": record_with(body, tree, outputs, engine),
             "chains": chains(engine.prm, tree, outputs["score"], rule),
             "usage": usage(tokens, cached),
         }
-        return JSONResponse(content)
 
-    return await asyncio.to_thread(response)  # a second for a body of megabytes, in which others are served
+    if streams:
+        return stream(engine, tree, content)
+    outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
+    # In a thread: a second for a body of megabytes, in which others are served.
+    return await asyncio.to_thread(lambda: JSONResponse(content(outputs, cached)))
 
 
 def options_of(request: Request, body: dict[str, Any]) -> tuple[Engine, str, str | None]:
@@ -95,11 +112,25 @@ def chains(prm: PRM, tree: ReasoningTree, score_N: np.ndarray, rule: str) -> lis
     """Returns for every chain its nodes, its score by the rule, and the node of its lowest score."""
     paths = chains_of(tree)
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, prm.scale)
-    weakest = [path[int(np.argmin(score_N[path]))] for path in paths]
+    known = [[node for node in path if np.isfinite(score_N[node])] for path in paths]
     return [
-        {"nodes": path, "score": float(value), "weakest": node}
-        for path, value, node in zip(paths, value_B, weakest, strict=True)
-    ]
+        {"nodes": path, "score": finite(value) if len(some) == len(path) else None,
+         "weakest": min(some, key=lambda node: score_N[node], default=None)}
+        for path, value, some in zip(paths, value_B, known, strict=True)
+    ]  # fmt: skip
+
+
+def finite(score: float) -> float | None:
+    """Returns a score as JSON has it: null where a judge gave none."""
+    return float(score) if math.isfinite(score) else None
+
+
+def record_with(body: dict[str, Any], tree: ReasoningTree, outputs: Outputs, engine: Engine) -> dict[str, Any]:
+    """Returns the record with its scores, and a judge's critiques under `judge`, as `jprm score` writes it."""
+    if not isinstance(outputs, Judged):
+        return scored(body, tree, outputs)
+    about = {"name": engine.prm.name, **outputs.report}
+    return in_order_of(body, record_of(with_outputs(tree, outputs)) | {KEY: about})
 
 
 def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
@@ -136,7 +167,7 @@ async def _lines(request: Request) -> Response:
                 if later:
                     ask(later)
                 outputs = await answer(request, ahead.popleft())
-                yield _written(chunk, outputs)
+                yield _written(chunk, outputs, engine)
         finally:
             for future in ahead:
                 future.cancel()
@@ -166,8 +197,9 @@ def _records(request: Request, engine: Engine, body: bytes) -> list[tuple[dict[s
         raise of_record(error) from None
 
 
-def _written(chunk: Sequence[Any], found: Sequence[Outputs]) -> bytes:
-    lines = [dump(scored(record, tree, outputs)) for (record, tree, _), outputs in zip(chunk, found, strict=True)]
+def _written(chunk: Sequence[Any], found: Sequence[Outputs], engine: Engine) -> bytes:
+    pairs = zip(chunk, found, strict=True)
+    lines = [dump(record_with(record, tree, outputs, engine)) for (record, tree, _), outputs in pairs]
     return "".join(line + "\n" for line in lines).encode()
 
 
@@ -189,6 +221,8 @@ async def rerank(request: Request) -> Response:
         chains(engine.prm, tree, outputs["score"], rule)[0]["score"]
         for (tree, _), outputs in zip(read, scored_trees, strict=True)
     ]
+    if None in values:
+        raise Refusal(502, f"documents[{values.index(None)}]: no critique of a step could be read", "documents")
     order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: max(top, 0)]
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
     if body.get("return_documents"):
@@ -220,8 +254,8 @@ async def alternatives(request: Request) -> Response:
     score_N, before = outputs["score"], len(prefix.steps)
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, engine.prm.scale)
     written_steps = [
-        {"steps": list(sample.steps), "scores": score_N[path[before:]].tolist(),
-         "score": float(value) if path and not sample.error else None,
+        {"steps": list(sample.steps), "scores": list(map(finite, score_N[path[before:]])),
+         "score": finite(value) if path and not sample.error else None,
          "finish_reason": sample.finish_reason, "tokens": sample.tokens}
         | ({"error": sample.error} if sample.error else {})
         for sample, path, value in zip(samples, paths, value_B, strict=True)
@@ -229,7 +263,7 @@ async def alternatives(request: Request) -> Response:
     written = sum(sample.tokens for sample in samples)
     return JSONResponse({
         "object": "alternatives", "model": engine.name, "policy": server.writer.policy.name, "rule": rule,
-        "scores": score_N[:before].tolist(), "alternatives": written_steps,
+        "scores": list(map(finite, score_N[:before])), "alternatives": written_steps,
         "usage": usage(tokens, cached) | {"completion_tokens": written, "total_tokens": tokens + written},
     })  # fmt: skip
 
@@ -336,6 +370,8 @@ async def answer(request: Request, future: concurrent.futures.Future) -> Any:
         raise Refusal(499, "the client has gone") if done else Refusal(504, f"no answer within {seconds:g} seconds")
     except (Refusal, asyncio.CancelledError):
         raise
+    except PolicyError as error:  # of a judge
+        raise Refusal(502, str(error)) from None
     except ValueError as error:
         raise Refusal(400, str(error)) from None
     except Exception as error:  # its message may quote the request, which no log is to hold

@@ -145,6 +145,15 @@ THINKPRM = JudgePrompt(  # mukhal/ThinkPRM, utils/helper.py and prm/thinkprm_api
     end="</think>",
 )
 
+RUBRIC = JudgePrompt(
+    name="rubric",
+    text=(
+        "Problem:\n{problem}\n\nSolution so far:\n{steps}\n\n"
+        "Judge step {number}, the last one, by this criterion alone: {criterion}\nTake the earlier steps as given."
+        " Explain briefly. Then write \\boxed{Yes} if the step meets the criterion, or \\boxed{No} if it does not."
+    ),
+)
+
 _ANALYZE = "<analyze>\nLet's analyze the Paragraph {number} step by step: "
 
 GENPRM = JudgePrompt(  # RyanLiu112/GenPRM, src/prm_evaluation/genprm_inference.py and src/example/demo.ipynb
@@ -159,7 +168,7 @@ GENPRM = JudgePrompt(  # RyanLiu112/GenPRM, src/prm_evaluation/genprm_inference.
     runs_code=True,
 )
 
-PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM)}
+PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM, RUBRIC)}
 
 
 # ---- Asking.

@@ -116,12 +116,16 @@ class Judge:
         while chunk := list(itertools.islice(records, CHUNK)):
             trees = [tree_of(record) for record in chunk]
             for record, tree, judgement in zip(chunk, trees, self.judgements(trees), strict=True):
-                scored = record_of(with_scores(tree, _writable(tree, judgement.score_N), {}))
+                scored = record_of(with_scores(tree, writable(tree, judgement.score_N), {}))
                 yield in_order_of(record, scored | {KEY: {"name": self.name, **judgement.report}})
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
         """Returns (N,) float32 for each tree of N nodes, NaN where no critique could be read."""
         return [judgement.score_N for judgement in self.judgements(trees)]
+
+    def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+        """Returns `{"score": (N,)}` for each tree, and the report on its critiques. Raises PolicyError as above."""
+        return [({"score": one.score_N}, one.report) for one in self.judgements(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
         """Returns `{"score": (N,)}` for each tree, as `score_trees`."""
@@ -134,7 +138,7 @@ class Judge:
           PolicyError: every critique failed.
         """
         asked = self.critiques(trees, [self.paths(tree) for tree in trees])
-        return [_judgement(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
+        return [judgement_of(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
 
     def paths(self, tree: ReasoningTree) -> list[list[int]]:
         """Returns the paths, as node indices from the problem, that questions about a tree are about."""
@@ -187,7 +191,7 @@ def _said(answers: Sequence[Asked]) -> dict[int, str]:
     return {path[-1]: answer.critiques[0].text for answer in answers for path in answer.paths}
 
 
-def _judgement(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
+def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
     """Returns the means over the critiques that could be read, and the report on all of them."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
     judged = []
@@ -202,7 +206,7 @@ def _judgement(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked
     return Judgement(score_N, report(judged))
 
 
-def _writable(tree: ReasoningTree, score_N: np.ndarray) -> list[float | None]:
+def writable(tree: ReasoningTree, score_N: np.ndarray) -> list[float | None]:
     """Returns the scores as records hold them: in a chain or sample at every step or at none."""
     scores = [None if np.isnan(score) else as_written(score) for score in score_N]
     if tree.kind == "tree":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
 from jprm.methods.judge.critiques import CODE_END, PROMPTS, JudgePrompt
 from jprm.methods.judge.judge import Judge
+from jprm.methods.judge.rubric import Criterion, Rubric
 from jprm.methods.policy.load import policy_of, policy_settings
 from jprm.methods.verify import sandbox
 from jprm.options import OptionError, from_json
@@ -18,8 +20,10 @@ _REMEDY = (
 )
 
 
-def load_judge(path: str | os.PathLike) -> Judge:
+def load_judge(path: str | os.PathLike) -> Judge | Rubric:
     """Returns the judge of a JSON file: a policy's settings, as `load_policy` takes them, and a section `judge`.
+
+    With `criteria` in the section it is a rubric (`jprm.methods.judge.rubric`).
 
     A server's `prompt` is `{problem}` unless the file has one: the judge's question is all of the user's message.
 
@@ -35,12 +39,16 @@ def load_judge(path: str | os.PathLike) -> Judge:
     if not isinstance(section, dict):
         raise RecordError(where, "judge", "is absent or no object", _REMEDY)
     options: dict[str, Any] = {"prompt": "plain", "samples": 1, "seed": 0} | section
+    criteria = _criteria(options.pop("criteria", None), where)
     if unknown := sorted(options.keys() - {"prompt", "samples", "seed"}):
         raise RecordError(where, f"judge.{unknown[0]}", "is no setting of a judge", _REMEDY)
     for name in ("samples", "seed"):
         if type(options[name]) is not int or options[name] < (name == "samples"):
             raise RecordError(where, f"judge.{name}", f"is {options[name]!r}, not a whole number in range", _REMEDY)
-    prompt = _prompt(options["prompt"], where)
+    prompt = _prompt(options["prompt"] if section.get("prompt") or not criteria else "rubric", where)
+    if ("{criterion}" in prompt.text) != bool(criteria):
+        reason = "has criteria, and its prompt no {criterion}" if criteria else "has a {criterion}, and no `criteria`"
+        raise RecordError(where, "judge", reason, 'Use "prompt": "rubric", or give both.')
     if "url" in settings:
         settings.setdefault("prompt", "{problem}")
     if prompt.converses and settings.get("endpoint", "completions" if "url" in settings else "") != "completions":
@@ -52,7 +60,43 @@ def load_judge(path: str | os.PathLike) -> Judge:
         sandbox.require()
         if settings.setdefault("delimiter", CODE_END) != CODE_END:
             raise RecordError(where, "delimiter", "cannot be set where critiques run code", "Leave it out.")
-    return Judge(policy_of(settings, where), prompt, options["samples"], options["seed"])
+    policy, numbers = policy_of(settings, where), (options["samples"], options["seed"])
+    if not criteria:
+        return Judge(policy, prompt, *numbers)
+    texts = {name: prompt.text.replace("{criterion}", criterion.text) for name, criterion in criteria.items()}
+    judges = {
+        name: Judge(policy, dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text), *numbers)
+        for name, text in texts.items()
+    }
+    try:
+        return Rubric(judges, criteria)
+    except ValueError as error:
+        raise RecordError(where, "judge.criteria", str(error), _CRITERIA) from None
+
+
+def load_plain_judge(path: str | os.PathLike) -> Judge:
+    """Returns the judge of a JSON file. Raises RecordError for a rubric, which has no verdicts on correctness."""
+    judge = load_judge(path)
+    if isinstance(judge, Rubric):
+        raise RecordError(os.fspath(path), "judge.criteria", "is not for labels, which say of a step whether it is"
+                          " correct", "Score with it, or leave the criteria out.")  # fmt: skip
+    return judge
+
+
+_CRITERIA = 'Write "criteria": {"NAME": {"text": "...", "weight": 1}}.'
+
+
+def _criteria(given: Any, where: str) -> dict[str, Criterion]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not given:
+        raise RecordError(where, "judge.criteria", "is no object, or empty", _CRITERIA)
+    try:
+        return {name: from_json(Criterion, fields, f"judge.criteria.{name}") for name, fields in given.items()}
+    except OptionError as error:
+        raise RecordError(where, error.field, error.reason, _CRITERIA) from None
+    except ValueError as error:
+        raise RecordError(where, "judge.criteria", str(error), _CRITERIA) from None
 
 
 def _prompt(given: Any, where: str) -> JudgePrompt:

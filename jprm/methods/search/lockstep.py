@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from jprm.methods.judge.critiques import Critique, Reading, read
 from jprm.methods.judge.judge import Judge
+from jprm.methods.judge.rubric import Rubric
 from jprm.methods.policy.protocol import Policy, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Problem, Steps
@@ -249,6 +250,8 @@ def live_scorer(prm: Any) -> LiveScorer:
         return LiveJudge(prm)
     if isinstance(prm, Verifier):
         return Rescorer(prm.of_prefixes())
+    if isinstance(prm, Rubric):
+        return Rescorer(prm)
     try:
         return LiveTrees(prm)
     except NotImplementedError:

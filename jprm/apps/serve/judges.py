@@ -1,0 +1,140 @@
+"""Judges as engines: the routes of scores, with critiques of a language model in place of a PRM's forward pass.
+
+A step that no critique could be read for has the score null, and so has its chain. `POST /v1/score` with `stream` sends
+every critique as soon as it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, cast
+
+from starlette.responses import Response, StreamingResponse
+
+from jprm.apps.serve.engine import Closed, Engine, Outputs
+from jprm.apps.web.http import Refusal
+from jprm.methods.judge.critiques import read, report
+from jprm.methods.judge.judge import Asked, Judge, Judgement, judgement_of
+from jprm.methods.judge.rubric import Rubric
+from jprm.methods.policy.openai_client import ServerPolicy
+from jprm.methods.policy.sample_cache import PolicyError
+from jprm.tree import ReasoningTree
+
+THREADS = 8
+"""Requests, or critiques of streamed ones, that a judge on a server writes at once. A judge in this process has one."""
+
+
+class Judged(dict):
+    """Named outputs of a tree, (N,) float32 each, and the report on the critiques that they come from."""
+
+    report: dict[str, Any]
+
+
+class JudgeEngine(Engine):
+    """Scores trees by a judge. Nothing is packed: a judge on a server has its own batches."""
+
+    def __init__(self, judge: Judge | Rubric, longest: int, name: str):
+        self.judge, self.prm = judge, cast(Any, judge)
+        self.longest, self.name, self.cache = longest, name, None
+        self.busy_tokens = self.cached_tokens = 0
+        self.rate = 0.0
+        remote = isinstance(judge.policy, ServerPolicy)
+        self._pool = concurrent.futures.ThreadPoolExecutor(THREADS if remote else 1, f"jprm {name}")
+        self._ended = False
+
+    @property
+    def waiting_tokens(self) -> int:
+        return 0
+
+    def wait_seconds(self) -> float:
+        return 0.0
+
+    def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
+        """Returns 0: the judge's own tokens are in its report."""
+        return 0
+
+    def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
+        if self._ended:
+            raise Closed("the server is shutting down")
+        return self._pool.submit(function)
+
+    def score(
+        self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
+    ) -> concurrent.futures.Future[list[Outputs]]:
+        return self.run(lambda: [judged(*each) for each in self.judge.reported(trees)])
+
+    def score_cached(
+        self, tree: ReasoningTree, tokens: int, caller: str
+    ) -> concurrent.futures.Future[tuple[Outputs, int]]:
+        return self.run(lambda: (judged(*self.judge.reported([tree])[0]), 0))
+
+    def close(self) -> None:
+        self._ended = True
+        self._pool.shutdown()
+
+
+def judged(outputs: Outputs, about: dict[str, Any]) -> Judged:
+    found = Judged(outputs)
+    found.report = about
+    return found
+
+
+def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[str, Any]]) -> Response:
+    """Returns the answer that sends critiques as they are written, and then what `final` makes of all of them."""
+    if not isinstance(engine, JudgeEngine):
+        raise Refusal(400, "stream: a PRM's scores come at once; judges stream their critiques", "stream")
+    judge = engine.judge
+    judges = dict(judge.judges) if isinstance(judge, Rubric) else {"": judge}
+    asked: dict[concurrent.futures.Future[list[list[Asked]]], str] = {}
+    for name, one in judges.items():
+        paths = one.paths(tree)
+        # A conversation needs the critiques of earlier steps, so that it is one piece.
+        for group in [paths] if one.prompt.converses else [[path] for path in paths]:
+            asked[engine.run(lambda one=one, group=group: one.critiques([tree], [group]))] = name
+
+    async def events() -> AsyncIterator[bytes]:
+        answers: dict[str, list[Asked]] = {name: [] for name in judges}
+        try:
+            waiting = {asyncio.wrap_future(future): name for future, name in asked.items()}
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    name = waiting.pop(future)
+                    (new,) = future.result()
+                    answers[name] += new
+                    for entry in _entries(judges[name], new):
+                        yield _event({"object": "critique"} | ({"criterion": name} if name else {}) | entry)
+            found = {name: judgement_of(one.prompt, tree, answers[name]) for name, one in judges.items()}
+            yield _event(final(_joined(judge, found)))
+            yield b"data: [DONE]\n\n"
+        except PolicyError as error:
+            yield _event(json.loads(bytes(Refusal(502, str(error)).response().body)))
+        finally:
+            for future in asked:
+                future.cancel()
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _entries(judge: Judge, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+    """Returns critiques as a report has them."""
+    return report(
+        [
+            ([path[-1] for path in paths], critique, read(judge.prompt, critique, len(paths[0])))
+            for _, paths, critiques in asked
+            for critique in critiques
+        ]
+    )["critiques"]
+
+
+def _joined(judge: Judge | Rubric, found: dict[str, Judgement]) -> Judged:
+    if isinstance(judge, Rubric):
+        return judged(*judge.joined(found))
+    return judged({"score": found[""].score_N}, found[""].report)
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(content)}\n\n".encode()

@@ -1,0 +1,159 @@
+"""Judges behind the routes of scores, critiques as a stream, and rubrics."""
+
+import json
+
+import numpy as np
+import pytest
+from stub_server import reply
+from test_judge import CHAIN, NO, TREE, YES, judge, write_judge
+from test_serve import call, post
+
+from jprm.apps.serve.judges import JudgeEngine
+from jprm.io.jsonl import dump
+from jprm.methods.judge.critiques import RUBRIC
+from jprm.methods.judge.load import load_judge, load_plain_judge
+from jprm.methods.judge.rubric import Rubric
+from jprm.score.aggregate import chain_scores
+from jprm.tree import RecordError, tree_of
+
+CRITERIA = {
+    "sums": {"text": "Every sum is right.", "weight": 3},
+    "use": {"text": "The step helps.", "weight": 1},
+    "style": {"text": "The step is short.", "weight": 0},
+}
+
+
+def verdict(number, body):
+    """The plain prompt: the second step is wrong, and nothing is said about a step "mute"."""
+    steps = body["prompt"].split("Solution so far:\n")[1].split("\n\n")[0].splitlines()
+    return reply("no verdict" if "mute" in steps[-1] else NO if "= 4" in steps[-1] or "bad" in steps[-1] else YES)
+
+
+def of_criterion(number, body):
+    """Sums are right but in the second step, no step helps, and all are short."""
+    criterion = body["prompt"].split("by this criterion alone: ")[1].split("\n")[0]
+    right = {"Every sum is right.": "Judge step 2" not in body["prompt"], "The step helps.": False}
+    return reply(YES if right.get(criterion, True) else NO)
+
+
+@pytest.fixture
+def engine(serve):
+    made = JudgeEngine(judge(serve(verdict)), 256, "judge")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rubric(serve, tmp_path):
+    write_judge(tmp_path / "judge.json", serve(of_criterion), criteria=CRITERIA, prompt="rubric")
+    made = JudgeEngine(load_judge(tmp_path / "judge.json"), 256, "rubric")
+    yield made
+    made.close()
+
+
+def test_scores_and_lines_are_the_judges(engine):
+    got, lines, models = call(
+        engine,
+        post("/v1/score", CHAIN),
+        post(
+            "/v1/score",
+            (dump(CHAIN) + "\n" + dump(TREE) + "\n").encode(),
+            headers={"content-type": "application/x-ndjson"},
+        ),
+        ("GET", "/v1/models", {}),
+    )
+    made, expected = got.json(), list(engine.judge.score_many([CHAIN, TREE]))
+    assert made["record"] == expected[0] and made["record"]["scores"] == [1.0, 0.0, 1.0]
+    assert made["chains"] == [{"nodes": [0, 1, 2], "score": 0.0, "weakest": 1}]
+    assert [json.loads(line) for line in lines.text.splitlines()] == expected
+    assert models.json()["data"][0]["id"] == "judge"
+
+
+def test_critiques_are_streamed_and_the_whole_follows(engine):
+    (got,) = call(engine, post("/v1/score", CHAIN | {"stream": True}))
+    events = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
+    *critiques, whole = [json.loads(event) for event in events[:-1]]
+    assert events[-1] == "[DONE]" and all(one["object"] == "critique" for one in critiques)
+    assert {tuple(one["nodes"]): one["scores"] for one in critiques} == {(0,): [1.0], (1,): [0.0], (2,): [1.0]}
+    (alone,) = call(engine, post("/v1/score", CHAIN))
+    assert whole == alone.json()
+
+
+def test_a_step_without_a_verdict_has_no_score(engine):
+    chain = {"problem": "p", "steps": ["a", "mute"]}
+    got, rewarded, ranked, paid = call(
+        engine,
+        post("/v1/score", chain),
+        post("/v1/rewards", {"credit": "sum", "samples": [{"problem": "p", "response": "a\nmute"},
+                                                           {"problem": "p", "response": "a\nbad"}]}),
+        post("/v1/rerank", {"query": "p", "documents": ["a\nmute"]}),
+        post("/get_reward", {"query": ["pa\nmute"], "prompts": ["p"], "labels": [""]}),
+    )  # fmt: skip
+    assert got.json()["chains"] == [{"nodes": [0, 1], "score": None, "weakest": 0}]
+    assert "scores" not in got.json()["record"]
+    mute, known = rewarded.json()["samples"]
+    assert [step["score"] for step in mute["steps"]] == [1.0, None] and mute["score"] is None
+    assert "reward" not in mute["steps"][0]
+    assert [step["reward"] for step in known["steps"]] == [1.0, 0.0]
+    assert ranked.status_code == paid.status_code == 502
+
+
+def test_what_a_judge_has_not_is_refused(engine):
+    got, pooled = call(engine, post("/classify", {"input": [1]}), post("/pooling", {"input": [1]}))
+    assert got.status_code == pooled.status_code == 400
+
+
+def test_a_dead_policy_is_a_bad_gateway(serve):
+    engine = JudgeEngine(judge(serve(lambda number, body: (400, {}, {}))), 256, "judge")
+    got, streamed = call(engine, post("/v1/score", CHAIN), post("/v1/score", CHAIN | {"stream": True}))
+    engine.close()
+    assert got.status_code == 502 and "failed at all" in streamed.text
+
+
+def test_a_rubric_has_an_output_a_criterion_and_their_weighted_mean(rubric):
+    (outputs,) = rubric.judge.outputs_of([tree_of(CHAIN)])
+    np.testing.assert_array_equal(outputs["sums"], [1, 0, 1])
+    np.testing.assert_array_equal(outputs["use"], [0, 0, 0])
+    np.testing.assert_array_equal(outputs["style"], [1, 1, 1])
+    np.testing.assert_allclose(outputs["score"], [0.75, 0, 0.75])
+    got, streamed, rewarded = call(
+        rubric,
+        post("/v1/score", CHAIN),
+        post("/v1/score", CHAIN | {"stream": True}),
+        post("/v1/rewards", {"samples": [{"problem": "p", "response": "a\nb"}]}),
+    )
+    record = got.json()["record"]
+    (expected,) = rubric.judge.score_many([CHAIN])
+    assert record == expected and record["outputs"]["sums"] == [1.0, 0.0, 1.0]
+    assert record["judge"]["asked"] == 9 and {c["criterion"] for c in record["judge"]["critiques"]} == set(CRITERIA)
+    score = chain_scores([[0.75, 0, 0.75]], rubric.judge.rule)[0][0]
+    assert got.json()["chains"][0]["score"] == pytest.approx(float(score))
+    assert streamed.text.count('"object": "critique"') == 9
+    assert rewarded.json()["samples"][0]["steps"][1]["outputs"] == {"sums": 0.0, "use": 0.0, "style": 1.0}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"criteria": {}},
+        {"criteria": {"a": {"text": " "}}},
+        {"criteria": {"a": {"text": "x", "weight": -1}}},
+        {"criteria": {"a": {"text": "x", "weight": 0}}},
+        {"criteria": {"score": {"text": "x"}}},
+        {"criteria": {"a": {"words": "x"}}},
+        {"criteria": {"a": {"text": "x"}}, "prompt": "plain"},
+        {"prompt": "rubric"},
+    ],
+)
+def test_bad_rubrics_are_refused(tmp_path, serve, section):
+    write_judge(tmp_path / "judge.json", serve(verdict), **section)
+    with pytest.raises(RecordError):
+        load_judge(tmp_path / "judge.json")
+
+
+def test_labels_take_no_rubric(tmp_path, serve):
+    write_judge(tmp_path / "judge.json", serve(verdict), criteria=CRITERIA)
+    made = load_judge(tmp_path / "judge.json")
+    assert isinstance(made, Rubric) and made.judges["use"].prompt.asks == RUBRIC.asks
+    with pytest.raises(RecordError, match="criteria"):
+        load_plain_judge(tmp_path / "judge.json")
