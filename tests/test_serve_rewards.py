@@ -8,12 +8,15 @@ import pytest
 import sentencepiece
 import tokenizers
 from test_serve import call, chains, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
+from test_trajectory_model import prm as trajectory_prm  # noqa: F401
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jprm.apps.serve import ServeConfig
+from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.openrlhf import View
 from jprm.methods.rl import credit
 from jprm.tokenizer import JsonTokenizer, load_tokenizer, text_spans
+from jprm.tree import tree_of
 
 TEXTS = [
     "We add 3.5 and 4.\n\nThat is 7.5 €.\n\nSo the answer is 7.5.",
@@ -202,3 +205,46 @@ def test_refusals_name_the_field(engine, callers, body, param):  # noqa: F811
 def test_no_samples_are_no_work(engine):  # noqa: F811
     (got,) = call(engine, post("/v1/rewards", {"samples": []}), config=ServeConfig(longest=256))
     assert got.json()["samples"] == [] and got.json()["usage"]["prompt_tokens"] == 0
+
+
+@pytest.mark.parametrize("segmentation", ["turn", "sentences"])
+def test_a_trajectory_has_its_turns_scores_at_the_ids_of_the_whole(trajectory_prm, segmentation):  # noqa: F811
+    tokenizer = trajectory_prm.layout.tokenizer
+    call_of = {"type": "function", "id": "a", "function": {"name": "lookup", "arguments": {"x": "y"}}}
+    messages = [
+        {"role": "user", "content": "p"},
+        {"role": "assistant", "content": "We look. Then we see.", "tool_calls": [call_of]},
+        {"role": "tool", "tool_call_id": "a", "name": "lookup", "content": "It is 4."},
+        {"role": "assistant", "content": "So it is 4. Done."},
+    ]
+    end = tokenizer.token_id("<|im_end|>")
+    ids, mask = [], []
+    for text, own in (("We look. Then we see.\n<call>lookup</call>", 1), ("It is 4.", 0), ("So it is 4. Done.", 1)):
+        some = [*tokenizer.encode(text), *([end] if own and end is not None else [])]
+        ids, mask = ids + some, mask + [own] * len(some)
+    sample = {"messages": messages, "ids": ids, "mask": mask, "outcome": 2, "segmentation": segmentation}
+    made = Engine(trajectory_prm, 512, "turns")
+    try:
+        body = {"credit": "sum", "samples": [sample], "tokenizer": "own"}
+        got, short = call(
+            made, post("/v1/rewards", body), post("/v1/rewards", {"samples": [sample | {"mask": mask[1:]}]}),
+            tokenizers={"own": tokenizer},
+        )  # fmt: skip
+    finally:
+        made.close()
+    assert short.status_code == 400 and short.json()["error"]["param"] == "mask"
+    assert got.status_code == 200, got.text
+    (row,) = got.json()["samples"]
+    record = {"messages": messages, "segment": segmentation}
+    tree = tree_of(record)
+    (expected,) = trajectory_prm.score_trees([tree])
+    assert [step["score"] for step in row["steps"]] == pytest.approx(expected[tree.steps].tolist(), abs=1e-5)
+    assert [step["turn"] for step in row["steps"]] == ([0, 1] if segmentation == "turn" else [0, 0, 1, 1])
+    contents = [messages[1]["content"], messages[3]["content"]]
+    for step in row["steps"]:
+        text = contents[step["turn"]][slice(*step["span"])]
+        assert mask[step["token"]] == 1
+        if segmentation == "sentences" or step["turn"]:
+            assert tokenizer.decode(ids[: step["token"] + 1]).rstrip().endswith(text)
+    assert sum(row["token_rewards"]) == pytest.approx(2 + float(expected[tree.steps].sum()), abs=1e-4)
+    assert not any(reward for reward, own in zip(row["token_rewards"], mask, strict=True) if not own)

@@ -7,6 +7,10 @@ A sample is a prompt and a response. The prompt is `problem`, or `prompt` as a t
 response is `response` as a text, with `offsets` of the caller's tokens if wanted, or `ids` of a tokenizer that the
 server has loaded. `messages` are prompt and response at once, and `ids` may stand beside them.
 
+Messages of several turns, with tools, are a trajectory, for models that take them. Each turn of the assistant is a
+step, or several by `segmentation`; a span is in its turn's content. `ids` are then all that followed the first prompt,
+with a `mask` that is 1 where the policy wrote: its runs are the turns.
+
 A step's token is the one that holds its last character. Where a token holds the end of one step and the beginning of
 the next, that token is the place of both. All samples of a problem are one tree: equal ones and common prefixes are
 computed once.
@@ -23,7 +27,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jprm.apps.serve.engine import Outputs, Problem, one_tree, problem_of
+from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
 from jprm.apps.serve.score import admit, answer, finite, rule_of, server_of, tokens_of, usage
 from jprm.apps.web.http import Refusal, field, json_of, of_record
@@ -32,6 +36,7 @@ from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
 from jprm.score.aggregate import chain_scores
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, text_spans
+from jprm.trajectory import content_of, is_trajectory
 from jprm.tree import ReasoningTree, RecordError, as_written, tree_of
 
 Span = tuple[int, int]
@@ -46,6 +51,7 @@ class Sample:
       text: the response, and `steps` the span of each step in it, without the white space around the step.
       tokens: the span of each of the caller's T tokens in the text; None where the caller sent no tokens.
       outcome: the verifier's reward.
+      turns: of a trajectory, the turn of every step, and the token that it ends at where the caller sent tokens.
     """
 
     tree: ReasoningTree | None
@@ -53,11 +59,19 @@ class Sample:
     steps: list[Span]
     tokens: list[Span] | None
     outcome: float | None
+    turns: tuple[list[int], list[int] | None] | None = None
+
+    @property
+    def turn(self) -> list[int]:
+        """The turn of every step."""
+        return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
         """Returns the token of every step, the last one that holds a part of the step's last character."""
         if self.tokens is None:
             return None
+        if self.turns is not None:
+            return self.turns[1]
         start_T, stop_T = np.array(self.tokens, np.int64).reshape(-1, 2).T
         places = []
         for j, (_, end) in enumerate(self.steps):
@@ -86,10 +100,10 @@ async def rewards(request: Request) -> Response:
                     raise Refusal(400, f"samples[{i}].outcome is absent, and credit.gate looks at it", "outcome")
         places = [sample.places(f"samples[{i}]") for i, sample in enumerate(samples)]
         trees, chains = _one_tree_a_problem(samples)
-        return samples, places, trees, chains, tokens_of(request, engine, trees)
+        return samples, places, trees, chains, tokens_of(request, engine, trees, alone=of_messages(trees))
 
     samples, places, trees, chains, tokens = await asyncio.to_thread(read)
-    outputs = await answer(request, engine.score(trees, tokens))
+    outputs = await answer(request, engine.score(trees, tokens, alone=of_messages(trees)))
 
     def response() -> Response:
         none = {name: np.zeros(0, np.float32) for name in engine.prm.output_names}
@@ -170,6 +184,8 @@ def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> S
     outcome = sent.get("outcome")
     if outcome is not None and not (type(outcome) in (int, float) and np.isfinite(outcome)):
         raise Refusal(400, f"{where}.outcome is {outcome!r}, not a number", "outcome")
+    if is_trajectory(sent) or "tools" in sent or "mask" in sent:
+        return _trajectory(sent, tokenizer, outcome, where)
     prompt, text = _texts(sent, view, where)
     tokens = None
     if "ids" in sent:
@@ -197,7 +213,48 @@ def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> S
     return Sample(tree, text, steps, tokens, outcome)
 
 
-KEYS = {"problem", "system", "prompt", "messages", "response", "ids", "offsets", "segmentation", "outcome"}
+KEYS = {"problem", "system", "prompt", "messages", "tools", "response", "ids", "mask", "offsets", "segmentation",
+        "outcome"}  # fmt: skip
+
+
+def _trajectory(sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: float | None, where: str) -> Sample:
+    """Returns a trajectory's steps with their turns, and where they end in ids of all turns."""
+    if unused := sorted(sent.keys() - {"messages", "tools", "ids", "mask", "segmentation", "outcome"}):
+        raise Refusal(400, f"{where}.{unused[0]} is not read beside the messages of a trajectory", unused[0])
+    record = {"messages": sent.get("messages"), "tools": sent.get("tools"), "segment": sent.get("segmentation", "turn")}
+    try:
+        tree = tree_of({key: value for key, value in record.items() if value is not None}, where)
+    except RecordError as error:
+        raise of_record(error) from None
+    contents = [content_of(message) for message in record["messages"] or () if message["role"] == "assistant"]
+    turns, spans, turn, at = [], [], -1, 0
+    for node in (tree.nodes[i] for i in tree.steps):
+        turn, at = (turn, at) if node.continues else (turn + 1, 0)
+        text = node.text.strip()
+        start = contents[turn].index(text, at)
+        spans.append((start, at := start + len(text)))
+        turns.append(turn)
+    if "ids" not in sent:
+        return Sample(tree, "", spans, None, outcome, (turns, None))
+    ids, mask = sent["ids"], sent.get("mask")
+    if not isinstance(ids, list) or not isinstance(mask, list) or len(mask) != len(ids) or {*mask} - {0, 1}:
+        raise Refusal(400, f"{where}.mask must have 1 for each id that the policy wrote, else 0", "mask")
+    edges = np.flatnonzero(np.diff([0, *mask, 0])).reshape(-1, 2).tolist()
+    if len(edges) != len(contents):
+        raise Refusal(400, f"{where}.mask has {len(edges)} runs of 1, and messages {len(contents)} turns", "mask")
+    ends, written = [], [(begin, *_decoded(ids[begin:end], tokenizer, where)) for begin, end in edges]
+    cursor = [0] * len(written)
+    for turn, (start, end) in zip(turns, spans, strict=True):
+        begin, text, tokens = written[turn]
+        stop = len(text.rstrip())  # a turn that is one step ends with its text, calls included
+        if turns.count(turn) > 1:
+            step = contents[turn][start:end]
+            if (found := text.find(step, cursor[turn])) < 0:
+                raise Refusal(400, f"{where}: the ids of turn {turn} do not decode to {step[:40]!r}", "ids")
+            cursor[turn] = stop = found + len(step)
+        holding = [k for k, (a, b) in enumerate(tokens) if a < stop <= b]
+        ends.append(begin + (holding[-1] if holding else len(tokens) - 1))
+    return Sample(tree, "", spans, [(0, 0)] * edges[-1][1], outcome, (turns, ends))
 
 
 def _texts(sent: Mapping[str, Any], view: View, where: str) -> tuple[dict[str, Any], str | None]:
@@ -252,13 +309,20 @@ def _offsets(offsets: Any, length: int, where: str) -> list[Span]:
 
 def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree], list[Place]]:
     """Returns the trees of all samples, one a problem, and the place of every sample's chain in them."""
-    members: dict[Problem, list[int]] = {}
+    members: dict[Any, list[int]] = {}
     for i, sample in enumerate(samples):
-        if sample.tree is not None:
+        if sample.turns is not None:
+            members[i] = [i]
+        elif sample.tree is not None:
             members.setdefault(problem_of(sample.tree), []).append(i)
     trees: list[ReasoningTree] = []
     chains: list[Place] = [(-1, np.zeros(0, np.int64))] * len(samples)
     for some in members.values():
+        first = samples[some[0]]
+        if first.tree is not None and first.turns is not None:  # its chat template reads a whole path
+            chains[some[0]] = len(trees), np.array(first.tree.steps, np.int64)
+            trees.append(first.tree)
+            continue
         tree, node_N = one_tree([one for i in some if (one := samples[i].tree) is not None])
         for i, node_P in zip(
             some, np.split(node_N, np.cumsum([len(samples[i].steps) for i in some])[:-1]), strict=True
@@ -266,6 +330,11 @@ def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree],
             chains[i] = len(trees), node_P
         trees.append(tree)
     return trees, chains
+
+
+def of_messages(trees: Sequence[ReasoningTree]) -> bool:
+    """Returns whether trajectories are among the trees, which are packed as they are."""
+    return any(tree.of_messages for tree in trees)
 
 
 Place = tuple[int, np.ndarray]
@@ -298,7 +367,7 @@ def _written(
 ) -> dict[str, Any]:  # fmt: skip
     score_P, steps = outputs_P["score"], []
     for j, span in enumerate(sample.steps):
-        step: dict[str, Any] = {"span": list(span), "turn": 0, "score": _known(score_P[j])}
+        step: dict[str, Any] = {"span": list(span), "turn": sample.turn[j], "score": _known(score_P[j])}
         if places is not None:
             step["token"] = places[j]
         if named := {name: _known(value_P[j]) for name, value_P in outputs_P.items() if name != "score"}:
@@ -307,7 +376,9 @@ def _written(
             step["reward"] = float(reward_P1[j])
         steps.append(step)
     value = finite(chain_scores([score_P.tolist()], rule, prm.scale)[0][0]) if len(score_P) else None
-    written: dict[str, Any] = {"text": sample.text, "steps": steps, "score": value}
+    written: dict[str, Any] = {"steps": steps, "score": value}
+    if sample.turns is None:
+        written["text"] = sample.text
     if reward_P1 is not None:
         written["tail_reward"] = float(reward_P1[-1])
         if places is not None and sample.tokens is not None:
