@@ -9,8 +9,8 @@ from refusing import refused
 from tiny_run import equal, lines, make_data, params, training, untimed
 
 from jprm.apps import cli
-from jprm.apps.cli import sweep as sweeps
-from jprm.apps.cli.sweep import finished, grid
+from jprm.apps.cli import grid as sweeps
+from jprm.apps.cli.grid import finished, grid
 from jprm.apps.report.runs import compare
 from jprm.experiment import load
 

@@ -102,13 +102,13 @@ def sweep(
         distributed: For several processes, as in `jprm train`.
     """
     from jprm import multihost
-    from jprm.apps.cli import sweep as sweeps
+    from jprm.apps.cli import grid
     from jprm.train import Stopped
 
     if distributed:
         multihost.start(distributed)
     try:
-        folders, diverged = sweeps.sweep(experiment, set_, workdir, lambda line: print(line, file=sys.stderr))
+        folders, diverged = grid.sweep(experiment, set_, workdir, lambda line: print(line, file=sys.stderr))
     except Stopped as stopped:
         print(f"stopped: {stopped}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
