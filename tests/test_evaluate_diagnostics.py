@@ -12,7 +12,7 @@ from jprm.methods.studies import diagnostics as dg
 from jprm.methods.studies.drift import drift
 from jprm.tree import tree_of
 
-SEEDS = range(5)
+SEEDS = range(3)
 
 
 def squash(x):

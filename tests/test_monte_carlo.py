@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import refused
 from toy_policy import Markov
 
 from jprm.methods.label.config import Adaptive, MonteCarloConfig
@@ -162,8 +163,7 @@ def test_one_budget_of_tokens_moves_rollouts_to_the_trees_that_need_them(tmp_pat
 
 def test_a_budget_of_tokens_belongs_to_adaptive_rollouts():
     for wrong in ({"tokens": 5.0}, {"adaptive": Adaptive(0.5, 16, 8), "tokens": 0.0}):
-        with pytest.raises(ValueError, match="tokens"):
-            MonteCarloConfig("soft", **wrong)
+        refused(ValueError, "tokens", MonteCarloConfig, "soft", **wrong)
 
 
 def test_errors_leave_fewer_rollouts_and_are_asked_for_again(tmp_path):

@@ -296,5 +296,4 @@ def test_near_texts_are_found_by_what_they_share(tmp_path, console):
 
 @pytest.mark.parametrize("near", [0.0, 1.5, -1.0])
 def test_a_similarity_is_a_fraction(near):
-    with pytest.raises(ValueError, match="near"):
-        Texts(near=near)
+    refused(ValueError, "near", Texts, near=near)
