@@ -62,8 +62,9 @@ gamed. `evidence` and `evidence_and_prm` have a fused verifier alone: no gold an
 trained on."""
 
 SMALL: dict[str, Any] = dict(
-    problems=("other_problems.jsonl",), updates=16, problems_an_update=16, samples=8, evaluate_every=4,
-    evaluate_samples=4, guards=GuardConfig(gaming=False), checkpoint_every=16,
+    problems=("other_problems.jsonl",), held_out=("fewer_test_problems.jsonl",), updates=12, problems_an_update=16,
+    samples=8, evaluate_every=4, evaluate_samples=2, reference=False, guards=GuardConfig(gaming=False),
+    checkpoint_every=12,
 )  # fmt: skip
 """The comparison of rewards without gold answers, for a busy machine: half of the labelled problems, whose outcomes no
 verifier was fitted to, and no guard that ends a run, to see when gaming begins."""
@@ -82,6 +83,8 @@ def fit_verifiers(quickstart: pathlib.Path) -> None:
         problems = read_records(quickstart / "problems.jsonl")
         write_records(second, (record for record in problems if record["problem"] not in first))
         write_records(quickstart / "fitted_pools.jsonl", pools[:half])
+        tested = list(read_records(quickstart / "test_problems.jsonl"))
+        write_records(quickstart / "fewer_test_problems.jsonl", tested[: len(tested) // 2])
     for name, more in (("fused", []), ("fused_and_prm", [f"prm={quickstart / 'formal'}"])):
         if not (quickstart / name / VERIFIER).is_file():
             fit([quickstart / "fitted_pools.jsonl"], [*DEFAULT, *more], out=quickstart / name)
@@ -96,13 +99,13 @@ def experiment(
     arm: str = "min_form_verifier", quickstart: pathlib.Path = QUICKSTART, seed: int = 0, small: bool = False
 ) -> RLExperiment:
     changes = ARMS[arm] | (SMALL if small else {})
-    files = changes.pop("problems", ("problems.jsonl",))
+    files, held_out = changes.pop("problems", ("problems.jsonl",)), changes.pop("held_out", ("test_problems.jsonl",))
     whole = RLExperiment(
         name=f"quickstart_rl_{arm}",
         policy=str(quickstart / "policy"),
         prm=str(quickstart / changes.pop("prm", "formal")),
         problems=tuple(str(quickstart / file) for file in files),
-        held_out=(str(quickstart / "test_problems.jsonl"),),
+        held_out=tuple(str(quickstart / file) for file in held_out),
         working=f"{__file__}:working",
         optimizer=OptimizerConfig(learning_rate=3e-4, decay="constant"),
         guards=GuardConfig(),

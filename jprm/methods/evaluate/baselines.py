@@ -15,8 +15,8 @@ from jaxtyping import Float
 from jprm.options import find_part
 from jprm.tree import ReasoningTree, chains_of
 
-MOST_POOLS = 5_000
-"""Best of n reads the text of no more pools for baselines; larger files have those alone that need no text."""
+MOST_SAMPLES = 100_000
+"""Best of n reads the text of no more samples for baselines; larger files have those alone that need no checker."""
 
 DOUBTED = 0.1
 """The weight in a vote of a chain that a baseline doubts; others weigh 1."""
@@ -80,7 +80,7 @@ STEPS: dict[str, OfSteps | str] = {
 
 def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
     """Returns what each baseline says of pools; without those for which they are too few, or too many."""
-    return _computed(POOLS, trees, len(trees) <= MOST_POOLS)
+    return _computed(POOLS, trees, sum(len(chains_of(tree)) for tree in trees) <= MOST_SAMPLES)
 
 
 def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
