@@ -18,6 +18,7 @@ two cores.
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import sys
 from typing import Any
@@ -80,14 +81,18 @@ def fit_verifiers(quickstart: pathlib.Path) -> None:
     half = len(pools) // 2
     first, second = {record["problem"] for record in pools[:half]}, quickstart / "other_problems.jsonl"
     if not second.is_file():
-        problems = read_records(quickstart / "problems.jsonl")
+        problems = _lines(quickstart / "problems.jsonl")
         write_records(second, (record for record in problems if record["problem"] not in first))
         write_records(quickstart / "fitted_pools.jsonl", pools[:half])
-        tested = list(read_records(quickstart / "test_problems.jsonl"))
+        tested = _lines(quickstart / "test_problems.jsonl")
         write_records(quickstart / "fewer_test_problems.jsonl", tested[: len(tested) // 2])
     for name, more in (("fused", []), ("fused_and_prm", [f"prm={quickstart / 'formal'}"])):
         if not (quickstart / name / VERIFIER).is_file():
             fit([quickstart / "fitted_pools.jsonl"], [*DEFAULT, *more], out=quickstart / name)
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def working(record, steps):
