@@ -83,12 +83,13 @@ def evaluated(
     for name in models:
         console.rule(f"judging the reward model of labels: {name}")
         suites[name] = run_suite(out / name, suite, out / "judged" / name, console.print)
+    first = next(iter(models))
     found = {
         **_best_of_n(suites, models),
         "wrong_working": {models[name]: _wrong_working(out, name, suites[name], seed, world) for name in models},
         "first_error": {models[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in models},
         "label_agreement": label_agreement(out),
-        "evidence": evidence(out, next(iter(models)), seed),
+        "evidence": evidence(out, first, suites[first]["best_of_n"]["test_pools"], seed),
     }
     return suites, found
 
@@ -178,28 +179,30 @@ def _is_wrong_working(record: dict, sample: dict, world: ModuleType = task) -> b
     return bool(sample["correct"]) and not all(world.check(world.parse(record["problem"]), sample["steps"]))
 
 
-def evidence(out: pathlib.Path, prm: str, seed: int) -> dict[str, Any]:
+def evidence(out: pathlib.Path, prm: str, report_: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Fits verifiers to the outcomes of the labelled samples (`jprm fuse fit`): of the sources that need no model, and
-    of these with the PRM in the folder `prm`. Returns their figures on the test pools, each beside the difference from
-    the best trivial baseline there."""
-    found: dict[str, Any] = {}
+    of these with the PRM in the folder `prm`. Returns their figures on the test pools beside the trivial baselines of
+    `report_`, any model's best of n on them. Too few labelled problems for a verifier leave it out."""
+    found: dict[str, Any] = {"best_baseline": report_["best_baseline"], "baselines": {}}
+    for use, curves in (("best_of_n", report_["baselines"]), ("vote", report_["baseline_votes"])):
+        for name, curve in curves.items():
+            if curve is not None:
+                found["baselines"].setdefault(name, {})[use] = last(curve)
     for name, more in {"evidence": [], "evidence_and_prm": [f"prm={out / prm}"]}.items():
         folder = out / name
         if not (folder / VERIFIER).is_file():
-            fit([out / "pools.jsonl"], [*DEFAULT, *more], out=folder, seed=seed)
+            try:
+                fit([out / "pools.jsonl"], [*DEFAULT, *more], out=folder, seed=seed)
+            except ValueError as error:
+                found[name] = str(error)
+                continue
         scored = list(map(tree_of, jprm.load(folder).score_many(read_records(out / "test_pools.jsonl"))))
-        report_ = best_of_n_report(scored, seed)
-        found["best_baseline"] = report_["best_baseline"]
-        curves = report_["rules"]["last"]
+        curves = best_of_n_report(scored, seed)["rules"]["last"]
         found[name] = {
             "best_of_n": last(curves["best_of_n"]), "vote": last(curves["weighted_vote"]),
             "best_of_n_less_baseline": curves["best_of_n_minus_best_baseline"],
             "vote_less_baseline": curves["weighted_vote_minus_best_baseline"],
         }  # fmt: skip
-    for use, curves in (("best_of_n", report_["baselines"]), ("vote", report_["baseline_votes"])):
-        for name, curve in curves.items():
-            if curve is not None:
-                found.setdefault("baselines", {}).setdefault(name, {})[use] = last(curve)
     return found
 
 
@@ -323,8 +326,9 @@ def evidence_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
         if name != "random" and (curve := uses.get(use))
     ]
     named = {"evidence": "evidence without a model", "evidence_and_prm": "evidence and the PRM"}
-    rows += [(said, interval(found[name]["best_of_n"]), "") for name, said in named.items()]
-    return rows + [(f"vote weighted by {said}", interval(found[name]["vote"]), "") for name, said in named.items()]
+    fitted = {name: said for name, said in named.items() if isinstance(found[name], dict)}
+    rows += [(said, interval(found[name]["best_of_n"]), "") for name, said in fitted.items()]
+    return rows + [(f"vote weighted by {said}", interval(found[name]["vote"]), "") for name, said in fitted.items()]
 
 
 def searched_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
