@@ -161,9 +161,9 @@ def chains_with_states(shared: pathlib.Path, out: pathlib.Path) -> tuple[dict[st
     sources = [evidence.find(name) for name in evidence.DEFAULT]
     known = {(policy, part): computed(out, f"{policy}_{part}") for policy in POLICIES for part in ("train", "test")}
     parts = {}
-    for part in ("train", "test"):
-        count = min(len(known[policy, part].trees) for policy in POLICIES)
-        parts[part] = [tree.problem for tree in known[POLICIES[0], part].trees[:count]]
+    for part, choose in (("train", max), ("test", min)):  # a policy that lacks states of some trains on the others
+        most = choose((known[policy, part].trees for policy in POLICIES), key=len)
+        parts[part] = [tree.problem for tree in most]
     place = {problem: i for i, problem in enumerate(parts["train"] + parts["test"])}
     found = {}
     for policy in POLICIES:
@@ -172,8 +172,9 @@ def chains_with_states(shared: pathlib.Path, out: pathlib.Path) -> tuple[dict[st
             trees, size_K, state_ND = known[policy, part]
             for tree, state in zip(trees, np.split(state_ND, np.cumsum(size_K)[:-1]), strict=True):
                 states |= {_key(tree, chain): state[chain[-1]] for chain in chains_of(tree)}
-        pools = read_policy(shared / f"pools/gsm8k_{policy}_n19.jsonl", sources, place.__contains__)
-        trees = [tree for tree in _pools(shared, policy) if tree.problem in place]
+        own = {tree.problem for part in ("train", "test") for tree in known[policy, part].trees} & set(place)
+        pools = read_policy(shared / f"pools/gsm8k_{policy}_n19.jsonl", sources, own.__contains__)
+        trees = [tree for tree in _pools(shared, policy) if tree.problem in own]
         x_MD = np.array([states[_key(tree, chain)] for tree in trees for chain in chains_of(tree)], np.float64)
         number_M = np.array([place[problem] for problem in pools.problems])[pools.chains.problem_M]
         found[policy] = pools.chains._replace(x_MF=np.concatenate([pools.chains.x_MF, x_MD], 1), problem_M=number_M)
@@ -190,7 +191,7 @@ def _pools(shared: pathlib.Path, policy: str) -> list[ReasoningTree]:
 
 def drawn(chains: Chains, problems: np.ndarray) -> Chains:
     """Returns the chains of some problems, each as often as it is there, every time a pool of its own."""
-    rows = [np.flatnonzero(chains.problem_M == problem) for problem in problems]
+    rows = [some_K for problem in problems if len(some_K := np.flatnonzero(chains.problem_M == problem))]
     index_M = np.concatenate(rows)
     number_M = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     return Chains(*(x[index_M] for x in chains))._replace(problem_M=number_M)
