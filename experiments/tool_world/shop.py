@@ -1,6 +1,6 @@
 """The tool world's task: questions about a shop, tools that know its table, authors with habits, and exact labels.
 
-A question is about things whose prices and stock only the tools know: "What do 3 pens cost?" An agent looks facts up,
+A question is about prices and stock that only the tools know: "Shop 37. What do 3 pear cost?" An agent looks facts up,
 has the calculator work with them and submits an answer. It has two turns more than the shortest way takes.
 
     lookup pen price    -> 7            filter toy    -> pen kite
@@ -72,6 +72,17 @@ class Habits:
     luck: float = 0.35  # submits before everything is known
 
 
+def tasks(rng: np.random.Generator, count: int, seen: set[str]) -> list[dict[str, Any]]:
+    """Returns so many tasks whose problems are not in `seen`, and adds theirs."""
+    records = []
+    while len(records) < count:
+        record = task(rng)
+        if record["problem"] not in seen:
+            seen.add(record["problem"])
+            records.append(record)
+    return records
+
+
 def task(rng: np.random.Generator) -> dict[str, Any]:
     """Returns the record of a task: its problem, its table, what it asks and its answer."""
     table = {
@@ -89,10 +100,10 @@ def task(rng: np.random.Generator) -> dict[str, Any]:
         {"asks": "cheapest", "kind": kind},
     ]
     wanted = asks[int(rng.integers(len(asks)))]
-    record = {"table": table, **wanted}
+    record = {"shop": int(rng.integers(100)), "table": table, **wanted}
     if len({table[item]["price"] for item in compared(record)}) < len(compared(record)):
         return task(rng)  # no two equal prices to compare
-    return {"problem": question(record), "answer": answer(record), **record}
+    return {"problem": f"Shop {record['shop']}. {question(record)}", "answer": answer(record), **record}
 
 
 def question(record: Record) -> str:
@@ -312,9 +323,9 @@ def _calls(record: Record, rng: np.random.Generator, habits: Habits | None):
 
 def tokenizer() -> tokenizers.Tokenizer:
     """Returns a tokenizer of words and numbers of up to two digits, each with the space before it."""
-    words = "What do and cost is all worth Which cheaper or cheapest error".split()
+    words = "Shop What do and cost is all worth Which cheaper or cheapest error".split()
     words += [*ARGUMENTS, *FIELDS, *KINDS, *itertools.chain.from_iterable(KINDS.values())]
-    pieces = [*map(str, range(100)), *"+*-?,", *words]
+    pieces = [*map(str, range(100)), *"+*-?,.", *words]
     special = ["<end>", "<unk>", "<user>", "<assistant>", "<tool>", "<system>"]
     vocabulary = [*special, "\n", " ", *pieces, *(f" {piece}" for piece in pieces)]
     inner = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(vocabulary)}, unk_token="<unk>"))

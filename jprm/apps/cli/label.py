@@ -28,6 +28,9 @@ class RolloutOptions:
       input: Records with problems and answers, one per line.
       output: The same as trees of values.
       rollouts: The file that keeps rollouts. Those that it holds are not sampled again.
+      environment: The world in which the policy acts, FILE.py:NAME or module:NAME. The input is then trajectories, with
+        what the environment's tasks need (for omega the tasks alone), and the world's own reward is the verifier.
+      turns: The most turns of an episode in an environment.
     """
 
     policy: PolicyFile
@@ -35,15 +38,17 @@ class RolloutOptions:
     output: Output
     rollouts: Annotated[Path, arg(metavar="R.jsonl")]
     how: Divided = UNDIVIDED
+    environment: Annotated[str | None, arg(metavar="FILE.py:NAME")] = None
+    turns: int = 16
 
 
 def label_mc(files: Any, own: Any) -> None:
+    from jprm.methods.acting import policy_of
     from jprm.methods.label.files import label_monte_carlo
-    from jprm.methods.policy.load import load_policy
 
     adaptive = Adaptive(*own.adaptive) if own.adaptive else None
     config = built(MonteCarloConfig, own, adaptive=adaptive)
-    loaded = Once(lambda: load_policy(files.policy))
+    loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
 
     def work(part: Part) -> dict:
         policy = loaded()
@@ -55,11 +60,11 @@ def label_mc(files: Any, own: Any) -> None:
 
 
 def label_omega(files: Any, own: Any) -> None:
+    from jprm.methods.acting import policy_of
     from jprm.methods.label.files import label_omega
-    from jprm.methods.policy.load import load_policy
 
     config = built(OmegaConfig, own)
-    loaded = Once(lambda: load_policy(files.policy))
+    loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
 
     def work(part: Part) -> dict:
         policy = loaded()
@@ -142,9 +147,10 @@ def label_verify(
 
 @label.command(name="outcomes")
 def label_outcomes(
-    verifier: str,
     input: Input,
     output: Output,
+    verifier: str = "",
+    environment: Annotated[str, arg(metavar="FILE.py:NAME")] = "",
     how: Divided = UNDIVIDED,
 ) -> None:
     """Outcomes: whether each whole chain is correct, by a verifier, as best of n and outcome models need it.
@@ -155,15 +161,22 @@ def label_outcomes(
 
     For example:
       jprm label outcomes --verifier tests --input pools.jsonl --output judged.jsonl
+      jprm label outcomes --environment shop.py:SHOP --input trajectories.jsonl --output judged.jsonl
 
     Args:
         verifier: The record's `answer`, its `tests` (programs), or your own, module:NAME or FILE.py:NAME.
         input: Chains, pools or trees, one per line.
         output: The same, with `correct` on every chain or sample, or on the node where a chain ends.
+        environment: A world in which the turns of trajectories are played again; `outcome` is what it rewards.
     """
+    if bool(verifier) == bool(environment):
+        raise ValueError("label outcomes: give --verifier or --environment, and not both")
+    from jprm.methods.acting import label_replayed
     from jprm.methods.label.files import label_outcomes
 
     def work(part: Part) -> dict:
+        if environment:
+            return label_replayed(environment, part.input, part.output)
         return label_outcomes(verifier, part.input, part.output)
 
     divided("label outcomes", how, work, input, output)

@@ -51,6 +51,9 @@ class SearchOptions:
       seed: Number of the first sample.
       at_once: Problems that advance together.
       on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
+      environment: The world in which the policy acts, FILE.py:NAME or module:NAME. A step is then a turn, the output
+        trees of messages.
+      turns: The most turns of an episode in an environment.
     """
 
     policy: PolicyFile
@@ -66,11 +69,13 @@ class SearchOptions:
     at_once: int = 32
     on_error: OnError = "stop"
     how: Divided = UNDIVIDED
+    environment: Annotated[str | None, arg(metavar="FILE.py:NAME")] = None
+    turns: int = 16
 
 
 def _searching(method: type) -> Callable[[Any, Any], None]:
     def run(options: SearchOptions, own: Any) -> None:
-        from jprm.methods.policy.load import load_policy
+        from jprm.methods.acting import TurnScorer, policy_of
         from jprm.methods.search.files import search_file
         from jprm.methods.search.lockstep import SearchConfig, live_scorer
         from jprm.score.files import identity
@@ -80,17 +85,21 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
             raise ValueError("search: --by is for --model; a judge gives scores alone")
 
         model = Once(lambda: scorer_of("search", options.model, options.judge))
-        loaded = Once(lambda: load_policy(options.policy))
+        loaded = Once(lambda: policy_of(options.policy, options.environment, options.turns))
 
         def work(part: Part) -> dict:
             prm = model()
             by = {} if options.by == "score" else {"by": options.by}
             prm = prm.by(options.by) if by else prm
             policy = loaded()
+            if options.environment is None:
+                scorer = live_scorer(prm)
+            else:
+                policy.know(part.input, options.on_error)
+                scorer = TurnScorer(prm, policy)
             rule = options.rule or prm.rule
             config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
-            files = part.input, part.output
-            scorer, scored_by = live_scorer(prm), identity(prm) | by
+            files, scored_by = (part.input, part.output), identity(prm) | by
             return search_file(policy, scorer, scored_by, *files, config, on_error=options.on_error)
 
         divided("search", options.how, work, options.input, options.output)

@@ -21,7 +21,17 @@ from jprm.methods.judge.critiques import KEY, Critique, JudgePrompt, ask, cost, 
 from jprm.methods.policy.protocol import Policy
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
-from jprm.tree import ReasoningTree, as_written, chain_tree, chains_of, in_order_of, record_of, tree_of, with_scores
+from jprm.tree import (
+    ReasoningTree,
+    above_of,
+    as_written,
+    chain_tree,
+    chains_of,
+    in_order_of,
+    record_of,
+    tree_of,
+    with_scores,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,13 +151,13 @@ class Judge:
         return [judgement_of(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
 
     def paths(self, tree: ReasoningTree) -> list[list[int]]:
-        """Returns the paths, as node indices from the problem, that questions about a tree are about."""
+        """Returns the paths, as indices of steps from the problem, that questions about a tree are about."""
         if self.prompt.asks != "step":
             return chains_of(tree)
-        paths: list[list[int]] = []
-        for i, node in enumerate(tree.nodes):
-            paths.append([*(paths[node.parent] if node.parent >= 0 else []), i])
-        return paths
+        paths: dict[int, list[int]] = {-1: []}
+        for i, above in zip(tree.steps, (above_of(tree)[i] for i in tree.steps), strict=True):
+            paths[i] = [*paths[above], i]
+        return [paths[i] for i in tree.steps]
 
     def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
         """Returns the critiques of some of each tree's `paths`. Equal questions about a tree are asked once.
@@ -181,9 +191,24 @@ class Judge:
         """Returns the paths that each question is about."""
         questions: dict[str, list[Sequence[int]]] = {}
         for path in paths:
-            steps, critiques = [tree.nodes[i].text for i in path], [said.get(i, "") for i in path[:-1]]
+            steps, critiques = [step_text(tree, i) for i in path], [said.get(i, "") for i in path[:-1]]
             questions.setdefault(self.prompt.filled(tree.plain_problem, steps, critiques), []).append(path)
         return questions
+
+
+def step_text(tree: ReasoningTree, node: int) -> str:
+    """Returns a step as a judge reads it: a turn with its calls, after what was said since the turn before it."""
+    if not tree.of_messages:
+        return tree.nodes[node].text
+    parts, at = [], node
+    while at >= 0 and (at == node or not tree.nodes[at].is_step):
+        one = tree.nodes[at]
+        calls = [call.get("function", call) for call in one.extra.get("tool_calls") or ()]
+        written = [f"call {call['name']}({json.dumps(call.get('arguments'))})" for call in calls]
+        if at == node or one.text != tree.problem:  # the question states the problem already
+            parts.append(f"[{one.role}] " + "\n".join(filter(None, [one.text, *written])))
+        at = one.parent
+    return "\n".join(parts[::-1])
 
 
 def _said(answers: Sequence[Asked]) -> dict[int, str]:

@@ -13,7 +13,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -25,6 +25,7 @@ from jprm.io.outputs import check_input, check_output, continued, cut, digest, f
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
 from jprm.layout import native_layout
+from jprm.methods.acting import WorldPolicy
 from jprm.methods.judge.critiques import KEY, cost, read
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
@@ -55,21 +56,41 @@ FLUSH_SECONDS = 1.0
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
     """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
+    config = _judged_by_world(config, policy)
     _check(input, output, rollouts, config.verifier)
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
-        trees = label_trees(_trees(input), drawn, config)
+        steps_of, messages_of = _as_turns(policy)
+        trees = map(messages_of, label_trees(map(steps_of, _trees(input)), drawn, config))
         counts = _write(output, bar.follow(trees))
     return counts | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
     """Writes OmegaPRM's trees for the problems of a file. The file of rollouts makes it continue."""
+    config = _judged_by_world(config, policy)
     _check(input, output, rollouts, config.verifier, _problems)
+    if isinstance(policy, WorldPolicy):
+        policy.know(input)
     left_out = collections.Counter()
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
-        counts = _write(output, trees)
+        counts = _write(output, map(_as_turns(policy)[1], trees))
     return counts | dict(left_out) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
+
+
+Rollout = TypeVar("Rollout", MonteCarloConfig, OmegaConfig)
+
+
+def _judged_by_world(config: Rollout, policy: Policy) -> Rollout:
+    """Returns the config with the verifier of a policy that acts in a world: the world's own reward."""
+    return dataclasses.replace(config, verifier="outcome") if isinstance(policy, WorldPolicy) else config
+
+
+def _as_turns(policy: Policy) -> tuple[Callable[[ReasoningTree], ReasoningTree], ...]:
+    """Returns how trees become trees of steps and back: turns, for a policy that acts in a world."""
+    if isinstance(policy, WorldPolicy):
+        return policy.steps_of, policy.messages_of
+    return (lambda tree: tree), (lambda tree: tree)
 
 
 def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:
@@ -439,13 +460,24 @@ def consensus(
 
 def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[bytes, list[int], int | None]]:
     threshold = threshold_of(tree, threshold)
-    for path in chains_of(tree):
+    for chain in chains_of(tree):
+        path = chain if not tree.of_messages else _with_context(tree, chain[-1])
         nodes = [tree.nodes[i] for i in path]
-        text = json.dumps([tree.problem, *(node.text for node in nodes)])
-        labels = [node.label for node in nodes]
+        calls = [node.extra["tool_calls"] for node in nodes if node.extra.get("tool_calls")]
+        text = json.dumps([tree.problem, *(node.text for node in nodes), *([calls] if calls else [])])
+        labels = [node.label for node in nodes if node.is_step]
         if tree.semantics == "value" and threshold == THRESHOLDS["value"]:
             labels = implied(labels)
         yield hashlib.sha256(text.encode()).digest(), path, first_error(labels, threshold)
+
+
+def _with_context(tree: ReasoningTree, node: int) -> list[int]:
+    """Returns the nodes of a path to a turn, what others said included."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = tree.nodes[node].parent
+    return path[::-1]
 
 
 def implied(values: Sequence[float | None]) -> list[float | None]:

@@ -202,18 +202,18 @@ class TurnLayout:
             )
         self._stop, self.stop = first, names[first]
         self._between = functools.lru_cache(maxsize=4096)(self._written)
+        self._first = functools.lru_cache(maxsize=4096)(self._opened)
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Returns the ids of the messages before the first turn, up to where the policy begins to write."""
         self._check(messages)
-        return self._encode(render(self._template, messages, self._tokens))
+        return list(self._first(json.dumps(list(messages))))
 
     def turn(self, turn: Message) -> list[int]:
-        """Returns the ids of a recorded turn, without the token that ends it.
+        """Returns the ids of a recorded turn, without the token that ends it; names of control tokens in it are text.
 
         Raises ValueError for a template that opens a turn otherwise than it asks for one.
         """
-        self._check([turn])
         said = [{"role": "user", "content": "question"}, turn]
         opened = render(self._template, said[:1], self._tokens)
         whole = render(self._template, said, self._tokens, reply=False)
@@ -231,6 +231,9 @@ class TurnLayout:
         self._check(messages)
         ids = list(self._between(json.dumps([turn, *messages])))
         return ids[1:] if stopped else ids
+
+    def _opened(self, text: str) -> tuple[int, ...]:
+        return tuple(self._encode(render(self._template, json.loads(text), self._tokens)))
 
     def _written(self, text: str) -> tuple[int, ...]:
         turn, *messages = json.loads(text)
@@ -307,16 +310,28 @@ class Played:
 
 
 def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int) -> Played:
-    """Returns the rollout of an episode's position, of which nothing is sampled yet."""
-    first = episode.turns[0] if episode.turns else len(episode.messages)
+    """Returns the rollout of an episode's position, of which nothing is sampled yet.
+
+    Turns before it, as of a record, are written as the template writes them: their text is all there is of them. An
+    episode that cannot be written is lost.
+    """
     if episode.error:
         return Played(episode, number, ())
-    ids = layout.opening(episode.messages[:first])
+    first = episode.turns[0] if episode.turns else len(episode.messages)
     bounds = [*episode.turns, len(episode.messages)]
-    for turn, after in zip(bounds, bounds[1:], strict=False):  # a recorded prefix: its text is all there is
-        said = episode.messages[turn]
-        ids += [*layout.turn(said), *layout.answer(said, episode.messages[turn + 1 : after], stopped=False)]
+    try:
+        ids = layout.opening(episode.messages[:first])
+        for turn, after in zip(bounds, bounds[1:], strict=False):
+            said, answers = episode.messages[turn], episode.messages[turn + 1 : after]
+            ids += [*layout.turn(said), *layout.answer(said, answers, stopped=False)]
+    except ValueError as error:
+        return Played(lost(episode, error), number, ())
     return Played(episode, number, tuple(ids), branch=talk.open(ids))
+
+
+def lost(episode: Episode, error: ValueError) -> Episode:
+    """Returns an episode that the layout cannot write."""
+    return dataclasses.replace(episode, done=True, error=f"layout: {error}"[:300])
 
 
 def play(
@@ -366,7 +381,6 @@ def _with_turn(
     try:
         after = layout.answer(episode.messages[episode.turns[-1]], episode.last, stopped=True)
     except ValueError as error:
-        lost = dataclasses.replace(episode, done=True, error=f"layout: {error}"[:300])
-        return dataclasses.replace(one, episode=lost)
+        return dataclasses.replace(one, episode=lost(episode, error))
     full = len(one.prompt) + len(ids) + len(after) >= limits.tokens or len(episode.turns) >= limits.turns
     return dataclasses.replace(one, episode=episode, cut=full, branch=branch.followed(after))

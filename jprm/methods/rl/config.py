@@ -73,6 +73,29 @@ class GuardConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EnvironmentConfig:
+    """The world in which the policy acts, in place of writing chains alone. See `jprm.methods.environment`.
+
+    name: `FILE.py:NAME` or `module:NAME`.
+    turns: the most turns of an episode; `max_tokens` are the most of one turn, and `tokens` of all with what the world
+        answers.
+    at_once, seconds, processes: as of `World`. A call that fails or takes too long costs its sample and is counted.
+    template: a folder with the chat template; empty: the policy's.
+    """
+
+    name: str
+    turns: int = 16
+    at_once: int = 16
+    seconds: float = 30.0
+    processes: bool = False
+    template: str = ""
+
+    def __post_init__(self):
+        if min(self.turns, self.at_once) < 1 or not self.seconds > 0:
+            raise ValueError("environment: turns, at_once and seconds must be above 0")
+
+
+@dataclasses.dataclass(frozen=True)
 class RefreshConfig:
     """The PRM's own learning, on steps of the current policy.
 
@@ -114,6 +137,7 @@ class RLExperiment:
     verifier: `answer`, `tests` (of programs), or your own, `module:NAME` or `FILE.py:NAME`: a function from (record,
       steps) to a reward in [0, 1], or a `jprm.methods.verify.verifiers.Verifier`.
     working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
+    environment: the world in which the policy acts; its reward is then the verifier's.
     method: in `METHODS`.
     tokens: of a row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
     sampler_rows: the most samples decoded at once.
@@ -138,6 +162,7 @@ class RLExperiment:
     second_prm: str = ""
     verifier: str = "answer"
     working: str = "arithmetic"
+    environment: EnvironmentConfig | None = None
     guards: GuardConfig = GuardConfig()
     refresh: RefreshConfig = RefreshConfig()
     problems_an_update: int = 16
@@ -190,6 +215,8 @@ class RLExperiment:
                 f"credit.norm={self.credit.norm!r} with objective_options.ratio={ratio!r}: ratios of sequences belong"
                 " to norm='last', which puts a sample's advantage on its last token, and to nothing else"
             )
+        if self.environment:
+            self._check_environment(last or ratio == "sequence")
         if not self.problems or not self.held_out:
             raise ValueError("problems and held_out each name at least one JSON Lines file")
         if self.method == "policy_gradient" and credits.find(self.credit.name).prm and not self.prm:
@@ -202,6 +229,20 @@ class RLExperiment:
             raise ValueError(f"guards.disagreement={self.guards.disagreement} needs second_prm")
         if self.guards.kl_budget and not self.reference:
             raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true")
+
+    def _check_environment(self, of_sequences: bool) -> None:
+        """Raises ValueError for what episodes do not go with."""
+        reason = ""
+        if self.method not in ("policy_gradient", "rejection"):
+            reason = f"method={self.method!r} takes whole texts of the policy; use policy_gradient or rejection"
+        elif of_sequences:
+            reason = "ratios of sequences would count what the world wrote; use objective_options.ratio='token'"
+        elif self.engine:
+            reason = "an engine samples whole chains; leave it out, and the policy is sampled in this process"
+        elif self.refresh.every:
+            reason = f"refresh.every={self.refresh.every} labels chains of steps; set it to 0"
+        if reason:
+            raise ValueError(f"environment={self.environment.name!r}: {reason}")  # pyright: ignore
 
 
 def learner(config: RLExperiment) -> Experiment:

@@ -433,14 +433,26 @@ def token_advantages(
         if len(score_P) != len(one.step_stop):
             raise ValueError(f"sample {index} has {len(one.step_stop)} steps and {len(score_P)} scores")
     advantages = segment_advantages(reward_G, scores, config)
-    lengths = [len(one.ids) for one in trajectories]
     if config.norm == "last":
-        return [np.append(np.zeros(n - 1), x[0]) for n, x in zip(lengths, advantages, strict=True)]
-    weights = token_weights(lengths, config)
+        return [np.append(np.zeros(len(x.ids) - 1), a[0]) for x, a in zip(trajectories, advantages, strict=True)]
     return [
         weight_T * np.repeat(advantage_P1, segment_lengths(one))
-        for one, advantage_P1, weight_T in zip(trajectories, advantages, weights, strict=True)
+        for one, advantage_P1, weight_T in zip(
+            trajectories, advantages, sampled_weights(trajectories, config), strict=True
+        )
     ]
+
+
+def sampled_weights(trajectories: Sequence[Trajectory], config: CreditConfig) -> list[Float[Array, " T"]]:
+    """Returns `token_weights` of the sampled tokens; what a world wrote between them has none and counts nowhere."""
+    sampled = [one.sampled_T for one in trajectories]
+    weights = token_weights([int(sampled_T.sum()) for sampled_T in sampled], config)
+    spread = []
+    for sampled_T, weight_N in zip(sampled, weights, strict=True):
+        weight_T = np.zeros(len(sampled_T))
+        weight_T[sampled_T] = weight_N
+        spread.append(weight_T)
+    return spread
 
 
 def segment_lengths(one: Trajectory) -> Int[Array, " P1"]:

@@ -24,19 +24,23 @@ import numpy as np
 from scipy.special import stdtr
 
 from jprm import loading, multihost
+from jprm.chat_template import template_of
 from jprm.checkpoints import store
 from jprm.experiment import from_json, to_json
 from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place, path_of
+from jprm.methods import environment
+from jprm.methods.environment import World
 from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.policy.engine import Probes, RemoteSampler
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
+from jprm.methods.policy.turns import Limits, TurnLayout
 from jprm.methods.rl import RESULT, refresh, rollout
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.refresh import step_auroc
-from jprm.methods.rl.trajectory import Trajectory, sample
+from jprm.methods.rl.trajectory import Trajectory, sample, sample_episodes
 from jprm.methods.verify import verifiers
 from jprm.model.mesh import on_own_mesh, own_mesh
 from jprm.model.parameters import join
@@ -56,6 +60,9 @@ PROBES = 16
 
 VERSION = 1
 """Of rl.json."""
+
+OF_WORLD = verifiers.Verifier(judge=lambda chains: [], check=lambda record, where: None)
+"""In place of a verifier where an environment judges its own episodes."""
 
 
 def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -96,7 +103,11 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
     if path.exists() and store.saved(workdir):
         there = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
         check_experiment(path, to_json(there), to_json(config), FREE)
-    judges = {"verifier": verifiers.find(config.verifier), "working": verifiers.find_working(config.working)}
+    judges: dict[str, Any] = {"working": verifiers.find_working(config.working)}
+    if config.environment:
+        judges["environment"] = environment.find(config.environment.name)
+    else:
+        judges["verifier"] = verifiers.find(config.verifier)
     digests = {name: digest(judge) for name, judge in judges.items()}
     keep_digests(workdir, digests | {file: data_digest(file) for file in (*config.problems, *config.held_out)})
     write_json(path, to_json(config))
@@ -109,7 +120,7 @@ class Loop:
         self, config: RLExperiment, trainer: Trainer, progress: Progress, log: Log, at: Callable[[int, str], None]
     ):
         self.config, self.trainer, self.progress, self.log, self.at = config, trainer, progress, log, at
-        self.verifier = verifiers.find(config.verifier)
+        self.verifier = OF_WORLD if config.environment else verifiers.find(config.verifier)
         self.working = verifiers.find_working(config.working)
         self.records = rollout.read_records(config.problems, self.verifier, solved=not METHODS[config.method].samples)
         self.held_out = rollout.read_records(config.held_out, self.verifier)
@@ -124,7 +135,21 @@ class Loop:
         model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)
         name = self._name(int(trainer.state.step))
         self.policy = make(on_own_mesh(trainer.params, mesh), model, trainer.tokenizer, mesh, options, name)
+        self.world, self.layout, self.limits = None, None, None
+        if config.environment:
+            there = config.environment
+            self.world = World(there.name, at_once=there.at_once, seconds=there.seconds, processes=there.processes)
+            self.layout = TurnLayout(trainer.tokenizer, *template_of(there.template or config.policy))
+            self.limits = Limits(there.turns, config.tokens)
         self._check_records()
+
+    def _sample(self, records: Sequence[rollout.Record], n: int, update: int) -> list[list[Trajectory]]:
+        """Returns n samples of each problem: chains, or episodes in the environment."""
+        seed = self.config.seed
+        if self.world is None or self.layout is None or self.limits is None:
+            return sample(self.policy, [record["problem"] for record in records], n, seed=seed, update=update)
+        parts = self.world, self.layout, self.limits
+        return sample_episodes(self.policy, *parts, records, n, seed=seed, update=update)
 
     def _probes(self) -> Probes:
         prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
@@ -142,6 +167,8 @@ class Loop:
         both = {record["problem"] for record in self.records} & {record["problem"] for record in self.held_out}
         if both:
             raise ValueError(f"{len(both)} problems are in problems and in held_out, such as {min(both)[:60]!r}")
+        if self.world is not None:
+            return
         longest = max(len(self.policy.prompt(Prefix(record["problem"]))) for record in self.records)
         what, count = ("pairs", 2) if METHODS[self.config.method].pairs else ("chains", 1)
         if longest + count * self.config.max_tokens > self.config.tokens:
@@ -214,8 +241,7 @@ class Loop:
         config, waiting = self.config, self.progress.ahead
         due = min(number + config.stale, config.updates)
         for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
-            problems = [record["problem"] for record in self._chosen(update)]
-            drawn = sample(self.policy, problems, config.samples, seed=config.seed, update=update)
+            drawn = self._sample(self._chosen(update), config.samples, update)
             waiting.append(Ahead(update, number - 1, drawn))
         return waiting.pop(0)
 
@@ -278,9 +304,9 @@ class Loop:
         return multihost.first(lambda: rollout.evaluation(groups, self.working, others, self.config.seed))
 
     def _held_out_groups(self, stream: int = rollout.STREAM) -> list[rollout.Group]:
-        config, problems = self.config, [record["problem"] for record in self.held_out]
-        drawn = sample(self.policy, problems, config.evaluate_samples, seed=config.seed, update=stream)
-        return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm)
+        config = self.config
+        drawn = self._sample(self.held_out, config.evaluate_samples, stream)
+        return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm, keep_lost=True)
 
     def _check_gaming(self) -> dict[str, Any]:
         """Returns the guard's test of the best policy and the present one on fresh samples of both."""

@@ -24,7 +24,7 @@ from jprm.methods.evidence.verifier import Verifier as Fused
 from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
-from jprm.methods.rl.credit import token_advantages, token_weights
+from jprm.methods.rl.credit import sampled_weights, token_advantages
 from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.trajectory import EXTRAS, Trajectory, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
@@ -38,7 +38,8 @@ from jprm.statistics import bootstrap, weighted_mean
 from jprm.token_tree import TokenTree
 from jprm.train import Trainer
 from jprm.train.batches import micro_batches, unstacked
-from jprm.tree import Node, ReasoningTree, RecordError, tree_of
+from jprm.trajectory import read_trajectory
+from jprm.tree import Node, ReasoningTree, RecordError, chains_of, tree_of, tree_of_trajectories
 
 Record = Mapping[str, Any]
 
@@ -52,6 +53,7 @@ class Group:
     reward_G: Float[np.ndarray, " G"]  # of the verifier, in [0, 1]; of blank chains and those cut off, the floor
     scores: list[Float[np.ndarray, " P"]] | None
     fused: bool = False  # the scores are of a fused verifier: a chain's is its last step's, not its lowest
+    lost: int = 0  # samples that the environment lost, which are not among the others
 
     @property
     def chain_scores(self) -> Float[np.ndarray, " G"]:
@@ -101,12 +103,16 @@ def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> lis
 
 
 def judged(
-    records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], verifier: Verifier, floor: float, prm: PRM | None
-) -> list[Group]:
+    records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], verifier: Verifier, floor: float, prm: PRM | None,
+    *, keep_lost: bool = False,
+) -> list[Group]:  # fmt: skip
     """Returns the groups with the verifier's rewards and the PRM's scores; errors as `Verifier.rewards`.
 
-    Each process judges a part of the problems, and returns all groups.
+    Episodes have the world's rewards. Those that it lost are left out, unless `keep_lost` gives them the floor. Each
+    process judges a part of the problems, and returns all groups.
     """
+    if drawn and drawn[0] and drawn[0][0].episode is not None:
+        return _judged_by_world(records, drawn, floor, prm, keep_lost)
 
     def rewards(some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[float]]:
         whole = [(record, one.steps) for record, samples in some for one in samples if one.ended and one.steps]
@@ -122,6 +128,33 @@ def judged(
     ]
 
 
+def _judged_by_world(
+    records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], floor: float, prm: PRM | None, keep_lost: bool
+) -> list[Group]:
+    """Returns the groups of episodes; of fewer than two that were not lost there is none.
+
+    Raises ValueError for a reward outside [0, 1], and OSError where no group is left.
+    """
+    groups = []
+    for record, samples in zip(records, drawn, strict=True):
+        kept = [one for one in samples if keep_lost or (one.ids and not one.lost)]
+        for one in kept:
+            if not 0 <= (reward := one.reward) <= 1:
+                raise ValueError(f"{record['problem'][:60]!r}: the environment's reward {reward} is not in [0, 1]")
+        if keep_lost or len(kept) > 1:
+            reward_G = np.array([one.reward if one.ended else floor for one in kept])
+            groups.append(Group(record, kept, reward_G, None, lost=sum(one.lost for one in samples)))
+    if not groups:
+        errors = [one.episode["error"] for samples in drawn for one in samples if one.episode and one.lost]
+        raise OSError(
+            f"the environment lost the episodes of an update: {errors[0] if errors else 'all turns are blank'}"
+        )
+    if prm is None:
+        return groups
+    scores = scored(prm, [group.record for group in groups], [group.trajectories for group in groups])
+    return [dataclasses.replace(group, scores=some) for group, some in zip(groups, scores, strict=True)]
+
+
 def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
@@ -131,6 +164,8 @@ def scored(
 
 
 def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[list[float]]]:
+    if some and some[0][1][0].episode is not None:
+        return _scored_turns(prm, [samples for _, samples in some])
     trees = []
     for record, samples in some:
         nodes: list[Node] = []
@@ -142,6 +177,25 @@ def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> li
     for (_, samples), score_N in zip(some, _scores(prm, trees), strict=True):
         bounds = np.cumsum([len(one.steps) for one in samples])[:-1]
         scores.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
+    return scores
+
+
+def _scored_turns(prm: PRM, groups: Sequence[Sequence[Trajectory]]) -> list[list[list[float]]]:
+    """Returns the scores of the turns of episodes, by task; what episodes of one task share is computed once."""
+    trees = [
+        tree_of_trajectories([read_trajectory({"messages": one.messages()}) for one in samples if one.steps])
+        for samples in groups
+        if any(one.steps for one in samples)
+    ]
+    scored_trees, scores = iter(zip(trees, prm.score_trees(trees), strict=True)), []
+    for samples in groups:
+        of_group: list[list[float]] = [[] for _ in samples]
+        acted = [i for i, one in enumerate(samples) if one.steps]
+        if acted:
+            tree, score_N = next(scored_trees)
+            for i, path in zip(acted, chains_of(tree), strict=True):  # a leaf for each, in order
+                of_group[i] = [float(score_N[n]) for n in path if tree.nodes[n].is_step]
+        scores.append(of_group)
     return scores
 
 
@@ -157,22 +211,23 @@ def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> 
 
 def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[TokenTree]:
     name, samples = group.record["problem"][:60], group.trajectories
-    prompt = policy.layout.problem(group.record["problem"])
+    prompt = prompt_of(group, policy.layout)
     if config.method == "policy_gradient":
         needs = credit.find(config.credit.name).prm
         scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
         advantage = token_advantages(samples, group.reward_G, scores, config.credit)
-        yield group_tree(name, prompt, samples, advantage, _weights(samples, config))
+        yield group_tree(name, prompt, samples, advantage, sampled_weights(samples, config.credit))
     elif METHODS[config.method].pairs:
         alternatives = of_chains if config.method == "dpo" else of_steps
         for each in alternatives(prompt, samples, group.reward_G):
             yield from preference_trees(name, each, config.tokens)
     elif kept := [one for one, reward in zip(samples, group.reward_G, strict=True) if reward >= 1]:
-        yield neutral_tree(name, prompt, kept, _weights(kept, config))
+        yield neutral_tree(name, prompt, kept, sampled_weights(kept, config.credit))
 
 
-def _weights(samples: Sequence[Trajectory], config: RLExperiment) -> list[Float[np.ndarray, " T"]]:
-    return token_weights([len(one.ids) for one in samples], config.credit)
+def prompt_of(group: Group, layout: Layout) -> Sequence[int]:
+    """Returns the ids before a group's samples."""
+    return next((one.prompt for one in group.trajectories if one.prompt), ()) or layout.problem(group.record["problem"])
 
 
 def neutral_tree(
@@ -190,7 +245,7 @@ def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperime
         ids = (*ids, *([] if layout.tokenizer.eos is None else [layout.tokenizer.eos]))
         one = Trajectory(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
         prompt = layout.problem(record["problem"])
-        trees.append(neutral_tree(record["problem"][:60], prompt, [one], _weights([one], config)))
+        trees.append(neutral_tree(record["problem"][:60], prompt, [one], sampled_weights([one], config.credit)))
     return trees
 
 
@@ -289,7 +344,9 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
     """
     data = dataclasses.replace(trainer.experiment.data, supervise="token", slots=config.tokens)
     trees = [
-        neutral_tree(g.record["problem"][:60], layout.problem(g.record["problem"]), g.trajectories) for g in groups
+        neutral_tree(group.record["problem"][:60], prompt_of(group, layout), samples)
+        for group in groups
+        if (samples := [one for one in group.trajectories if one.ids])
     ]
     rows, _ = packed(trees, data, trainer.experiment.model.chain_rows)
     return trainer.measure(rows, PolicyGradient(temperature=config.temperature, estimator="exact"))["kl"]
@@ -357,6 +414,9 @@ def train_figures(groups: Sequence[Group]) -> dict[str, float]:
         "blank": np.mean([not one.steps for one in chains]),
         "truncated": np.mean([not one.ended for one in chains]),
     }
+    if groups[0].trajectories[0].episode is not None:
+        lost = sum(group.lost for group in groups)
+        figures |= {"lost": lost / (lost + len(chains)), "observed": np.mean([(~x.sampled_T).sum() for x in chains])}
     if groups and groups[0].scores is not None:
         figures["proxy"] = np.mean([group.chain_scores.mean() for group in groups])
     return {name: float(value) for name, value in figures.items()}

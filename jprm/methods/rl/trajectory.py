@@ -3,6 +3,8 @@
 Text is for graders and reward models alone. A text can have other tokens than the ones that made it, so training on
 text that was tokenised again would ascribe to the policy what it never sampled.
 
+In an environment a trajectory is an episode: turns that the policy sampled, and between them what the world answered.
+
 A group of samples is one tree, so that what samples share is computed once. Samples through one token share its
 probability ratio r. So two numbers a token carry any group exactly, the sums U and D of its samples' positive and
 negative advantages:
@@ -26,11 +28,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Bool, Float, Float32, Int
 
 from jprm import multihost
+from jprm.methods.environment import World
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, step_text
+from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
 from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
 
@@ -45,6 +49,10 @@ class Trajectory:
         before it, the end of text included.
       steps: the steps' texts, none of them blank.
       ended: whether the policy ended the chain; else a token limit cut it off.
+      prompt: the ids before it, where they are no problem's: of an episode in an environment.
+      observed: of an episode, the spans of `ids` that the world wrote. They have probability 1, no advantage and no
+        weight, and belong to the segment of the turn that follows them.
+      episode: `messages`, their index of every turn (`turns`), `reward`, and the `error` of one that was lost.
     """
 
     ids: tuple[int, ...]
@@ -52,6 +60,9 @@ class Trajectory:
     step_stop: tuple[int, ...]
     steps: tuple[str, ...]
     ended: bool
+    prompt: tuple[int, ...] = ()
+    observed: tuple[tuple[int, int], ...] = ()
+    episode: Mapping[str, Any] | None = None
 
     def __post_init__(self):
         stops = (0, *self.step_stop)
@@ -61,6 +72,31 @@ class Trajectory:
         if any(a >= b for a, b in zip(stops, stops[1:], strict=False)) or (self.steps and stops[-1] != len(self.ids)):
             raise ValueError(f"steps end at {self.step_stop} of {len(self.ids)} ids: ends rise to the number of ids")
 
+    @property
+    def sampled_T(self) -> Bool[np.ndarray, " T"]:
+        """Which tokens the policy sampled."""
+        sampled_T = np.ones(len(self.ids), bool)
+        for start, stop in self.observed:
+            sampled_T[start:stop] = False
+        return sampled_T
+
+    @property
+    def lost(self) -> bool:
+        """Whether the environment failed."""
+        return self.episode is not None and bool(self.episode["error"])
+
+    @property
+    def reward(self) -> float:
+        """The world's, of an episode."""
+        return self.episode["reward"] if self.episode is not None else 0.0
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Returns an episode's messages up to its last turn. A turn that the world did not take is its text."""
+        assert self.episode is not None
+        turns, said = self.episode["turns"], self.episode["messages"]
+        cut = [{"role": "assistant", "content": text} for text in self.steps[len(turns) :]]
+        return [*(said if cut else said[: turns[-1] + 1]), *cut] if turns or cut else list(said)
+
     def json(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them; float32 survives it."""
         return vars(self) | {"log_probability_T": self.log_probability_T.tolist()}
@@ -68,10 +104,12 @@ class Trajectory:
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> Trajectory:
         """Inverts `json`."""
-        lists = {name: tuple(value[name]) for name in ("ids", "step_stop", "steps")}
+        lists = {name: tuple(value.get(name, ())) for name in ("ids", "step_stop", "steps", "prompt")}
         return Trajectory(
-            log_probability_T=np.array(value["log_probability_T"], np.float32), ended=value["ended"], **lists
-        )
+            log_probability_T=np.array(value["log_probability_T"], np.float32), ended=value["ended"],
+            observed=tuple((start, stop) for start, stop in value.get("observed", ())), episode=value.get("episode"),
+            **lists,
+        )  # fmt: skip
 
 
 def check_exact(policy: Any) -> Sampler:
@@ -105,6 +143,36 @@ def sample(policy: Any, problems: Sequence[str], n: int, *, seed: int, update: i
         return [[trajectory(policy, each).json() for each in samples] for samples in drawn]
 
     return [[Trajectory.of_json(one) for one in samples] for samples in multihost.spread(draw, problems)]
+
+
+def sample_episodes(
+    policy: Any, world: World, layout: TurnLayout, limits: Limits, records: Sequence[Mapping[str, Any]], n: int, *,
+    seed: int, update: int,
+) -> list[list[Trajectory]]:  # fmt: skip
+    """Returns n episodes of each record, as `sample` does; those that the environment lost are among them."""
+    policy = check_exact(policy)
+
+    def draw(some: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+        with Conversations(policy, layout.stop) as talk:
+            episodes = world.start([record for record in some for _ in range(n)])
+            starts = [begun(talk, layout, episode, i % n) for i, episode in enumerate(episodes)]
+            played = play(talk, layout, world, starts, limits, stream=(seed, update))
+        world.close([one.episode for one in played])
+        written = [of_rollout(one).json() for one in played]
+        return [written[i * n : (i + 1) * n] for i in range(len(some))]
+
+    return [[Trajectory.of_json(one) for one in samples] for samples in multihost.spread(draw, records)]
+
+
+def of_rollout(played: Played) -> Trajectory:
+    """Returns the trajectory of a rollout in a world: a step is a turn."""
+    edge_T = np.flatnonzero(np.diff(played.sampled_T.astype(np.int8), prepend=1, append=1))
+    episode = played.episode
+    told = {"messages": list(episode.messages), "turns": list(episode.turns), "reward": episode.reward}
+    return Trajectory(
+        played.ids, played.log_probability_T, played.turn_stop, played.texts, played.ended, played.prompt,
+        tuple((int(a), int(b)) for a, b in edge_T.reshape(-1, 2)), {**told, "error": episode.error},
+    )  # fmt: skip
 
 
 def trajectory(policy: Sampler, drawn: Drawn) -> Trajectory:
@@ -151,7 +219,7 @@ def group_tree(
     their log-probabilities of a shared token differ.
     """
     lengths = [len(one.ids) for one in trajectories]
-    weight = [np.ones(length) for length in lengths] if weight is None else weight
+    weight = [one.sampled_T.astype(float) for one in trajectories] if weight is None else weight
     if not lengths or not min(lengths) or not len(prompt_ids):
         raise ValueError(f"{name!r}: a group has a prompt and at least one sample, and samples have tokens")
     for what, arrays in {"advantages": advantage, "weights": weight}.items():
@@ -168,8 +236,7 @@ def group_tree(
     def total(value_K):
         return np.bincount(slot_K, value_K, len(tree.node_M))
 
-    count_M = total(np.ones(len(slot_K)))
-    old_M = total(old_K) / count_M
+    old_M = total(old_K) / total(np.ones(len(slot_K)))
     if (spread := np.abs(old_K - old_M[slot_K]).max()) > SPREAD:
         raise ValueError(
             f"{name!r}: log-probabilities of a shared token lie {spread:.2f} from their mean, so that these samples are"
@@ -179,7 +246,7 @@ def group_tree(
         "old": old_M,
         "gain": total(np.maximum(advantage_K, 0.0)),
         "penalty": total(np.minimum(advantage_K, 0.0)),
-        "count": count_M,
+        "count": total(np.concatenate([one.sampled_T for one in trajectories])),
     }
     return dataclasses.replace(
         tree,

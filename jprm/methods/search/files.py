@@ -108,6 +108,8 @@ def search_file(
                 about = {"method": method, **about, "policy": policy.name, "scorer": dict(scored_by)}
                 for i, tree in search((problems[i][1] for i in left), kept, scorer, config):
                     result = record(tree, config.rule, config.choose, config.method.kind, about)
+                    if result is not None and (rewrite := getattr(scorer, "written", None)):
+                        result = rewrite(result)
                     line = {"index": left[i], "record": result, "prm_tokens": scorer.tokens - tokens}
                     if result is None:
                         line["reason"] = f"the policy wrote no step: {tree.error or 'every chain is empty'}"
@@ -225,6 +227,8 @@ def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | No
         return Result(None, reason="no finished chain has a finite score at every step")
     score = float(value_N[at]) if math.isfinite(value_N[at]) else None
     answer = answer_of[nodes[at]]
+    if tree.finished_by is not None:
+        return Result(draws[at], answer, score, tree.finished_by(tree.problem.text, tree.steps(nodes[at]))[1])
     return Result(draws[at], answer, score, correct(tree, answer))
 
 
@@ -250,6 +254,8 @@ def _why_none(tree: GrowingTree) -> str:
 def answers(tree: GrowingTree) -> dict[int, str | None]:
     """Returns the final answer of every finished chain, by its last node, also of those over the budget."""
     ends = {draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0}
+    if tree.finished_by is not None:
+        return {node: tree.finished_by(tree.problem.text, tree.steps(node))[0] for node in sorted(ends)}
     return {node: extract_answer("\n".join(tree.steps(node))) for node in sorted(ends)}
 
 
@@ -263,8 +269,11 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
         return None
     answer_of = answers(tree)
     result = choose(tree, rule, how, answer_of)
-    judged = {answer: correct(tree, answer) for answer in set(answer_of.values())}
-    correct_of = {node: judged[answer] for node, answer in answer_of.items()}
+    if tree.finished_by is None:
+        judged = {answer: correct(tree, answer) for answer in set(answer_of.values())}
+        correct_of = {node: judged[answer] for node, answer in answer_of.items()}
+    else:
+        correct_of = {node: tree.finished_by(tree.problem.text, tree.steps(node))[1] for node in answer_of}
     scores = [as_written(score) if math.isfinite(score) else None for score in tree.score]
     drawn = [i for i, draw in enumerate(tree.draws) if draw.end >= 0]  # an empty chain has no place in a record
     out: dict[str, Any] = {"problem": tree.problem.text}
@@ -303,7 +312,8 @@ def _sample(tree, draw, scores, answer_of, correct_of) -> dict[str, Any]:
     path = tree.path(draw.end)
     whole = draw.sample.finish_reason == "stop"
     sample = {"steps": [tree.text[i] for i in path], "answer": answer_of[draw.end] if whole else None}
-    if (right := correct_of[draw.end] if whole else None if tree.problem.answer is None else False) is not None:
+    unknown = tree.problem.answer is None and tree.finished_by is None
+    if (right := correct_of[draw.end] if whole else None if unknown else False) is not None:
         sample["correct"] = right
     values = [scores[i] for i in path]
     sample |= {"scores": values} if None not in values else {"unscored": True}

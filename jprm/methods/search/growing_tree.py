@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jprm.methods.policy.protocol import Prefix, Sample
@@ -61,6 +61,9 @@ Steps = Generator[list[Ask], list[list[Draw]], str | None]
 Returns why it ended, None for `done`."""
 
 
+Finish = Callable[[str, Sequence[str]], tuple[str | None, bool | None]]
+
+
 class GrowingTree:
     """Nodes by index, a parent before its children. Equal steps after one parent are one node.
 
@@ -75,6 +78,8 @@ class GrowingTree:
       spent, overspent: generated tokens of the draws within and over the budget.
       notes: per node, keys that a method adds to the record.
       judged: per node, a judge's critiques and what they say.
+      finished_by: (problem, steps of a whole chain) to its answer and whether it is correct, None where unknown; None
+        for chains, whose text is read.
       ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
     """
 
@@ -85,9 +90,10 @@ class GrowingTree:
         budget: int | None,
         scale: Scale = PROBABILITY,
         semantics: str = "correctness",
+        finished_by: Finish | None = None,
     ):
         self.problem, self.root_handle, self.budget = problem, handle, budget
-        self.scale, self.semantics = scale, semantics
+        self.scale, self.semantics, self.finished_by = scale, semantics, finished_by
         self.parent: list[int] = []
         self.text: list[str] = []
         self.score: list[float] = []

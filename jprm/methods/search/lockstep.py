@@ -96,11 +96,12 @@ def search(
     numbered = enumerate(problems)
     answered = [False]  # whether the policy ever answered
     means = getattr(scorer, "scale", PROBABILITY), getattr(scorer, "semantics", "correctness")
+    finish = getattr(scorer, "finished", None)
     while chunk := list(itertools.islice(numbered, config.at_once)):
         roots = scorer.open([problem.text for _, problem in chunk])
         running = []
         for (index, problem), root in zip(chunk, roots, strict=True):
-            tree = GrowingTree(problem, root, config.budget, *means)
+            tree = GrowingTree(problem, root, config.budget, *means, finish)
             running.append(_Running(index, tree, config.method.steps(tree, config.rule), []))
         ended = _advance(running, lambda run: next(run.steps))
         while True:

@@ -135,9 +135,10 @@ def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
     return [None if (label := _arithmetic(step)) is None else bool(label) for step in steps]
 
 
-VERIFIERS: dict[str, Verifier] = {
+VERIFIERS: dict[str, Any] = {
     "answer": Verifier(judge_answers, needs_answer),
     "tests": Verifier(judge_programs, needs_tests),
+    "outcome": "jprm.methods.acting:OUTCOME",  # of episodes in an environment
 }
 WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 

@@ -1,0 +1,325 @@
+"""Search and labels over turns: a step is a turn of the policy with what the world answered to it.
+
+Search methods, Monte Carlo values and OmegaPRM work on problems and steps of text. Here a problem is a task of an
+environment, and a step is a turn in JSON, `{"messages": [turn, answers ...], "outcome": reward?}`, with the outcome
+where the episode ended. So they all work on turns as they are:
+
+    WorldPolicy     a `Policy`: samples turns, or episodes to their end, from any turn
+    TurnScorer      a `LiveScorer`: has a PRM of trajectories score the turns
+    judge_outcomes  what the verifier `outcome` does: an episode is correct by the world's own reward
+
+`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.trajectory`) to such steps, and back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from jprm.chat_template import template_of
+from jprm.io.jsonl import dump, parse, read_lines
+from jprm.io.outputs import atomic_file, check_output, digest
+from jprm.io.storage import path_of
+from jprm.methods.environment import Episode, Message, Record, World
+from jprm.methods.policy.load import load_policy, policy_settings
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sampler import Sampler
+from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
+from jprm.methods.search.files import read_problems
+from jprm.methods.search.lockstep import Rescorer
+from jprm.methods.verify.verifiers import Outcome, Verifier
+from jprm.trajectory import Trajectory, content_of, read_trajectory
+from jprm.tree import Node, ReasoningTree, RecordError, chains_of, record_of, tree_of
+
+MOST_SLOTS = 1 << 18
+"""Tokens of conversations that are kept between calls. Beyond it they are forgotten, and computed again if needed."""
+
+MOST_TOKENS = 1 << 16
+"""Of an episode."""
+
+
+def step_text(messages: Sequence[Message], outcome: float | None = None) -> str:
+    """Returns a turn and what the world answered as a step."""
+    end = {} if outcome is None else {"outcome": outcome}
+    return json.dumps({"messages": [dict(message) for message in messages], **end}, ensure_ascii=False)
+
+
+def messages_in(steps: Sequence[str]) -> list[Message]:
+    """Returns the messages of steps, in order."""
+    return [message for step in steps for message in json.loads(step)["messages"]]
+
+
+def outcome_in(steps: Sequence[str]) -> float | None:
+    """Returns the outcome of the episode that ends with these steps, None where it did not end."""
+    return json.loads(steps[-1]).get("outcome") if steps else None
+
+
+def steps_between(episode: Episode, since: int) -> tuple[str, ...]:
+    """Returns the turns of an episode from number `since` on, as steps."""
+    bounds = [*episode.turns, len(episode.messages)]
+    texts = []
+    for number in range(since, len(episode.turns)):
+        last = number == len(episode.turns) - 1
+        outcome = episode.reward if last and episode.done and not episode.error else None
+        texts.append(step_text(episode.messages[bounds[number] : bounds[number + 1]], outcome))
+    return tuple(texts)
+
+
+class WorldPolicy:
+    """A policy that acts in a world. Problems are the `problem` of the records.
+
+    Samples after one prefix share what stands before them, in the world by snapshots and in the model by its keys. A
+    prefix that it has not sampled itself, as from a file, is played again.
+    """
+
+    def __init__(
+        self, sampler: Sampler, world: World, layout: TurnLayout, limits: Limits, records: Mapping[str, Record] = {}
+    ):
+        self.world, self.records = world, dict(records)
+        self._sampler, self._layout, self._limits = sampler, layout, limits
+        self.name = f"{sampler.name}+{digest([world.environment, limits])[:12]}"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._talk = Conversations(self._sampler, self._layout.stop)
+        self._known: dict[Prefix, Played] = {}
+
+    def sample(
+        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
+    ) -> list[list[Sample]]:
+        """As `Policy.sample`; a step is a turn. An episode that the environment lost is marked `error`."""
+        if self._talk.size > MOST_SLOTS:
+            self._forget()
+        self._reach([prefix for prefix in prefixes if prefix not in self._known])
+        starts = [_from_here(self._known[prefix], seed + j) for prefix in prefixes for j in range(n)]
+        played = play(self._talk, self._layout, self.world, starts, self._limits, until=until)
+        samples = []
+        for i, one in enumerate(played):
+            prefix, start = prefixes[i // n], starts[i]
+            steps = steps_between(one.episode, len(start.episode.turns))
+            sample = _sample(one, steps, until)
+            samples.append(sample)
+            if sample.finish_reason == "step":
+                self._known.setdefault(Prefix(prefix.problem, prefix.steps + sample.steps), one)
+        return [samples[i * n : (i + 1) * n] for i in range(len(prefixes))]
+
+    def _reach(self, prefixes: Sequence[Prefix]) -> None:
+        """Plays the turns of prefixes, so that more may be sampled after them."""
+        distinct = list(dict.fromkeys(prefixes))
+        turns = [[m for m in messages_in(prefix.steps) if m["role"] == "assistant"] for prefix in distinct]
+        episodes = self.world.replay([self.records[prefix.problem] for prefix in distinct], turns)
+        for prefix, episode in zip(distinct, episodes, strict=True):
+            self._known[prefix] = begun(self._talk, self._layout, episode, 0)
+
+    def know(self, path: str | os.PathLike, on_error: str = "stop") -> None:
+        """Reads the tasks of a file, as `jprm search` does."""
+        for _, task in read_problems(path_of(path), on_error):
+            self.records[task.text] = {**task.extra, "problem": task.text, "answer": task.answer}
+
+    def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
+        """Returns a tree of messages as one of steps, and knows its task from now on.
+
+        Raises RecordError where it does not begin as the world does.
+        """
+        made, _ = steps_of_messages(tree)
+        self.records[tree.problem] = {**made.extra, "problem": tree.problem, "answer": tree.answer}
+        self._known.pop(Prefix(tree.problem), None)
+        first = next(i for i, node in enumerate(tree.nodes) if node.is_step)
+        said = [(node.role, node.text) for node in tree.nodes[:first]]
+        if said != [(message["role"], content_of(message)) for message in self.opening(tree.problem)]:
+            reason = "do not begin as the environment does with this record"
+            raise RecordError(f"problem {tree.problem[:60]!r}", "messages", reason, "Give the task's own keys with it.")
+        return made
+
+    def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
+        """Returns a tree of steps as one of messages."""
+        return messages_of_steps(tree, self.opening(tree.problem))[0]
+
+    def opening(self, problem: str) -> tuple[Message, ...]:
+        """Returns the messages before the first turn."""
+        prefix = Prefix(problem)
+        if prefix not in self._known:
+            self._reach([prefix])
+        episode = self._known[prefix].episode
+        if episode.error:
+            raise OSError(f"problem {problem[:60]!r}: the environment does not begin: {episode.error}")
+        return episode.messages
+
+    def finished(self, problem: str, steps: Sequence[str]) -> tuple[str | None, bool | None]:
+        """Returns the final answer of an episode, and whether it is correct; None where it did not end."""
+        outcome = outcome_in(steps)
+        answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
+        return answer, None if outcome is None else outcome >= 1
+
+
+def _from_here(one: Played, number: int) -> Played:
+    """Returns a rollout that begins where another is: all tokens before it are its prompt."""
+    prompt = one.branch.ids if one.branch is not None else one.prompt
+    return Played(one.episode, number, prompt, branch=one.branch)
+
+
+def _sample(one: Played, steps: tuple[str, ...], until: str) -> Sample:
+    tokens, logprob = int(one.sampled_T.sum()), float(one.log_probability_T.sum())
+    if one.episode.error:
+        return Sample((), tokens, "error", error=one.episode.error)
+    reason = "stop" if one.ended else "length" if one.cut or until == "end" else "step"
+    return Sample(steps, tokens, reason, logprob)
+
+
+class TurnScorer(Rescorer):
+    """A `LiveScorer` of turns over a PRM that scores trees of messages."""
+
+    def __init__(self, prm: Any, policy: WorldPolicy):
+        super().__init__(prm)
+        self._policy, self.finished = policy, policy.finished
+
+    def _score(self, trees: list[ReasoningTree]) -> list[np.ndarray]:
+        made = [messages_of_steps(tree, self._policy.opening(tree.problem)) for tree in trees]
+        scores = super()._score([tree for tree, _ in made])
+        return [np.asarray(score_N)[turn_M] for score_N, (_, turn_M) in zip(scores, made, strict=True)]
+
+    def written(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Returns a search's record with messages in place of steps: a tree, whose choice is the node of a turn."""
+        tree = tree_of(record)
+        made, turns = messages_of_steps(tree, self._policy.opening(tree.problem))
+        choice = dict(record["search"])
+        if choice["chosen"] is not None:
+            at = choice["chosen"] if tree.kind == "tree" else chains_of(tree)[choice["chosen"]][-1]
+            choice["chosen"] = turns[at]
+        nodes = []
+        for node in made.nodes:
+            draws = [{**d, "from": turns[d["from"]] if d["from"] >= 0 else -1} for d in node.extra.get("draws", ())]
+            nodes.append(dataclasses.replace(node, extra={**node.extra, "draws": draws}) if draws else node)
+        return record_of(dataclasses.replace(made, nodes=tuple(nodes), extra={**made.extra, "search": choice}))
+
+
+def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:
+    """Returns the outcomes of episodes, as the world gave them; 0 for one that did not end."""
+    return [Outcome(outcome_in(steps) or 0.0) for _, steps in chains]
+
+
+OUTCOME = Verifier(judge_outcomes, lambda record, where: None)
+"""The verifier `outcome`."""
+
+
+def policy_of(policy: str | os.PathLike, environment: str | None, turns: int) -> Any:
+    """Returns the policy of a path; with an environment, acting in it."""
+    return load_acting(policy, environment, turns) if environment else load_policy(policy)
+
+
+def load_acting(policy: str | os.PathLike, environment: str, turns: int, **options: Any) -> WorldPolicy:
+    """Returns the policy of a path, acting in an environment for at most so many turns; `options` are `World`'s.
+
+    Raises ValueError for a policy that is not sampled in this process, else as `load_policy` and `World`.
+    """
+    world = World(environment, branches=True, **options)
+    sampler = load_policy(policy)
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"{policy}: acts through a server, which keeps no turns. Name a model's folder")
+    place = policy_settings(policy)["model"] if str(policy).endswith(".json") else policy
+    return WorldPolicy(sampler, world, TurnLayout(sampler.tokenizer, *template_of(place)), Limits(turns, MOST_TOKENS))
+
+
+def label_replayed(environment: str, input: str | os.PathLike, output: str | os.PathLike) -> dict[str, int]:
+    """Plays the turns of a file's trajectories again and writes the world's outcomes.
+
+    A trajectory that the world did not end has outcome 0. One whose turns it cannot play, or answers otherwise than the
+    trajectory says, is left out and counted.
+    """
+    world = World(environment)
+    check_output(output, input)
+    counts = {"trajectories": 0, "solved": 0, "answers differ": 0, "lost": 0}
+    with atomic_file(path_of(output)) as file:
+        for trajectory in _trajectories(input):
+            record = {**trajectory.extra, "problem": trajectory.problem}
+            (episode,) = world.replay([record], [[trajectory.messages[i] for i in trajectory.turns]])
+            said = [(message["role"], content_of(message)) for message in trajectory.messages]
+            told = [(message["role"], content_of(message)) for message in episode.messages]
+            counts["trajectories"] += 1
+            if episode.error or told[: len(said)] != said:
+                counts["lost" if episode.error else "answers differ"] += 1
+                continue
+            outcome = episode.reward if episode.done else 0.0
+            counts["solved"] += outcome >= 1
+            file.write(dump(dataclasses.replace(trajectory, outcome=outcome).record()).encode() + b"\n")
+    return counts
+
+
+def _trajectories(path: str | os.PathLike) -> Iterator[Trajectory]:
+    for number, line in read_lines(path):
+        where = f"{os.fspath(path)}:{number}"
+        yield read_trajectory(parse(line, where), where)
+
+
+# ---- Trees of messages as trees of such steps, and back.
+
+
+def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
+    """Returns the tree whose steps are a tree's turns, and the node of every turn.
+
+    Raises RecordError for a tree without turns, or turns that a rule has cut into steps.
+    """
+    where = f"problem {tree.problem[:60]!r}"
+    if not tree.of_messages:
+        raise RecordError(where, "record", "has no messages", "An environment needs trajectories: messages with roles.")
+    if any(node.continues for node in tree.nodes):
+        raise RecordError(where, "segment", "cuts turns into steps", "Write `segment`: 'turn'.")
+    below: dict[int, int] = {}
+    for i, node in enumerate(tree.nodes):
+        if not node.is_step:
+            below.setdefault(node.parent, i)
+    turns, nodes, place = [], [], {-1: -1}
+    for i, node in enumerate(tree.nodes):
+        if not node.is_step:
+            place[i] = place[node.parent]
+            continue
+        messages, at = [_message(node)], i
+        while (at := below.get(at, -1)) >= 0:
+            messages.append(_message(tree.nodes[at]))
+        outcome = None if node.correct is None else float(node.correct)
+        place[i] = len(nodes)
+        turns.append(i)
+        text = step_text(messages, outcome)
+        nodes.append(Node(place[node.parent], text, node.label, correct=node.correct, score=node.score))
+    if not nodes:
+        raise RecordError(where, "messages", "have no turn of the assistant", "There is nothing to label.")
+    known = {key: value for key, value in tree.extra.items() if key not in ("tools", "outcome", "segment")}
+    return ReasoningTree(tree.problem, tuple(nodes), tree.answer, tree.semantics, "tree", known), turns
+
+
+def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[ReasoningTree, list[int]]:
+    """Returns the tree of messages of a tree of such steps, and the node of every step's turn."""
+    nodes = [_node(message, i - 1) for i, message in enumerate(opening)]
+    first, ends, turns = len(nodes) - 1, [], []
+    for step in tree.nodes:
+        parent = ends[step.parent] if step.parent >= 0 else first
+        for k, message in enumerate(json.loads(step.text)["messages"]):
+            own = _node(message, parent)
+            if not k:
+                turns.append(len(nodes))
+                extra = {**own.extra, **step.extra}
+                own = dataclasses.replace(
+                    own, label=step.label, origin=step.origin, correct=step.correct, score=step.score,
+                    outputs=step.outputs, extra=extra,
+                )  # fmt: skip
+            parent = len(nodes)
+            nodes.append(own)
+        ends.append(parent)
+    return dataclasses.replace(tree, nodes=tuple(nodes), kind="tree"), turns
+
+
+def _message(node: Node) -> dict[str, Any]:
+    null = "content" in node.extra and node.extra["content"] is None
+    others = {key: value for key, value in node.extra.items() if key != "content"}
+    return {"role": node.role, "content": None if null else node.text, **others}
+
+
+def _node(message: Message, parent: int) -> Node:
+    extra = {key: value for key, value in message.items() if key not in ("role", "content")}
+    extra |= {"content": None} if message.get("content") is None else {}
+    return Node(parent, content_of(message), extra=extra, role=message["role"])

@@ -1,0 +1,152 @@
+"""Reinforcement learning over turns: what the world wrote has no weight, and a run in an environment."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import test_turns
+from tiny_run import experiment as run_experiment
+from tiny_run import one_device
+
+import jprm
+from jprm.checkpoints import store
+from jprm.experiment import OptimizerConfig, to_json
+from jprm.io.jsonl import write_records
+from jprm.methods.rl import loop, rollout
+from jprm.methods.rl.config import EnvironmentConfig, RLExperiment
+from jprm.methods.rl.credit import CreditConfig, token_advantages
+from jprm.methods.rl.trajectory import Trajectory, group_tree
+from jprm.tree import tree_of
+
+WORLD = """
+import copy
+from jprm.methods.environment import Environment, Reply
+
+def reset(record):
+    return {"left": 2}, [{"role": "user", "content": record["problem"]}]
+
+def step(state, message):
+    text = message["content"]
+    if "i" in text and "h" in text:
+        raise ConnectionError("the world is down")
+    state["left"] -= 1
+    letters = [letter for letter in text if letter in "abc"]
+    if not state["left"]:
+        return Reply((), True, float("a" in text))
+    return Reply(({"role": "tool", "content": "".join(letters[:2]) + "!"},))
+
+WORLD = Environment(reset, step, copy.deepcopy)
+"""
+
+
+def one(ids, observed, stops, reward=1.0):
+    log = np.where(np.isin(np.arange(len(ids)), np.concatenate([np.arange(a, b) for a, b in observed])), 0.0, -1.0)
+    episode = {"messages": [], "turns": [], "reward": reward, "error": ""}
+    return Trajectory(
+        tuple(ids), log.astype(np.float32), stops, ("x",) * len(stops), True, (1, 2), observed, episode
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", ["sequence", "group", "constant"])
+def test_credit_is_by_turn_and_what_the_world_wrote_has_none(norm):
+    samples = [one([5, 6, 7, 8, 9, 3], ((2, 4),), (2, 6)), one([5, 6, 7, 8, 4], ((2, 4),), (2, 5))]
+    config = CreditConfig("sum", "rloo", norm, length=4 if norm == "constant" else 0)
+    advantage = token_advantages(samples, np.array([1.0, 0.0]), [np.array([0.9, 0.2]), np.array([0.5, 0.6])], config)
+    # outcome 1 - 0; reward to go of turn 1 is 1.1 against 1.1, of turn 2 is 0.2 against 0.6
+    divisor = {"sequence": (4, 3), "group": (3.5, 3.5), "constant": (4, 4)}[norm]
+    wanted = [[1.0, 1.0, 0, 0, 0.6, 0.6], [-1.0, -1.0, 0, 0, -0.6]]
+    for got, want, size in zip(advantage, wanted, divisor, strict=True):
+        np.testing.assert_allclose(got, np.array(want) / size, atol=1e-12)
+    tree = group_tree("p", (1, 2), samples, advantage)
+    token_M = tree.label_M.astype(int)
+    of = {name: dict(zip(token_M.tolist(), tree.extras[name].tolist(), strict=True)) for name in tree.extras}
+    assert of["count"] == {5: 2, 6: 2, 7: 0, 8: 0, 9: 1, 3: 1, 4: 1}
+    assert dict(zip(token_M.tolist(), tree.weight_M.tolist(), strict=True)) == of["count"]
+    assert of["gain"][7] == of["penalty"][8] == 0 and of["old"][7] == 0
+    assert Trajectory.of_json(json.loads(json.dumps(samples[0].json()))).observed == samples[0].observed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    heads = {"policy": test_turns.MODEL, "prm": dataclasses.replace(test_turns.MODEL, head="binary")}
+    for name, model in heads.items():
+        (folder / name).mkdir()
+        test_turns.tokenizer().inner.save(str(folder / name / "tokenizer.json"))
+        config = {"eos_token": "<end>", "chat_template": test_turns.TEMPLATE}
+        (folder / name / "tokenizer_config.json").write_text(json.dumps(config))
+        record = to_json(run_experiment(folder / name, model=model))
+        (folder / name / "experiment.json").write_text(json.dumps(record))
+        with store.open_checkpoints(folder / name, 1) as checkpoints:
+            saving: Any = checkpoints
+            weights = test_turns.weights(model=model)
+            saving.save_checkpointables(1, {"params": jax.tree.map(jax.numpy.asarray, weights)})
+    (folder / "world.py").write_text(WORLD)
+    problems = [{"problem": a + b + c} for a in "abc" for b in "abc" for c in "abc"]
+    write_records(folder / "problems.jsonl", problems[:20])
+    write_records(folder / "held_out.jsonl", problems[20:])
+    return folder
+
+
+def experiment(folder, **changes):
+    values: dict[str, Any] = dict(
+        name="turns", policy=str(folder / "policy"), problems=(str(folder / "problems.jsonl"),),
+        held_out=(str(folder / "held_out.jsonl"),), prm=str(folder / "prm"),
+        credit=CreditConfig("sum", "rloo", "sequence"),
+        environment=EnvironmentConfig(f"{folder}/world.py:WORLD", turns=4, at_once=4),
+        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant"), updates=2, problems_an_update=8, samples=8,
+        max_tokens=24, tokens=128, micro_rows=4, evaluate_every=2, evaluate_samples=4, checkpoint_every=1,
+        reference=False,
+    )  # fmt: skip
+    return RLExperiment(**(values | changes))
+
+
+def test_a_run_in_an_environment_learns_counts_what_is_lost_and_continues(folder):
+    with one_device():
+        result = loop.train(experiment(folder), folder / "run")
+    lines = [json.loads(line) for line in pathlib.Path(folder / "run/metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "lost" in line]
+    assert result["finished"] and [line["update"] for line in updates] == [1, 2]
+    assert any(line["lost"] > 0 for line in updates) and all(line["observed"] > 0 for line in updates)
+    assert all(line["packed_tokens"] < line["separate_tokens"] for line in updates)
+    with one_device():
+        first = loop.train(experiment(folder, updates=1), folder / "halves")
+        again = loop.train(experiment(folder), folder / "halves")
+    assert first["update"] == 1 and again["evaluations"][-1]["gold_P"] == result["evaluations"][-1]["gold_P"]
+
+
+def test_a_prm_scores_every_turn_of_episodes(folder):
+    with one_device():
+        prm = jprm.load(folder / "prm")
+        said = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "a"}]
+        more = [*said, {"role": "tool", "content": "b!"}, {"role": "assistant", "content": "cd"}]
+        samples = [
+            Trajectory((5, 0), np.zeros(2, np.float32), (2,), ("a",), True, (1,), (), _episode(said, [1])),
+            Trajectory((5, 0, 6, 7, 0), np.zeros(5, np.float32), (2, 5), ("a", "cd"), True, (1,), ((2, 3),),
+                       _episode(more, [1, 3])),
+            Trajectory((5,), np.zeros(1, np.float32), (1,), ("x",), False, (1,), (), _episode(said[:1], [])),
+        ]  # fmt: skip
+        (scores,) = rollout.scored(prm, [{"problem": "abc"}], [samples])
+        alone = prm.score_trees([tree_of({"messages": one.messages(), "segment": "turn"}) for one in samples])
+    assert [len(score_P) for score_P in scores] == [1, 2, 1]
+    for score_P, score_N in zip(scores, alone, strict=True):
+        np.testing.assert_allclose(score_P, score_N[~np.isnan(score_N)], atol=1e-5)
+    assert scores[0][0] == pytest.approx(scores[1][0], abs=1e-6)
+
+
+def _episode(messages, turns):
+    return {"messages": messages, "turns": turns, "reward": 0.0, "error": ""}
+
+
+def test_what_episodes_do_not_go_with_is_refused(folder):
+    for reason, changes in {
+        "takes whole texts": {"method": "dpo"},
+        "ratios of sequences": {"credit": CreditConfig("verifier", "rloo", "last"),
+                                "objective_options": {"ratio": "sequence"}},
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=f"environment=.*{reason}"):
+            experiment(folder, **changes)
