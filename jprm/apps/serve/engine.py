@@ -117,7 +117,7 @@ class Engine:
         """
         total = 0
         for tree in trees:
-            packed = token_tree(tree if alone else one_tree([tree])[0], self.prm.layout)
+            packed = token_tree(tree if alone or tree.of_messages else one_tree([tree])[0], self.prm.layout)
             longest = int(geometry(packed.length_R, packed.parent_R).depth_R.max(initial=0))
             self.prm.check_length(longest, "the request")
             if max(longest, 2 * int(chain_lengths(packed).max(initial=0))) > self.longest:
@@ -133,6 +133,7 @@ class Engine:
 
         `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
         """
+        alone = alone or any(tree.of_messages for tree in trees)
         problems = {} if alone else {problem_of(tree): len(problem_ids(tree, self.prm.layout)) for tree in trees}
         return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone, problems=problems))
 
@@ -147,6 +148,8 @@ class Engine:
 
         Without a cache, or for a tree larger than it, everything is computed.
         """
+        if tree.of_messages:  # whose chat template reads a whole path: no prefix is kept
+            return self.run(lambda: (self.prm.outputs_of([tree])[0], 0), tokens)
         cache = self.cache
         merged, node_N = one_tree([tree])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jprm.io import jsonl
@@ -71,11 +71,22 @@ def problems_of(item: Any) -> Iterator[str]:
     for key in ("problem", "question", "prompt", "original_question", "modified_question"):
         if isinstance(item.get(key), str):
             yield item[key]
+    if "problem" not in item and "question" not in item and (said := _first_asked(item)):
+        yield said
     for message in item["prompt"] if isinstance(item.get("prompt"), list) else ():
         if isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str):
             yield message["content"]
     if isinstance(item.get("input"), str):
         yield _SHEPHERD.split(item["input"])[0]
+
+
+def _first_asked(item: Mapping[str, Any]) -> str | None:
+    """Returns the first message of the user in a trajectory, or in a tree of messages."""
+    said = item.get("messages", item.get("nodes"))
+    for message in said if isinstance(said, list) else ():
+        if isinstance(message, Mapping) and message.get("role") == "user" and isinstance(message.get("content"), str):
+            return message["content"]
+    return None
 
 
 def problems_in(path: str | os.PathLike) -> set[str]:

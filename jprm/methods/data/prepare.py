@@ -27,13 +27,13 @@ import tensorflow_datasets as tfds
 from jprm.data import REPORT
 from jprm.io import jsonl
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
-from jprm.io.jsonl import Rejects
+from jprm.io.jsonl import Rejects, dump
 from jprm.io.outputs import atomic_file, code_of, differing, stamp_of
 from jprm.io.storage import Place, cache_folder, is_remote, only_run, path_of, sha256_of
 from jprm.methods.data import readers
 from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
 from jprm.methods.data.reader import Reader, Record, choose
-from jprm.tree import tree_of
+from jprm.tree import messages_of, tree_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,13 +200,15 @@ class _Tally:
         if hits:
             return False
         tree = tree_of(record)
-        if self._kept is not None and self._kept.add(
-            normalise("\n".join([tree.problem, *(node.text for node in tree.nodes)]))
-        ):
+        texts = [tree.problem, *(node.text for node in tree.nodes)]
+        if tree.of_messages:  # calls are said beside the text
+            texts = [dump(one) for one in messages_of(tree, range(len(tree.nodes)))]
+        if self._kept is not None and self._kept.add(normalise("\n".join(texts))):
             self.repeated += 1
             return False
-        self.steps += len(tree.nodes)
-        self.labels.update("none" if node.label is None else f"{node.label:g}" for node in tree.nodes)
+        labels = [tree.nodes[i].label for i in tree.steps]
+        self.steps += len(labels)
+        self.labels.update("none" if label is None else f"{label:g}" for label in labels)
         return True
 
 
